@@ -1,0 +1,60 @@
+"""An anomaly: one series at one step, judged abnormal by one detector, with the evidence."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+NONFINITE: Final = "nonfinite"
+OVERFLOW: Final = "overflow"
+SPIKE: Final = "spike"
+
+HARD: Final = frozenset({NONFINITE, OVERFLOW})
+"""Kinds that need no statistics: they are wrong whatever came before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """One line of `anomalies.jsonl`.
+
+    `expected` is what would be normal (a median, a bound, 0 for counts); `score` grows with the strength of
+    the evidence. `last_clean` is the last step at which the series was seen healthy, -1 for never: between it
+    and `step` the trouble began. `passed_on` says that what the series is computed from was abnormal already.
+    """
+
+    step: int
+    micro_step: int
+    rank: int
+    order: int
+    name: str
+    quantity: str
+    statistic: str
+    value: float
+    expected: float
+    score: float
+    detector: str
+    kind: str
+    module: str = ""
+    last_clean: int = -1
+    passed_on: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data; numbers that JSON does not know become null."""
+        return {f.name: json_number(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Anomaly":
+        """Rebuild an anomaly from a line.
+
+        Raises:
+            KeyError: when a key without a default is missing.
+
+        """
+        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        for key in ("value", "expected", "score"):
+            values[key] = math.nan if data[key] is None else float(data[key])
+        return cls(**values)
+
+
+def json_number(value: Any) -> Any:
+    """Return `value`, or None for a float that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

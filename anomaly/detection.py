@@ -1,0 +1,185 @@
+"""Judges step records: which rows are abnormal, and which of those only pass on what they were given."""
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from trainsentry.anomaly import dtype_edge, nonfinite, spike
+from trainsentry.anomaly.anomaly import NONFINITE, OVERFLOW, SPIKE, Anomaly
+from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
+from trainsentry.anomaly.history import FEATURES, History
+from trainsentry.anomaly.nonfinite import NonfiniteRule
+from trainsentry.anomaly.series_facts import Mask, SeriesFacts
+from trainsentry.anomaly.spike import JUDGED_SCALARS, SCORE_LIMIT, SpikeRule
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    Series,
+    SeriesTable,
+)
+from trainsentry.collectors.statistics import INFS, NANS
+
+SOURCES = {
+    ACTIVATION_OUTPUT: (ACTIVATION_INPUT,),
+    ACTIVATION_GRAD_INPUT: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT),
+    GRADIENT: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, ACTIVATION_INPUT),
+}
+"""What a quantity of a module is computed from, within the module."""
+
+
+class Detection:
+    """The detectors of one rank and their state. Records come in the order of their steps."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.table = table
+        self.facts = SeriesFacts(table)
+        self.history = History()
+        self._nonfinite = NonfiniteRule(self.facts)
+        self._edge = DtypeEdgeRule(self.facts)
+        self._spike = SpikeRule(self.facts, self.history)
+        self._saved: dict[Any, int] = {}
+        self._saved_state: dict[str, Any] = {}
+        self._adopted = 0
+
+    def judge(self, record: StepRecord) -> list[Anomaly]:
+        """Return the anomalies of a record and learn from the rows that have none.
+
+        What is not finite in a step that the loss scaler skipped is the scaler's normal work: it is neither
+        reported nor learned.
+        """
+        if self._saved:
+            self._adopt_saved()
+        bad = self._nonfinite.rows(record)
+        at_edge, largest, edges = self._edge.rows(record)
+        z, feature, centre = self._spike.scores(record)
+        spikes = (z > SCORE_LIMIT) & self._can_spike(record)
+        bad &= self._is_meaningful(record)
+        abnormal: Mask = bad | at_edge | spikes
+        found: list[Anomaly] = []
+        if abnormal.any() and not record.skipped:
+            sources = self._abnormal_sources(record, abnormal)
+            for row in np.flatnonzero(abnormal & self.facts.judged[record.ids]).tolist():
+                if bad[row]:
+                    what = _nonfinite_evidence(record, row)
+                elif at_edge[row]:
+                    score = 100.0 + math.log10(largest[row] / edges[row])
+                    what = (OVERFLOW, dtype_edge.NAME, "max", float(largest[row]), float(edges[row]), score)
+                else:
+                    statistic = FEATURES[int(feature[row])]
+                    value = self._value(record, row, statistic)
+                    what = (SPIKE, spike.NAME, statistic, value, math.exp(centre[row]), float(z[row]))
+                found.append(self._anomaly(record, row, what, sources))
+        self._learn(record, abnormal, spikes)
+        return found
+
+    def _learn(self, record: StepRecord, abnormal: Mask, spikes: Mask) -> None:
+        finite = (record.values[:, NANS] == 0) & (record.values[:, INFS] == 0)
+        usual = self._nonfinite.is_usual(record.ids) & (record.values[:, NANS] == 0)
+        healthy = ~abnormal & (finite | usual)
+        self._spike.learn(record, healthy, spikes)
+
+    def _can_spike(self, record: StepRecord) -> Mask:
+        scalar = self.facts.scalar[record.ids]
+        if not scalar.any():
+            return ~scalar
+        series = self.table.series
+        named = np.fromiter((series[i].quantity in JUDGED_SCALARS for i in record.ids), bool, len(record))
+        return ~scalar | named
+
+    def _is_meaningful(self, record: StepRecord) -> Mask:
+        """Leave out scalars that were never finite: NaN is how many loops log a value they do not have."""
+        scalar = self.facts.scalar[record.ids]
+        never = self.history.last_clean[record.ids] < 0
+        series = self.table.series
+        named = np.fromiter((series[i].quantity in JUDGED_SCALARS for i in record.ids), bool, len(record))
+        return ~(scalar & never & ~named)
+
+    def _abnormal_sources(self, record: StepRecord, abnormal: Mask) -> dict[tuple[str, str], set[int]]:
+        """Return, for each (module, quantity) with an abnormal row, the micro-steps of those rows."""
+        found: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for row in np.flatnonzero(abnormal).tolist():
+            series = self.table.series[record.ids[row]]
+            found[series.module, series.quantity].add(series.micro_step)
+        return found
+
+    def _anomaly(
+        self, record: StepRecord, row: int, what: tuple[Any, ...], sources: dict[tuple[str, str], set[int]]
+    ) -> Anomaly:
+        kind, detector, statistic, value, expected, score = what
+        series = self.table.series[record.ids[row]]
+        return Anomaly(
+            step=record.step,
+            micro_step=series.micro_step,
+            rank=record.rank,
+            order=record.first_order + row,
+            name=series.name,
+            quantity=series.quantity,
+            statistic=statistic,
+            value=value,
+            expected=expected,
+            score=score,
+            detector=detector,
+            kind=kind,
+            module=series.module,
+            last_clean=int(self.history.last_clean[record.ids[row]]),
+            passed_on=any(_is_source(series, s, sources) for s in SOURCES.get(series.quantity, ())),
+        )
+
+    def _value(self, record: StepRecord, row: int, feature: str) -> float:
+        logs = spike.log_magnitudes(record.values[row : row + 1], self.facts.scalar[record.ids[row : row + 1]])
+        return math.exp(logs[0, FEATURES.index(feature)])
+
+    def state(self) -> dict[str, Any]:
+        """Return what was learned, by series, as plain data."""
+        n = min(len(self.table.series), len(self.history.count))
+        window = self.history.window[:n]
+        return {
+            "series": [_key(series) for series in self.table.series[:n]],
+            "window": np.where(np.isfinite(window), window, 0.0).astype(np.float32).tolist(),
+            "count": self.history.count[:n].tolist(),
+            "last_clean": self.history.last_clean[:n].tolist(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a state of an earlier run; each series takes its part when it is next seen."""
+        self._saved = {tuple(key): position for position, key in enumerate(state["series"])}
+        self._saved_state = state
+
+    def _adopt_saved(self) -> None:
+        """Give series that are new since the last record what an earlier run learned of them."""
+        for series_id in range(self._adopted, len(self.table.series)):
+            position = self._saved.get(_key(self.table.series[series_id]))
+            if position is None:
+                continue
+            self.history.grow(series_id + 1)
+            count = self._saved_state["count"][position]
+            window = np.asarray(self._saved_state["window"][position], np.float64)
+            window[:, min(count, window.shape[1]) :] = np.inf
+            self.history.window[series_id] = window
+            self.history.count[series_id] = count
+            self.history.last_clean[series_id] = self._saved_state["last_clean"][position]
+        self._adopted = len(self.table.series)
+
+
+def _nonfinite_evidence(record: StepRecord, row: int) -> tuple[Any, ...]:
+    nans, infs = record.values[row, NANS], record.values[row, INFS]
+    statistic, count = ("nans", nans) if nans > 0 else ("infs", infs)
+    return NONFINITE, nonfinite.NAME, statistic, float(count), 0.0, nonfinite.SCORE
+
+
+def _is_source(series: Series, source: str, sources: dict[tuple[str, str], set[int]]) -> bool:
+    micro_steps = sources.get((series.module, source))
+    if not micro_steps:
+        return False
+    # A parameter's gradient is the sum over all micro-steps; an activation belongs to one.
+    return series.quantity == GRADIENT or series.micro_step in micro_steps
+
+
+def _key(series: Series) -> tuple[str, str, int, int]:
+    return series.name, series.quantity, series.micro_step, series.vpp_stage

@@ -1,0 +1,48 @@
+"""Hard rule: a value stands at the edge of its dtype's range, one operation away from Inf."""
+
+import numpy as np
+
+from trainsentry.anomaly.finite_range import edge
+from trainsentry.anomaly.history import Floats
+from trainsentry.anomaly.series_facts import Mask, SeriesFacts
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.statistics import MAX, MIN
+
+NAME = "dtype_edge"
+
+
+class DtypeEdgeRule:
+    """Finds rows whose largest magnitude reaches the edge of their dtype (`finite_range.edge`).
+
+    An activation that is there from its first sample on (a mask filled with the smallest float) is meant to.
+    """
+
+    def __init__(self, facts: SeriesFacts) -> None:
+        self.facts = facts
+        self._met: Mask = np.zeros(0, bool)
+        self._usual: Mask = np.zeros(0, bool)
+        self._edges = np.zeros(0)
+
+    def rows(self, record: StepRecord) -> tuple[Mask, Floats, Floats]:
+        """Return which rows are at the edge, and for each row its largest magnitude and its edge."""
+        self._grow()
+        ids = record.ids
+        largest = np.fmax(np.abs(record.values[:, MIN]), np.abs(record.values[:, MAX]))
+        edges = self._edges[record.layouts]
+        with np.errstate(invalid="ignore"):
+            found = (largest >= edges) & ~self.facts.scalar[ids]
+        if not self._met[ids].all():
+            first = ~self._met[ids]
+            self._usual[ids[first & found & self.facts.activation[ids]]] = True
+            self._met[ids] = True
+        return found & ~self._usual[ids], largest, edges
+
+    def _grow(self) -> None:
+        self.facts.refresh()
+        missing = len(self.facts.scalar) - len(self._met)
+        if missing:
+            self._met = np.append(self._met, np.zeros(missing, bool))
+            self._usual = np.append(self._usual, np.zeros(missing, bool))
+        new = self.facts.table.layouts[len(self._edges) :]
+        if new:
+            self._edges = np.append(self._edges, [edge(layout.dtype) for layout in new])

@@ -1,0 +1,73 @@
+"""An incident: anomalies that belong together, ranked, with a sentence in plain words."""
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final
+
+from trainsentry.anomaly.anomaly import HARD, json_number
+
+CRITICAL: Final = "critical"
+WARNING: Final = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A candidate for the cause: where it is, what is wrong with it, and the evidence as a sentence."""
+
+    step: int
+    rank: int
+    name: str
+    quantity: str
+    statistic: str
+    kind: str
+    score: float
+    module: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One line of `incidents.jsonl`; `name`, `quantity` and `rank` are those of the first suspect.
+
+    `step` is the step at which the trouble was first seen, `last_seen` the last one; `actions` says what was
+    done about it. `severity` is `critical` or `warning`.
+    """
+
+    id: int
+    step: int
+    rank: int
+    name: str
+    quantity: str
+    statistic: str
+    kind: str
+    severity: str
+    score: float
+    summary: str
+    suspects: tuple[Suspect, ...]
+    actions: tuple[str, ...]
+    first_seen: int
+    last_seen: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        data = asdict(self)
+        data["suspects"] = [{k: json_number(v) for k, v in s.items()} for s in data["suspects"]]
+        data["actions"] = list(self.actions)
+        return {key: json_number(value) for key, value in data.items()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Incident":
+        """Rebuild an incident from a line."""
+        known = {f.name for f in fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        values["suspects"] = tuple(Suspect(**s) for s in data["suspects"])
+        values["actions"] = tuple(data["actions"])
+        return cls(**values)
+
+    def with_action(self, action: str) -> "Incident":
+        """Return the incident with one more action."""
+        return self if action in self.actions else replace(self, actions=(*self.actions, action))
+
+
+def severity_of(kind: str) -> str:
+    """Return the severity of a kind of anomaly."""
+    return CRITICAL if kind in HARD else WARNING

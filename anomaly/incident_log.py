@@ -1,0 +1,112 @@
+"""Groups anomalies into incidents and keeps each incident's ranking up to date."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from trainsentry.anomaly.anomaly import HARD, Anomaly
+from trainsentry.anomaly.incident import Incident, Suspect, severity_of
+from trainsentry.anomaly.ranking import rank
+from trainsentry.anomaly.sentence import evidence, summary
+from trainsentry.collectors.series import PARAMETER, SeriesTable
+
+QUIET_STEPS: Final = 20
+"""Steps without an anomaly after which an incident is over: a shorter lull is the same trouble."""
+
+MAX_MEMBERS: Final = 5000
+"""Anomalies kept of one incident: enough for every series of a large model once, and a bound on memory."""
+
+SUSPECTS: Final = 8
+"""Suspects named in an incident, as many as msprobe's ranking shows."""
+
+LONE_SCORE: Final = 16.0
+"""A single soft anomaly needs twice the spike rule's limit to make an incident: among ten thousand series one
+is always far out."""
+
+TOGETHER: Final = 3
+"""So many soft anomalies at one step support each other."""
+
+
+class IncidentLog:
+    """The incidents of a run. At most one is open at a time: while it lasts, everything abnormal joins it."""
+
+    def __init__(self, table: SeriesTable, first_id: int = 1) -> None:
+        self.table = table
+        self.incidents: dict[int, Incident] = {}
+        self._members: list[Anomaly] = []
+        self._current: int | None = None
+        self._first_id = first_id
+
+    def observe(self, step: int, anomalies: Iterable[Anomaly]) -> Incident | None:
+        """Take the anomalies of a step; return the incident that they opened, or that new series joined."""
+        new = list(anomalies)
+        current = self.incidents[self._current] if self._current is not None else None
+        if current is not None and step - current.last_seen > QUIET_STEPS:
+            current = self._current = None
+        if not new or (current is None and not _supports_incident(new)):
+            return None
+        if current is None:
+            self._members = []
+            self._current = self._first_id + len(self.incidents)
+        news = current is None or _changes(new, self._members)
+        room = MAX_MEMBERS - len(self._members)
+        self._members += new[:room]
+        actions = current.actions if current is not None else ()
+        incident = self._build(self._current or 0, step, actions)
+        self.incidents[incident.id] = incident
+        return incident if news else None
+
+    def add_action(self, incident_id: int, action: str) -> Incident | None:
+        """Note what was done about an incident; return it when that is news."""
+        known = self.incidents.get(incident_id)
+        if known is None or action in known.actions:
+            return None
+        self.incidents[incident_id] = known.with_action(action)
+        return self.incidents[incident_id]
+
+    def _build(self, incident_id: int, step: int, actions: tuple[str, ...]) -> Incident:
+        parameters = sum(1 for _ in self.table.of_quantity(PARAMETER))
+        ranked = rank(self._members, parameters)
+        suspects = tuple(
+            Suspect(
+                step=r.onset,
+                rank=r.anomaly.rank,
+                name=r.anomaly.name,
+                quantity=r.anomaly.quantity,
+                statistic=r.anomaly.statistic,
+                kind=r.anomaly.kind,
+                score=r.anomaly.score,
+                module=r.anomaly.module,
+                evidence=evidence(r.anomaly),
+            )
+            for r in ranked[:SUSPECTS]
+        )
+        first = suspects[0]
+        worst = max(self._members, key=lambda a: (a.kind in HARD, a.score))
+        began = min(r.onset for r in ranked)
+        return Incident(
+            id=incident_id,
+            step=began,
+            rank=first.rank,
+            name=first.name,
+            quantity=first.quantity,
+            statistic=first.statistic,
+            kind=first.kind,
+            severity=severity_of(worst.kind),
+            score=worst.score,
+            summary=summary(ranked),
+            suspects=suspects,
+            actions=actions,
+            first_seen=began,
+            last_seen=step,
+        )
+
+
+def _supports_incident(anomalies: list[Anomaly]) -> bool:
+    if any(a.kind in HARD or a.score >= LONE_SCORE for a in anomalies):
+        return True
+    return len(anomalies) >= TOGETHER
+
+
+def _changes(new: list[Anomaly], members: list[Anomaly]) -> bool:
+    known = {(a.rank, a.name, a.quantity, a.micro_step) for a in members}
+    return any((a.rank, a.name, a.quantity, a.micro_step) not in known for a in new)

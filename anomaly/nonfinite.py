@@ -1,0 +1,46 @@
+"""Hard rule: a value is NaN or Inf where it was not meant to be."""
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.anomaly.series_facts import Mask, SeriesFacts
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.statistics import INFS, NANS
+
+NAME = "nonfinite"
+SCORE = 1000.0
+"""Score of a non-finite value: above every score that a distance from normal reaches in practice."""
+
+
+class NonfiniteRule:
+    """Finds rows that count a NaN or Inf.
+
+    An activation that holds Inf from its first sample on (a mask filled with -Inf) is meant to, and is not
+    reported for Inf again; NaN always is.
+    """
+
+    def __init__(self, facts: SeriesFacts) -> None:
+        self.facts = facts
+        self._met: Mask = np.zeros(0, bool)
+        self._usual: Mask = np.zeros(0, bool)
+
+    def rows(self, record: StepRecord) -> Mask:
+        """Return which rows are not finite, as a mask of shape (n,)."""
+        self.facts.refresh()
+        missing = len(self.facts.scalar) - len(self._met)
+        if missing:
+            self._met = np.append(self._met, np.zeros(missing, bool))
+            self._usual = np.append(self._usual, np.zeros(missing, bool))
+        ids = record.ids
+        nans, infs = record.values[:, NANS] > 0, record.values[:, INFS] > 0
+        if not self._met[ids].all():
+            first = ~self._met[ids]
+            self._usual[ids[first & infs & ~nans & self.facts.activation[ids]]] = True
+            self._met[ids] = True
+        found: Mask = nans | (infs & ~self._usual[ids])
+        return found
+
+    def is_usual(self, ids: npt.NDArray[np.int32]) -> Mask:
+        """Return which series are meant to hold Inf."""
+        usual: Mask = self._usual[ids]
+        return usual

@@ -1,0 +1,78 @@
+"""Says in plain words what an anomaly and an incident are."""
+
+from collections.abc import Sequence
+
+from trainsentry.anomaly.anomaly import NONFINITE, OVERFLOW, SPIKE, Anomaly
+from trainsentry.anomaly.ranking import Ranked
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+    PARAMETER,
+    UPDATE,
+)
+
+_WHAT = {
+    PARAMETER: "parameter {}",
+    GRADIENT: "the gradient of {}",
+    GRADIENT_UNREDUCED: "the gradient of {} before reduction",
+    UPDATE: "the update of {}",
+    ACTIVATION_OUTPUT: "activation {}",
+    ACTIVATION_INPUT: "activation {}",
+    ACTIVATION_GRAD_INPUT: "the gradient at {}",
+}
+
+
+def subject(name: str, quantity: str) -> str:
+    """Return what a series is called in a sentence.
+
+    >>> subject("fc.weight", "gradient"), subject("fc.weight", "exp_avg"), subject("loss", "loss")
+    ('the gradient of fc.weight', 'optimizer state exp_avg of fc.weight', 'loss')
+    """
+    if name == quantity:
+        return name
+    return _WHAT.get(quantity, f"optimizer state {quantity} of {{}}").format(name)
+
+
+def evidence(anomaly: Anomaly) -> str:
+    """Return one sentence that says what is wrong with one series."""
+    what = subject(anomaly.name, anomaly.quantity)
+    since = f"; it was healthy at step {anomaly.last_clean}" if anomaly.last_clean >= 0 else ""
+    passed = "; its inputs were abnormal already" if anomaly.passed_on else ""
+    if anomaly.kind == NONFINITE:
+        number = f"{anomaly.value:.0f}"
+        return f"{what} holds {number} {anomaly.statistic[:-1].replace('nan', 'NaN').replace('inf', 'Inf')} " + (
+            f"value{'s' if number != '1' else ''} at step {anomaly.step}{since}{passed}"
+        )
+    if anomaly.kind == OVERFLOW:
+        return (
+            f"{what} reaches {anomaly.value:.3g} at step {anomaly.step}, past {anomaly.expected:.3g}, from where "
+            f"its dtype is about to overflow{since}{passed}"
+        )
+    if anomaly.kind == SPIKE and anomaly.expected > 0:
+        times = anomaly.value / anomaly.expected
+        return (
+            f"the {anomaly.statistic} of {what} is {anomaly.value:.3g} at step {anomaly.step}, {times:.3g} times "
+            f"its usual {anomaly.expected:.3g}{since}{passed}"
+        )
+    return f"{what} is abnormal at step {anomaly.step} ({anomaly.kind}){since}{passed}"
+
+
+def summary(ranked: Sequence[Ranked]) -> str:
+    """Return the sentence of an incident: what came first, since when, and what followed."""
+    first = ranked[0]
+    clean = first.anomaly.last_clean
+    when = f"Since step {first.onset}"
+    if 0 <= clean < first.onset - 1:
+        when = f"Between step {clean + 1} and step {first.onset}"
+    since = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly)
+    others = len(ranked) - 1
+    if not others:
+        return since + ". Nothing else is abnormal."
+    followed: dict[str, int] = {}
+    for item in ranked[1:]:
+        followed[item.anomaly.quantity] = followed.get(item.anomaly.quantity, 0) + 1
+    groups = ", ".join(f"{count} × {quantity}" for quantity, count in followed.items())
+    return since + f". {others} other series are abnormal beside it ({groups})."

@@ -1,0 +1,42 @@
+"""What the detectors need to know of each series, as arrays indexed by series id."""
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_INPUT,
+    ACTIVATION_QUANTITIES,
+    Series,
+    SeriesTable,
+)
+
+Mask = npt.NDArray[np.bool_]
+
+
+class SeriesFacts:
+    """Arrays over the series of a table; they grow with it.
+
+    `judged`: gives anomalies of its own. What enters a module only tells whether the module is to blame, so
+    inputs are not judged, except the root's: those are the data.
+    """
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.table = table
+        self.scalar: Mask = np.zeros(0, bool)
+        self.activation: Mask = np.zeros(0, bool)
+        self.judged: Mask = np.zeros(0, bool)
+
+    def refresh(self) -> None:
+        """Take in series that were defined since the last call."""
+        new = self.table.series[len(self.scalar) :]
+        if new:
+            self.scalar = np.append(self.scalar, [s.scalar for s in new])
+            self.activation = np.append(self.activation, [s.quantity in ACTIVATION_QUANTITIES for s in new])
+            self.judged = np.append(self.judged, [_is_judged(s) for s in new])
+
+
+def _is_judged(series: Series) -> bool:
+    if series.quantity == ACTIVATION_INPUT:
+        return series.module == ""
+    return series.quantity != ACTIVATION_GRAD_OUTPUT

@@ -1,0 +1,1 @@
+"""What is observed and how it becomes numbers: series, step records, statistics, hooks."""

@@ -1,0 +1,107 @@
+"""The edge where a fault of ours stops: no exception of the monitor reaches the training loop."""
+
+import logging
+import os
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns, time
+from typing import Any
+
+logger = logging.getLogger("trainsentry")
+
+
+class PassThrough(RuntimeError):  # noqa: N818 - names a behaviour; its public subclass is TrainingStopped
+    """An exception that is meant for the training loop and goes through every guard."""
+
+
+class _Everything(set[str]):
+    """A set that contains every part: what a forked child has switched off."""
+
+    def __contains__(self, part: object) -> bool:
+        return True
+
+
+_guards: "weakref.WeakSet[Guard]" = weakref.WeakSet()
+
+
+def _switch_off_in_child() -> None:
+    for guard in _guards:
+        guard.disabled = _Everything()
+        guard.in_training_process = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_switch_off_in_child)
+
+
+@dataclass
+class Failure:
+    """How often a part failed and what it said last; the traceback is logged once."""
+
+    count: int
+    last: str
+    since: float
+
+
+class Guard:
+    """Runs parts of the monitor so that their failures are logged once, counted, and contained.
+
+    A part that fails is switched off. With `strict`, exceptions go through. In a forked child every part is
+    off: the child of a training process (a data loader's worker) is not the training process.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self.failures: dict[str, Failure] = {}
+        self.disabled: set[str] = set()
+        self.spent_ns = 0
+        self.in_training_process = True
+        self._depth = 0
+        _guards.add(self)
+
+    def report(self, part: str, error: BaseException) -> None:
+        """Count a failure of `part`, log it when it is the first, and switch the part off."""
+        known = self.failures.get(part)
+        message = f"{type(error).__name__}: {error}"
+        if known is None:
+            trace = "".join(traceback.format_exception(error)) if error.__traceback__ else message
+            self.failures[part] = Failure(1, message, time())
+            logger.error("trainsentry: %s failed and is switched off; training goes on. %s", part, trace)
+        else:
+            known.count += 1
+            known.last = message
+        self.disabled.add(part)
+
+    def note_failure(self, part: str, message: str) -> None:
+        """Count a failure that was logged elsewhere and stays where it was, such as an exporter's."""
+        known = self.failures.setdefault(part, Failure(0, message, time()))
+        known.count += 1
+        known.last = message
+
+    def run(self, part: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function(*args)`; return None when the part is off or fails.
+
+        Raises:
+            PassThrough: always let through.
+            Exception: whatever was raised, when the guard is strict.
+
+        """
+        if part in self.disabled:
+            return None
+        self._depth += 1
+        start = perf_counter_ns()
+        try:
+            return function(*args)
+        except PassThrough:
+            raise
+        except Exception as error:  # noqa: BLE001 - this is the edge
+            if self.strict:
+                raise
+            self.report(part, error)
+            return None
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self.spent_ns += perf_counter_ns() - start

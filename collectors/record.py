@@ -1,0 +1,86 @@
+"""The step record: everything one rank saw in one step (or in one part of it)."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.collectors.statistics import COLUMNS
+
+_HEADER: Final = struct.Struct("=qqiiiid")
+_ROW_BYTES: Final = 4 + 4 + 8 * COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Rows seen in one step of one rank, in execution order.
+
+    `ids` and `layouts` are int32 of shape (n,), indices into the rank's `SeriesTable`; `values` is float64 of
+    shape (n, COLUMNS). A step may come in several parts, whose orders continue: `first_order` is the order of
+    row 0. `skipped` says that the loss scaler skipped the update; `examined`, that parameters and optimizer
+    state were read out of turn because something was wrong. `time` is seconds since the epoch.
+    """
+
+    step: int
+    rank: int
+    ids: npt.NDArray[np.int32]
+    layouts: npt.NDArray[np.int32]
+    values: npt.NDArray[np.float64]
+    first_order: int = 0
+    skipped: bool = False
+    examined: bool = False
+    time: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the encoded record."""
+        return _HEADER.size + len(self) * _ROW_BYTES
+
+    def encode(self) -> list[bytes]:
+        """Return the record as buffers to be written one behind the other."""
+        flags = int(self.skipped) | int(self.examined) << 1
+        head = _HEADER.pack(self.step, self.first_order, self.rank, len(self), flags, 0, self.time)
+        return [head, self.ids.tobytes(), self.layouts.tobytes(), self.values.tobytes()]
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> "StepRecord":
+        """Rebuild a record from the bytes of `encode`; the arrays are read-only views of `data`."""
+        step, first_order, rank, n, flags, _, time = _HEADER.unpack_from(data)
+        at = _HEADER.size
+        return cls(
+            step=step,
+            rank=rank,
+            ids=np.frombuffer(data, np.int32, n, at),
+            layouts=np.frombuffer(data, np.int32, n, at + 4 * n),
+            values=np.frombuffer(data, np.float64, n * COLUMNS, at + 8 * n).reshape(n, COLUMNS),
+            first_order=first_order,
+            skipped=bool(flags & 1),
+            examined=bool(flags & 2),
+            time=time,
+        )
+
+    def select(self, rows: "npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice") -> "StepRecord":
+        """Return a record with some of the rows; a slice keeps their orders."""
+        first = self.first_order + (rows.start or 0 if isinstance(rows, slice) else 0)
+        return replace(
+            self,
+            ids=self.ids[rows],
+            layouts=self.layouts[rows],
+            values=self.values[rows],
+            first_order=first,
+        )
+
+    def parts(self, max_bytes: int) -> Iterator["StepRecord"]:
+        """Cut the record into consecutive parts of at most `max_bytes` each (never less than one row)."""
+        rows = max(1, (max_bytes - _HEADER.size) // _ROW_BYTES)
+        if len(self) <= rows:
+            yield self
+            return
+        for start in range(0, len(self), rows):
+            yield self.select(slice(start, start + rows))

@@ -1,0 +1,28 @@
+"""What to collect, as plain data: made from the user's configuration, read by the collectors."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+GRADIENTS: Final = "gradients"
+PARAMETERS: Final = "parameters"
+OPTIMIZER_STATE: Final = "optimizer_state"
+UPDATES: Final = "updates"
+ACTIVATIONS: Final = "activations"
+PARTS: Final = (GRADIENTS, PARAMETERS, OPTIMIZER_STATE, UPDATES, ACTIVATIONS)
+"""The parts of a step that can be collected, as the configuration names them."""
+
+
+@dataclass(frozen=True)
+class CollectSettings:
+    """Targets of each part (shell-style patterns), and how the parts are read. `eps` is the bound of zeros."""
+
+    targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
+    forward: bool = True
+    backward: bool = True
+    before_reduction: bool = False
+    per_micro_step: bool = False
+    eps: float = 0.0
+
+
+Plan = frozenset[str]
+"""The parts that are collected at one step."""

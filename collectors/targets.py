@@ -1,0 +1,42 @@
+"""Which modules and parameters the user's patterns select."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Names that were selected, and the patterns that matched nothing."""
+
+    modules: frozenset[str]
+    parameters: frozenset[str]
+    unmatched: tuple[str, ...]
+
+
+def select(patterns: Sequence[str], modules: Iterable[str], parameters: Iterable[str]) -> Selection:
+    """Apply shell-style patterns to module and parameter names.
+
+    A pattern that matches a module takes its sub-modules and parameters along; the root is matched by `*`.
+
+    >>> sorted(select(["layers.0"], ["", "layers", "layers.0", "layers.0.fc"], ["layers.0.fc.weight"]).modules)
+    ['layers.0', 'layers.0.fc']
+    """
+    modules, parameters = list(modules), list(parameters)
+    if "*" in patterns:
+        return Selection(frozenset(modules), frozenset(parameters), ())
+    chosen_modules: set[str] = set()
+    chosen_parameters: set[str] = set()
+    unmatched = []
+    for pattern in patterns:
+        match = re.compile(translate(pattern)).match
+        direct = [name for name in modules if name and match(name)]
+        roots = tuple(name + "." for name in direct)
+        found_modules = {name for name in modules if name in direct or name.startswith(roots)}
+        found_parameters = {name for name in parameters if match(name) or name.startswith(roots)}
+        if not found_modules and not found_parameters:
+            unmatched.append(pattern)
+        chosen_modules |= found_modules
+        chosen_parameters |= found_parameters
+    return Selection(frozenset(chosen_modules), frozenset(chosen_parameters), tuple(unmatched))

@@ -1,0 +1,1 @@
+"""Collectors for PyTorch: hooks, statistics on the device, saving and loading of tensors."""

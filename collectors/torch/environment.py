@@ -1,0 +1,24 @@
+"""What is known of this process: its rank, and the framework's version."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return rank and number of ranks: of the process group, else of the launcher's variables, else 0 of 1."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return the framework and the devices, for `run.json`."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return {
+        "framework": "pytorch",
+        "framework_version": torch.__version__,
+        "accelerator": str(accelerator) if accelerator is not None else "cpu",
+    }

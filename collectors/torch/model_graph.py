@@ -1,0 +1,69 @@
+"""The model as a graph: modules in the order they run, who feeds whom, which parameter belongs where."""
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from trainsentry.collectors.torch.model_names import ModelNames
+
+
+class DataFlow:
+    """Learns, from the tensors that hooks see, which module's output is which module's input."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.edges: dict[tuple[str, str], None] = {}
+        self.passes = 0
+        self._producers: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._known: set[str] = set()
+
+    @property
+    def learning(self) -> bool:
+        """Whether the first pass is still running; later passes add nothing and cost nothing."""
+        return self.passes <= 1
+
+    def begin(self) -> None:
+        """Note the start of a forward pass."""
+        self.passes += 1
+        self._producers.clear()
+
+    def consumed(self, module: str, tensor: Tensor) -> None:
+        """Note that `module` takes `tensor`."""
+        if not self.learning:
+            return
+        if module not in self._known:
+            self._known.add(module)
+            self.order.append(module)
+        producer = self._producers.get(id(tensor))
+        if producer is not None and producer[0]() is tensor and producer[1] != module:
+            self.edges[producer[1], module] = None
+
+    def produced(self, module: str, tensor: Tensor) -> None:
+        """Note that `module` returns `tensor`; the outermost module that returns it is kept."""
+        if self.learning:
+            self._producers[id(tensor)] = (weakref.ref(tensor), module)
+
+
+def describe(names: ModelNames, flow: DataFlow) -> dict[str, Any]:
+    """Return the content of `graph.json`.
+
+    Modules come in execution order once a pass was seen, before that in the order of registration.
+    """
+    registered = [m.name for m in names.modules]
+    ran = {name: i for i, name in enumerate(flow.order)}
+    ordered = sorted(names.modules, key=lambda m: (ran.get(m.name, len(ran)), registered.index(m.name)))
+    return {
+        "order": "execution" if flow.order else "registration",
+        "modules": [
+            {"name": m.name, "type": type(m.module).__name__, "parent": _parent(m.name), "vpp_stage": m.vpp_stage}
+            for m in ordered
+        ],
+        "edges": [list(edge) for edge in flow.edges],
+        "parameters": {p.name: p.module for p in names.parameters},
+        "process_groups": [],
+    }
+
+
+def _parent(name: str) -> str | None:
+    return name.rpartition(".")[0] if name else None

@@ -1,0 +1,125 @@
+"""Where an optimizer's step begins and ends, and what a GradScaler does around it."""
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from trainsentry.collectors.torch.inert_hook import InertWhenCopied
+
+
+class StepListener(Protocol):
+    """What is told about the steps of the watched optimizers. Its methods contain their own failures."""
+
+    def before_optimizer(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """An optimizer is about to update; with a closure its gradients are not there yet."""
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer has updated."""
+
+    def scaler_entered(self, scaler: Any, optimizer: Optimizer) -> None:
+        """A loss scaler is about to step an optimizer, or to skip it."""
+
+    def scaler_skipped(self, scaler: Any, optimizer: Optimizer) -> None:
+        """A loss scaler has decided not to call the optimizer."""
+
+
+class OptimizerSteps:
+    """Tells a listener where each optimizer's step begins and ends; `close` undoes everything."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], listener: StepListener) -> None:
+        self.optimizers = list(optimizers)
+        self.listener = listener
+        self.stepped: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+        self.in_scaler: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+        self._handles: list[RemovableHandle] = []
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(_Before(self)))
+            self._handles.append(optimizer.register_step_post_hook(_After(self)))
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        unwatch_scalers(self)
+
+    def owns(self, optimizer: Any) -> bool:
+        """Whether `optimizer` is one of those watched."""
+        return any(optimizer is known for known in self.optimizers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Before(InertWhenCopied):
+    owner: OptimizerSteps
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.owner.stepped.add(optimizer)
+        closure = kwargs.get("closure", args[0] if args else None)
+        self.owner.listener.before_optimizer(optimizer, has_closure=callable(closure))
+
+
+@dataclass(frozen=True, slots=True)
+class _After(InertWhenCopied):
+    owner: OptimizerSteps
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+        self.owner.listener.after_optimizer(optimizer)
+
+
+_scaler_watchers: list[OptimizerSteps] = []
+_patched: dict[type, Callable[..., Any]] = {}
+
+
+def watch_scalers(steps: OptimizerSteps, grad_scaler: Any = None) -> None:
+    """Learn of the steps that a GradScaler skips.
+
+    A scaler that skips calls no hook at all, so `GradScaler.step` is wrapped on its class while someone
+    watches; an attribute of the instance would make the scaler impossible to pickle.
+    """
+    _scaler_watchers.append(steps)
+    for cls in {torch.amp.GradScaler, *([_definer(grad_scaler)] if grad_scaler is not None else [])}:
+        if cls not in _patched:
+            _patched[cls] = cls.__dict__["step"]
+            cls.step = _watched_step(_patched[cls])  # type: ignore[attr-defined]
+
+
+def unwatch_scalers(steps: OptimizerSteps) -> None:
+    """Undo `watch_scalers`; the class gets its own `step` back when nobody watches any more."""
+    if steps in _scaler_watchers:
+        _scaler_watchers.remove(steps)
+    if not _scaler_watchers:
+        for cls, original in _patched.items():
+            cls.step = original  # type: ignore[attr-defined]
+        _patched.clear()
+
+
+def _definer(grad_scaler: Any) -> type:
+    return next(cls for cls in type(grad_scaler).__mro__ if "step" in cls.__dict__)
+
+
+def _watched_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        # A subclass that calls its parent's step is told once.
+        watchers = [w for w in _scaler_watchers if w.owns(optimizer) and optimizer not in w.in_scaler]
+        for watcher in watchers:
+            watcher.stepped.discard(optimizer)
+            watcher.in_scaler.add(optimizer)
+            watcher.listener.scaler_entered(self, optimizer)
+        try:
+            result = original(self, optimizer, *args, **kwargs)
+        finally:
+            for watcher in watchers:
+                watcher.in_scaler.discard(optimizer)
+        for watcher in watchers:
+            if optimizer not in watcher.stepped:
+                watcher.listener.scaler_skipped(self, optimizer)
+        return result
+
+    return step

@@ -1,0 +1,36 @@
+"""Saving and loading of tensors; loading never runs code from the file."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.torch.local_tensor import local
+
+SUFFIX = ".pt"
+
+
+def save_tensor(tensor: Tensor, path: Path) -> None:
+    """Write what `tensor` holds on this rank; a view is saved without the storage behind it."""
+    with path.open("wb") as file:
+        torch.save(local(tensor).cpu().clone(), file)
+
+
+def load_tensor(path: Path) -> Tensor:
+    """Read a tensor written by `save_tensor`.
+
+    Raises:
+        ValueError: when the file holds anything but a tensor.
+
+    """
+    value: Any = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{path}: holds a {type(value).__name__}, expected a tensor")
+    return value
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the bytes that `save_tensor` writes, without the file's own frame."""
+    held = local(tensor)
+    return held.numel() * held.element_size()

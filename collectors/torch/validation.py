@@ -1,0 +1,76 @@
+"""Mistakes in a call of `watch`, found before the first step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from trainsentry.collectors.settings import CollectSettings
+from trainsentry.collectors.targets import Selection, select
+from trainsentry.collectors.torch.model_names import ModelNames
+from trainsentry.collectors.torch.parameters import parameters_of
+
+
+def checked_models(model: Any) -> list[nn.Module]:
+    """Return the model chunks.
+
+    Raises:
+        TypeError: when something else than modules was given.
+        ValueError: when the model has no parameters.
+
+    """
+    chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+    for chunk in chunks:
+        if not isinstance(chunk, nn.Module):
+            raise TypeError(f"watch(model): got {type(chunk).__name__}, allowed: torch.nn.Module or a list of them")
+    if not chunks or not any(True for chunk in chunks for _ in chunk.parameters()):
+        names = ", ".join(type(chunk).__name__ for chunk in chunks) or "an empty list"
+        raise ValueError(f"watch(model): {names} has no parameters, allowed: a model that has some")
+    return chunks
+
+
+def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> list[Optimizer]:
+    """Return the optimizers.
+
+    Raises:
+        TypeError: when something else than torch optimizers was given.
+        ValueError: when an optimizer holds no parameter of the model.
+
+    """
+    if optimizer is None:
+        return []
+    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    owned = {id(p) for chunk in chunks for p in chunk.parameters()}
+    for each in optimizers:
+        if not isinstance(each, Optimizer):
+            raise TypeError(
+                f"watch(optimizer): got {type(each).__name__}, allowed: torch.optim.Optimizer or a list of them"
+            )
+        if not any(id(p) in owned for p in parameters_of(each)):
+            raise ValueError(
+                f"watch(optimizer): none of the parameters of {type(each).__name__} belongs to the watched model; "
+                "allowed: an optimizer made from model.parameters()"
+            )
+    return optimizers
+
+
+def checked_targets(settings: CollectSettings, names: ModelNames) -> dict[str, Selection]:
+    """Return what each part's targets select.
+
+    Raises:
+        ValueError: when a pattern matches nothing.
+
+    """
+    modules = [m.name for m in names.modules]
+    parameters = [p.name for p in names.parameters]
+    selections = {}
+    for part, patterns in settings.targets.items():
+        selection = selections[part] = select(patterns, modules, parameters)
+        if selection.unmatched:
+            examples = ", ".join(repr(n) for n in [*modules[1:4], *parameters[:2]])
+            raise ValueError(
+                f"collect.{part}.targets: {selection.unmatched[0]!r} matches no module and no parameter; "
+                f"allowed: shell-style patterns over names such as {examples}"
+            )
+    return selections

@@ -1,0 +1,233 @@
+"""A watched torch model: what of it is read at a step, and when."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import GRADIENT_UNREDUCED, Series, SeriesTable
+from trainsentry.collectors.settings import (
+    ACTIVATIONS,
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    UPDATES,
+    CollectSettings,
+    Plan,
+)
+from trainsentry.collectors.targets import Selection
+from trainsentry.collectors.torch.accumulation import AccumulationHooks
+from trainsentry.collectors.torch.activations import ActivationHooks
+from trainsentry.collectors.torch.capture import Capture
+from trainsentry.collectors.torch.model_graph import DataFlow, describe
+from trainsentry.collectors.torch.model_names import ModelNames, NamedParameter
+from trainsentry.collectors.torch.optimizer_steps import OptimizerSteps, StepListener, watch_scalers
+from trainsentry.collectors.torch.parameters import (
+    GradientReader,
+    ParameterSeries,
+    UpdateReader,
+    parameters_of,
+    read_parameters,
+    read_state,
+)
+from trainsentry.collectors.torch.step_rows import PendingRows, StepRows
+from trainsentry.collectors.torch.validation import checked_models, checked_optimizers, checked_targets
+
+
+class TorchWatch:
+    """Reads a torch model around the steps of its optimizers.
+
+    The order of calls in a step: `open_step`, then `before_update` and `after_update` for each optimizer, then
+    `take`. Only `open_step` attaches hooks, and only for the parts that are in the plan.
+    """
+
+    def __init__(self, table: SeriesTable, guard: Guard, settings: CollectSettings) -> None:
+        self.guard = guard
+        self.settings = settings
+        self.names = ModelNames()
+        self.optimizers: list[Optimizer] = []
+        self.flow = DataFlow()
+        self.rows = StepRows(table, settings.eps)
+        self.capture = Capture(self.names)
+        self._selections: dict[str, Selection] = {}
+        self._steps: OptimizerSteps | None = None
+        self._series = ParameterSeries(self.rows)
+        self._gradients = GradientReader(self._series)
+        self._updates = UpdateReader(self._series)
+        self._activations = ActivationHooks(
+            self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward
+        )
+        self._per_micro_step = settings.per_micro_step or settings.before_reduction
+        self._accumulation = AccumulationHooks(guard, self._gradient_arrived if self._per_micro_step else None)
+        self._loss_scale: Tensor | None = None
+        self._plan: Plan = frozenset()
+        self._lists: dict[tuple[str, int, int, int], list[NamedParameter]] = {}
+
+    # ------------------------------------------------------------------ watching
+
+    def add(self, model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> None:
+        """Check and take models and optimizers, and listen to the optimizers' steps.
+
+        Raises:
+            TypeError: for objects that are not torch modules or optimizers.
+            ValueError: for a model without parameters, one that is watched already, an optimizer of another
+                model, or a pattern that matches nothing.
+
+        """
+        chunks = checked_models(model)
+        known = {id(m.module) for m in self.names.modules}
+        if any(id(chunk) in known for chunk in chunks):
+            raise ValueError("watch(model): this model is watched already; allowed: other modules, or close() first")
+        optimizers = checked_optimizers(optimizer, chunks)
+        names = ModelNames(list(self.names.modules), list(self.names.parameters))
+        names.add(chunks)
+        self._selections = checked_targets(self.settings, names)
+        self.names.modules, self.names.parameters = names.modules, names.parameters
+        self.optimizers += optimizers
+        self._lists.clear()
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = OptimizerSteps(self.optimizers, listener)
+        watch_scalers(self._steps, grad_scaler)
+        self._accumulation.detach()
+        self._accumulation.attach(self._selected(GRADIENTS))  # once, to learn the backward pass's order
+
+    @property
+    def on_host(self) -> bool:
+        """Whether every parameter lies on the CPU."""
+        return all(p.parameter.device.type == "cpu" for p in self.names.parameters)
+
+    def graph(self) -> dict[str, Any]:
+        """Return the content of `graph.json`."""
+        return describe(self.names, self.flow)
+
+    def close(self) -> None:
+        """Remove every hook and patch."""
+        if self._steps is not None:
+            self._steps.close()
+        self._accumulation.detach()
+        self._activations.detach()
+        self.capture.close()
+        self._updates.forget()
+
+    # ------------------------------------------------------------------ one step
+
+    def open_step(self, plan: Plan) -> None:
+        """Prepare the next step: attach the hooks that its plan needs."""
+        self._plan = plan
+        self._activations.detach()
+        if self._accumulation.attached and self._accumulation.order:
+            self._accumulation.detach()
+        if ACTIVATIONS in plan:
+            self._activations.attach(self.names.modules, self._selections[ACTIVATIONS].modules)
+        if GRADIENTS in plan and self._per_micro_step and not self._accumulation.attached:
+            self._accumulation.attach(self._selected(GRADIENTS))
+
+    def before_update(self, optimizer: Optimizer, *, gradients_ready: bool = True) -> None:
+        """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
+        if gradients_ready:
+            self.guard.run(GRADIENTS, self._read_gradients, optimizer)
+        if PARAMETERS in self._plan:
+            self.guard.run(PARAMETERS, read_parameters, self._series, self._owned(PARAMETERS, optimizer))
+        if OPTIMIZER_STATE in self._plan:
+            owned = self._owned(OPTIMIZER_STATE, optimizer)
+            self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned)
+        if UPDATES in self._plan:
+            owned = self._owned(UPDATES, optimizer)
+            moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
+            self.guard.run(UPDATES, self._updates.keep, moving)
+
+    def after_update(self, optimizer: Optimizer, *, gradients_ready: bool = False) -> None:
+        """Read what the update did; also the gradients, where a closure computed them inside the step."""
+        if gradients_ready:
+            self.guard.run(GRADIENTS, self._read_gradients, optimizer)
+        if UPDATES in self._plan:
+            self.guard.run(UPDATES, self._updates.read)
+
+    def skipped(self, optimizer: Optimizer) -> None:
+        """Read a step that the loss scaler skipped: as before an update, with none to follow."""
+        self.before_update(optimizer)
+        self._updates.forget()
+
+    def without_optimizer(self) -> None:
+        """Read a step that ends without any optimizer: gradients and parameters as they stand."""
+        if GRADIENTS in self._plan:
+            self.guard.run(GRADIENTS, self._read_grads_of, self._selected(GRADIENTS), None)
+        if PARAMETERS in self._plan:
+            self.guard.run(PARAMETERS, read_parameters, self._series, self._selected(PARAMETERS))
+
+    def examine(self) -> None:
+        """Read, out of turn, every parameter and all optimizer state that this step's plan left out."""
+        if PARAMETERS not in self._plan:
+            self.guard.run(PARAMETERS, read_parameters, self._series, self.names.parameters)
+        if OPTIMIZER_STATE not in self._plan:
+            for optimizer in self.optimizers:
+                self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, self._owned("", optimizer))
+
+    def log(self, name: str, value: Any, micro_step: int) -> None:
+        """Append a scalar."""
+        series = Series(name, name, micro_step, scalar=True)
+        self.rows.add_scalar(self.rows.table.series_id(series), value)
+
+    def note_loss_scale(self, scaler: Any) -> None:
+        """Take the scaler's current scale as a scalar, without asking the device for its value."""
+        device = self.names.parameters[0].parameter.device
+        self._loss_scale = scaler.scale(torch.ones((), device=device))
+        self.log("loss_scale", self._loss_scale, 0)
+
+    def take(self) -> PendingRows:
+        """Return the rows of the step, or of its part since the last call."""
+        return self.rows.take()
+
+    # ------------------------------------------------------------------ pieces
+
+    def _gradient_arrived(self, named: NamedParameter, micro_step: int) -> None:
+        if GRADIENTS not in self._plan or named.parameter.grad is None:
+            return
+        if self.settings.before_reduction:
+            series_id = self._series.id_of(named, GRADIENT_UNREDUCED, micro_step)
+            self.rows.add(series_id, named.parameter.grad, self._loss_scale)
+        if self.settings.per_micro_step:
+            self._gradients.read([named], micro_step, self._loss_scale)
+
+    def _read_gradients(self, optimizer: Optimizer) -> None:
+        if GRADIENTS in self._plan:
+            scale = getattr(optimizer, "grad_scale", None)
+            self._read_grads_of(self._owned(GRADIENTS, optimizer), scale)
+
+    def _read_grads_of(self, parameters: list[NamedParameter], grad_scale: Tensor | None) -> None:
+        if not self.settings.per_micro_step:
+            self._gradients.read(parameters, 0, grad_scale)
+            return
+        for named in parameters:
+            self._gradients.read([named], self._accumulation.last_micro_step(named), grad_scale)
+
+    def _owned(self, part: str, optimizer: Optimizer) -> list[NamedParameter]:
+        """Return the optimizer's parameters that `part` selects, in backward order once that is known.
+
+        The list is made anew only when the optimizer's groups or the known order have changed.
+        """
+        size = sum(len(group["params"]) for group in optimizer.param_groups)
+        order = self._accumulation.order
+        key = (part, id(optimizer), size, len(order))
+        found = self._lists.get(key)
+        if found is None:
+            names = self.names.by_parameter()
+            owned = [names[p] for p in parameters_of(optimizer) if p in names]
+            if part == GRADIENTS:
+                owned.sort(key=lambda p: order.get(p.name, len(order)))
+            found = self._lists[key] = self._selected(part, owned) if part else owned
+        return found
+
+    def _selected(self, part: str, among: Iterable[NamedParameter] | None = None) -> list[NamedParameter]:
+        chosen = self._selections[part].parameters
+        return [p for p in (self.names.parameters if among is None else among) if p.name in chosen]
+
+
+def is_torch(model: Any) -> bool:
+    """Whether `model` is a torch module or a list of them."""
+    first = model[0] if isinstance(model, (list, tuple)) and model else model
+    return isinstance(first, nn.Module)

@@ -1,0 +1,1 @@
+"""Writers and readers of every format on disk: CSV, TensorBoard, dumps, run files. Works on step records."""

@@ -1,0 +1,80 @@
+"""The CSV tables: file names, columns, and how a value is written."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trainsentry.collectors.series import UPDATE, Series
+from trainsentry.collectors.statistics import COUNTS, STATISTICS
+
+SCALARS: Final = "scalars"
+LEAD: Final = ("vpp_stage", "name", "step", "micro_step", "order")
+TAIL: Final = ("shape", "dtype")
+SCALAR_COLUMNS: Final = ("name", "step", "micro_step", "value")
+
+_FILE = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)(?:\.r(?P<restart>\d+))?\.csv")
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A CSV file of ours: its table (a quantity or `scalars`), its steps, and which start of the run wrote it."""
+
+    path: Path
+    table: str
+    first: int
+    last: int
+    restart: int
+
+    @property
+    def file_name(self) -> str:
+        """The name on disk."""
+        suffix = f".r{self.restart}" if self.restart else ""
+        return f"{self.table}_{self.first}-{self.last}{suffix}.csv"
+
+
+def parse_file_name(path: Path) -> TableFile | None:
+    """Return what a file's name says, or None when it is not a table of ours.
+
+    >>> parse_file_name(Path("gradient_200-999.r1.csv")).restart
+    1
+    """
+    match = _FILE.fullmatch(path.name)
+    if match is None:
+        return None
+    first, last, restart = int(match["first"]), int(match["last"]), int(match["restart"] or 0)
+    return TableFile(path, match["table"], first, last, restart)
+
+
+def table_of(series: Series) -> str:
+    """Return the table that a series belongs to."""
+    return SCALARS if series.scalar else re.sub(r"[^A-Za-z0-9_.]", "_", series.quantity)
+
+
+def columns_of(table: str, statistics: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a table's columns.
+
+    >>> columns_of("update", ("norm",))
+    ('vpp_stage', 'name', 'step', 'micro_step', 'order', 'norm', 'ratio', 'shape', 'dtype')
+    """
+    if table == SCALARS:
+        return SCALAR_COLUMNS
+    extra = ("ratio",) if table == UPDATE else ()
+    return (*LEAD, *statistics, *extra, *TAIL)
+
+
+def quote(text: str) -> str:
+    """Return a field, quoted where it needs to be (RFC 4180)."""
+    if any(c in text for c in ',"\n\r'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def format_value(value: float, *, count: bool = False) -> str:
+    """Return a number as text that reads back exactly; counts without a decimal point."""
+    return str(int(value)) if count and value == value else repr(value)  # noqa: PLR0124 - NaN is not itself
+
+
+def column_indices(statistics: tuple[str, ...]) -> list[tuple[int, bool]]:
+    """Return each statistic's column in a record, and whether it is a count."""
+    return [(STATISTICS.index(name), name in COUNTS) for name in statistics]

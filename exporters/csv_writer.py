@@ -1,0 +1,108 @@
+"""Writes step records as CSV: one file per quantity and block of steps, whole after a kill."""
+
+from pathlib import Path
+from typing import BinaryIO
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import UPDATE, SeriesTable
+from trainsentry.collectors.statistics import VALUE
+from trainsentry.exporters.csv_format import (
+    SCALARS,
+    TableFile,
+    column_indices,
+    columns_of,
+    format_value,
+    parse_file_name,
+    quote,
+    table_of,
+)
+from trainsentry.exporters.json_files import cut_torn_line
+
+
+class CsvWriter:
+    """Appends each record's rows in one write per file, unbuffered, so that a kill loses no written step."""
+
+    def __init__(
+        self,
+        directory: Path,
+        table: SeriesTable,
+        statistics: tuple[str, ...],
+        *,
+        steps_per_file: int = 1000,
+        start_step: int = 0,
+        restart: int = 0,
+    ) -> None:
+        self.directory = directory
+        self.table = table
+        self.statistics = statistics
+        self.steps_per_file = steps_per_file
+        self.start_step = start_step
+        self.restart = restart
+        self._columns = column_indices(statistics)
+        self._files: dict[str, tuple[TableFile, BinaryIO]] = {}
+        self._texts: dict[tuple[int, int], tuple[str, str, str]] = {}
+
+    def write(self, record: StepRecord) -> None:
+        """Append the record's rows to the files of their quantities."""
+        texts: dict[str, list[str]] = {}
+        values = record.values.tolist()
+        ids, layouts = record.ids.tolist(), record.layouts.tolist()
+        middle = f",{record.step},"
+        for row in range(len(record)):
+            table, lead, tail = self._text(ids[row], layouts[row])
+            series = self.table.series[ids[row]]
+            numbers = values[row]
+            if table == SCALARS:
+                line = f"{lead}{middle}{series.micro_step},{format_value(numbers[VALUE])}\n"
+            else:
+                fields = [format_value(numbers[i], count=count) for i, count in self._columns]
+                if table == UPDATE:
+                    fields.append(format_value(numbers[VALUE]))
+                order = record.first_order + row
+                line = f"{lead}{middle}{series.micro_step},{order},{','.join(fields)}{tail}\n"
+            texts.setdefault(table, []).append(line)
+        for table, lines in texts.items():
+            self._file(table, record.step).write("".join(lines).encode())
+
+    def close(self) -> None:
+        """Close every file."""
+        for _, file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _text(self, series_id: int, layout_id: int) -> tuple[str, str, str]:
+        """Return table, text before the step and text after the numbers; both are the same at every step."""
+        known = self._texts.get((series_id, layout_id))
+        if known is None:
+            series, layout = self.table.series[series_id], self.table.layouts[layout_id]
+            lead = quote(series.name)
+            tail = f",{quote(str(list(layout.shape)))},{layout.dtype}"
+            if not series.scalar:
+                lead = f"{series.vpp_stage},{lead}"
+            known = self._texts[series_id, layout_id] = (table_of(series), lead, tail)
+        return known
+
+    def _file(self, table: str, step: int) -> BinaryIO:
+        block = step // self.steps_per_file * self.steps_per_file
+        last = block + self.steps_per_file - 1
+        known = self._files.get(table)
+        if known is not None and known[0].last == last:
+            return known[1]
+        if known is not None:
+            known[1].close()
+        first = max(block, self.start_step)
+        name = TableFile(Path(), table, first, last, self.restart).file_name
+        path = self.directory / name
+        self.directory.mkdir(parents=True, exist_ok=True)
+        cut_torn_line(path)
+        file = path.open("ab", buffering=0)
+        if file.tell() == 0:
+            file.write((",".join(columns_of(table, self.statistics)) + "\n").encode())
+        self._files[table] = (TableFile(path, table, first, last, self.restart), file)  # type: ignore[assignment]
+        return file  # type: ignore[return-value]
+
+
+def next_restart(directory: Path) -> int:
+    """Return the number of this start of a run: one more than any that has left tables in `directory`."""
+    found = [parse_file_name(path) for path in directory.glob("*.csv")] if directory.is_dir() else []
+    return max((f.restart + 1 for f in found if f is not None), default=0)

@@ -1,0 +1,15 @@
+"""What the recorder asks of an exporter of step records."""
+
+from typing import Protocol
+
+from trainsentry.collectors.record import StepRecord
+
+
+class Exporter(Protocol):
+    """Writes step records somewhere. Any exception means that it can no longer write."""
+
+    def write(self, record: StepRecord) -> None:
+        """Write a record; when this returns, the record outlives the trainer."""
+
+    def close(self) -> None:
+        """Finish and release files."""

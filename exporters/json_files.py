@@ -1,0 +1,62 @@
+"""JSON files that are replaced as a whole, and JSON-lines files that grow by a line."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Report = Callable[[Path, int, str], None]
+"""Receives file, line number (from 1) and what is wrong with the line."""
+
+
+def replace_json(path: Path, data: Any) -> None:
+    """Write `data` so that a reader sees either the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    """Append JSON lines in one write; a torn last line of a killed writer is cut off first."""
+    if not lines:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cut_torn_line(path)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    with path.open("ab", buffering=0) as file:
+        file.write(text.encode())
+
+
+def read_lines(path: Path, report: Report) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON-lines file; a malformed line is reported and left out."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                report(path, number, f"not JSON: {error}")
+                continue
+            if isinstance(value, dict):
+                yield value
+            else:
+                report(path, number, f"a {type(value).__name__}, expected an object")
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off what stands behind the last line break of a file, if it exists."""
+    try:
+        with path.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size == 0:
+                return
+            file.seek(size - 1)
+            if file.read(1) == b"\n":
+                return
+            tail = min(size, 1 << 20)
+            file.seek(size - tail)
+            cut = file.read(tail).rfind(b"\n")
+            file.truncate(size - tail + cut + 1)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,49 @@
+"""Writes step records as TensorBoard event files, while the run goes on."""
+
+from pathlib import Path
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import UPDATE, SeriesTable
+from trainsentry.collectors.statistics import STATISTICS, VALUE
+from trainsentry.exporters.event_file import EventFile, tag
+
+
+class TensorBoardWriter:
+    """One run per rank: `tensorboard/rank<r>/events.out.tfevents…`."""
+
+    def __init__(self, directory: Path, table: SeriesTable, statistics: tuple[str, ...]) -> None:
+        self.directory = directory
+        self.table = table
+        self._columns = [(name, STATISTICS.index(name)) for name in statistics]
+        self._file: EventFile | None = None
+        self._tags: dict[int, list[tuple[str, int]]] = {}
+
+    def write(self, record: StepRecord) -> None:
+        """Append one event with every value of the record."""
+        if self._file is None:
+            self._file = EventFile(self.directory)
+        values = record.values.tolist()
+        pairs = [
+            (name, values[row][column])
+            for row, series_id in enumerate(record.ids.tolist())
+            for name, column in self._tags_of(series_id)
+        ]
+        self._file.write(record.step, record.time, pairs)
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _tags_of(self, series_id: int) -> list[tuple[str, int]]:
+        found = self._tags.get(series_id)
+        if found is None:
+            s = self.table.series[series_id]
+            if s.scalar:
+                found = [(tag(s.quantity, "value", s.name, s.micro_step, scalar=True), VALUE)]
+            else:
+                found = [(tag(s.quantity, name, s.name, s.micro_step), i) for name, i in self._columns]
+                if s.quantity == UPDATE:
+                    found.append((tag(s.quantity, "ratio", s.name, s.micro_step), VALUE))
+            self._tags[series_id] = found
+        return found

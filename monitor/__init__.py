@@ -1,0 +1,1 @@
+"""What wires collecting, detecting and writing together: configuration, recorder, triggers, command line."""

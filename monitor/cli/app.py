@@ -1,0 +1,27 @@
+"""`trainsentry`: the commands, each in a file of its own."""
+
+import sys
+
+import typer
+
+from trainsentry.monitor.cli.config import config_app
+from trainsentry.monitor.cli.csv2tb import csv2tb_command
+from trainsentry.monitor.cli.demo import demo_command
+from trainsentry.monitor.cli.diagnose import diagnose_command
+
+app = typer.Typer(
+    help="Watches a training run from inside, names the first culprit, and keeps the proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo_command)
+app.command("diagnose")(diagnose_command)
+app.command("rank", hidden=True, help="The same as diagnose.")(diagnose_command)
+app.command("csv2tb")(csv2tb_command)
+app.add_typer(config_app, name="config")
+
+
+def main() -> None:
+    """Run the command line; exit status 0 for done, 1 for a problem found, 2 for bad input."""
+    sys.exit(app())

@@ -1,0 +1,36 @@
+"""What the commands share: consoles, and how they end on bad input."""
+
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+FOUND = 1
+"""Exit status: the problem that was looked for is there."""
+
+BAD_INPUT = 2
+"""Exit status: the command cannot work with what it was given."""
+
+
+def bad_input(message: str) -> NoReturn:
+    """End the command with a message on standard error and exit status 2."""
+    err.print(f"[red]error:[/red] {message}", markup=True, soft_wrap=True)
+    raise typer.Exit(BAD_INPUT)
+
+
+def parse_steps(text: str | None) -> range | None:
+    """Return the steps of "10-20" (both included) or "15".
+
+    Raises:
+        typer.Exit: with status 2 when the text is no such range.
+
+    """
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    if not first.isdigit() or (last and not last.isdigit()) or text.endswith("-"):
+        bad_input(f"--steps: {text!r}; allowed: a step or a range such as 10-20")
+    return range(int(first), int(last or first) + 1)

@@ -1,0 +1,168 @@
+"""`trainsentry demo`."""
+
+import enum
+import importlib.util
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from trainsentry.monitor.cli.console import FOUND, bad_input, out
+
+if TYPE_CHECKING:
+    from trainsentry.anomaly.incident import Incident
+    from trainsentry.monitor.demo.training import Outcome
+
+
+class Fault(str, enum.Enum):
+    """What happens to a weight midway."""
+
+    FLIP = "flip"
+    HARD = "hard"
+    NONE = "none"
+
+
+class Stop(str, enum.Enum):
+    """What ends the run."""
+
+    INCIDENT = "incident"
+    OVERFLOW = "overflow"
+    NEVER = "never"
+
+
+def demo_command(
+    steps: Annotated[int, typer.Option(min=20, help="Training steps.")] = 150,
+    fault: Annotated[
+        Fault, typer.Option(help="flip: bit 30 of one weight; hard: bit 25 or 26 (×16 or ×256); none.")
+    ] = Fault.FLIP,
+    fault_parameter: Annotated[str | None, typer.Option(help="The parameter to break; by --seed if left out.")] = None,
+    stop: Annotated[
+        Stop, typer.Option(help="End the run at the incident, after --overflow-nums overflows, or never.")
+    ] = Stop.INCIDENT,
+    overflow_nums: Annotated[int, typer.Option(min=1, help="Steps with an overflow before the stop.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of model, data and fault.")] = 0,
+    output_dir: Annotated[Path | None, typer.Option(help="Where to write; a new demo_output by default.")] = None,
+) -> None:
+    """Train a small GPT on real text, break one weight midway, and find it.
+
+    Example: trainsentry demo --fault-parameter blocks.2.up.weight
+    """
+    if importlib.util.find_spec("torch") is None:
+        bad_input("the demo needs torch: pip install 'trainsentry\\[torch]'")
+    import torch
+
+    from trainsentry.monitor.demo.training import train
+
+    # The incident is shown below in full; its log line would break the progress bar.
+    logging.getLogger("trainsentry").setLevel(logging.ERROR)
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    directory = output_dir or _fresh(Path("demo_output"))
+    config = {
+        "output_dir": str(directory),
+        "export": {"tensorboard": True},
+        "overflow_check": {"overflow_nums": overflow_nums if stop is Stop.OVERFLOW else -1},
+        "on_incident": {"stop": stop is Stop.INCIDENT},
+    }
+    out.print("[bold]trainsentry demo[/bold]: a byte-level GPT learns Python's language reference")
+    started = time.monotonic()
+    with _progress_bar() as bar:
+        task = bar.add_task("training", total=steps, loss=float("nan"))
+        try:
+            outcome = train(
+                config,
+                steps=steps,
+                seed=seed,
+                fault=fault.value,
+                fault_parameter=fault_parameter,
+                progress=lambda step, loss: bar.update(task, completed=step + 1, loss=loss),
+            )
+        except ValueError as error:
+            bad_input(str(error))
+    _show(outcome, time.monotonic() - started)
+    _show_files(directory)
+    if not outcome.found:
+        raise typer.Exit(FOUND)
+
+
+def _progress_bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+        console=out,
+    )
+
+
+def _show(outcome: "Outcome", seconds: float) -> None:
+    from trainsentry.monitor.errors import OverflowLimitReached
+
+    before = outcome.losses[: outcome.flip_step]
+    out.print(
+        f"{outcome.steps} steps in {seconds:.0f} s; loss {before[0]:.2f} → {before[-1]:.2f}"
+        + (" until a weight broke" if outcome.flip else "")
+    )
+    for incident in outcome.incidents:
+        out.print(_panel(incident))
+    if outcome.stopped is not None:
+        kind = "overflow_nums" if isinstance(outcome.stopped, OverflowLimitReached) else "the incident"
+        out.print(f"Stopped by {kind} at step {outcome.stopped.step}, before the damage could spread.")
+    flip = outcome.flip
+    if flip is None:
+        verdict = "[green]No fault was made, and nothing was reported.[/green]"
+        out.print(verdict if outcome.found else "[red]No fault was made, and yet an incident was reported.[/red]")
+        return
+    out.print(
+        f"What the monitor did not know: before step {outcome.flip_step}, bit {flip.bit} of element {flip.element} "
+        f"of [bold]{flip.parameter}[/bold] flipped ({flip.before:.4g} became {flip.after:.4g})."
+    )
+    if outcome.found:
+        out.print("[bold green]The first suspect is the flipped parameter.[/bold green]")
+    elif outcome.incidents:
+        out.print(f"[red]The first suspect was {outcome.incidents[0].name}, not the flipped parameter.[/red]")
+    else:
+        out.print("[red]Nothing was reported.[/red]")
+
+
+def _panel(incident: "Incident") -> Panel:
+    suspects = Table(box=None, padding=(0, 1))
+    for column in ("#", "suspect", "quantity", "kind", "since step"):
+        suspects.add_column(column, style="bold" if column == "suspect" else "")
+    for number, suspect in enumerate(incident.suspects[:4], 1):
+        suspects.add_row(str(number), suspect.name, suspect.quantity, suspect.kind, str(suspect.step))
+    body = Table.grid(padding=(0, 0, 1, 0))
+    body.add_row(incident.summary)
+    body.add_row(suspects)
+    body.add_row("\n".join(f"· {action}" for action in incident.actions))
+    return Panel(body, title=f"incident {incident.id}: {incident.severity}", border_style="red")
+
+
+def _show_files(directory: Path) -> None:
+    files = [p for p in directory.rglob("*") if p.is_file()]
+    size = sum(p.stat().st_size for p in files) / 2**20
+    out.print(f"\nWritten to [bold]{directory}[/bold]: {len(files)} files, {size:.1f} MB")
+    notes = {
+        "incidents.jsonl": "the incident, with suspects and evidence",
+        "rank0": "statistics of every step as CSV, anomalies, status",
+        "dump": "the suspects' tensors",
+        "tensorboard": "the same statistics as curves",
+    }
+    for name, note in notes.items():
+        if (directory / name).exists():
+            out.print(f"  {name:16} {note}")
+    out.print(f"Open it: [bold]tensorboard --logdir {directory / 'tensorboard'}[/bold]")
+
+
+def _fresh(path: Path) -> Path:
+    """Return `path`, or the first of path-2, path-3, … that does not exist yet."""
+    number, fresh = 1, path
+    while fresh.exists():
+        number += 1
+        fresh = path.with_name(f"{path.name}-{number}")
+    return fresh

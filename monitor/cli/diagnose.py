@@ -1,0 +1,61 @@
+"""`trainsentry diagnose`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainsentry.anomaly.incident import Incident
+from trainsentry.exporters.csv_reader import NotOurs
+from trainsentry.monitor.cli.console import FOUND, bad_input, err, out, parse_steps
+from trainsentry.monitor.history import diagnose
+
+
+def diagnose_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An output directory, or one rank's.")],
+    top: Annotated[int, typer.Option("-k", "--top", min=1, help="Suspects shown of each incident.")] = 8,
+    steps: Annotated[str | None, typer.Option(help="Only these steps, such as 10-20.")] = None,
+) -> None:
+    """Rank what was recorded: from anomalies.jsonl, or from the CSV history where there is none.
+
+    Exit status 1 when an incident was found. Example: trainsentry diagnose monitor_output -k 3
+    """
+
+    def report(path: Path, line: int, message: str) -> None:
+        err.print(f"[yellow]{path}:{line}:[/yellow] {message}; left out", soft_wrap=True)
+
+    wanted = parse_steps(steps)
+    try:
+        incidents = diagnose(recorded_ranks(directory), report, wanted)
+    except (NotOurs, OSError) as error:
+        bad_input(str(error))
+    if not incidents:
+        out.print(f"{directory}: nothing abnormal")
+        return
+    for incident in incidents:
+        _show(incident, top)
+    raise typer.Exit(FOUND)
+
+
+def recorded_ranks(directory: Path) -> list[Path]:
+    """Return the directories of ranks with tables or anomalies: below `directory`, or itself.
+
+    Raises:
+        NotOurs: when there is none.
+
+    """
+    if not directory.is_dir():
+        raise NotOurs(f"{directory}: no such directory")
+    candidates = [*sorted(directory.glob("rank*"), key=lambda p: (len(p.name), p.name)), directory]
+    found = [p for p in candidates if (p / "anomalies.jsonl").is_file() or any(p.glob("*_*-*.csv"))]
+    if not found:
+        raise NotOurs(f"{directory}: holds no output of trainsentry (expected rank0/ with tables in it)")
+    return found
+
+
+def _show(incident: Incident, top: int) -> None:
+    out.print(f"[bold]incident {incident.id}[/bold] ({incident.severity}) {incident.summary}")
+    for number, s in enumerate(incident.suspects[:top], 1):
+        where = f"{s.quantity}, rank {s.rank}"
+        out.print(f"{number:3}. [bold]{s.name}[/bold] ({where}): {s.kind} since step {s.step}, score {s.score:.4g}")
+        out.print(f"     {s.evidence}")

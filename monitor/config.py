@@ -1,0 +1,214 @@
+"""The configuration: every key, its default, its unit, and what is allowed."""
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from trainsentry.collectors.settings import PARTS, CollectSettings
+from trainsentry.collectors.statistics import STATISTICS
+
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class Block(BaseModel):
+    """A part of the configuration; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+T = TypeVar("T", bound=Block)
+
+
+def _block(value: Any) -> Any:
+    """`true` means the defaults, `false` means off."""
+    if value is True:
+        return {}
+    return None if value is False else value
+
+
+def parse_size(value: Any) -> Any:
+    """Return the bytes of a size such as "1GiB"; numbers are bytes already.
+
+    Raises:
+        ValueError: for a unit that is not known.
+
+    >>> parse_size("16MiB")
+    16777216
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or (match[2] or "B") not in _UNITS:
+        raise ValueError(f"allowed: a number of bytes, or a number with one of {', '.join(_UNITS)}")
+    return int(float(match[1]) * _UNITS[match[2] or "B"])
+
+
+def _known_statistics(names: list[str]) -> list[str]:
+    unknown = [name for name in names if name not in STATISTICS]
+    if unknown or not names:
+        raise ValueError(f"{unknown[0] if unknown else 'an empty list'!r}; allowed: some of {', '.join(STATISTICS)}")
+    return list(dict.fromkeys(names))
+
+
+def _known_ranks(ranks: "str | list[int | str]") -> "str | list[int | str]":
+    for item in [] if isinstance(ranks, str) else ranks:
+        if isinstance(item, str) and not re.fullmatch(r"\d+-\d+", item):
+            raise ValueError(f'{item!r}; allowed: "all", or a list of ranks and ranges such as [0, "4-7"]')
+        if isinstance(item, int) and item < 0:
+            raise ValueError(f"{item!r}; allowed: ranks from 0 on")
+    return ranks
+
+
+Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(gt=0)]
+Every = Annotated[int, Field(ge=1, description="Sample the steps that this number divides.")]
+Targets = Annotated[
+    list[str], Field(min_length=1, description="Shell-style patterns over module and parameter names.")
+]
+
+
+class Collected(Block):
+    """When a part is sampled, and of which modules and parameters."""
+
+    every: Every = 10
+    targets: Targets = ["*"]
+
+
+class Gradients(Collected):
+    """Gradients as the optimizer gets them, unscaled."""
+
+    every: Every = 1
+    before_reduction: bool = Field(False, description="Also the rank's own gradient before reduction.")
+    per_micro_step: bool = Field(False, description="Also the running sum after each micro-step.")
+
+
+class Activations(Collected):
+    """Inputs and outputs of modules, and the gradients at them."""
+
+    forward: bool = True
+    backward: bool = True
+
+
+class Communication(Block):
+    """Collectives and point-to-point operations; a run of one process has none."""
+
+    every: Every = 10
+
+
+def _optional(block: type[T]) -> Any:
+    """Return the type of a block that may also be `true` or `false`."""
+    return Annotated[block | None, BeforeValidator(_block, json_schema_input_type=bool | block)]
+
+
+class Collect(Block):
+    """What is collected; a part set to `false` is not."""
+
+    gradients: _optional(Gradients) = Gradients()  # type: ignore[valid-type]
+    parameters: _optional(Collected) = Collected()  # type: ignore[valid-type]
+    optimizer_state: _optional(Collected) = Collected()  # type: ignore[valid-type]
+    updates: _optional(Collected) = Collected()  # type: ignore[valid-type]
+    activations: _optional(Activations) = Activations()  # type: ignore[valid-type]
+    communication: _optional(Communication) = Communication()  # type: ignore[valid-type]
+
+
+class Csv(Block):
+    """CSV tables."""
+
+    steps_per_file: Annotated[int, Field(ge=1)] = 1000
+
+
+class TensorBoard(Block):
+    """TensorBoard event files, written while the run goes on."""
+
+
+class Export(Block):
+    """Where records go. `max_wait`: seconds that a writer or a full ring is waited for, in total per trouble."""
+
+    csv: _optional(Csv) = Csv()  # type: ignore[valid-type]
+    tensorboard: _optional(TensorBoard) = None  # type: ignore[valid-type]
+    max_wait: Annotated[float, Field(gt=0, le=600)] = 5.0
+
+
+class Detect(Block):
+    """Detection of anomalies."""
+
+
+class OverflowCheck(Block):
+    """Counts steps with an overflow; training stops at the `overflow_nums`-th, and never with -1."""
+
+    overflow_nums: Annotated[int, Field(ge=-1), AfterValidator(lambda n: _not_zero(n))] = -1
+
+
+class Dump(Block):
+    """The targeted dump. `steps`: how many steps it holds; `cooldown_steps`: least distance between two dumps."""
+
+    steps: Annotated[int, Field(ge=1)] = 1
+    max_bytes: Size = 2**30
+    cooldown_steps: Annotated[int, Field(ge=0)] = 100
+    same_step: bool | Literal["auto"] = "auto"
+
+
+class OnIncident(Block):
+    """What an incident sets off. `sample_every_step_for`: steps of dense sampling; 0 for none."""
+
+    dump: _optional(Dump) = Dump()  # type: ignore[valid-type]
+    overflow_check: bool = True
+    sample_every_step_for: Annotated[int, Field(ge=0)] = 20
+    stop: bool = False
+
+
+def _not_zero(n: int) -> int:
+    if n == 0:
+        raise ValueError("allowed: -1 (count only), or a number of steps from 1 on")
+    return n
+
+
+class MonitorConfig(Block):
+    """The whole configuration. Sizes are bytes or texts such as "1GiB"."""
+
+    output_dir: Annotated[str, Field(min_length=1)] = "monitor_output"
+    ranks: Annotated[Literal["all"] | list[int | str], AfterValidator(_known_ranks)] = "all"
+    start_step: Annotated[int, Field(ge=0)] = 0
+    stop_step: Annotated[int, Field(ge=1)] | None = None
+    statistics: Annotated[list[str], AfterValidator(_known_statistics)] = list(STATISTICS)
+    eps: Annotated[float, Field(ge=0)] = 0.0
+    collect: Collect = Collect()
+    export: Export = Export()
+    detect: _optional(Detect) = Detect()  # type: ignore[valid-type]
+    overflow_check: _optional(OverflowCheck) = OverflowCheck()  # type: ignore[valid-type]
+    on_incident: _optional(OnIncident) = OnIncident()  # type: ignore[valid-type]
+    ring_size: Annotated[Size, Field(ge=2**20)] = 16 * 2**20
+    disk_quota: Size = 20 * 2**30
+    overhead_budget: None = None
+    strict: bool = False
+
+    def collect_settings(self) -> CollectSettings:
+        """Return what the collectors need to know."""
+        blocks = {part: getattr(self.collect, part) for part in PARTS}
+        gradients, activations = blocks["gradients"], blocks["activations"]
+        return CollectSettings(
+            targets={part: list(block.targets) for part, block in blocks.items() if block is not None},
+            forward=activations is not None and activations.forward,
+            backward=activations is not None and activations.backward,
+            before_reduction=gradients is not None and gradients.before_reduction,
+            per_micro_step=gradients is not None and gradients.per_micro_step,
+            eps=self.eps,
+        )
+
+    def includes_rank(self, rank: int, world_size: int) -> bool:
+        """Whether `rank` is watched.
+
+        Raises:
+            ValueError: when `ranks` names a rank that does not exist.
+
+        """
+        if self.ranks == "all":
+            return True
+        wanted: set[int] = set()
+        for item in self.ranks:
+            first, _, last = str(item).partition("-")
+            wanted |= set(range(int(first), int(last or first) + 1))
+        beyond = [r for r in wanted if r >= world_size]
+        if beyond:
+            raise ValueError(f"ranks: {min(beyond)} does not exist; allowed: 0 to {world_size - 1}")
+        return rank in wanted

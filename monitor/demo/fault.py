@@ -1,0 +1,55 @@
+"""A real bit flip in the storage of one weight, as a cosmic ray or a worn memory cell makes it."""
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+BITS: Final = {"flip": (30,), "hard": (25, 26)}
+"""Bits of a float32 by kind of fault: 30 multiplies a small weight by 2^128; 25 and 26 by 16 and 256."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """One bit of one element of one parameter, counted in the flattened tensor."""
+
+    parameter: str
+    element: int
+    bit: int
+    before: float
+    after: float
+
+
+def flip_weight(model: nn.Module, tokens: Tensor, kind: str, seed: int, parameter: str | None = None) -> Flip:
+    """Flip a bit, clear until then, of a weight that the coming batch of `tokens` uses.
+
+    Raises:
+        ValueError: when the model has no such parameter, or no element of it has the bit clear.
+
+    """
+    choice = random.Random(seed)
+    named = dict(model.named_parameters())
+    if parameter is not None and parameter not in named:
+        raise ValueError(f"--fault-parameter: {parameter!r} is no parameter; allowed: {', '.join(named)}")
+    name = parameter or choice.choice(list(named))
+    bit = choice.choice(BITS[kind])
+    flat = named[name].detach().view(-1)
+    bits = flat.view(torch.int32)
+    used = _used_elements(name, named[name], tokens)
+    candidates = [i for i in used if flat[i] != 0 and not int(bits[i]) >> bit & 1]
+    if not candidates:
+        raise ValueError(f"--fault-parameter: no used element of {name!r} has bit {bit} clear")
+    element = choice.choice(candidates)
+    before = float(flat[element])
+    bits[element] ^= 1 << bit
+    return Flip(name, element, bit, before, float(flat[element]))
+
+
+def _used_elements(name: str, parameter: Tensor, tokens: Tensor) -> list[int]:
+    """Return the elements that take part in the next forward pass: of the byte embedding, the batch's rows."""
+    if name != "token.weight":
+        return list(range(parameter.numel()))
+    width = parameter.shape[1]
+    return [row * width + column for row in tokens.unique().tolist() for column in range(width)]

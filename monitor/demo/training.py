@@ -1,0 +1,90 @@
+"""The training run of the demo: an ordinary loop that trainsentry watches, and a weight that breaks."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+
+from trainsentry.anomaly.incident import Incident
+from trainsentry.monitor.demo.fault import Flip, flip_weight
+from trainsentry.monitor.demo.model import Gpt, GptConfig
+from trainsentry.monitor.demo.text import Batches
+from trainsentry.monitor.errors import TrainingStopped
+from trainsentry.monitor.train_monitor import TrainMonitor
+
+LEARNING_RATE: Final = 2e-3
+WARM_UP: Final = 10
+BATCH: Final = 8
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: the last step, the loss of every step, the flip if one was made, and what was found."""
+
+    steps: int
+    losses: tuple[float, ...]
+    flip: Flip | None
+    flip_step: int | None
+    incidents: tuple[Incident, ...]
+    stopped: TrainingStopped | None
+
+    @property
+    def found(self) -> bool:
+        """Whether the first suspect is the flipped parameter; without a flip, whether nothing was reported."""
+        if self.flip is None:
+            return not self.incidents
+        return bool(self.incidents) and self.incidents[0].name == self.flip.parameter
+
+
+def train(
+    config: Mapping[str, Any],
+    *,
+    steps: int = 150,
+    seed: int = 0,
+    fault: str = "flip",
+    fault_parameter: str | None = None,
+    progress: Callable[[int, float], None] = lambda _step, _loss: None,
+) -> Outcome:
+    """Train the byte-level GPT under a monitor with `config`; midway one weight breaks.
+
+    `fault` is `flip`, `hard` or `none` (see `fault.BITS`). `progress` is called with step and loss.
+    """
+    torch.manual_seed(seed)
+    sizes = GptConfig()
+    model = Gpt(sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    batches = Batches(BATCH, sizes.context, seed)
+    losses: list[float] = []
+    flip, stopped = None, None
+    monitor = TrainMonitor(config)
+    with monitor.watch(model, optimizer):
+        try:
+            for step in range(steps):
+                tokens, targets = batches.draw()
+                if step == steps // 2 and fault != "none":
+                    flip = flip_weight(model, tokens, fault, seed, fault_parameter)
+                logits = model(tokens)
+                loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                monitor.log(loss=loss, learning_rate=schedule.get_last_lr()[0])
+                losses.append(loss.item())
+                progress(step, losses[-1])
+                optimizer.step()
+                schedule.step()
+        except TrainingStopped as stop:
+            stopped = stop
+    at = steps // 2 if flip is not None else None
+    return Outcome(len(losses), tuple(losses), flip, at, monitor.incidents, stopped)
+
+
+def _rate(step: int, steps: int) -> float:
+    """Return the share of the learning rate: linear warm-up, then a cosine down to a tenth."""
+    if step < WARM_UP:
+        return (step + 1) / WARM_UP
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - WARM_UP) / max(steps - WARM_UP, 1)))

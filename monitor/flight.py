@@ -1,0 +1,77 @@
+"""The flight recorder's view: the last steps' records as a table, and the newest values by name."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import UPDATE, SeriesTable
+from trainsentry.collectors.statistics import STATISTICS, VALUE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def table_of_records(
+    records: Sequence[StepRecord], table: SeriesTable, statistics: tuple[str, ...], last: int | None
+) -> "pd.DataFrame":
+    """Return records as a table with a row per series and step.
+
+    Columns: step, rank, micro_step, order, name, quantity, index, the statistics, and `value`, which holds the
+    ratio of an update and the value of a scalar.
+    """
+    import pandas as pd
+
+    steps = sorted({r.step for r in records})
+    wanted = set(steps if last is None else steps[-last:] if last > 0 else [])
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        if record.step not in wanted:
+            continue
+        for row, series_id in enumerate(record.ids.tolist()):
+            series = table.series[series_id]
+            numbers = record.values[row]
+            rows.append(
+                {
+                    "step": record.step,
+                    "rank": record.rank,
+                    "micro_step": series.micro_step,
+                    "order": record.first_order + row,
+                    "name": series.name,
+                    "quantity": series.quantity,
+                    "index": series.index,
+                    **{name: numbers[STATISTICS.index(name)] for name in statistics},
+                    "value": numbers[VALUE],
+                }
+            )
+    lead = ["step", "rank", "micro_step", "order", "name", "quantity", "index"]
+    return pd.DataFrame(rows, columns=[*lead, *statistics, "value"])
+
+
+def metrics_of(
+    records: Sequence[StepRecord], table: SeriesTable, statistics: tuple[str, ...], quantity: str
+) -> dict[str, dict[str, float]]:
+    """Return the newest step's statistics of a quantity; of several micro-steps, the last one's."""
+    ids = dict(table.of_quantity(quantity))
+    found: dict[str, dict[str, float]] = {}
+    newest: int | None = None
+    for record in reversed(records):
+        if newest is not None and record.step != newest:
+            break
+        # Parts of a step come in order, so an earlier part must not replace what a later one said.
+        part: dict[str, dict[str, float]] = {}
+        for row, series_id in enumerate(record.ids.tolist()):
+            if series_id in ids:
+                newest = record.step
+                part[ids[series_id].name] = _values(record, row, statistics, quantity, ids[series_id].scalar)
+        found = {**part, **found}
+    return found
+
+
+def _values(
+    record: StepRecord, row: int, statistics: tuple[str, ...], quantity: str, scalar: bool  # noqa: FBT001
+) -> dict[str, float]:
+    numbers = record.values[row].tolist()
+    if scalar:
+        return {"value": numbers[VALUE]}
+    found = {name: numbers[STATISTICS.index(name)] for name in statistics}
+    return {**found, "ratio": numbers[VALUE]} if quantity == UPDATE else found

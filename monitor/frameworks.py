@@ -1,0 +1,35 @@
+"""Finds the collectors for a model's framework, without importing any framework the user did not."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What the monitor needs of a framework: each attribute is a function, class or module of its collectors."""
+
+    watch: Any
+    saving: Any
+    rank_and_world_size: Any
+    describe_environment: Any
+
+
+def framework_of(model: Any) -> Framework:
+    """Return the framework of a model or of a list of model chunks.
+
+    Raises:
+        TypeError: when it is none that is supported.
+
+    """
+    first = model[0] if isinstance(model, (list, tuple)) and model else model
+    bases = {base.__module__.partition(".")[0] for base in type(first).__mro__}
+    if "torch" in bases:
+        from trainsentry.collectors.torch import environment, saving
+        from trainsentry.collectors.torch.watch import TorchWatch
+
+        return Framework(
+            TorchWatch, saving, environment.rank_and_world_size, environment.describe_environment
+        )
+    raise TypeError(f"watch(model): got {type(first).__name__}, allowed: torch.nn.Module or a list of them")

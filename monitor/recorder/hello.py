@@ -1,0 +1,51 @@
+"""What a recorder is told as it starts."""
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from trainsentry.collectors.series import SeriesTable
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Settings of one rank's recorder, and the series that are defined already.
+
+    `restart` numbers the starts of a run in one directory; `relay` counts the recorders of this start.
+    `max_wait` and times are in seconds.
+    """
+
+    output_dir: str
+    rank: int
+    statistics: tuple[str, ...]
+    csv_steps_per_file: int | None
+    tensorboard: bool
+    detect: bool
+    max_wait: float
+    start_step: int
+    disk_quota: int
+    ring_size: int
+    overflow_check: bool = True
+    overflow_check_on_incident: bool = True
+    restart: int = 0
+    relay: int = 0
+    definitions: dict[str, Any] = field(default_factory=dict)
+    descriptors: tuple[int, int] = (-1, -1)
+    parent: int = 0
+
+    def encode(self) -> bytes:
+        """Return the settings as JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Hello":
+        """Rebuild the settings."""
+        values = json.loads(data)
+        values["statistics"] = tuple(values["statistics"])
+        values["descriptors"] = tuple(values["descriptors"])
+        return cls(**values)
+
+
+def with_definitions(hello: Hello, table: SeriesTable, relay: int) -> Hello:
+    """Return the hello for a successor of a recorder that died."""
+    return replace(hello, definitions=table.definitions(), relay=relay)

@@ -1,0 +1,118 @@
+"""The recorder's loop: waits for the trainer, reads the ring, ends when the trainer is gone."""
+
+import os
+import select
+import socket
+import struct
+from collections import deque
+from typing import Any, Final
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.monitor.recorder.hello import Hello
+from trainsentry.monitor.recorder.messages import CONTROL, DEFINITIONS, RECORD, decode, encode
+from trainsentry.monitor.recorder.session import Session
+from trainsentry.monitor.ring import Ring
+
+IDLE_SECONDS: Final = 1.0
+"""How long to sleep without a sign of the trainer before looking whether it is still there."""
+
+
+class Recorder:
+    """Serves one trainer until it closes or is gone.
+
+    The trainer announces the ring's new head through the socket: the system call orders the two processes'
+    memory, which a bare read of the ring's counter does not on every processor.
+    """
+
+    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
+        self.hello = hello
+        self.ring = ring
+        self.channel = channel
+        self._outgoing: deque[bytes] = deque()
+        self._announced = 0
+        self._rest = b""
+        self.session = Session(hello, self._send)
+
+    def serve(self) -> None:
+        """Run until the trainer closes the session, or is gone and the ring is empty."""
+        self.channel.setblocking(False)
+        state, up_to, running = "closed", self.ring.head, True
+        while running:
+            running = self._drain(up_to)
+            self._flush_outgoing()
+            if not running:
+                break
+            gone = self._wait()
+            up_to = self.ring.head if gone or not self._announced else self._announced
+            if gone:
+                state = "closed" if not self._drain(self.ring.head) else "trainer gone"
+                break
+        self.session.close(state)
+        self._flush_outgoing(patient=True)
+
+    def _drain(self, up_to: int) -> bool:
+        """Handle every message before `up_to`; return False when one of them was to close."""
+        while (message := self.ring.read(up_to)) is not None:
+            kind, data = message
+            try:
+                going_on = self._handle(kind, data)
+            except Exception as error:  # noqa: BLE001 - one bad message must not end the recording
+                going_on = True
+                self.session.failed("recorder", error, self.session.step)
+            self.ring.commit()
+            self._flush_outgoing()
+            if not going_on:
+                return False
+        return True
+
+    def _handle(self, kind: int, data: bytes) -> bool:
+        if kind == RECORD:
+            self.session.take_record(StepRecord.decode(data))
+        elif kind == DEFINITIONS:
+            self.session.table.define(decode(data))
+        elif kind == CONTROL:
+            return self.session.take_control(decode(data))
+        return True
+
+    def _wait(self) -> bool:
+        """Sleep until the trainer announces something; return True when it is gone."""
+        writing = [self.channel] if self._outgoing else []
+        readable, _, _ = select.select([self.channel], writing, [], IDLE_SECONDS)
+        if not readable:
+            self._announced = self.ring.head
+            return self.hello.parent > 0 and os.getppid() != self.hello.parent
+        try:
+            data = self.channel.recv(1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        if not data:
+            return True
+        data = self._rest + data
+        whole = len(data) // 8 * 8
+        if whole:
+            self._announced = struct.unpack_from("=Q", data, whole - 8)[0]
+        self._rest = data[whole:]
+        return False
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._outgoing.append(encode(message) + b"\n")
+        self._flush_outgoing()
+
+    def _flush_outgoing(self, *, patient: bool = False) -> None:
+        """Send what the socket takes; a trainer that does not listen never blocks the recorder."""
+        if patient:
+            self.channel.settimeout(self.hello.max_wait)
+        while self._outgoing:
+            data = self._outgoing.popleft()
+            try:
+                sent = self.channel.send(data)
+            except (BlockingIOError, TimeoutError):
+                self._outgoing.appendleft(data)
+                return
+            except OSError:
+                self._outgoing.clear()
+                return
+            if sent < len(data):
+                self._outgoing.appendleft(data[sent:])

@@ -1,0 +1,272 @@
+"""One rank's recording: takes records in, judges them, writes them, and tells the trainer what it found."""
+
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.incident_log import IncidentLog
+from trainsentry.anomaly.overflow import OverflowRule
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import PARAMETER, SeriesTable
+from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.exporter import Exporter
+from trainsentry.exporters.json_files import append_lines, read_lines, replace_json
+from trainsentry.exporters.quota import enforce_quota
+from trainsentry.exporters.run_file import write_run
+from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.hello import Hello
+from trainsentry.monitor.recorder.sink import Sink
+
+STATUS_SECONDS: Final = 1.0
+"""How often `status.json` is renewed: often enough for a person, seldom enough for a shared file system."""
+
+QUOTA_STEPS: Final = 100
+"""Records between two looks at the disk quota."""
+
+MAX_ANOMALY_LINES: Final = 20_000
+"""Lines of `anomalies.jsonl` in one run (about 6 MB); what comes after is counted, not written."""
+
+MAX_OVERFLOW_NAMES: Final = 32
+"""Names written of one step's overflowing series; their number is written in any case."""
+
+SETTLED_AFTER: Final = 2
+"""Records after which an incident's ranking stands even when no weight was read meanwhile."""
+
+
+class Session:
+    """Everything that happens behind the ring. `send` carries messages to the trainer and never blocks."""
+
+    def __init__(self, hello: Hello, send: Callable[[dict[str, Any]], None]) -> None:
+        self.hello = hello
+        self.send = send
+        self.table = SeriesTable()
+        if hello.definitions:
+            self.table.define(hello.definitions)
+        self.root = Path(hello.output_dir)
+        self.directory = self.root / f"rank{hello.rank}"
+        self.detection = Detection(self.table) if hello.detect else None
+        self.incidents = IncidentLog(self.table, first_id=next_incident_id(self.root / "incidents.jsonl"))
+        self.overflow = OverflowRule(self.table)
+        self.journal = Sink("journal", hello.max_wait, self._sink_failed)
+        self.exporters: list[tuple[Sink, Exporter]] = self._make_exporters()
+        self.counters: dict[str, Any] = {}
+        self.gaps: list[dict[str, Any]] = []
+        self.step = hello.start_step - 1
+        self.records = 0
+        self.anomalies = 0
+        self._since_incident: dict[int, int] = {}
+        self._settled: set[int] = set()
+        self._written: dict[int, Incident] = {}
+        self._status_at = 0.0
+
+    def _make_exporters(self) -> list[tuple[Sink, Exporter]]:
+        made: list[tuple[str, Exporter]] = []
+        if self.hello.csv_steps_per_file is not None:
+            writer = CsvWriter(
+                self.directory,
+                self.table,
+                self.hello.statistics,
+                steps_per_file=self.hello.csv_steps_per_file,
+                start_step=self.hello.start_step,
+                restart=self.hello.restart,
+            )
+            made.append(("csv", writer))
+        if self.hello.tensorboard:
+            from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
+
+            directory = self.root / "tensorboard" / f"rank{self.hello.rank}"
+            made.append(("tensorboard", TensorBoardWriter(directory, self.table, self.hello.statistics)))
+        return [(Sink(name, self.hello.max_wait, self._sink_failed), exporter) for name, exporter in made]
+
+    # ------------------------------------------------------------------ records
+
+    def take_record(self, record: StepRecord) -> None:
+        """Judge a record first, so that the trainer hears of trouble soon; then write it."""
+        self.step, self.records = max(self.step, record.step), self.records + 1
+        found = self._judge(record)
+        if record.examined:
+            self.send({"type": messages.EXAMINED, "step": record.step})
+        for sink, exporter in self.exporters:
+            sink.submit(lambda e=exporter: e.write(record), record.step)  # type: ignore[misc]
+        self._write_findings(record, found)
+        for sink, _ in self.exporters:
+            sink.settle()
+        self.journal.settle()
+        if self.records % QUOTA_STEPS == 0:
+            self._keep_quota()
+        self._renew_status()
+
+    def _judge(self, record: StepRecord) -> list[Anomaly]:
+        """Run the detectors; should they fail, records are still written."""
+        if self.detection is None:
+            return []
+        try:
+            found = self.detection.judge(record)
+            self._follow(record, found)
+        except Exception as error:  # noqa: BLE001 - the edge of detection
+            self.detection = None
+            self.failed("detection", error, record.step)
+            return []
+        return found
+
+    def failed(self, part: str, error: Exception, step: int) -> None:
+        """Report a fault of ours to the trainer, whose log is where people look."""
+        trace = "".join(traceback.format_exception(error))
+        self.gaps.append({"part": part, "from_step": step, "reason": f"{type(error).__name__}: {error}"})
+        self.send({"type": messages.FAILURE, "part": part, "message": trace, "step": step})
+
+    def _follow(self, record: StepRecord, found: list[Anomaly]) -> None:
+        """Update the incidents and tell the trainer what is new about them."""
+        changed = self.incidents.observe(record.step, found)
+        if changed is not None:
+            self._since_incident.setdefault(changed.id, 0)
+        for incident_id in [i for i in self._since_incident if i not in self._settled]:
+            if self._settles(incident_id, record):
+                self._settled.add(incident_id)
+                changed = self.incidents.incidents[incident_id]
+        if changed is not None:
+            self._tell(changed)
+
+    def _settles(self, incident_id: int, record: StepRecord) -> bool:
+        """Whether the weights have been read since the trouble began, or it has been waited for long enough."""
+        self._since_incident[incident_id] += 1
+        if record.examined or self._since_incident[incident_id] > SETTLED_AFTER:
+            return True
+        return any(self.table.series[i].quantity == PARAMETER for i in record.ids.tolist())
+
+    def _tell(self, incident: Incident) -> None:
+        self.send(
+            {"type": messages.INCIDENT, "incident": incident.to_json(), "settled": incident.id in self._settled}
+        )
+        self._write_incident(incident)
+
+    def _write_findings(self, record: StepRecord, found: list[Anomaly]) -> None:
+        room = max(MAX_ANOMALY_LINES - self.anomalies, 0)
+        lines = [a.to_json() for a in found[:room]]
+        self.anomalies += len(found)
+        if lines:
+            self.journal.submit(lambda: append_lines(self.directory / "anomalies.jsonl", lines), record.step)
+        overflow = self.overflow.judge(record)
+        if overflow is not None and self._checks_overflow():
+            series = [self.table.series[i] for i in record.ids[overflow.rows[:MAX_OVERFLOW_NAMES]]]
+            line = {
+                "step": record.step,
+                "skipped": record.skipped,
+                "count": self.overflow.count,
+                "series": len(overflow.rows),
+                "names": [[s.quantity, s.name, s.micro_step] for s in series],
+            }
+            self.journal.submit(lambda: append_lines(self.directory / "overflow.jsonl", [line]), record.step)
+
+    def _checks_overflow(self) -> bool:
+        started = bool(self.incidents.incidents) and self.hello.overflow_check_on_incident
+        return self.hello.overflow_check or started
+
+    def _write_incident(self, incident: Incident) -> None:
+        if self._written.get(incident.id) == incident:
+            return
+        self._written[incident.id] = incident
+        line = incident.to_json()
+        self.journal.submit(lambda: append_lines(self.root / "incidents.jsonl", [line]), incident.last_seen)
+
+    # ------------------------------------------------------------------ control
+
+    def take_control(self, message: dict[str, Any]) -> bool:
+        """Do what the trainer asks; return False when it was to close."""
+        kind = message["type"]
+        if kind == messages.COUNTERS:
+            self.counters = message["counters"]
+            self._renew_status()
+        elif kind == messages.GRAPH:
+            self.journal.submit(lambda: replace_json(self.directory / "graph.json", message["graph"]), self.step)
+        elif kind == messages.RUN:
+            self.journal.submit(lambda: write_run(self.root / "run.json", message["run"]), self.step)
+        elif kind == messages.ACTION:
+            changed = self.incidents.add_action(message["incident"], message["action"])
+            if changed is not None:
+                self._tell(changed)
+        elif kind == messages.GAP:
+            self.gaps.append(message["gap"])
+        elif kind == messages.FLUSH:
+            self._settle_all()
+            self.send({"type": messages.FLUSHED, "token": message["token"]})
+        elif kind == messages.STATE:
+            state = self.detection.state() if self.detection is not None else None
+            self.send({"type": messages.STATE, "state": state, "token": message["token"]})
+        elif kind == messages.LOAD_STATE and self.detection is not None and message["state"]:
+            self.detection.load(message["state"])
+        return kind != messages.CLOSE
+
+    def close(self, state: str) -> None:
+        """Write what is still to be written. `state` says how the run ended, for `status.json`."""
+        self._settle_all()
+        self._keep_quota()
+        self._renew_status(state)
+        self.journal.settle()
+        for sink, exporter in self.exporters:
+            sink.submit(exporter.close, self.step)
+            sink.settle()
+            sink.close()
+        self.journal.close()
+        self.send({"type": messages.CLOSED})
+
+    def _settle_all(self) -> None:
+        for incident in self.incidents.incidents.values():
+            if incident.id not in self._settled:
+                self._settled.add(incident.id)
+                self._tell(incident)
+            self._write_incident(incident)
+        self._renew_status("running")
+        self.journal.settle()
+
+    # ------------------------------------------------------------------ status
+
+    def _sink_failed(self, name: str, message: str, step: int) -> None:
+        self.gaps.append({"exporter": name, "from_step": step, "reason": message})
+        self.send({"type": messages.FAILURE, "part": name, "message": message, "step": step})
+
+    def _keep_quota(self) -> None:
+        spared = [(i.first_seen, i.last_seen) for i in self.incidents.incidents.values()]
+        directory, quota = self.directory, self.hello.disk_quota
+        self.journal.submit(lambda: enforce_quota(directory, quota, self.step, spared), self.step)
+
+    def _renew_status(self, state: str | None = None) -> None:
+        now = time.time()
+        if state is None and now - self._status_at < STATUS_SECONDS:
+            return
+        self._status_at = now
+        data = self.status(state or "running")
+        self.journal.submit(lambda: replace_json(self.directory / "status.json", data), self.step)
+
+    def status(self, state: str) -> dict[str, Any]:
+        """Return the content of `status.json`."""
+        sinks = [*(sink for sink, _ in self.exporters), self.journal]
+        return {
+            "schema_version": 1,
+            "state": state,
+            "rank": self.hello.rank,
+            "step": self.step,
+            "records": self.records,
+            "series": len(self.table.series),
+            "incidents": len(self.incidents.incidents),
+            "anomalies": self.anomalies,
+            "overflow_steps": self.overflow.count,
+            "skipped_overflow_steps": self.overflow.skipped,
+            "exporters": {s.name: s.off or "writing" for s in sinks},
+            "gaps": self.gaps,
+            "recorders_started": self.hello.relay + 1,
+            "updated": time.time(),
+            **self.counters,
+        }
+
+
+def next_incident_id(path: Path) -> int:
+    """Return the id for the next incident of a directory: one more than any that stands in its file."""
+    if not path.is_file():
+        return 1
+    return 1 + max((line.get("id", 0) for line in read_lines(path, lambda *_: None)), default=0)

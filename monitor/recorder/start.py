@@ -1,0 +1,131 @@
+"""Starts a recorder: a process of its own, or a thread where no process can be started."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from trainsentry.monitor.recorder.hello import Hello
+from trainsentry.monitor.ring import Ring
+
+_QUIET: Final = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "ASCEND_RT_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+"""The recorder sees no device and takes one thread."""
+
+
+class Running(Protocol):
+    """A started recorder."""
+
+    mode: str
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+
+    def join(self, timeout: float) -> bool:
+        """Wait for its end; return whether it has ended."""
+
+    def kill(self) -> None:
+        """End it at once, where that is possible."""
+
+
+class ProcessRecorder:
+    """A recorder in a process of its own."""
+
+    mode = "process"
+
+    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
+        descriptors = (ring.descriptor, channel.fileno())
+        told = replace(hello, descriptors=descriptors, parent=os.getpid())
+        with tempfile.TemporaryFile() as settings:
+            settings.write(told.encode())
+            settings.seek(0)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "trainsentry.monitor.recorder"],
+                stdin=settings,
+                pass_fds=descriptors,
+                env=_environment(),
+                cwd="/",
+                start_new_session=True,
+            )
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self.process.poll() is None
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the process to end."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Kill the process and collect it."""
+        self.process.kill()
+        self.process.wait()
+
+
+class ThreadRecorder:
+    """A recorder in a thread of the training process."""
+
+    mode = "thread"
+
+    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
+        from trainsentry.monitor.recorder.serve import Recorder
+
+        own = Ring(os.dup(ring.descriptor), ring.size)
+        own_channel = socket.socket(fileno=os.dup(channel.fileno()))
+
+        def work() -> None:
+            try:
+                Recorder(hello, own, own_channel).serve()
+            finally:
+                own_channel.close()
+                own.close()
+
+        self.thread = threading.Thread(target=work, name="trainsentry-recorder", daemon=True)
+        self.thread.start()
+
+    def alive(self) -> bool:
+        """Whether the thread still runs."""
+        return self.thread.is_alive()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread to end."""
+        self.thread.join(timeout)
+        return not self.thread.is_alive()
+
+    def kill(self) -> None:
+        """Do nothing: a thread cannot be killed; it ends when its socket does."""
+
+
+Starter = Callable[[Hello, Ring, socket.socket], Running]
+
+
+def start_recorder(hello: Hello, ring: Ring, channel: socket.socket) -> Running:
+    """Start a recorder in a process, or in a thread where that fails."""
+    try:
+        return ProcessRecorder(hello, ring, channel)
+    except (OSError, ValueError, TypeError):  # no fork, no executable, no descriptors to pass on
+        return ThreadRecorder(hello, ring, channel)
+
+
+def _environment() -> dict[str, str]:
+    """Return the recorder's environment: it must find the same trainsentry as the trainer."""
+    home = Path(sys.modules["trainsentry"].__file__ or "").absolute().parents[1]
+    inherited = [str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    path = os.pathsep.join([str(home), *inherited])
+    return {**os.environ, **_QUIET, "PYTHONPATH": path}

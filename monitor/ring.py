@@ -1,0 +1,120 @@
+"""A bounded ring of messages in memory that two processes share: one writes, one reads.
+
+The memory has no name in any file system (a memfd, or a file that is unlinked as soon as it is mapped), so
+nothing is left behind whoever dies first, and the size of /dev/shm does not matter.
+"""
+
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+_HEADER: Final = 128  # head and tail stand a cache line apart
+_FRAME: Final = struct.Struct("=II")
+
+
+class Ring:
+    """Messages (kind, bytes) in the order they were written.
+
+    `head` and `tail` count bytes ever written and ever freed. Each is changed by one side only, in one aligned
+    store. The reader frees messages with `commit`, so what it had not finished is still there for a successor.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.descriptor = descriptor
+        self.size = size
+        self._map = mmap.mmap(descriptor, _HEADER + size)
+        self._counters = np.frombuffer(self._map, np.uint64, _HEADER // 8)
+        self._read_to = self.tail
+
+    @classmethod
+    def create(cls, size: int) -> "Ring":
+        """Make a ring of `size` bytes, a multiple of 8."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("trainsentry-ring")
+        else:  # macOS and old kernels
+            descriptor, path = tempfile.mkstemp(prefix="trainsentry-ring-")
+            os.unlink(path)  # noqa: PTH108 - the path is a plain string made here
+        os.ftruncate(descriptor, _HEADER + size)
+        return cls(descriptor, size)
+
+    @property
+    def head(self) -> int:
+        """Bytes ever written."""
+        return int(self._counters[0])
+
+    @property
+    def tail(self) -> int:
+        """Bytes ever freed."""
+        return int(self._counters[8])
+
+    @property
+    def used(self) -> int:
+        """Bytes that hold messages not yet freed."""
+        return self.head - self.tail
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes a message may have: a quarter of the ring, so that one never needs it empty."""
+        return self.size // 4
+
+    def write(self, kind: int, chunks: Sequence[bytes]) -> bool:
+        """Append a message; return False when there is no room for it now.
+
+        Raises:
+            ValueError: when the message is larger than `largest_message`.
+
+        """
+        length = sum(len(chunk) for chunk in chunks)
+        if length > self.largest_message:
+            raise ValueError(f"a message of {length} bytes; the ring takes at most {self.largest_message}")
+        head = self.head
+        if head + _padded(length) - self.tail > self.size:
+            return False
+        position = head
+        for chunk in (_FRAME.pack(length, kind), *chunks):
+            self._put(position, chunk)
+            position += len(chunk)
+        self._counters[0] = head + _padded(length)
+        return True
+
+    def read(self, up_to: int) -> tuple[int, bytes] | None:
+        """Return the next message that lies before the position `up_to`, or None."""
+        if self._read_to >= up_to:
+            return None
+        length, kind = _FRAME.unpack(self._get(self._read_to, _FRAME.size))
+        data = self._get(self._read_to + _FRAME.size, length)
+        self._read_to += _padded(length)
+        return kind, data
+
+    def commit(self) -> None:
+        """Free every message that was read."""
+        self._counters[8] = self._read_to
+
+    def close(self) -> None:
+        """Unmap the memory and close the descriptor."""
+        del self._counters
+        self._map.close()
+        os.close(self.descriptor)
+
+    def _put(self, position: int, data: bytes) -> None:
+        start = position % self.size
+        fits = min(len(data), self.size - start)
+        self._map[_HEADER + start : _HEADER + start + fits] = data[:fits]
+        if fits < len(data):
+            self._map[_HEADER : _HEADER + len(data) - fits] = data[fits:]
+
+    def _get(self, position: int, length: int) -> bytes:
+        start = position % self.size
+        fits = min(length, self.size - start)
+        data = self._map[_HEADER + start : _HEADER + start + fits]
+        return data if fits == length else data + self._map[_HEADER : _HEADER + length - fits]
+
+
+def _padded(length: int) -> int:
+    """Return a message's bytes in the ring: frame and data, up to a multiple of 8."""
+    return (_FRAME.size + length + 7) & ~7

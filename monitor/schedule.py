@@ -1,0 +1,29 @@
+"""Which parts of which steps are sampled."""
+
+from trainsentry.collectors.settings import PARTS, Plan
+from trainsentry.monitor.config import MonitorConfig
+
+NOTHING: Plan = frozenset()
+
+
+class Schedule:
+    """Says what is collected at a step: a function of the step's number and of dense sampling asked for."""
+
+    def __init__(self, config: MonitorConfig) -> None:
+        self.start = config.start_step
+        self.stop = config.stop_step
+        blocks = {part: getattr(config.collect, part) for part in PARTS}
+        self.every = {part: block.every for part, block in blocks.items() if block is not None}
+        self.dense_until = -1
+
+    def plan(self, step: int) -> Plan:
+        """Return the parts to collect at `step`."""
+        if step < self.start or (self.stop is not None and step >= self.stop):
+            return NOTHING
+        if step < self.dense_until:
+            return frozenset(self.every)
+        return frozenset(part for part, every in self.every.items() if step % every == 0)
+
+    def sample_every_step(self, step: int, steps: int) -> None:
+        """Collect everything at `steps` steps from `step` on."""
+        self.dense_until = max(self.dense_until, step + steps)

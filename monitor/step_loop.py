@@ -1,0 +1,306 @@
+"""The training process's side of a step: collect, judge what must be judged at once, hand over, go on."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.anomaly.overflow import OverflowRule
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import FOUND_INF, SKIPPED, SeriesTable
+from trainsentry.collectors.statistics import VALUE
+from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.errors import OverflowLimitReached
+from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.step_end import StepEnd
+from trainsentry.monitor.targeted_dump import PART as DUMP
+from trainsentry.monitor.triggers import Triggers
+
+PART: Final = "step boundary"
+
+COUNTERS_EVERY_SECONDS: Final = 1.0
+"""How often the trainer tells the recorder what it counted, for `status.json`."""
+
+
+@dataclass
+class _Pending:
+    """Rows of a step on their way from the device."""
+
+    step: int
+    first_order: int
+    skipped: bool
+    judged: bool
+    rows: Any
+
+
+class StepLoop:
+    """Follows the steps of the watched optimizers, and does at each boundary what has to be done there.
+
+    It is the `StepListener` of the collectors. `watch` is the framework's watched model.
+    """
+
+    def __init__(
+        self,
+        config: MonitorConfig,
+        watch: Any,
+        table: SeriesTable,
+        link: RecorderLink,
+        guard: Guard,
+        triggers: Triggers,
+        schedule: Schedule,
+        *,
+        rank: int,
+        start_step: int,
+        same_step: bool,
+    ) -> None:
+        self.watch = watch
+        self.table = table
+        self.link = link
+        self.guard = guard
+        self.triggers = triggers
+        self.schedule = schedule
+        self.rank = rank
+        self.step = start_step
+        self.same_step = same_step
+        self.overflow = OverflowRule(table)
+        self.overflow_nums = config.overflow_check.overflow_nums if config.overflow_check else -1
+        self.recorded: deque[StepRecord] = deque()
+        self.recorded_bytes = 0
+        self.skipped_steps = 0
+        self._keep_bytes = config.ring_size
+        settings = config.on_incident.dump if config.on_incident else None
+        self._urgent_distance = settings.cooldown_steps if settings else 100
+        self._last_urgent: int | None = None
+        self._pending: deque[_Pending] = deque()
+        self._order = 0
+        self._skipped = False
+        self._judged = False
+        self._end = StepEnd(())
+        self._log_counts: dict[str, int] = {}
+        self._scale_noted = False
+        self._told_at = 0.0
+        self._graph_told = -1
+        self._closure = False
+        self._shut = False
+
+    # ------------------------------------------------------------------ what the collectors tell
+
+    def begin(self) -> None:
+        """Start (anew) after models were added: wait for all optimizers, open the current step."""
+        self._end = StepEnd(id(o) for o in self.watch.optimizers)
+        self._run(self.watch.open_step, self.schedule.plan(self.step))
+
+    def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
+        """Collect what the update works with; judge it before the update where `same_step` asks for that."""
+        self._run(self._before, optimizer, has_closure)
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """Collect what the update did; end the step with the last optimizer."""
+        self._run(self._after, optimizer)
+
+    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:  # noqa: ARG002
+        """Take the loss scale along, once a step."""
+        self._run(self._note_scale, scaler)
+
+    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:  # noqa: ARG002
+        """Record a step that the loss scaler skipped."""
+        self._run(self._skip, optimizer)
+
+    def boundary(self) -> None:
+        """End a step that has no optimizer."""
+        self._run(self._without_optimizer)
+
+    def log(self, scalars: dict[str, Any]) -> None:
+        """Take scalars; the second value of a name within a step belongs to the second micro-step."""
+        self.guard.run("log", self._log, scalars)
+
+    def _run(self, function: Callable[..., None], *args: Any) -> None:
+        """Run a part of the boundary; when it fails, nothing of the monitor stays attached to the model."""
+        self.guard.run(PART, function, *args)
+        if PART in self.guard.disabled and not self._shut and self.guard.in_training_process:
+            self._shut = True
+            self.guard.run("close", self.watch.close)
+
+    # ------------------------------------------------------------------ a step
+
+    def _before(self, optimizer: Any, has_closure: bool) -> None:  # noqa: FBT001 - passed by the guard
+        found_inf = getattr(optimizer, FOUND_INF, None)
+        if found_inf is not None:
+            self.watch.log(FOUND_INF, found_inf, 0)
+        self._closure = has_closure
+        self.watch.before_update(optimizer, gradients_ready=not has_closure)
+        self._dump(lambda dump: dump.before_update(self.step))
+        self.triggers.dump_taken(self.step)
+        if not has_closure:
+            self._judge_now()
+
+    def _after(self, optimizer: Any) -> None:
+        self.watch.after_update(optimizer, gradients_ready=self._closure)
+        if self._end.stepped(id(optimizer)):
+            self._end_step()
+
+    def _skip(self, optimizer: Any) -> None:
+        if not self._skipped and self.schedule.plan(self.step):
+            self.watch.log(SKIPPED, 1.0, 0)
+        self._skipped = True
+        self.watch.skipped(optimizer)
+        if self._end.stepped(id(optimizer)):
+            self._end_step()
+
+    def _without_optimizer(self) -> None:
+        self.watch.without_optimizer()
+        self._dump(lambda dump: dump.before_update(self.step))
+        self.triggers.dump_taken(self.step)
+        self._judge_now()
+        self._end_step()
+
+    def _log(self, scalars: dict[str, Any]) -> None:
+        for name, value in scalars.items():
+            count = self._log_counts.get(name, 0)
+            self._log_counts[name] = count + 1
+            self.watch.log(name, value, count)
+
+    def _note_scale(self, scaler: Any) -> None:
+        if not self._scale_noted and self.schedule.plan(self.step) and scaler.is_enabled():
+            self._scale_noted = True
+            self.watch.note_loss_scale(scaler)
+
+    def _judge_now(self) -> None:
+        """With `same_step`, look at what was collected before the update makes use of it.
+
+        Raises:
+            OverflowLimitReached: at the `overflow_nums`-th step with an overflow, before its update.
+
+        """
+        if not self.same_step or not len(self.watch.rows):
+            return
+        rows = self.watch.rows.peek()
+        rows.wait()
+        record = self._record(self.step, self._order, rows, skipped=self._skipped)
+        self._judged = True
+        overflow = self.overflow.judge(record)
+        if overflow is None or record.skipped:
+            return
+        self._examine()
+        self._check_limit()
+        self.triggers.raise_stop()
+
+    def _examine(self) -> None:
+        """Read weights and state out of turn, have the step ranked at once, and act before the update."""
+        if self._last_urgent is not None and self.step - self._last_urgent < self._urgent_distance:
+            return
+        self._last_urgent = self.step
+        self.watch.examine()
+        rows = self.watch.take()
+        rows.wait()
+        record = self._record(self.step, self._order, rows, skipped=False, examined=True)
+        self._order += len(record)
+        self._hand_over(record)
+        step = self.step
+        heard = self.link.wait_for(
+            lambda m: m["type"] == messages.EXAMINED and m["step"] == step, self.link.hello.max_wait
+        )
+        self.triggers.hear(heard, self.step, in_step=True)
+
+    def _end_step(self) -> None:
+        """Close the step's rows, hand over what has arrived, grant requests, and open the next step.
+
+        Raises:
+            TrainingStopped: when a stop was asked for.
+
+        """
+        if len(self.watch.rows):
+            pending = _Pending(self.step, self._order, self._skipped, self._judged, self.watch.take())
+            self._pending.append(pending)
+        self.skipped_steps += self._skipped
+        self._dump(lambda dump: dump.end_step())
+        self.publish()
+        self.step += 1
+        self._order, self._skipped, self._judged, self._scale_noted = 0, False, False, False
+        self._log_counts.clear()
+        self.triggers.hear(self.link.poll(), self.step, in_step=False)
+        self._tell_counters()
+        self.watch.open_step(self.schedule.plan(self.step))
+        self._dump(lambda dump: dump.open_step(self.step))
+        self.triggers.raise_stop()
+
+    def publish(self, *, wait: bool = False) -> None:
+        """Hand over the records whose rows have arrived; with `wait`, all of them."""
+        while self._pending and (wait or self._pending[0].rows.ready()):
+            pending = self._pending.popleft()
+            pending.rows.wait()
+            record = self._record(pending.step, pending.first_order, pending.rows, skipped=pending.skipped)
+            if not pending.judged and self.overflow.judge(record) is not None:
+                self._check_limit(raise_now=False)
+            self._hand_over(record)
+
+    def _record(
+        self, step: int, first_order: int, rows: Any, *, skipped: bool, examined: bool = False
+    ) -> StepRecord:
+        values = rows.resolve()
+        scalar = self._found_inf_id()
+        if scalar is not None and np.any(values[rows.ids == scalar, VALUE] > 0):
+            skipped = True
+        return StepRecord(
+            step, self.rank, rows.ids, rows.layouts, values, first_order, skipped, examined, time.time()
+        )
+
+    def _found_inf_id(self) -> int | None:
+        return next((i for i, s in self.table.of_quantity(FOUND_INF)), None)
+
+    def _hand_over(self, record: StepRecord) -> None:
+        self.recorded.append(record)
+        self.recorded_bytes += record.nbytes
+        while self.recorded_bytes > self._keep_bytes and len(self.recorded) > 1:
+            self.recorded_bytes -= self.recorded.popleft().nbytes
+        self.link.send_record(record)
+
+    def _check_limit(self, *, raise_now: bool = True) -> None:
+        if self.overflow_nums < 0 or self.overflow.count < self.overflow_nums or self.triggers.stop is not None:
+            return
+        incident = max(self.triggers.incidents.values(), key=lambda i: i.id, default=None)
+        reason = f"overflow in {self.overflow.count} steps, overflow_nums is {self.overflow_nums}"
+        self.overflow_nums = -1
+        self.triggers.stop = OverflowLimitReached(self.step, reason, incident)
+        if incident is not None:
+            self.triggers.note_action(incident.id, f"stop at step {self.step} by overflow_nums")
+        if raise_now:
+            self.triggers.raise_stop()
+
+    def _dump(self, action: Callable[[Any], None]) -> None:
+        if self.triggers.dump is not None:
+            self.guard.run(DUMP, action, self.triggers.dump)
+
+    # ------------------------------------------------------------------ what the recorder is told
+
+    def counters(self) -> dict[str, Any]:
+        """Return what the trainer counts, for `status.json`."""
+        steps = max(self.step, 1)
+        return {
+            "failures": {part: {"count": f.count, "last": f.last} for part, f in self.guard.failures.items()},
+            "dropped_records": self.link.dropped,
+            "skipped_steps": self.skipped_steps,
+            "recorder": {"mode": self.link.mode, "lost": self.link.lost_recorders},
+            "cost": {"host_seconds": self.guard.spent_ns / 1e9, "seconds_a_step": self.guard.spent_ns / 1e9 / steps},
+            "sampling": sorted(self.schedule.plan(self.step)),
+        }
+
+    def _tell_counters(self) -> None:
+        now = time.monotonic()
+        if now - self._told_at < COUNTERS_EVERY_SECONDS:
+            return
+        self._told_at = now
+        self.tell()
+
+    def tell(self) -> None:
+        """Send counters, and the graph when more of it is known."""
+        self.link.send(messages.COUNTERS, counters=self.counters())
+        if self.watch.flow.passes and self._graph_told != len(self.watch.flow.order):
+            self._graph_told = len(self.watch.flow.order)
+            self.link.send(messages.GRAPH, graph=self.watch.graph())

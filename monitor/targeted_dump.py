@@ -1,0 +1,140 @@
+"""Writes the suspects' tensors to disk, within a byte budget and no more often than the cool-down allows."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trainsentry.anomaly.incident import Incident
+from trainsentry.exporters.dump_files import DumpFolder
+from trainsentry.monitor.config import Dump
+
+PART: Final = "dump"
+
+
+class TargetedDump:
+    """Dumps an incident's suspects: weights, gradients and optimizer state before an update, and activations
+    with their gradients as they pass.
+
+    With `now` the step that is under way is dumped, whose activations are gone; with `arm` whole later steps.
+    `capture` and `save` come from the framework's collectors.
+    """
+
+    def __init__(
+        self,
+        settings: Dump,
+        directory: Path,
+        *,
+        capture: Any,
+        optimizers: Sequence[Any],
+        save: Any,
+        quota: int,
+        done: Callable[[int, str], None],
+    ) -> None:
+        self.settings = settings
+        self.directory = directory
+        self.capture = capture
+        self.optimizers = optimizers
+        self.save = save
+        self.quota = quota
+        self.done = done
+        self.total_bytes = 0
+        self._last_step: int | None = None
+        self._budget = 0
+        self._incident: Incident | None = None
+        self._until = -1
+        self._folder: DumpFolder | None = None
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that will be dumped, or None when nothing is armed."""
+        return None if self._incident is None or self._until < 0 else self._until - 1
+
+    def allows(self, step: int) -> bool:
+        """Whether a new dump may begin at `step`."""
+        if self.total_bytes >= self.quota or self._incident is not None:
+            return False
+        return self._last_step is None or step - self._last_step >= self.settings.cooldown_steps
+
+    def now(self, incident: Incident, step: int) -> None:
+        """Dump what the step under way still holds: weights, gradients, optimizer state."""
+        self._begin(incident, step)
+        self._folder = self._open(step)
+        self._take_held()
+        self._write()
+
+    def arm(self, incident: Incident, step: int) -> None:
+        """Dump the whole steps that begin with `step`."""
+        if self._incident is None:
+            self._begin(incident, step)
+        self._until = step + self.settings.steps
+        self.open_step(step)
+
+    def open_step(self, step: int) -> None:
+        """Watch the suspects' modules through the coming step, if it is to be dumped."""
+        self.capture.close()
+        if self._incident is None:
+            return
+        if step >= self._until:
+            self._incident = None
+            return
+        self._folder = self._open(step)
+        self.capture.attach({s.module for s in self._incident.suspects}, self._keep)
+
+    def before_update(self, step: int) -> None:
+        """Add weights, gradients and optimizer state to the dump of the step, if there is one."""
+        if self._folder is not None and self._folder.step == step:
+            self._take_held()
+
+    def end_step(self) -> None:
+        """Write the dump of the step that has ended, if there is one."""
+        self.capture.close()
+        if self._folder is not None:
+            self._write()
+
+    def _begin(self, incident: Incident, step: int) -> None:
+        self._incident = incident
+        self._last_step = step
+        self._budget = min(self.settings.max_bytes, self.quota - self.total_bytes)
+
+    def _open(self, step: int) -> DumpFolder:
+        assert self._incident is not None
+        return DumpFolder(
+            self.directory / f"step{step}" / f"rank{self._incident.rank}",
+            framework=self.capture.framework,
+            step=step,
+            moment="before_update",
+            incident=self._incident.id,
+        )
+
+    def _take_held(self) -> None:
+        assert self._incident is not None
+        modules = dict.fromkeys(s.module for s in self._incident.suspects)  # the first suspect's come first
+        for module in modules:
+            for piece in self.capture.held({module}, self.optimizers):
+                self._keep(piece)
+
+    def _keep(self, piece: Any) -> None:
+        """Save one tensor, unless the budget is spent."""
+        folder = self._folder
+        if folder is None:
+            return
+        name = piece.stem + self.save.SUFFIX
+        size = self.save.stored_bytes(piece.tensor)
+        if size > self._budget:
+            folder.left_out.append(name)
+            return
+        self.save.save_tensor(piece.tensor, folder.tensor_path(name))
+        self._budget -= size
+        self.total_bytes += size
+        folder.tensors += 1
+        if piece.stack:
+            folder.stacks.setdefault(piece.entry, list(piece.stack))
+        folder.add(piece.entry, piece.group, piece.key, {**piece.describe(), "data_name": name})
+
+    def _write(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is None or self._incident is None or not folder.entries:
+            return
+        folder.write()
+        where = folder.directory.relative_to(self.directory.parent)
+        self.done(self._incident.id, f"dump: {where} ({folder.tensors} tensors)")

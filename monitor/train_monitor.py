@@ -1,0 +1,369 @@
+"""The monitor of a training run: what a user holds in the hand."""
+
+import atexit
+import platform
+import time
+import weakref
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from trainsentry.anomaly.incident import Incident
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.exporters.csv_writer import next_restart
+from trainsentry.exporters.run_file import SCHEMA_VERSION
+from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.config_file import load_config
+from trainsentry.monitor.errors import ConfigError, TrainingStopped
+from trainsentry.monitor.flight import metrics_of, table_of_records
+from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.hello import Hello
+from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.step_loop import StepLoop
+from trainsentry.monitor.targeted_dump import TargetedDump
+from trainsentry.monitor.triggers import Callback, Triggers
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FLUSH_SECONDS: Final = 60.0
+"""How long `flush` and `close` wait for the recorder: a ring of 16 MB is written in a second or two."""
+
+
+class TrainMonitor:
+    """Watches a training run: collects statistics, detects anomalies, acts on incidents.
+
+    >>> monitor = TrainMonitor({"output_dir": "somewhere", "detect": True})
+
+    `config` is a path to a .json, .yaml or .toml file, a mapping, a `MonitorConfig`, or nothing for the
+    defaults. Nothing happens before `watch`.
+
+    Raises:
+        ConfigError: for a configuration that is not allowed.
+
+    """
+
+    def __init__(self, config: "str | Path | Mapping[str, Any] | MonitorConfig | None" = None) -> None:
+        self.config = load_config(config)
+        self._guard = Guard(strict=self.config.strict)
+        self._table = SeriesTable()
+        self._loop: StepLoop | None = None
+        self._callbacks: list[Callback] = []
+        self._incidents: dict[int, Incident] = {}
+        self._saved_state: dict[str, Any] | None = None
+        self._left_out = False
+        self._closed = False
+
+    # ------------------------------------------------------------------ watching
+
+    def watch(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        grad_scaler: Any = None,
+        grad_acc_steps: int | None = None,  # noqa: ARG002 - micro-steps are told apart by themselves
+        start_step: int = 0,
+    ) -> "TrainMonitor":
+        """Watch a model (or a list of model chunks) and its optimizer or optimizers; return the monitor.
+
+        Called again with other modules it adds them. `start_step` is the number of the coming step, for a run
+        that is resumed.
+
+        Raises:
+            TypeError: for objects that are no model or optimizer of a framework that is supported.
+            ValueError: for a model that has no parameters or is watched already, an optimizer of another
+                model, a pattern that matches nothing, or a rank that does not exist.
+
+        """
+        if self._closed:
+            raise RuntimeError("watch: this monitor is closed; make a new TrainMonitor")
+        from trainsentry.monitor.frameworks import framework_of
+
+        framework = framework_of(model)
+        rank, world_size = framework.rank_and_world_size()
+        try:
+            self._left_out = not self.config.includes_rank(rank, world_size)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if self._left_out:
+            return self
+        if self._loop is not None:
+            self._loop.watch.add(model, optimizer, grad_scaler, self._loop)
+        else:
+            if start_step == 0 and self._saved_state is not None:
+                start_step = int(self._saved_state["step"])
+            watch = framework.watch(self._table, self._guard, self.config.collect_settings())
+            loop = _LateListener()
+            watch.add(model, optimizer, grad_scaler, loop)
+            self._loop = loop.target = self._start(framework, watch, rank, world_size, start_step)
+            _close_at_exit(self)
+        self._loop.begin()
+        return self
+
+    def _start(self, framework: Any, watch: Any, rank: int, world_size: int, start_step: int) -> StepLoop:
+        """Start the recorder and wire everything to it."""
+        config = self.config
+        root = Path(config.output_dir).absolute()
+        restart = next_restart(root / f"rank{rank}")
+        link = RecorderLink(_hello(config, root, rank, start_step, restart), self._table)
+        schedule = Schedule(config)
+        triggers = Triggers(config.on_incident, schedule, link, self._guard)
+        triggers.callbacks, triggers.incidents = self._callbacks, self._incidents
+        same_step = watch.on_host
+        settings = config.on_incident.dump if config.on_incident else None
+        if settings is not None:
+            same_step = watch.on_host if settings.same_step == "auto" else bool(settings.same_step)
+            triggers.dump = TargetedDump(
+                settings,
+                root / "dump",
+                capture=watch.capture,
+                optimizers=watch.optimizers,
+                save=framework.saving,
+                quota=config.disk_quota,
+                done=triggers.note_action,
+            )
+        if rank == 0:
+            link.send(messages.RUN, run=_describe_run(config, framework, world_size, start_step, restart))
+        link.send(messages.GRAPH, graph=watch.graph())
+        if self._saved_state is not None:
+            link.send(messages.LOAD_STATE, state=self._saved_state["detection"])
+        return StepLoop(
+            config,
+            watch,
+            self._table,
+            link,
+            self._guard,
+            triggers,
+            schedule,
+            rank=rank,
+            start_step=start_step,
+            same_step=same_step,
+        )
+
+    # ------------------------------------------------------------------ in the loop
+
+    def step(self) -> None:
+        """Mark a step boundary in a loop without an optimizer that is watched.
+
+        Raises:
+            RuntimeError: when the boundaries are taken from a watched optimizer already.
+
+        """
+        loop = self._running("step")
+        if loop is None:
+            return
+        if loop.watch.optimizers:
+            raise RuntimeError("step: the watched optimizer's step is the boundary; leave monitor.step() out")
+        loop.boundary()
+
+    def log(self, **scalars: Any) -> None:
+        """Take scalars such as `loss` into the current step; device tensors are not waited for."""
+        loop = self._running("log")
+        if loop is not None:
+            loop.log(scalars)
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """The incidents so far, worst first."""
+        if self._loop is not None and not self._closed:
+            self._guard.run("incidents", self._hear)
+        return tuple(
+            sorted(self._incidents.values(), key=lambda i: (i.severity != "critical", -i.score, i.first_seen))
+        )
+
+    def on_incident(self, callback: Callback) -> None:
+        """Have `callback(incident)` called in the training thread, at a step boundary, once per incident."""
+        self._callbacks.append(callback)
+
+    def request_stop(self, reason: str) -> None:
+        """Stop training at the next step boundary with `TrainingStopped`."""
+        loop = self._running("request_stop")
+        if loop is not None:
+            loop.triggers.stop = TrainingStopped(loop.step, reason)
+
+    # ------------------------------------------------------------------ what was seen
+
+    def records(self, last: int | None = None) -> "pd.DataFrame":
+        """Return the flight recorder's `last` steps (all it holds by default) as a table, a row per series."""
+        records = [] if self._loop is None else self._arrived()
+        return table_of_records(records, self._table, tuple(self.config.statistics), last)
+
+    def metrics(self, quantity: str) -> dict[str, dict[str, float]]:
+        """Return the newest step's statistics of a quantity, `{name: {statistic: value}}`."""
+        records = [] if self._loop is None else self._arrived()
+        return metrics_of(records, self._table, tuple(self.config.statistics), quantity)
+
+    def flush(self) -> None:
+        """Wait until everything recorded so far is detected upon and written."""
+        loop = self._running("flush")
+        if loop is not None:
+            self._guard.run("flush", self._flush, loop)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return step and detector state, for the user's checkpoint."""
+        loop = self._running("state_dict")
+        if loop is None:
+            return self._saved_state or {"step": 0, "detection": None}
+        loop.publish(wait=True)
+        heard, answer = loop.link.ask(messages.STATE, messages.STATE, FLUSH_SECONDS)
+        loop.triggers.hear(heard, loop.step, in_step=False)
+        return {"step": loop.step, "detection": answer["state"] if answer is not None else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of an earlier run; called before `watch`, it also sets the first step.
+
+        Raises:
+            KeyError: when `state` is not one of `state_dict`.
+
+        """
+        self._saved_state = {"step": state["step"], "detection": state["detection"]}
+        if self._loop is not None:
+            self._loop.step = int(state["step"])
+            self._loop.link.send(messages.LOAD_STATE, state=state["detection"])
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Flush everything, end the recorder, remove every hook and patch. Safe to call twice."""
+        if self._closed or not self._guard.in_training_process:
+            return
+        self._closed = True
+        if self._loop is not None:
+            loop = self._loop
+            self._guard.run("close: records", loop.publish)
+            self._guard.run("close: hooks", loop.watch.close)
+            self._guard.run("close: recorder", self._end_recorder, loop)
+        atexit.unregister(_at_exit)
+        _open_monitors.discard(self)
+        if _open_monitors:
+            atexit.register(_at_exit)
+
+    def __enter__(self) -> "TrainMonitor":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ pieces
+
+    def _running(self, call: str) -> StepLoop | None:
+        """Return the step loop, or None where this rank is left out.
+
+        Raises:
+            RuntimeError: before `watch`, or after `close`.
+
+        """
+        if self._left_out:
+            return None
+        if self._loop is None:
+            raise RuntimeError(f"{call}: nothing is watched yet; call watch(model, optimizer) first")
+        return None if self._closed else self._loop
+
+    def _arrived(self) -> list[Any]:
+        assert self._loop is not None
+        if not self._closed:
+            self._guard.run("records", self._publish_all)
+        return list(self._loop.recorded)
+
+    def _publish_all(self) -> None:
+        assert self._loop is not None
+        self._loop.publish(wait=True)
+
+    def _hear(self) -> None:
+        assert self._loop is not None
+        self._loop.triggers.hear(self._loop.link.poll(), self._loop.step, in_step=False)
+
+    def _flush(self, loop: StepLoop) -> None:
+        loop.publish(wait=True)
+        loop.tell()
+        heard, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
+        loop.triggers.hear(heard, loop.step, in_step=False)
+
+    def _end_recorder(self, loop: StepLoop) -> None:
+        loop.publish(wait=True)
+        loop.tell()
+        heard, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
+        loop.triggers.hear(heard, loop.step, in_step=False)
+        loop.tell()
+        heard = loop.link.close(FLUSH_SECONDS)
+        loop.triggers.hear(heard, loop.step, in_step=False)
+        if loop.link.dead is not None:
+            write_last_status(loop, Path(self.config.output_dir))
+
+
+class _LateListener:
+    """Stands in for the step loop while the collectors are wired, before there is one."""
+
+    target: StepLoop | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+
+def write_last_status(loop: StepLoop, root: Path) -> None:
+    """Write `status.json` from the trainer, when no recorder is left to do it."""
+    from trainsentry.exporters.json_files import replace_json
+
+    status = {"schema_version": SCHEMA_VERSION, "state": f"recorder dead: {loop.link.dead}", "rank": loop.rank}
+    replace_json(
+        root / f"rank{loop.rank}" / "status.json",
+        {**status, "step": loop.step - 1, "updated": time.time(), **loop.counters()},
+    )
+
+
+_open_monitors: "weakref.WeakSet[TrainMonitor]" = weakref.WeakSet()
+
+
+def _close_at_exit(monitor: TrainMonitor) -> None:
+    if not _open_monitors:
+        atexit.register(_at_exit)
+    _open_monitors.add(monitor)
+
+
+def _at_exit() -> None:
+    for monitor in list(_open_monitors):
+        monitor.close()
+
+
+def _hello(config: MonitorConfig, root: Path, rank: int, start_step: int, restart: int) -> Hello:
+    return Hello(
+        output_dir=str(root),
+        rank=rank,
+        statistics=tuple(config.statistics),
+        csv_steps_per_file=config.export.csv.steps_per_file if config.export.csv else None,
+        tensorboard=config.export.tensorboard is not None,
+        detect=config.detect is not None,
+        max_wait=config.export.max_wait,
+        start_step=start_step,
+        disk_quota=config.disk_quota,
+        ring_size=config.ring_size // 8 * 8,
+        overflow_check=config.overflow_check is not None,
+        overflow_check_on_incident=config.on_incident is not None and config.on_incident.overflow_check,
+        restart=restart,
+    )
+
+
+def _describe_run(
+    config: MonitorConfig, framework: Any, world_size: int, start_step: int, restart: int
+) -> dict[str, Any]:
+    return {
+        "versions": {
+            "trainsentry": version("trainsentry"),
+            "numpy": version("numpy"),
+            "python": platform.python_version(),
+        },
+        **framework.describe_environment(),
+        "configuration": config.model_dump(mode="json"),
+        "world_size": world_size,
+        "hosts": [platform.node()],
+        "start_time": time.time(),
+        "start_step": start_step,
+        "restart": restart,
+    }

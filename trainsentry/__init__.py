@@ -1,0 +1,45 @@
+"""trainsentry watches a training run from inside, names the first culprit, and keeps the proof.
+
+The public names are loaded when they are first used, so that `import trainsentry` imports no framework and
+stays light.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainsentry.anomaly.incident import Incident
+    from trainsentry.monitor.config import MonitorConfig
+    from trainsentry.monitor.errors import ConfigError, OverflowLimitReached, TrainingStopped
+    from trainsentry.monitor.train_monitor import TrainMonitor
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "TrainMonitor": "trainsentry.monitor.train_monitor",
+    "MonitorConfig": "trainsentry.monitor.config",
+    "ConfigError": "trainsentry.monitor.errors",
+    "TrainingStopped": "trainsentry.monitor.errors",
+    "OverflowLimitReached": "trainsentry.monitor.errors",
+    "Incident": "trainsentry.anomaly.incident",
+}
+
+__all__ = [
+    "ConfigError",
+    "Incident",
+    "MonitorConfig",
+    "OverflowLimitReached",
+    "TrainMonitor",
+    "TrainingStopped",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'trainsentry' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
