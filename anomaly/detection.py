@@ -9,7 +9,7 @@ import numpy as np
 from trainsentry.anomaly import dtype_edge, nonfinite, spike
 from trainsentry.anomaly.anomaly import NONFINITE, OVERFLOW, SPIKE, Anomaly
 from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
-from trainsentry.anomaly.history import FEATURES, History
+from trainsentry.anomaly.history import FEATURES, History, log_magnitudes
 from trainsentry.anomaly.nonfinite import NonfiniteRule
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.anomaly.spike import JUDGED_SCALARS, SCORE_LIMIT, SpikeRule
@@ -90,7 +90,8 @@ class Detection:
             return ~scalar
         series = self.table.series
         named = np.fromiter((series[i].quantity in JUDGED_SCALARS for i in record.ids), bool, len(record))
-        return ~scalar | named
+        allowed: Mask = ~scalar | named
+        return allowed
 
     def _is_meaningful(self, record: StepRecord) -> Mask:
         """Leave out scalars that were never finite: NaN is how many loops log a value they do not have."""
@@ -98,7 +99,8 @@ class Detection:
         never = self.history.last_clean[record.ids] < 0
         series = self.table.series
         named = np.fromiter((series[i].quantity in JUDGED_SCALARS for i in record.ids), bool, len(record))
-        return ~(scalar & never & ~named)
+        meaningful: Mask = ~(scalar & never & ~named)
+        return meaningful
 
     def _abnormal_sources(self, record: StepRecord, abnormal: Mask) -> dict[tuple[str, str], set[int]]:
         """Return, for each (module, quantity) with an abnormal row, the micro-steps of those rows."""
@@ -132,7 +134,7 @@ class Detection:
         )
 
     def _value(self, record: StepRecord, row: int, feature: str) -> float:
-        logs = spike.log_magnitudes(record.values[row : row + 1], self.facts.scalar[record.ids[row : row + 1]])
+        logs = log_magnitudes(record.values[row : row + 1], self.facts.scalar[record.ids[row : row + 1]])
         return math.exp(logs[0, FEATURES.index(feature)])
 
     def state(self) -> dict[str, Any]:

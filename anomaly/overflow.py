@@ -1,4 +1,4 @@
-"""The overflow verdict of a step: did anything leave the finite range?"""
+"""The overflow verdict of a step: whether anything left the finite range."""
 
 from dataclasses import dataclass
 

@@ -25,8 +25,11 @@ class Ranked:
 
     @property
     def key(self) -> tuple[int, bool, bool, float]:
-        """The order of causes: by step, then what was not passed on, then what was there before the forward
-        pass (the strongest first), then execution order."""
+        """The order of causes.
+
+        By step; then what was not passed on; then what was there before the forward pass, the strongest first;
+        then execution order.
+        """
         first = -self.anomaly.score if self.held else float(self.anomaly.order)
         return self.onset, self.anomaly.passed_on, not self.held, first
 
@@ -67,9 +70,7 @@ def _place(anomaly: Anomaly, candidates: list[Anomaly], began: int, parameters: 
 
 def _explained_by_update(anomaly: Anomaly, candidates: list[Anomaly], parameters: int) -> bool:
     """Whether an earlier update by bad gradients explains an abnormal weight or state."""
-    earlier = [
-        a for a in candidates if a.quantity == GRADIENT and a.rank == anomaly.rank and a.step < anomaly.step
-    ]
+    earlier = [a for a in candidates if a.quantity == GRADIENT and a.rank == anomaly.rank and a.step < anomaly.step]
     if not earlier:
         return False
     if anomaly.quantity != PARAMETER:

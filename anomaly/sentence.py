@@ -43,9 +43,9 @@ def evidence(anomaly: Anomaly) -> str:
     passed = "; its inputs were abnormal already" if anomaly.passed_on else ""
     if anomaly.kind == NONFINITE:
         number = f"{anomaly.value:.0f}"
-        return f"{what} holds {number} {anomaly.statistic[:-1].replace('nan', 'NaN').replace('inf', 'Inf')} " + (
-            f"value{'s' if number != '1' else ''} at step {anomaly.step}{since}{passed}"
-        )
+        kind = {"nans": "NaN", "infs": "Inf"}.get(anomaly.statistic, "non-finite")
+        values = "value" if number == "1" else "values"
+        return f"{what} holds {number} {kind} {values} at step {anomaly.step}{since}{passed}"
     if anomaly.kind == OVERFLOW:
         return (
             f"{what} reaches {anomaly.value:.3g} at step {anomaly.step}, past {anomaly.expected:.3g}, from where "

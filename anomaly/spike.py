@@ -1,5 +1,6 @@
 """Soft rule: a magnitude far above what the series has shown so far."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from trainsentry.anomaly.history import Floats, History, log_magnitudes
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import PARAMETER, Series
 
 NAME = "spike"
 
@@ -17,14 +19,31 @@ WARM_UP: Final = 5
 SCORE_LIMIT: Final = 8.0
 """Robust standard deviations on the log scale from which on a sample is a spike."""
 
-RATIO_LIMIT: Final = 4.0
-"""A spike is at least this many times the median, however calm the series was."""
 
-SCALE_FLOOR: Final = 0.2
-"""Smallest deviation assumed (natural log units): a calm series still moves by a fifth now and then."""
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """How a kind of series moves while nothing is wrong.
 
-YOUNG_FLOOR: Final = 2.0
-"""Added to the floor divided by the number of samples: five samples say little about the spread."""
+    `floor`: smallest deviation assumed, in natural log units; `young`: added to it, divided by the number of
+    samples, for few samples say little about the spread; `ratio`: a spike is at least this many times the median.
+    """
+
+    floor: float
+    young: float
+    ratio: float
+
+
+DEFAULT: Final = Sensitivity(floor=0.25, young=2.5, ratio=4.0)
+"""Gradients, activations and updates: heavy-tailed, and far from stationary while the model warms up."""
+
+WEIGHTS: Final = Sensitivity(floor=0.1, young=0.5, ratio=2.5)
+"""Weights move by a few percent between two looks."""
+
+STATE: Final = Sensitivity(floor=0.5, young=2.5, ratio=10.0)
+"""Moments follow the gradients' squares: in healthy runs they rose 35-fold within forty steps."""
+
+SCALAR: Final = Sensitivity(floor=0.1, young=0.5, ratio=1.5)
+"""A loss moves little from step to step, and half as much again is much."""
 
 JUDGED_SCALARS: Final = frozenset({"loss", "grad_norm"})
 """Logged scalars whose size means trouble; a learning rate or a temperature may jump by design."""
@@ -40,6 +59,7 @@ class SpikeRule:
     def __init__(self, facts: SeriesFacts, history: History) -> None:
         self.facts = facts
         self.history = history
+        self._limits = np.zeros((0, 3))
 
     def scores(self, record: StepRecord) -> tuple[Floats, Floats, Floats]:
         """Return z of each row, its feature's index, and its median: arrays of shape (n,).
@@ -48,14 +68,19 @@ class SpikeRule:
         """
         self.facts.refresh()
         self.history.grow(len(self.facts.scalar))
+        new = self.facts.table.series[len(self._limits) :]
+        if new:
+            rows = [(x.floor, x.young, x.ratio) for x in map(_sensitivity, new)]
+            self._limits = np.concatenate([self._limits, np.asarray(rows)])
         logs = log_magnitudes(record.values, self.facts.scalar[record.ids])
         centre, scale = self.history.centre_and_scale(record.ids)
         held = self.history.count[record.ids][:, None]
-        floor = SCALE_FLOOR + YOUNG_FLOOR / np.maximum(held, 1)
+        limits = self._limits[record.ids]
+        floor = limits[:, :1] + limits[:, 1:2] / np.maximum(held, 1)
         with np.errstate(invalid="ignore"):
             distance = logs - centre
             z = distance / np.maximum(scale, floor)
-        unknown = ~np.isfinite(z) | (held < WARM_UP) | (distance < np.log(RATIO_LIMIT))
+        unknown = ~np.isfinite(z) | (held < WARM_UP) | (distance < np.log(limits[:, 2:]))
         z[unknown] = 0.0
         best = z.argmax(axis=1)
         rows = np.arange(len(record))
@@ -69,3 +94,11 @@ class SpikeRule:
         self.history.last_clean[silent] = record.step
         self.history.learn(record.ids[known], logs[known], record.step)
         self.history.note_outliers(record.ids[outliers])
+
+
+def _sensitivity(series: Series) -> Sensitivity:
+    if series.scalar:
+        return SCALAR
+    if series.is_state:
+        return STATE
+    return WEIGHTS if series.quantity == PARAMETER else DEFAULT

@@ -69,7 +69,9 @@ def main() -> None:
         of = [r for r in rows if r["fault"] == fault]
         delays = sorted(int(str(r["delay"])) for r in of if r["delay"] is not None)
         counts = [sum(bool(r[key]) for r in of) for key in ("incidents", "right", "within_three")]
-        print(f"| {fault} | {len(of)} | {' | '.join(map(str, counts))} | {delays[len(delays) // 2] if delays else '–'} |")
+        print(
+            f"| {fault} | {len(of)} | {' | '.join(map(str, counts))} | {delays[len(delays) // 2] if delays else '–'} |"
+        )
     clean = [r for r in rows if r["fault"] == "none"]
     print(f"\nclean runs: {len(clean)}, incidents reported: {sum(int(str(r['incidents'])) for r in clean)}")
     if options.out:

@@ -4,7 +4,7 @@ import os
 import platform
 from pathlib import Path
 
-import numpy
+import numpy as np
 import torch
 
 
@@ -18,5 +18,5 @@ def describe_machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, "
-        f"torch {torch.__version__} ({torch.get_num_threads()} threads), numpy {numpy.__version__}"
+        f"torch {torch.__version__} ({torch.get_num_threads()} threads), numpy {np.__version__}"
     )

@@ -12,7 +12,7 @@ from typing import Any
 logger = logging.getLogger("trainsentry")
 
 
-class PassThrough(RuntimeError):  # noqa: N818 - names a behaviour; its public subclass is TrainingStopped
+class PassThrough(RuntimeError):
     """An exception that is meant for the training loop and goes through every guard."""
 
 
@@ -96,7 +96,7 @@ class Guard:
             return function(*args)
         except PassThrough:
             raise
-        except Exception as error:  # noqa: BLE001 - this is the edge
+        except Exception as error:
             if self.strict:
                 raise
             self.report(part, error)

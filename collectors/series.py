@@ -19,9 +19,7 @@ FOUND_INF = "found_inf"
 SKIPPED = "skipped"
 """The scalar that says that the loss scaler skipped a step; 1 where it did, else no row."""
 
-ACTIVATION_QUANTITIES = frozenset(
-    {ACTIVATION_INPUT, ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT}
-)
+ACTIVATION_QUANTITIES = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT})
 """Quantities whose names are `<module>.input.<i>` or `<module>.output.<i>`."""
 
 TENSOR_QUANTITIES = ACTIVATION_QUANTITIES | {GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE}
@@ -98,9 +96,7 @@ class SeriesTable:
         """Yield the ids and series of one quantity."""
         return ((i, s) for i, s in enumerate(self.series) if s.quantity == quantity)
 
-    def definitions(
-        self, series_from: int = 0, layouts_from: int = 0, at_most: int | None = None
-    ) -> dict[str, Any]:
+    def definitions(self, series_from: int = 0, layouts_from: int = 0, at_most: int | None = None) -> dict[str, Any]:
         """Return what was defined from the given counts on, as plain data for another process."""
         series_to, layouts_to = None, None
         if at_most is not None:

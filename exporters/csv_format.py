@@ -1,5 +1,6 @@
 """The CSV tables: file names, columns, and how a value is written."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def quote(text: str) -> str:
 
 def format_value(value: float, *, count: bool = False) -> str:
     """Return a number as text that reads back exactly; counts without a decimal point."""
-    return str(int(value)) if count and value == value else repr(value)  # noqa: PLR0124 - NaN is not itself
+    return str(int(value)) if count and not math.isnan(value) else repr(value)
 
 
 def column_indices(statistics: tuple[str, ...]) -> list[tuple[int, bool]]:

@@ -25,7 +25,7 @@ class CsvRow:
     dtype: str
 
 
-class NotOurs(ValueError):  # noqa: N818 - reads as what it says
+class NotOurs(ValueError):
     """A directory or file that trainsentry did not write."""
 
 
@@ -80,10 +80,7 @@ def read_rows(file: TableFile, report: Report) -> Iterator[CsvRow]:
         numbers = [name for name in header if name not in {*LEAD, *TAIL}]
         while True:
             try:
-                fields = next(lines)
-                if len(fields) != len(header):
-                    raise ValueError(f"{len(fields)} fields, expected {len(header)}")
-                yield _row(file.table, fields, at, numbers)
+                yield _row(file.table, next(lines), at, numbers)
             except StopIteration:
                 return
             except (ValueError, csv.Error) as error:
@@ -91,6 +88,8 @@ def read_rows(file: TableFile, report: Report) -> Iterator[CsvRow]:
 
 
 def _row(table: str, fields: list[str], at: dict[str, int], numbers: list[str]) -> CsvRow:
+    if len(fields) != len(at):
+        raise ValueError(f"{len(fields)} fields, expected {len(at)}")
     scalar = table == SCALARS
     return CsvRow(
         table=table,

@@ -98,8 +98,8 @@ class CsvWriter:
         file = path.open("ab", buffering=0)
         if file.tell() == 0:
             file.write((",".join(columns_of(table, self.statistics)) + "\n").encode())
-        self._files[table] = (TableFile(path, table, first, last, self.restart), file)  # type: ignore[assignment]
-        return file  # type: ignore[return-value]
+        self._files[table] = (TableFile(path, table, first, last, self.restart), file)
+        return file
 
 
 def next_restart(directory: Path) -> int:

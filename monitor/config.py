@@ -1,14 +1,23 @@
 """The configuration: every key, its default, its unit, and what is allowed."""
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from trainsentry.collectors.settings import PARTS, CollectSettings
 from trainsentry.collectors.statistics import STATISTICS
 
-_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+_UNITS = {
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
 
 
 class Block(BaseModel):
@@ -17,11 +26,7 @@ class Block(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-T = TypeVar("T", bound=Block)
-
-
 def _block(value: Any) -> Any:
-    """`true` means the defaults, `false` means off."""
     if value is True:
         return {}
     return None if value is False else value
@@ -62,9 +67,7 @@ def _known_ranks(ranks: "str | list[int | str]") -> "str | list[int | str]":
 
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(gt=0)]
 Every = Annotated[int, Field(ge=1, description="Sample the steps that this number divides.")]
-Targets = Annotated[
-    list[str], Field(min_length=1, description="Shell-style patterns over module and parameter names.")
-]
+Targets = Annotated[list[str], Field(min_length=1, description="Shell-style patterns over module and parameter names.")]
 
 
 class Collected(Block):
@@ -78,8 +81,8 @@ class Gradients(Collected):
     """Gradients as the optimizer gets them, unscaled."""
 
     every: Every = 1
-    before_reduction: bool = Field(False, description="Also the rank's own gradient before reduction.")
-    per_micro_step: bool = Field(False, description="Also the running sum after each micro-step.")
+    before_reduction: bool = Field(default=False, description="Also the rank's own gradient before reduction.")
+    per_micro_step: bool = Field(default=False, description="Also the running sum after each micro-step.")
 
 
 class Activations(Collected):
@@ -95,20 +98,20 @@ class Communication(Block):
     every: Every = 10
 
 
-def _optional(block: type[T]) -> Any:
-    """Return the type of a block that may also be `true` or `false`."""
-    return Annotated[block | None, BeforeValidator(_block, json_schema_input_type=bool | block)]
+def _optional(block: type[Block]) -> BeforeValidator:
+    """Return what lets a block be `true` (its defaults) or `false` (off)."""
+    return BeforeValidator(_block, json_schema_input_type=bool | block)
 
 
 class Collect(Block):
     """What is collected; a part set to `false` is not."""
 
-    gradients: _optional(Gradients) = Gradients()  # type: ignore[valid-type]
-    parameters: _optional(Collected) = Collected()  # type: ignore[valid-type]
-    optimizer_state: _optional(Collected) = Collected()  # type: ignore[valid-type]
-    updates: _optional(Collected) = Collected()  # type: ignore[valid-type]
-    activations: _optional(Activations) = Activations()  # type: ignore[valid-type]
-    communication: _optional(Communication) = Communication()  # type: ignore[valid-type]
+    gradients: Annotated[Gradients | None, _optional(Gradients)] = Gradients()
+    parameters: Annotated[Collected | None, _optional(Collected)] = Collected()
+    optimizer_state: Annotated[Collected | None, _optional(Collected)] = Collected()
+    updates: Annotated[Collected | None, _optional(Collected)] = Collected()
+    activations: Annotated[Activations | None, _optional(Activations)] = Activations()
+    communication: Annotated[Communication | None, _optional(Communication)] = Communication()
 
 
 class Csv(Block):
@@ -124,8 +127,8 @@ class TensorBoard(Block):
 class Export(Block):
     """Where records go. `max_wait`: seconds that a writer or a full ring is waited for, in total per trouble."""
 
-    csv: _optional(Csv) = Csv()  # type: ignore[valid-type]
-    tensorboard: _optional(TensorBoard) = None  # type: ignore[valid-type]
+    csv: Annotated[Csv | None, _optional(Csv)] = Csv()
+    tensorboard: Annotated[TensorBoard | None, _optional(TensorBoard)] = None
     max_wait: Annotated[float, Field(gt=0, le=600)] = 5.0
 
 
@@ -133,10 +136,16 @@ class Detect(Block):
     """Detection of anomalies."""
 
 
+def _not_zero(n: int) -> int:
+    if n == 0:
+        raise ValueError("allowed: -1 (count only), or a number of steps from 1 on")
+    return n
+
+
 class OverflowCheck(Block):
     """Counts steps with an overflow; training stops at the `overflow_nums`-th, and never with -1."""
 
-    overflow_nums: Annotated[int, Field(ge=-1), AfterValidator(lambda n: _not_zero(n))] = -1
+    overflow_nums: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] = -1
 
 
 class Dump(Block):
@@ -151,16 +160,10 @@ class Dump(Block):
 class OnIncident(Block):
     """What an incident sets off. `sample_every_step_for`: steps of dense sampling; 0 for none."""
 
-    dump: _optional(Dump) = Dump()  # type: ignore[valid-type]
+    dump: Annotated[Dump | None, _optional(Dump)] = Dump()
     overflow_check: bool = True
     sample_every_step_for: Annotated[int, Field(ge=0)] = 20
     stop: bool = False
-
-
-def _not_zero(n: int) -> int:
-    if n == 0:
-        raise ValueError("allowed: -1 (count only), or a number of steps from 1 on")
-    return n
 
 
 class MonitorConfig(Block):
@@ -174,9 +177,9 @@ class MonitorConfig(Block):
     eps: Annotated[float, Field(ge=0)] = 0.0
     collect: Collect = Collect()
     export: Export = Export()
-    detect: _optional(Detect) = Detect()  # type: ignore[valid-type]
-    overflow_check: _optional(OverflowCheck) = OverflowCheck()  # type: ignore[valid-type]
-    on_incident: _optional(OnIncident) = OnIncident()  # type: ignore[valid-type]
+    detect: Annotated[Detect | None, _optional(Detect)] = Detect()
+    overflow_check: Annotated[OverflowCheck | None, _optional(OverflowCheck)] = OverflowCheck()
+    on_incident: Annotated[OnIncident | None, _optional(OnIncident)] = OnIncident()
     ring_size: Annotated[Size, Field(ge=2**20)] = 16 * 2**20
     disk_quota: Size = 20 * 2**30
     overhead_budget: None = None

@@ -1,6 +1,7 @@
 """Reads a configuration from a file or mapping, with errors that name key, value and what is allowed."""
 
 import difflib
+import importlib
 import json
 import sys
 from collections.abc import Mapping
@@ -80,11 +81,8 @@ def _parsers() -> dict[str, Any]:
         return yaml.safe_load(text) or {}
 
     def parse_toml(text: str) -> Any:
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        return tomllib.loads(text)
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        return toml.loads(text)
 
     return {".json": json.loads, ".yaml": parse_yaml, ".yml": parse_yaml, ".toml": parse_toml}
 

@@ -44,7 +44,8 @@ def table_of_records(
                 }
             )
     lead = ["step", "rank", "micro_step", "order", "name", "quantity", "index"]
-    return pd.DataFrame(rows, columns=[*lead, *statistics, "value"])
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=[*lead, *statistics, "value"])
+    return frame
 
 
 def metrics_of(
@@ -68,7 +69,11 @@ def metrics_of(
 
 
 def _values(
-    record: StepRecord, row: int, statistics: tuple[str, ...], quantity: str, scalar: bool  # noqa: FBT001
+    record: StepRecord,
+    row: int,
+    statistics: tuple[str, ...],
+    quantity: str,
+    scalar: bool,
 ) -> dict[str, float]:
     numbers = record.values[row].tolist()
     if scalar:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 
-
-
 @dataclass(frozen=True)
 class Framework:
     """What the monitor needs of a framework: each attribute is a function, class or module of its collectors."""
@@ -29,7 +27,5 @@ def framework_of(model: Any) -> Framework:
         from trainsentry.collectors.torch import environment, saving
         from trainsentry.collectors.torch.watch import TorchWatch
 
-        return Framework(
-            TorchWatch, saving, environment.rank_and_world_size, environment.describe_environment
-        )
+        return Framework(TorchWatch, saving, environment.rank_and_world_size, environment.describe_environment)
     raise TypeError(f"watch(model): got {type(first).__name__}, allowed: torch.nn.Module or a list of them")

@@ -9,6 +9,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,7 @@ class Ring:
             descriptor = os.memfd_create("trainsentry-ring")
         else:  # macOS and old kernels
             descriptor, path = tempfile.mkstemp(prefix="trainsentry-ring-")
-            os.unlink(path)  # noqa: PTH108 - the path is a plain string made here
+            Path(path).unlink()
         os.ftruncate(descriptor, _HEADER + size)
         return cls(descriptor, size)
 

@@ -104,11 +104,11 @@ class StepLoop:
         """Collect what the update did; end the step with the last optimizer."""
         self._run(self._after, optimizer)
 
-    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:  # noqa: ARG002
+    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
         """Take the loss scale along, once a step."""
         self._run(self._note_scale, scaler)
 
-    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:  # noqa: ARG002
+    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
         """Record a step that the loss scaler skipped."""
         self._run(self._skip, optimizer)
 
@@ -129,7 +129,7 @@ class StepLoop:
 
     # ------------------------------------------------------------------ a step
 
-    def _before(self, optimizer: Any, has_closure: bool) -> None:  # noqa: FBT001 - passed by the guard
+    def _before(self, optimizer: Any, has_closure: bool) -> None:
         found_inf = getattr(optimizer, FOUND_INF, None)
         if found_inf is not None:
             self.watch.log(FOUND_INF, found_inf, 0)
@@ -240,16 +240,12 @@ class StepLoop:
                 self._check_limit(raise_now=False)
             self._hand_over(record)
 
-    def _record(
-        self, step: int, first_order: int, rows: Any, *, skipped: bool, examined: bool = False
-    ) -> StepRecord:
+    def _record(self, step: int, first_order: int, rows: Any, *, skipped: bool, examined: bool = False) -> StepRecord:
         values = rows.resolve()
         scalar = self._found_inf_id()
         if scalar is not None and np.any(values[rows.ids == scalar, VALUE] > 0):
             skipped = True
-        return StepRecord(
-            step, self.rank, rows.ids, rows.layouts, values, first_order, skipped, examined, time.time()
-        )
+        return StepRecord(step, self.rank, rows.ids, rows.layouts, values, first_order, skipped, examined, time.time())
 
     def _found_inf_id(self) -> int | None:
         return next((i for i, s in self.table.of_quantity(FOUND_INF)), None)
@@ -287,7 +283,10 @@ class StepLoop:
             "dropped_records": self.link.dropped,
             "skipped_steps": self.skipped_steps,
             "recorder": {"mode": self.link.mode, "lost": self.link.lost_recorders},
-            "cost": {"host_seconds": self.guard.spent_ns / 1e9, "seconds_a_step": self.guard.spent_ns / 1e9 / steps},
+            "cost": {
+                "host_seconds": self.guard.spent_ns / 1e9,
+                "seconds_a_step": self.guard.spent_ns / 1e9 / steps,
+            },
             "sampling": sorted(self.schedule.plan(self.step)),
         }
 

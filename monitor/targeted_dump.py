@@ -12,9 +12,9 @@ PART: Final = "dump"
 
 
 class TargetedDump:
-    """Dumps an incident's suspects: weights, gradients and optimizer state before an update, and activations
-    with their gradients as they pass.
+    """Dumps the tensors of an incident's suspects.
 
+    Weights, gradients and optimizer state are taken before an update, activations and their gradients as they pass.
     With `now` the step that is under way is dumped, whose activations are gone; with `arm` whole later steps.
     `capture` and `save` come from the framework's collectors.
     """

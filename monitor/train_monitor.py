@@ -29,6 +29,7 @@ from trainsentry.monitor.triggers import Callback, Triggers
 
 if TYPE_CHECKING:
     import pandas as pd
+    from typing_extensions import Self
 
 FLUSH_SECONDS: Final = 60.0
 """How long `flush` and `close` wait for the recorder: a ring of 16 MB is written in a second or two."""
@@ -66,7 +67,7 @@ class TrainMonitor:
         optimizer: Any = None,
         *,
         grad_scaler: Any = None,
-        grad_acc_steps: int | None = None,  # noqa: ARG002 - micro-steps are told apart by themselves
+        grad_acc_steps: int | None = None,
         start_step: int = 0,
     ) -> "TrainMonitor":
         """Watch a model (or a list of model chunks) and its optimizer or optimizers; return the monitor.
@@ -172,9 +173,7 @@ class TrainMonitor:
         """The incidents so far, worst first."""
         if self._loop is not None and not self._closed:
             self._guard.run("incidents", self._hear)
-        return tuple(
-            sorted(self._incidents.values(), key=lambda i: (i.severity != "critical", -i.score, i.first_seen))
-        )
+        return tuple(sorted(self._incidents.values(), key=lambda i: (i.severity != "critical", -i.score, i.first_seen)))
 
     def on_incident(self, callback: Callback) -> None:
         """Have `callback(incident)` called in the training thread, at a step boundary, once per incident."""
@@ -243,7 +242,7 @@ class TrainMonitor:
         if _open_monitors:
             atexit.register(_at_exit)
 
-    def __enter__(self) -> "TrainMonitor":
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(
@@ -294,7 +293,7 @@ class TrainMonitor:
         loop.tell()
         heard = loop.link.close(FLUSH_SECONDS)
         loop.triggers.hear(heard, loop.step, in_step=False)
-        if loop.link.dead is not None:
+        if loop.link.dead not in {None, "closed"}:
             write_last_status(loop, Path(self.config.output_dir))
 
 
@@ -311,7 +310,11 @@ def write_last_status(loop: StepLoop, root: Path) -> None:
     """Write `status.json` from the trainer, when no recorder is left to do it."""
     from trainsentry.exporters.json_files import replace_json
 
-    status = {"schema_version": SCHEMA_VERSION, "state": f"recorder dead: {loop.link.dead}", "rank": loop.rank}
+    status = {
+        "schema_version": SCHEMA_VERSION,
+        "state": f"recorder dead: {loop.link.dead}",
+        "rank": loop.rank,
+    }
     replace_json(
         root / f"rank{loop.rank}" / "status.json",
         {**status, "step": loop.step - 1, "updated": time.time(), **loop.counters()},

@@ -63,5 +63,5 @@ class _Accumulated(InertWhenCopied):
     owner: AccumulationHooks
     named: NamedParameter
 
-    def __call__(self, parameter: Tensor) -> None:  # noqa: ARG002
+    def __call__(self, parameter: Tensor) -> None:
         self.owner.guard.run(PART, self.owner.note, self.named)

@@ -126,7 +126,7 @@ class _BeforeForward(InertWhenCopied):
     owner: ActivationHooks
     named: NamedModule
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
             self.owner.guard.run(PART, self.owner.enter, self.named, args, kwargs)
 
@@ -138,9 +138,9 @@ class _AfterForward(InertWhenCopied):
 
     def __call__(
         self,
-        module: Any,  # noqa: ARG002
-        args: tuple[Any, ...],  # noqa: ARG002
-        kwargs: dict[str, Any],  # noqa: ARG002
+        module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         output: Any,
     ) -> None:
         if not torch.compiler.is_compiling():
@@ -160,4 +160,4 @@ class _GradientHook(InertWhenCopied):
 
 def _is_training_forward() -> bool:
     """Whether this forward is of a training pass, and not a recomputation inside the backward pass."""
-    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1  # noqa: SLF001 - no public name
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

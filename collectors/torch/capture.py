@@ -98,7 +98,11 @@ class Capture:
         args, kwargs, output = call
         forward, backward = (f"{_stem(named)}.{way}.{count}" for way in ("forward", "backward"))
         stack = _stack()
-        groups = (("input_args", args, "output"), ("input_kwargs", kwargs, "output"), ("output", output, "input"))
+        groups = (
+            ("input_args", args, "output"),
+            ("input_kwargs", kwargs, "output"),
+            ("output", output, "input"),
+        )
         for group, value, gradient_group in groups:
             for path, tensor in tensors_in(value):
                 taken(Piece(forward, group, path, tensor, stack))
@@ -120,7 +124,7 @@ class _CaptureHook(InertWhenCopied):
     named: NamedModule
     taken: Callable[[Piece], None]
 
-    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:  # noqa: ARG002
+    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.owner.take_call(self.named, (args, kwargs, output), self.taken)
 

@@ -14,7 +14,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def is_readable(tensor: Tensor) -> bool:
     """Whether the tensor has values: a meta or fake tensor has none."""
-    return not tensor.is_meta and not isinstance(tensor, torch._subclasses.FakeTensor)  # noqa: SLF001
+    return not tensor.is_meta and not isinstance(tensor, torch._subclasses.FakeTensor)
 
 
 def stored_values(tensor: Tensor) -> tuple[Tensor, int]:

@@ -56,7 +56,12 @@ def describe(names: ModelNames, flow: DataFlow) -> dict[str, Any]:
     return {
         "order": "execution" if flow.order else "registration",
         "modules": [
-            {"name": m.name, "type": type(m.module).__name__, "parent": _parent(m.name), "vpp_stage": m.vpp_stage}
+            {
+                "name": m.name,
+                "type": type(m.module).__name__,
+                "parent": _parent(m.name),
+                "vpp_stage": m.vpp_stage,
+            }
             for m in ordered
         ],
         "edges": [list(edge) for edge in flow.edges],

@@ -35,8 +35,8 @@ class OptimizerSteps:
     def __init__(self, optimizers: Sequence[Optimizer], listener: StepListener) -> None:
         self.optimizers = list(optimizers)
         self.listener = listener
-        self.stepped: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
-        self.in_scaler: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+        self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.in_scaler: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(_Before(self)))
@@ -68,7 +68,7 @@ class _Before(InertWhenCopied):
 class _After(InertWhenCopied):
     owner: OptimizerSteps
 
-    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.owner.listener.after_optimizer(optimizer)
 
 

@@ -52,7 +52,7 @@ class GradientReader:
             gradient = named.parameter.grad
             if gradient is None:
                 continue
-            version = gradient._version  # noqa: SLF001 - autograd's own counter, no public name
+            version = gradient._version
             last = self._last.get(named.name)
             if last is not None and last[0]() is gradient and last[1] == version:
                 continue

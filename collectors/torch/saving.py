@@ -21,12 +21,13 @@ def load_tensor(path: Path) -> Tensor:
     """Read a tensor written by `save_tensor`.
 
     Raises:
-        ValueError: when the file holds anything but a tensor.
+        TypeError: when the file holds anything but a tensor.
+        pickle.UnpicklingError: when the file asks for code to be run.
 
     """
     value: Any = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(value, Tensor):
-        raise ValueError(f"{path}: holds a {type(value).__name__}, expected a tensor")
+        raise TypeError(f"{path}: holds a {type(value).__name__}, expected a tensor")
     return value
 
 

@@ -124,7 +124,7 @@ class StepRows:
     def add_shared(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor that other series may show too: it is read once a step."""
         known = self._seen.get(id(tensor))
-        version = tensor._version  # noqa: SLF001 - the counter autograd itself uses; there is no public name
+        version = tensor._version
         if known is not None and known[0]() is tensor and known[1] == version:
             position = self._append(series_id, local(tensor))
             self._aliases.append((position, known[2]))

@@ -29,22 +29,24 @@ def flip_weight(model: nn.Module, tokens: Tensor, kind: str, seed: int, paramete
         ValueError: when the model has no such parameter, or no element of it has the bit clear.
 
     """
-    choice = random.Random(seed)
+    choice = random.Random(seed)  # noqa: S311 - a fault, not a secret
     named = dict(model.named_parameters())
     if parameter is not None and parameter not in named:
         raise ValueError(f"--fault-parameter: {parameter!r} is no parameter; allowed: {', '.join(named)}")
-    name = parameter or choice.choice(list(named))
-    bit = choice.choice(BITS[kind])
-    flat = named[name].detach().view(-1)
-    bits = flat.view(torch.int32)
-    used = _used_elements(name, named[name], tokens)
-    candidates = [i for i in used if flat[i] != 0 and not int(bits[i]) >> bit & 1]
-    if not candidates:
-        raise ValueError(f"--fault-parameter: no used element of {name!r} has bit {bit} clear")
-    element = choice.choice(candidates)
-    before = float(flat[element])
-    bits[element] ^= 1 << bit
-    return Flip(name, element, bit, before, float(flat[element]))
+    names = [parameter] if parameter is not None else choice.sample(list(named), len(named))
+    bits = choice.sample(BITS[kind], len(BITS[kind]))
+    for name, bit in ((name, bit) for name in names for bit in bits):
+        flat = named[name].detach().view(-1)
+        words = flat.view(torch.int32)
+        used = _used_elements(name, named[name], tokens)
+        clear = ((words >> bit) & 1 == 0) & (flat != 0)
+        candidates = [i for i in used if clear[i]] if len(used) < len(flat) else clear.nonzero().flatten().tolist()
+        if candidates:
+            element = choice.choice(candidates)
+            before = float(flat[element])
+            words[element] ^= 1 << bit
+            return Flip(name, element, bit, before, float(flat[element]))
+    raise ValueError(f"--fault-parameter: no used element of {names[0]!r} has bit {bits[0]} clear")
 
 
 def _used_elements(name: str, parameter: Tensor, tokens: Tensor) -> list[int]:
@@ -52,4 +54,4 @@ def _used_elements(name: str, parameter: Tensor, tokens: Tensor) -> list[int]:
     if name != "token.weight":
         return list(range(parameter.numel()))
     width = parameter.shape[1]
-    return [row * width + column for row in tokens.unique().tolist() for column in range(width)]
+    return [row * width + column for row in set(tokens.flatten().tolist()) for column in range(width)]

@@ -49,6 +49,7 @@ class RecorderLink:
         self._lines = messages.LineReader()
         self._inbox: list[dict[str, Any]] = []
         self._tokens = 0
+        self._closing = False
         self._pid = os.getpid()
         self.ring = Ring.create(hello.ring_size)
         self._running = self._start(hello)
@@ -118,7 +119,7 @@ class RecorderLink:
         except BlockingIOError:
             pass  # the recorder has earlier announcements to read, and looks at the ring when it idles
         except OSError:
-            self._succeed("its socket is closed")
+            self._ended()
 
     def _note_dropped(self, step: int) -> None:
         self.dropped += 1
@@ -166,16 +167,23 @@ class RecorderLink:
                 data = self._channel.recv(1 << 16)
             except (BlockingIOError, InterruptedError):
                 break
-            except OSError as error:
-                self._succeed(str(error))
+            except OSError:
+                self._ended()
                 break
             if not data:
-                self._succeed("it ended")
+                self._ended()
                 break
             found += self._lines.feed(data)
         return found
 
     # ------------------------------------------------------------------ life and death
+
+    def _ended(self) -> None:
+        """Note that the recorder hung up: as it was told to, or because it died."""
+        if self._closing:
+            self.dead = "closed"
+        else:
+            self._succeed("it ended")
 
     def _succeed(self, reason: str) -> None:
         """Start a successor for a recorder that died; what it had not finished is still in the ring."""
@@ -187,7 +195,8 @@ class RecorderLink:
             logger.error("trainsentry: %s; nothing more is recorded. Training goes on.", self.dead)
             return
         logger.error(
-            "trainsentry: the recorder died (%s); a new one takes over where it stopped. Training goes on.", reason
+            "trainsentry: the recorder died (%s); a new one takes over where it stopped. Training goes on.",
+            reason,
         )
         self._begin_relay()
 
@@ -206,10 +215,10 @@ class RecorderLink:
     def close(self, timeout: float) -> list[dict[str, Any]]:
         """Let the recorder finish and end it; return its last messages."""
         found: list[dict[str, Any]] = []
-        if self.dead is None and self.send(messages.CLOSE):
+        self._closing = self.dead is None and self.send(messages.CLOSE)
+        if self._closing:
             found = self.wait_for(lambda m: m["type"] == messages.CLOSED, timeout)
-        if self.dead is None:
-            self._channel.close()
+        self._channel.close()
         if not self._running.join(timeout if found else 1.0):
             self._running.kill()
         self.ring.close()

@@ -141,7 +141,11 @@ class Session:
 
     def _tell(self, incident: Incident) -> None:
         self.send(
-            {"type": messages.INCIDENT, "incident": incident.to_json(), "settled": incident.id in self._settled}
+            {
+                "type": messages.INCIDENT,
+                "incident": incident.to_json(),
+                "settled": incident.id in self._settled,
+            }
         )
         self._write_incident(incident)
 
@@ -200,7 +204,7 @@ class Session:
             self.send({"type": messages.STATE, "state": state, "token": message["token"]})
         elif kind == messages.LOAD_STATE and self.detection is not None and message["state"]:
             self.detection.load(message["state"])
-        return kind != messages.CLOSE
+        return bool(kind != messages.CLOSE)
 
     def close(self, state: str) -> None:
         """Write what is still to be written. `state` says how the run ended, for `status.json`."""

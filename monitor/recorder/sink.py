@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Job = Callable[[], None]
+Job = Callable[[], object]
 OnFailure = Callable[[str, str, int], None]
 """Receives the sink's name, what went wrong, and the step from which on nothing is written."""
 
