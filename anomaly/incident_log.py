@@ -20,7 +20,7 @@ SUSPECTS: Final = 8
 
 LONE_SCORE: Final = 16.0
 """A single soft anomaly needs twice the spike rule's limit to make an incident: among ten thousand series one
-is always far out."""
+is always far out. Weights are excepted: in healthy runs they stayed below a third of the limit."""
 
 TOGETHER: Final = 3
 """So many soft anomalies at one step support each other."""
@@ -102,7 +102,7 @@ class IncidentLog:
 
 
 def _supports_incident(anomalies: list[Anomaly]) -> bool:
-    if any(a.kind in HARD or a.score >= LONE_SCORE for a in anomalies):
+    if any(a.kind in HARD or a.quantity == PARAMETER or a.score >= LONE_SCORE for a in anomalies):
         return True
     return len(anomalies) >= TOGETHER
 

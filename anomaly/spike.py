@@ -70,17 +70,17 @@ class SpikeRule:
         self.history.grow(len(self.facts.scalar))
         new = self.facts.table.series[len(self._limits) :]
         if new:
-            rows = [(x.floor, x.young, x.ratio) for x in map(_sensitivity, new)]
-            self._limits = np.concatenate([self._limits, np.asarray(rows)])
+            limits = [(x.floor, x.young, x.ratio) for x in map(_sensitivity, new)]
+            self._limits = np.concatenate([self._limits, np.asarray(limits)])
         logs = log_magnitudes(record.values, self.facts.scalar[record.ids])
         centre, scale = self.history.centre_and_scale(record.ids)
         held = self.history.count[record.ids][:, None]
-        limits = self._limits[record.ids]
-        floor = limits[:, :1] + limits[:, 1:2] / np.maximum(held, 1)
+        own = self._limits[record.ids]
+        floor = own[:, :1] + own[:, 1:2] / np.maximum(held, 1)
         with np.errstate(invalid="ignore"):
             distance = logs - centre
             z = distance / np.maximum(scale, floor)
-        unknown = ~np.isfinite(z) | (held < WARM_UP) | (distance < np.log(limits[:, 2:]))
+        unknown = ~np.isfinite(z) | (held < WARM_UP) | (distance < np.log(own[:, 2:]))
         z[unknown] = 0.0
         best = z.argmax(axis=1)
         rows = np.arange(len(record))

@@ -14,16 +14,16 @@ class Schedule:
         self.stop = config.stop_step
         blocks = {part: getattr(config.collect, part) for part in PARTS}
         self.every = {part: block.every for part, block in blocks.items() if block is not None}
-        self.dense_until = -1
+        self.dense = range(0)
 
     def plan(self, step: int) -> Plan:
         """Return the parts to collect at `step`."""
         if step < self.start or (self.stop is not None and step >= self.stop):
             return NOTHING
-        if step < self.dense_until:
+        if step in self.dense:
             return frozenset(self.every)
         return frozenset(part for part, every in self.every.items() if step % every == 0)
 
     def sample_every_step(self, step: int, steps: int) -> None:
         """Collect everything at `steps` steps from `step` on."""
-        self.dense_until = max(self.dense_until, step + steps)
+        self.dense = range(step, max(self.dense.stop, step + steps))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.record import StepRecord
@@ -69,6 +70,7 @@ class StepLoop:
         self.step = start_step
         self.same_step = same_step
         self.overflow = OverflowRule(table)
+        self._edge = DtypeEdgeRule(self.overflow.facts)
         self.overflow_nums = config.overflow_check.overflow_nums if config.overflow_check else -1
         self.recorded: deque[StepRecord] = deque()
         self.recorded_bytes = 0
@@ -185,7 +187,8 @@ class StepLoop:
         record = self._record(self.step, self._order, rows, skipped=self._skipped)
         self._judged = True
         overflow = self.overflow.judge(record)
-        if overflow is None or record.skipped:
+        at_edge = self._edge.rows(record)[0] & self._edge.facts.judged[record.ids]
+        if record.skipped or (overflow is None and not at_edge.any()):
             return
         self._examine()
         self._check_limit()

@@ -60,7 +60,7 @@ class _Before(InertWhenCopied):
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.owner.stepped.add(optimizer)
-        closure = kwargs.get("closure", args[0] if args else None)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
         self.owner.listener.before_optimizer(optimizer, has_closure=callable(closure))
 
 

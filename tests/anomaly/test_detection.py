@@ -1,0 +1,152 @@
+"""What is reported, what is not, and that a series stays alive."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.detection import Detection
+
+NAN, INF = float("nan"), float("inf")
+W = ("fc.weight", "gradient")
+rng = np.random.default_rng(0)
+
+
+def healthy(records, detection, steps, series, start=0, noise=0.1):
+    found = []
+    for step in range(start, start + steps):
+        sizes = {key: float(np.exp(noise * rng.standard_normal())) for key in series}
+        found += detection.judge(records.step(step, sizes))
+    return found
+
+
+def setup(series=(W,), steps=40, **kwargs):
+    records = Records(**kwargs)
+    detection = Detection(records.table)
+    assert healthy(records, detection, steps, series) == []
+    return records, detection
+
+
+@pytest.mark.parametrize(("size", "statistic"), [(NAN, "nans"), (INF, "infs")])
+def test_a_nonfinite_value_is_reported_at_once_and_the_series_is_alive_right_after(size, statistic):
+    records, detection = setup()
+    [found] = detection.judge(records.step(40, {W: size}))
+    assert (found.kind, found.statistic, found.value, found.last_clean) == ("nonfinite", statistic, 1.0, 39)
+    assert healthy(records, detection, 5, [W], start=41) == []
+    [spike] = detection.judge(records.step(46, {W: 100.0}))
+    assert spike.kind == "spike"
+
+
+def test_a_spike_is_reported_and_not_learned():
+    records, detection = setup()
+    for step in range(40, 60):
+        [found] = detection.judge(records.step(step, {W: 50.0}))
+        assert found.kind == "spike"
+        assert found.expected == pytest.approx(1.0, rel=0.2) or found.statistic == "max"
+        assert found.score > 8
+
+
+def test_a_level_that_stays_becomes_normal():
+    records, detection = setup()
+    found = [detection.judge(records.step(40 + i, {W: 50.0 * (1 + i % 3 / 10)})) for i in range(60)]
+    assert found[0]
+    assert found[-1] == []
+
+
+def test_there_is_no_verdict_before_the_warm_up():
+    records = Records()
+    detection = Detection(records.table)
+    for step, size in enumerate((1.0, 1e3, 1.0, 1e4)):
+        assert detection.judge(records.step(step, {W: size})) == []
+
+
+def test_smooth_growth_and_decay_are_silent():
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(300):
+        growth = {W: 0.01 * 1.03**step, ("b", "gradient"): 100 * 0.95**step, ("c", "parameter"): 1 + step / 100}
+        assert detection.judge(records.step(step, growth)) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "reported"),
+    [("float16", 40_000, False), ("float16", 70_000, True), ("float32", 1e18, False), ("float32", 1e20, True)],
+)
+def test_the_edge_of_the_dtype_is_reported_whatever_came_before(dtype, size, reported):
+    records = Records(dtype=dtype)  # the largest element is half the size
+    found = Detection(records.table).judge(records.step(0, {("fc.weight", "parameter"): size}))
+    assert [a.kind for a in found] == (["overflow"] if reported else [])
+
+
+def test_a_mask_that_always_holds_inf_is_meant_to():
+    records = Records()
+    detection = Detection(records.table)
+    mask = ("mask.output.0", "activation_output")
+    for step in range(20):
+        assert detection.judge(records.step(step, {mask: INF, W: 1.0})) == []
+    [found] = detection.judge(records.step(20, {mask: NAN, W: 1.0}))
+    assert found.name == "mask.output.0"
+
+
+def test_nan_that_came_in_is_not_the_modules_fault():
+    records = Records()
+    names = ["a", "b", "c"]
+    series = [(f"{n}.{side}.0", f"activation_{side}") for n in names for side in ("input", "output")]
+    detection = Detection(records.table)
+    healthy(records, detection, 10, series)
+    sizes = dict.fromkeys(series, NAN)
+    sizes["a.input.0", "activation_input"] = sizes["a.output.0", "activation_output"] = 1.0
+    sizes["b.input.0", "activation_input"] = 1.0
+    found = detection.judge(records.step(10, sizes))
+    assert {(a.name, a.passed_on) for a in found} == {("b.output.0", False), ("c.output.0", True)}
+
+
+def test_provenance_is_kept_within_a_micro_step():
+    records = Records()
+    detection = Detection(records.table)
+    sizes = {
+        ("a.input.0", "activation_input", 0): NAN,
+        ("a.output.0", "activation_output", 0): NAN,
+        ("a.input.0", "activation_input", 1): 1.0,
+        ("a.output.0", "activation_output", 1): NAN,
+    }
+    found = detection.judge(records.step(0, sizes))
+    assert {(a.micro_step, a.passed_on) for a in found} == {(0, True), (1, False)}
+
+
+def test_bad_data_is_the_roots_input():
+    records = Records()
+    sizes = {("input.0", "activation_input"): NAN, ("output.0", "activation_output"): NAN}
+    found = Detection(records.table).judge(records.step(0, sizes))
+    assert {(a.name, a.passed_on) for a in found} == {("input.0", False), ("output.0", True)}
+
+
+def test_a_skipped_step_is_the_scalers_normal_work():
+    records, detection = setup()
+    assert detection.judge(records.step(40, {W: INF}, skipped=True)) == []
+    assert healthy(records, detection, 3, [W], start=41) == []
+
+
+def test_scalars_that_jump_by_design_are_not_judged_but_loss_is():
+    series = [("loss", "loss"), ("learning_rate", "learning_rate"), ("bleu", "bleu")]
+    records, detection = setup(series[:2])
+    sizes = {series[0]: 50.0, series[1]: 50.0, series[2]: NAN}
+    assert [a.name for a in detection.judge(records.step(40, sizes))] == ["loss"]
+
+
+def test_healthy_noise_is_silent_over_many_series():
+    records = Records()
+    detection = Detection(records.table)
+    series = [(f"p{i}.weight", "gradient") for i in range(100)]
+    assert healthy(records, detection, 300, series, noise=0.5) == []
+
+
+def test_a_restored_state_needs_no_warm_up():
+    import json
+
+    records, detection = setup()
+    state = json.loads(json.dumps(detection.state()))
+    later = Records()
+    restored = Detection(later.table)
+    restored.load(state)
+    assert restored.judge(later.step(100, {("other", "gradient"): 1.0, W: 1.0})) == []
+    assert [a.kind for a in restored.judge(later.step(101, {W: 100.0}))] == ["spike"]

@@ -1,0 +1,70 @@
+"""Anomalies that belong together are one incident; its sentence says what, where and since when."""
+
+from dataclasses import replace
+
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.incident_log import QUIET_STEPS, IncidentLog
+from trainsentry.collectors.series import Series, SeriesTable
+
+HARD = Anomaly(5, 0, 0, 0, "fc.weight", "gradient", "nans", 3.0, 0.0, 1000.0, "nonfinite", "nonfinite", "fc", 4)
+SOFT = replace(HARD, kind="spike", statistic="norm", value=50.0, expected=2.0, score=9.0, detector="spike")
+
+
+def log(parameters=20):
+    table = SeriesTable()
+    for i in range(parameters):
+        table.series_id(Series(f"p{i}", "parameter"))
+    return IncidentLog(table)
+
+
+def test_a_thousand_anomalies_of_one_cause_are_one_incident():
+    incidents = log()
+    for step in range(5, 25):
+        incidents.observe(step, [replace(HARD, step=step, name=f"p{i}", order=i) for i in range(1000)])
+    [incident] = incidents.incidents.values()
+    assert (incident.first_seen, incident.last_seen) == (5, 24)
+    assert len(incident.suspects) == 8
+
+
+def test_only_news_is_returned():
+    incidents = log()
+    assert incidents.observe(5, [HARD]) is not None
+    assert incidents.observe(6, [replace(HARD, step=6)]) is None
+    assert incidents.observe(7, [replace(HARD, step=7, name="other")]) is not None
+
+
+def test_after_quiet_steps_there_is_a_new_incident():
+    incidents = log()
+    incidents.observe(5, [HARD])
+    incidents.observe(5 + QUIET_STEPS + 1, [replace(HARD, step=5 + QUIET_STEPS + 1)])
+    assert [i.id for i in incidents.incidents.values()] == [1, 2]
+
+
+def test_a_lone_soft_anomaly_is_no_incident_unless_it_is_strong_or_supported():
+    assert log().observe(5, [SOFT]) is None
+    assert log().observe(5, [replace(SOFT, score=20.0)]) is not None
+    assert log().observe(5, [replace(SOFT, quantity="parameter")]) is not None
+    assert log().observe(5, [replace(SOFT, name=f"p{i}") for i in range(3)]) is not None
+
+
+def test_the_sentence_says_what_where_since_when_and_what_followed():
+    incidents = log()
+    weight = replace(HARD, quantity="parameter", step=7, last_clean=0, order=3)
+    incident = incidents.observe(7, [weight, replace(HARD, step=7, name="b", order=1)])
+    assert incident.name == "fc.weight"
+    assert incident.summary == (
+        "Between step 1 and step 7 on rank 0: parameter fc.weight holds 3 NaN values at step 7; it was healthy at "
+        "step 0. 1 other series are abnormal beside it (1 × gradient)."
+    )
+    assert incident.severity == "critical"
+
+
+def test_a_line_reads_back_as_the_same_incident():
+    incident = log().observe(5, [HARD]).with_action("dump: somewhere")
+    assert Incident.from_json(incident.to_json()) == incident
+    line = incident.to_json()
+    assert list(line) == (
+        "id step rank name quantity statistic kind severity score summary suspects actions first_seen last_seen"
+    ).split()
+    assert {"rank", "name", "quantity", "statistic", "kind", "score", "step", "evidence"} <= set(line["suspects"][0])

@@ -1,0 +1,73 @@
+"""The first suspect is what came first and is not explained by something before it."""
+
+from dataclasses import replace
+
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.ranking import rank
+
+
+def anomaly(name, quantity, step, order=0, **kwargs):
+    made = Anomaly(step, 0, 0, order, name, quantity, "nans", 1.0, 0.0, 1000.0, "nonfinite", "nonfinite")
+    return replace(made, **kwargs)
+
+
+def order_of(anomalies, parameters=50):
+    return [(r.anomaly.name, r.anomaly.quantity) for r in rank(anomalies, parameters)]
+
+
+def test_steps_come_before_execution_order():
+    late = anomaly("a.output.0", "activation_output", 5, order=0)
+    early = anomaly("z.weight", "gradient", 4, order=99)
+    assert order_of([late, early])[0] == ("z.weight", "gradient")
+
+
+def test_execution_order_decides_within_a_step():
+    found = [anomaly(f"m{i}.output.0", "activation_output", 3, order=10 - i) for i in range(3)]
+    assert order_of(found)[0][0] == "m2.output.0"
+
+
+def test_what_was_passed_on_comes_behind():
+    passed = anomaly("a.output.0", "activation_output", 3, order=0, passed_on=True)
+    origin = anomaly("b.output.0", "activation_output", 3, order=9)
+    assert order_of([passed, origin])[0][0] == "b.output.0"
+
+
+def test_a_weight_last_seen_healthy_before_the_trouble_is_its_cause():
+    gradients = [anomaly(f"p{i}", "gradient", 37, order=i, last_clean=36) for i in range(50)]
+    weight = anomaly("p7", "parameter", 38, last_clean=30, kind="overflow", score=117.0)
+    assert order_of([*gradients, weight])[0] == ("p7", "parameter")
+    assert rank([*gradients, weight], 50)[0].onset == 37
+
+
+def test_a_weight_seen_healthy_at_the_step_itself_is_not():
+    gradients = [anomaly(f"p{i}", "gradient", 37, order=i, last_clean=36) for i in range(50)]
+    weight = anomaly("p7", "parameter", 38, last_clean=37)
+    assert order_of([*gradients, weight])[0] == ("p0", "gradient")
+
+
+def test_weights_that_a_bad_update_ruined_everywhere_are_its_effect():
+    gradients = [anomaly(f"p{i}", "gradient", 37, order=i, last_clean=36) for i in range(50)]
+    weights = [anomaly(f"p{i}", "parameter", 40, order=i, last_clean=30) for i in range(50)]
+    assert order_of([*gradients, *weights])[0] == ("p0", "gradient")
+
+
+def test_the_strongest_of_several_weights_comes_first():
+    mild = anomaly("a.weight", "parameter", 8, order=0, kind="spike", score=12.0)
+    gross = anomaly("b.weight", "parameter", 8, order=1, kind="overflow", score=117.0)
+    assert order_of([mild, gross])[0][0] == "b.weight"
+
+
+def test_state_that_summed_up_bad_gradients_is_their_effect():
+    gradient = anomaly("p", "gradient", 37, last_clean=36)
+    state = anomaly("p", "exp_avg", 38, last_clean=30)
+    assert order_of([gradient, state])[0] == ("p", "gradient")
+
+
+def test_state_that_went_bad_alone_comes_before_what_follows():
+    state = anomaly("p", "exp_avg", 40, order=5, last_clean=30)
+    gradient = anomaly("p", "gradient", 41, order=0, last_clean=40)
+    assert order_of([gradient, state])[0] == ("p", "exp_avg")
+
+
+def test_nothing_gives_nothing():
+    assert rank([], 10) == []

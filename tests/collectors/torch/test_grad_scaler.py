@@ -1,0 +1,74 @@
+"""Loss scaling: gradients are unscaled exactly, and a skipped step is a step that was skipped."""
+
+import pickle
+
+import pytest
+import torch
+from tiny_models import EVERY_STEP, mlp
+
+import trainsentry
+
+
+def loop(out, *, fused, bad_steps=(), steps=6, unscale=False, config=None):
+    """Train with a GradScaler on CPU; at `bad_steps` the loss is Inf. Return monitor, scaler, plain norms."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    settings = {"output_dir": str(out), "strict": True, "collect": EVERY_STEP, **(config or {})}
+    monitor = trainsentry.TrainMonitor(settings).watch(model, optimizer, grad_scaler=scaler)
+    plain = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 8)).pow(2).mean()
+        if step in bad_steps:
+            loss = loss * float("inf")
+        plain.append(torch.autograd.grad(loss, model[0].weight, retain_graph=True)[0].norm().item())
+        scaler.scale(loss).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return monitor, scaler, plain
+
+
+@pytest.mark.parametrize(("fused", "unscale"), [(False, False), (True, False), (False, True), (True, True)])
+def test_gradients_are_recorded_unscaled(out, fused, unscale):
+    monitor, _, plain = loop(out, fused=fused, unscale=unscale)
+    with monitor:
+        rows = monitor.records().query("quantity == 'gradient' and name == '0.weight'")
+        assert rows["norm"].tolist() == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_every_skipped_step_is_there_and_raises_no_alarm(out, fused):
+    monitor, _, _ = loop(out, fused=fused, bad_steps=(2, 4))
+    with monitor:
+        gradients = monitor.records().query("quantity == 'gradient' and name == '0.weight'")
+        assert gradients["step"].tolist() == list(range(6))
+        bad = gradients[gradients["nans"] + gradients["infs"] > 0]
+        assert bad["step"].tolist() == [2, 4]
+        scale = monitor.records().query("quantity == 'loss_scale'")["value"].tolist()
+        assert scale == [1024.0, 1024.0, 1024.0, 512.0, 512.0, 256.0]
+        monitor.flush()
+        assert monitor.incidents == ()
+
+
+def test_a_skipped_step_has_no_update_and_is_counted_apart(out):
+    import json
+
+    config = {"overflow_check": {"overflow_nums": 1}}
+    monitor, _, _ = loop(out, fused=False, bad_steps=(2,), config=config)  # does not stop
+    with monitor:
+        assert 2 not in set(monitor.records().query("quantity == 'update'")["step"])
+    status = json.loads((out / "rank0" / "status.json").read_text())
+    assert (status["overflow_steps"], status["skipped_overflow_steps"], status["skipped_steps"]) == (0, 1, 1)
+
+
+def test_close_gives_the_scalers_class_its_own_step_back(out):
+    original = torch.amp.GradScaler.__dict__["step"]
+    monitor, scaler, _ = loop(out, fused=False, steps=1)
+    assert torch.amp.GradScaler.__dict__["step"] is not original
+    pickle.dumps(scaler)
+    monitor.close()
+    assert torch.amp.GradScaler.__dict__["step"] is original

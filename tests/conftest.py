@@ -1,0 +1,15 @@
+"""Settings of every test: one thread, and a place to write."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def out(tmp_path):
+    """A fresh output directory."""
+    return tmp_path / "monitor_output"

@@ -1,0 +1,76 @@
+"""Mistakes in a call are errors before the first step, and leave nothing behind."""
+
+import pytest
+import torch
+from tiny_models import mlp
+from torch import nn
+
+import trainsentry
+
+
+@pytest.fixture
+def monitor(out):
+    with trainsentry.TrainMonitor({"output_dir": str(out)}) as made:
+        yield made
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_model_of_no_framework(monitor):
+    with pytest.raises(TypeError, match=r"dict.*torch\.nn\.Module"):
+        monitor.watch({})
+
+
+def test_a_model_without_parameters(monitor):
+    with pytest.raises(ValueError, match="ReLU has no parameters"):
+        monitor.watch(nn.ReLU())
+
+
+def test_something_that_is_no_optimizer(monitor):
+    with pytest.raises(TypeError, match=r"float.*Optimizer"):
+        monitor.watch(mlp(), 0.1)
+
+
+def test_an_optimizer_of_another_model(monitor):
+    with pytest.raises(ValueError, match=r"SGD.*model\.parameters"):
+        monitor.watch(mlp(), sgd(mlp()))
+
+
+def test_the_same_model_twice(monitor):
+    model = mlp()
+    monitor.watch(model, sgd(model))
+    with pytest.raises(ValueError, match="watched already"):
+        monitor.watch(model)
+
+
+def test_a_pattern_that_matches_nothing(out):
+    config = {"output_dir": str(out), "collect": {"activations": {"targets": ["0", "decoder.*"]}}}
+    model = mlp()
+    with trainsentry.TrainMonitor(config) as monitor:
+        with pytest.raises(ValueError, match=r"collect\.activations\.targets: 'decoder\.\*'.*0\.weight"):
+            monitor.watch(model, sgd(model))
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_rank_that_does_not_exist(out):
+    with pytest.raises(trainsentry.ConfigError, match=r"ranks: 4 does not exist; allowed: 0 to 0"):
+        trainsentry.TrainMonitor({"output_dir": str(out), "ranks": [0, "4-7"]}).watch(mlp())
+
+
+def test_calls_before_watch_and_a_step_beside_an_optimizer(monitor):
+    with pytest.raises(RuntimeError, match="call watch"):
+        monitor.log(loss=1.0)
+    model = mlp()
+    monitor.watch(model, sgd(model))
+    with pytest.raises(RuntimeError, match="leave monitor.step"):
+        monitor.step()
+
+
+def test_other_modules_can_be_added(out):
+    first, second = mlp(), mlp()
+    with trainsentry.TrainMonitor({"output_dir": str(out), "strict": True}) as monitor:
+        monitor.watch(nn.ModuleDict({"a": first}), sgd(first))
+        monitor.watch(nn.ModuleDict({"b": second}), sgd(second))
+        assert {p.name[0] for p in monitor._loop.watch.names.parameters} == {"a", "b"}

@@ -1,0 +1,258 @@
+"""Whatever fails in the monitor, training goes on, one clear line is logged, and it is counted."""
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from tiny_models import EVERY_STEP, mlp, train
+
+import trainsentry
+from trainsentry.collectors.torch import activations, parameters, watch
+from trainsentry.monitor.recorder.start import ThreadRecorder
+
+STEPS = 12
+
+
+def make(out, **config):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    settings = {"output_dir": str(out), "collect": EVERY_STEP, **config}
+    return model, optimizer, trainsentry.TrainMonitor(settings).watch(model, optimizer)
+
+
+def bare():
+    torch.manual_seed(0)
+    model = mlp()
+    return train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), STEPS).losses
+
+
+def status(out):
+    return json.loads((out / "rank0" / "status.json").read_text())
+
+
+def errors(caplog):
+    return [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+def plant(*_, **__):
+    raise OSError("planted")
+
+
+PLACES = {
+    "activations": (activations.ActivationHooks, "_observe"),
+    "gradients": (parameters.GradientReader, "read"),
+    "parameters": (watch, "read_parameters"),
+    "optimizer_state": (watch, "read_state"),
+    "updates": (parameters.UpdateReader, "keep"),
+    "log": (watch.TorchWatch, "log"),
+    "step boundary": (watch.TorchWatch, "before_update"),
+}
+
+
+@pytest.mark.parametrize("part", PLACES)
+def test_an_exception_planted_in_a_hook_is_contained(out, monkeypatch, caplog, part):
+    expected = bare()
+    owner, name = PLACES[part]
+    monkeypatch.setattr(owner, name, plant)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == expected
+    assert [part in r.getMessage() for r in errors(caplog)] == [True]
+    assert status(out)["failures"][part]["count"] == 1
+    if part != "step boundary":
+        others = {"gradient", "parameter"} - {part.rstrip("s")}
+        assert all((out / "rank0" / f"{name}_0-999.csv").exists() for name in others)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_strict_lets_it_through(out, monkeypatch):
+    monkeypatch.setattr(watch, "read_parameters", plant)
+    model, optimizer, monitor = make(out, strict=True)
+    with monitor, pytest.raises(OSError, match="planted"):
+        train(model, optimizer, STEPS, monitor)
+
+
+@pytest.fixture
+def in_thread(monkeypatch):
+    """Run the recorder in a thread, where a test can plant something in it."""
+    monkeypatch.setattr("trainsentry.monitor.recorder.link.start_recorder", ThreadRecorder)
+    link = "trainsentry.monitor.recorder.link.RecorderLink.__init__"
+    from trainsentry.monitor.recorder import link as module
+
+    original = module.RecorderLink.__init__
+    monkeypatch.setattr(link, lambda self, hello, table: original(self, hello, table, ThreadRecorder))
+
+
+def test_an_exception_in_detection_leaves_the_records_written(out, monkeypatch, caplog, in_thread):
+    monkeypatch.setattr("trainsentry.anomaly.detection.Detection.judge", plant)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == bare()
+    assert sum("detection" in r.getMessage() for r in errors(caplog)) == 1
+    assert set(pd.read_csv(out / "rank0" / "gradient_0-999.csv")["step"]) == set(range(STEPS))
+    assert status(out)["failures"]["detection"]["count"] == 1
+
+
+def test_a_writer_that_blocks_for_ever_is_left_behind(out, monkeypatch, caplog, in_thread):
+    import threading
+
+    release = threading.Event()
+    monkeypatch.setattr("trainsentry.exporters.csv_writer.CsvWriter.write", lambda *_: release.wait(60))
+    model, optimizer, monitor = make(out, export={"max_wait": 0.3, "tensorboard": True})
+    started = time.monotonic()
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == bare()
+    assert time.monotonic() - started < 30
+    release.set()
+    assert [r.getMessage() for r in errors(caplog) if "csv" in r.getMessage()]
+    assert len(errors(caplog)) == 1
+    found = status(out)
+    assert "0.3 s" in found["exporters"]["csv"]
+    assert found["exporters"]["tensorboard"] == "writing"
+    assert found["gaps"][0]["exporter"] == "csv"
+
+
+def test_a_recorder_that_blocks_for_ever_costs_a_bounded_wait(out, monkeypatch, caplog, in_thread):
+    import threading
+
+    release = threading.Event()
+    monkeypatch.setattr("trainsentry.monitor.recorder.session.Session.take_record", lambda *_: release.wait(20))
+    monkeypatch.setattr("trainsentry.monitor.train_monitor.FLUSH_SECONDS", 0.5)
+    model, optimizer, monitor = make(out, ring_size=2**20, export={"max_wait": 0.3})
+    monkeypatch.setattr(monitor._loop.link.ring, "size", 2**15)  # a ring that is soon full
+    started = time.monotonic()
+    losses = train(model, optimizer, STEPS * 20, monitor).losses
+    assert time.monotonic() - started < 10
+    assert losses[:STEPS] == bare()
+    assert monitor._loop.link.dropped > 0
+    assert sum("does not keep up" in r.getMessage() for r in errors(caplog)) == 1
+    release.set()
+    monitor.close()
+
+
+def test_a_recorder_that_is_killed_has_a_successor_and_nothing_is_lost(out, caplog):
+    model, optimizer, monitor = make(out)
+    with monitor:
+
+        def kill(step):
+            if step == 6:
+                monitor.flush()
+                monitor._loop.link.running.process.kill()
+                monitor._loop.link.running.process.wait()
+
+        assert train(model, optimizer, STEPS, monitor, before_step=kill).losses == bare()
+    assert len(errors(caplog)) == 1
+    assert "died" in errors(caplog)[0].getMessage()
+    table = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
+    assert sorted(table["step"]) == sorted(list(range(STEPS)) * 4)
+    assert status(out)["recorders_started"] == 2
+
+
+def test_recorders_that_keep_dying_are_given_up(out, caplog):
+    model, optimizer, monitor = make(out)
+    with monitor:
+
+        def kill(step):
+            if monitor._loop.link.dead is None:
+                monitor._loop.link.running.process.kill()
+                monitor._loop.link.running.process.wait()
+
+        assert train(model, optimizer, STEPS, monitor, before_step=kill).losses == bare()
+    assert sum("nothing more is recorded" in r.getMessage() for r in errors(caplog)) == 1
+    assert "recorders died" in status(out)["state"]
+
+
+def test_a_read_only_directory(caplog):
+    model, optimizer, monitor = make(Path("/proc/nowhere"))
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == bare()
+        assert not monitor.records().empty
+    parts = [r.getMessage().split()[1] for r in errors(caplog)]
+    assert sorted(parts) == ["csv", "journal"]  # one line each
+
+
+def test_a_full_disk_switches_the_exporter_off_and_notes_the_gap(out, caplog, monkeypatch):
+    (out / "rank0").mkdir(parents=True)
+    (out / "rank0" / "gradient_0-999.csv").symlink_to("/dev/full")
+    monkeypatch.setattr("trainsentry.monitor.train_monitor.next_restart", lambda directory: 0)
+    model, optimizer, monitor = make(out, export={"tensorboard": True})
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == bare()
+    assert len(errors(caplog)) == 1
+    assert "No space left" in errors(caplog)[0].getMessage()
+    found = status(out)
+    assert "No space left" in found["exporters"]["csv"]
+    assert found["gaps"] == [{"exporter": "csv", "from_step": 0, "reason": found["exporters"]["csv"]}]
+    assert found["failures"]["csv"]["count"] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_disk_that_fills_up_during_the_run(out, caplog):
+    out.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", out], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        model, optimizer, monitor = make(out)
+        with monitor:
+            losses = train(model, optimizer, STEPS * 5, monitor).losses
+        assert losses[:STEPS] == bare()
+        parts = {r.getMessage().split()[1] for r in errors(caplog)}
+        assert "csv" in parts
+        assert parts <= {"csv", "journal"}
+    finally:
+        subprocess.run(["umount", "-l", out], check=True)
+
+
+def test_a_dump_that_fails_is_contained(out, monkeypatch, caplog):
+    from tiny_models import flip_bit
+
+    monkeypatch.setattr("trainsentry.collectors.torch.saving.save_tensor", plant)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, STEPS, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 8 else None)
+        monitor.flush()
+        assert [i.name for i in monitor.incidents] == ["2.weight"]
+    assert status(out)["failures"]["dump"]["count"] == 1
+
+
+def test_ctrl_c_ends_training_and_loses_nothing(out, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import torch, trainsentry, time
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with trainsentry.TrainMonitor({{"output_dir": {str(out)!r}}}).watch(model, optimizer):
+    for step in range(100000):
+        optimizer.zero_grad(); model(torch.ones(2, 4)).sum().backward(); optimizer.step()
+        print(step, flush=True)
+        time.sleep(0.01)
+""")
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if int(line) >= 20:
+            break
+    process.send_signal(signal.SIGINT)
+    last = max([20, *(int(line) for line in process.communicate()[0].split())])
+    table = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
+    assert sorted(set(table["step"])) == list(range(last + 1)) or sorted(set(table["step"])) == list(range(last + 2))
+
+
+def test_the_flight_recorder_is_bounded(out):
+    model, optimizer, monitor = make(out, ring_size=2**20)
+    with monitor:
+        train(model, optimizer, 600, monitor)
+        loop = monitor._loop
+        assert loop.recorded_bytes <= 2**20
+        assert loop.recorded_bytes == sum(r.nbytes for r in loop.recorded)
+        assert len(set(monitor.records()["step"])) < 600
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0

@@ -1,0 +1,111 @@
+"""The distribution holds every module once, under `trainsentry/`, and nothing else."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("monitor", "anomaly", "collectors", "exporters")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel built from an sdist of a copy of the tree."""
+    copy = tmp_path_factory.mktemp("tree") / "some-name-1"
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in (f.decode() for f in files if f):
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_symlink():
+            target.symlink_to((ROOT / name).readlink())
+        elif (ROOT / name).exists():
+            target.write_bytes((ROOT / name).read_bytes())
+    dist = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", dist, copy], check=True, capture_output=True)
+    return next(dist.glob("*.whl")), next(dist.glob("*.tar.gz"))
+
+
+def modules_in_tree():
+    return {str(Path("trainsentry") / p.relative_to(ROOT)) for room in ROOMS for p in (ROOT / room).rglob("*.py")}
+
+
+def test_every_module_is_in_the_wheel_under_trainsentry_and_nothing_else_is(built):
+    names = set(zipfile.ZipFile(built[0]).namelist())
+    code = {n for n in names if ".dist-info/" not in n}
+    assert code == modules_in_tree() | {"trainsentry/__init__.py", "trainsentry/py.typed"}
+
+
+def test_the_sdist_builds_the_same_modules(built):
+    names = {n.partition("/")[2] for n in tarfile.open(built[1]).getnames()}
+    assert modules_in_tree() <= names
+
+
+def test_no_room_is_installed_as_a_top_level_module(built, tmp_path):
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, built[0]]
+    subprocess.run(command, check=True, capture_output=True)
+    assert not any((target / room).exists() for room in ROOMS)
+    check = "import importlib.util as u; print([m for m in %r if u.find_spec(m)])" % (ROOMS,)
+    code = f"import sys; sys.path.insert(0, {str(target)!r}); {check}"
+    done = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_module_is_loaded_twice():
+    code = """
+import sys, pkgutil, importlib, collections, os
+import trainsentry
+for m in pkgutil.walk_packages(trainsentry.__path__, "trainsentry."):
+    if not m.name.endswith("__main__"):
+        importlib.import_module(m.name)
+files = collections.Counter(os.path.realpath(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None))
+ours = [f for f, n in files.items() if n > 1 and ("/collectors/" in f or "/monitor/" in f or "/anomaly/" in f)]
+assert not ours, ours
+assert not [m for m in ("monitor", "anomaly", "collectors", "exporters") if m in sys.modules]
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_importing_trainsentry_imports_no_framework_and_stays_light():
+    code = (
+        "import sys, trainsentry; "
+        "print([m for m in ('torch', 'mindspore', 'pandas', 'numpy', 'tensorboard') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_recorder_imports_no_framework():
+    code = (
+        "import sys, trainsentry.monitor.recorder.__main__; "
+        "print([m for m in ('torch', 'mindspore', 'pandas', 'pydantic', 'tensorboard') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_imports_between_the_rooms_point_downwards_and_frameworks_stay_in_their_rooms():
+    may = {
+        "collectors": {"collectors"},
+        "anomaly": {"anomaly", "collectors"},
+        "exporters": {"exporters", "collectors"},
+        "monitor": {"monitor", "anomaly", "exporters", "collectors"},
+    }
+    import ast
+
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                for name in names:
+                    parts = name.split(".")
+                    if parts[0] == "trainsentry" and len(parts) > 1:
+                        assert parts[1] in may[room], f"{path} imports {name}"
+                    if parts[0] in {"torch", "mindspore"}:
+                        place = path.relative_to(ROOT).as_posix()
+                        assert place.startswith(("collectors/torch/", "monitor/demo/", "monitor/cli/demo")), place
