@@ -32,6 +32,12 @@ SOURCES = {
 }
 """What a quantity of a module is computed from, within the module."""
 
+INSIDE = " inside"
+CONTAINED = (ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT)
+"""Quantities of a module that come from those of the modules it contains."""
+
+Sources = dict[tuple[str, str], set[int]]
+
 
 class Detection:
     """The detectors of one rank and their state. Records come in the order of their steps."""
@@ -102,16 +108,23 @@ class Detection:
         meaningful: Mask = ~(scalar & never & ~named)
         return meaningful
 
-    def _abnormal_sources(self, record: StepRecord, abnormal: Mask) -> dict[tuple[str, str], set[int]]:
-        """Return, for each (module, quantity) with an abnormal row, the micro-steps of those rows."""
-        found: dict[tuple[str, str], set[int]] = defaultdict(set)
+    def _abnormal_sources(self, record: StepRecord, abnormal: Mask) -> Sources:
+        """Return, for each (module, quantity) with an abnormal row, the micro-steps of those rows.
+
+        A module is also listed, with `INSIDE`, for what is abnormal in the modules it contains.
+        """
+        found: Sources = defaultdict(set)
         for row in np.flatnonzero(abnormal).tolist():
             series = self.table.series[record.ids[row]]
             found[series.module, series.quantity].add(series.micro_step)
+            inner = series.module
+            while inner and series.quantity in CONTAINED:
+                inner = inner.rpartition(".")[0]
+                found[inner, series.quantity + INSIDE].add(series.micro_step)
         return found
 
     def _anomaly(
-        self, record: StepRecord, row: int, what: tuple[Any, ...], sources: dict[tuple[str, str], set[int]]
+        self, record: StepRecord, row: int, what: tuple[Any, ...], sources: Sources
     ) -> Anomaly:
         kind, detector, statistic, value, expected, score = what
         series = self.table.series[record.ids[row]]
@@ -130,7 +143,7 @@ class Detection:
             kind=kind,
             module=series.module,
             last_clean=int(self.history.last_clean[record.ids[row]]),
-            passed_on=any(_is_source(series, s, sources) for s in SOURCES.get(series.quantity, ())),
+            passed_on=_is_passed_on(series, sources),
         )
 
     def _value(self, record: StepRecord, row: int, feature: str) -> float:
@@ -175,12 +188,17 @@ def _nonfinite_evidence(record: StepRecord, row: int) -> tuple[Any, ...]:
     return NONFINITE, nonfinite.NAME, statistic, float(count), 0.0, nonfinite.SCORE
 
 
-def _is_source(series: Series, source: str, sources: dict[tuple[str, str], set[int]]) -> bool:
-    micro_steps = sources.get((series.module, source))
-    if not micro_steps:
-        return False
-    # A parameter's gradient is the sum over all micro-steps; an activation belongs to one.
-    return series.quantity == GRADIENT or series.micro_step in micro_steps
+def _is_passed_on(series: Series, sources: Sources) -> bool:
+    """Whether what a series is computed from was abnormal itself."""
+    if series.scalar:
+        return any(quantity == ACTIVATION_OUTPUT for _, quantity in sources)
+    names = [*SOURCES.get(series.quantity, ()), *(q + INSIDE for q in CONTAINED if q == series.quantity)]
+    for name in names:
+        micro_steps = sources.get((series.module, name), set())
+        # A parameter's gradient is the sum over all micro-steps; an activation belongs to one.
+        if series.micro_step in micro_steps or (micro_steps and series.quantity == GRADIENT):
+            return True
+    return False
 
 
 def _key(series: Series) -> tuple[str, str, int, int]:

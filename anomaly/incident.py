@@ -23,6 +23,11 @@ class Suspect:
     module: str
     evidence: str
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether this is a logged scalar, which no module holds."""
+        return self.name == self.quantity
+
 
 @dataclass(frozen=True, slots=True)
 class Incident:

@@ -69,7 +69,7 @@ class DumpFolder:
         for entry in self.entries:
             module, direction, call = _module_of(entry)
             parent = None
-            while parent is None and "." in module:
+            while parent is None and module:
                 module = module.rpartition(".")[0]
                 parent = places.get((module, direction, call))
             parents[entry] = parent

@@ -137,8 +137,7 @@ class StepLoop:
             self.watch.log(FOUND_INF, found_inf, 0)
         self._closure = has_closure
         self.watch.before_update(optimizer, gradients_ready=not has_closure)
-        self._dump(lambda dump: dump.before_update(self.step))
-        self.triggers.dump_taken(self.step)
+        self._dump_before_update()
         if not has_closure:
             self._judge_now()
 
@@ -157,10 +156,22 @@ class StepLoop:
 
     def _without_optimizer(self) -> None:
         self.watch.without_optimizer()
-        self._dump(lambda dump: dump.before_update(self.step))
-        self.triggers.dump_taken(self.step)
+        self._dump_before_update()
         self._judge_now()
         self._end_step()
+
+    def _dump_before_update(self) -> None:
+        """Complete the step's dump, if there is one.
+
+        Raises:
+            TrainingStopped: when a stop has waited for the dump.
+
+        """
+        self._dump(lambda dump: dump.before_update(self.step))
+        self.triggers.dump_taken(self.step)
+        if self.triggers.stop is not None and self.triggers.stop_before_update:
+            self._hand_over_now()
+            self.triggers.raise_stop()
 
     def _log(self, scalars: dict[str, Any]) -> None:
         for name, value in scalars.items():
@@ -192,7 +203,9 @@ class StepLoop:
             return
         self._examine()
         self._check_limit()
-        self.triggers.raise_stop()
+        if self.triggers.stop is not None:
+            self._hand_over_now()
+            self.triggers.raise_stop()
 
     def _examine(self) -> None:
         """Read weights and state out of turn, have the step ranked at once, and act before the update."""
@@ -200,16 +213,21 @@ class StepLoop:
             return
         self._last_urgent = self.step
         self.watch.examine()
-        rows = self.watch.take()
-        rows.wait()
-        record = self._record(self.step, self._order, rows, skipped=False, examined=True)
-        self._order += len(record)
-        self._hand_over(record)
+        self._hand_over_now(examined=True)
         step = self.step
         heard = self.link.wait_for(
             lambda m: m["type"] == messages.EXAMINED and m["step"] == step, self.link.hello.max_wait
         )
         self.triggers.hear(heard, self.step, in_step=True)
+
+    def _hand_over_now(self, *, examined: bool = False) -> None:
+        """Hand over the part of the step that has been collected so far."""
+        if len(self.watch.rows):
+            rows = self.watch.take()
+            rows.wait()
+            record = self._record(self.step, self._order, rows, skipped=self._skipped, examined=examined)
+            self._order += len(record)
+            self._hand_over(record)
 
     def _end_step(self) -> None:
         """Close the step's rows, hand over what has arrived, grant requests, and open the next step.
@@ -240,7 +258,7 @@ class StepLoop:
             pending.rows.wait()
             record = self._record(pending.step, pending.first_order, pending.rows, skipped=pending.skipped)
             if not pending.judged and self.overflow.judge(record) is not None:
-                self._check_limit(raise_now=False)
+                self._check_limit()
             self._hand_over(record)
 
     def _record(self, step: int, first_order: int, rows: Any, *, skipped: bool, examined: bool = False) -> StepRecord:
@@ -260,7 +278,7 @@ class StepLoop:
             self.recorded_bytes -= self.recorded.popleft().nbytes
         self.link.send_record(record)
 
-    def _check_limit(self, *, raise_now: bool = True) -> None:
+    def _check_limit(self) -> None:
         if self.overflow_nums < 0 or self.overflow.count < self.overflow_nums or self.triggers.stop is not None:
             return
         incident = max(self.triggers.incidents.values(), key=lambda i: i.id, default=None)
@@ -269,8 +287,6 @@ class StepLoop:
         self.triggers.stop = OverflowLimitReached(self.step, reason, incident)
         if incident is not None:
             self.triggers.note_action(incident.id, f"stop at step {self.step} by overflow_nums")
-        if raise_now:
-            self.triggers.raise_stop()
 
     def _dump(self, action: Callable[[Any], None]) -> None:
         if self.triggers.dump is not None:

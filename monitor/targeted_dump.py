@@ -78,7 +78,7 @@ class TargetedDump:
             self._incident = None
             return
         self._folder = self._open(step)
-        self.capture.attach({s.module for s in self._incident.suspects}, self._keep)
+        self.capture.attach(set(self._modules()), self._keep)
 
     def before_update(self, step: int) -> None:
         """Add weights, gradients and optimizer state to the dump of the step, if there is one."""
@@ -107,11 +107,14 @@ class TargetedDump:
         )
 
     def _take_held(self) -> None:
-        assert self._incident is not None
-        modules = dict.fromkeys(s.module for s in self._incident.suspects)  # the first suspect's come first
-        for module in modules:
+        for module in self._modules():
             for piece in self.capture.held({module}, self.optimizers):
                 self._keep(piece)
+
+    def _modules(self) -> list[str]:
+        """Return the suspects' modules, the first suspect's first."""
+        assert self._incident is not None
+        return list(dict.fromkeys(s.module for s in self._incident.suspects if not s.is_scalar))
 
     def _keep(self, piece: Any) -> None:
         """Save one tensor, unless the budget is spent."""

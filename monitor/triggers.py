@@ -36,6 +36,7 @@ class Triggers:
         self.callbacks: list[Callback] = []
         self.stop: TrainingStopped | None = None
         self.stop_after_dump: int | None = None
+        self.stop_before_update = False
         self._acted: set[int] = set()
 
     def note_action(self, incident_id: int, action: str) -> None:
@@ -97,12 +98,7 @@ class Triggers:
         self.note_action(incident_id, f"stop at step {step}")
 
     def dump_taken(self, step: int) -> None:
-        """Note that the dump has what it needs of `step`; raise the stop that waited for that.
-
-        Raises:
-            TrainingStopped: when an incident asked for a stop and its dump is complete.
-
-        """
+        """Note that the dump has what it needs of `step`: a stop that waited for that is due before the update."""
         if self.stop_after_dump is None or self.dump is None:
             return
         if self.dump.last_step is not None and step < self.dump.last_step and DUMP not in self.guard.disabled:
@@ -111,7 +107,7 @@ class Triggers:
         incident = self.incidents[self.stop_after_dump]
         self.stop_after_dump = None
         self.stop = TrainingStopped(step, incident.summary, incident)
-        self.raise_stop()
+        self.stop_before_update = True
 
     def _call(self, callback: Callback, incident: Incident) -> None:
         try:
@@ -132,5 +128,5 @@ class Triggers:
 
         """
         if self.stop is not None:
-            stop, self.stop = self.stop, None
+            stop, self.stop, self.stop_before_update = self.stop, None, False
             raise stop

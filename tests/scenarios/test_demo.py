@@ -1,0 +1,62 @@
+"""The demo finds the weight that broke, and stays silent when none does."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
+
+from trainsentry.monitor.cli.app import app
+
+
+def invoke(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+@pytest.mark.parametrize("parameter", ["blocks.2.attention.qkv.weight", "token.weight", "blocks.0.norm2.weight"])
+def test_the_first_suspect_is_the_flipped_parameter(tmp_path, parameter):
+    out = tmp_path / "demo"
+    result = invoke("demo", "--steps", 60, "--seed", 4, "--fault-parameter", parameter, "--output-dir", out)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "The first suspect is the flipped parameter." in text
+    assert re.search(rf"bit 30 of element \d+ of {re.escape(parameter)} flipped", text)
+    [line] = [json.loads(x) for x in (out / "incidents.jsonl").read_text().splitlines()][-1:]
+    assert (line["name"], line["quantity"]) == (parameter, "parameter")
+    assert any("dump" in action for action in line["actions"])
+    assert "tensorboard --logdir" in text
+    reader = EventAccumulator(str(out / "tensorboard" / "rank0"))
+    reader.Reload()
+    assert f"gradient.norm/{parameter}" in reader.Tags()["scalars"]
+
+
+def test_a_clean_run_reports_nothing(tmp_path):
+    result = invoke("demo", "--steps", 60, "--fault", "none", "--output-dir", tmp_path / "demo")
+    assert result.exit_code == 0, result.output
+    assert "nothing was reported" in result.output
+    assert not (tmp_path / "demo" / "incidents.jsonl").exists()
+
+
+def test_overflow_nums_ends_the_run(tmp_path):
+    out = tmp_path / "demo"
+    args = ["--steps", 60, "--fault-parameter", "norm.weight", "--stop", "overflow", "--overflow-nums", 2, "--seed", 1]
+    result = invoke("demo", *args, "--output-dir", out)
+    assert result.exit_code == 0, result.output
+    assert "Stopped by overflow_nums at step 31" in " ".join(result.output.split())
+
+
+def test_an_unknown_parameter_is_bad_input(tmp_path):
+    result = invoke("demo", "--steps", 20, "--fault-parameter", "nothing", "--output-dir", tmp_path / "demo")
+    assert result.exit_code == 2
+
+
+def test_the_readmes_twelve_lines_run_as_they_stand(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [code] = re.findall(r"```python\n(import torch.*?)```", readme, re.S)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "monitor_output" / "rank0" / "gradient_0-999.csv").exists()
