@@ -123,9 +123,7 @@ class Detection:
                 found[inner, series.quantity + INSIDE].add(series.micro_step)
         return found
 
-    def _anomaly(
-        self, record: StepRecord, row: int, what: tuple[Any, ...], sources: Sources
-    ) -> Anomaly:
+    def _anomaly(self, record: StepRecord, row: int, what: tuple[Any, ...], sources: Sources) -> Anomaly:
         kind, detector, statistic, value, expected, score = what
         series = self.table.series[record.ids[row]]
         return Anomaly(

@@ -51,6 +51,11 @@ class History:
         spread[~np.isfinite(window)] = np.inf
         return centre, 1.4826 * _median(spread, held)
 
+    def newest(self, ids: npt.NDArray[np.int32]) -> Floats:
+        """Return the last healthy sample of each feature, of shape (n, features); Inf without one."""
+        found: Floats = self.window[ids, :, (self.count[ids] - 1) % WINDOW]
+        return found
+
     def learn(self, ids: npt.NDArray[np.int32], features: Floats, step: int) -> None:
         """Take in healthy samples: `features` of shape (n, features), in log units."""
         if len(ids):

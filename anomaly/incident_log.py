@@ -36,6 +36,11 @@ class IncidentLog:
         self._current: int | None = None
         self._first_id = first_id
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an incident that abnormal series join."""
+        return self._current is not None
+
     def observe(self, step: int, anomalies: Iterable[Anomaly]) -> Incident | None:
         """Take the anomalies of a step; return the incident that they opened, or that new series joined."""
         new = list(anomalies)

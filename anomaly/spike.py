@@ -25,7 +25,8 @@ class Sensitivity:
     """How a kind of series moves while nothing is wrong.
 
     `floor`: smallest deviation assumed, in natural log units; `young`: added to it, divided by the number of
-    samples, for few samples say little about the spread; `ratio`: a spike is at least this many times the median.
+    samples, for few samples say little about the spread; `ratio`: a spike is at least this many times the median,
+    and this many times the sample before it.
     """
 
     floor: float
@@ -42,7 +43,7 @@ WEIGHTS: Final = Sensitivity(floor=0.1, young=0.5, ratio=2.5)
 STATE: Final = Sensitivity(floor=0.5, young=2.5, ratio=10.0)
 """Moments follow the gradients' squares: in healthy runs they rose 35-fold within forty steps."""
 
-SCALAR: Final = Sensitivity(floor=0.1, young=0.5, ratio=1.5)
+SCALAR: Final = Sensitivity(floor=0.06, young=0.5, ratio=1.5)
 """A loss moves little from step to step, and half as much again is much."""
 
 JUDGED_SCALARS: Final = frozenset({"loss", "grad_norm"})
@@ -80,7 +81,9 @@ class SpikeRule:
         with np.errstate(invalid="ignore"):
             distance = logs - centre
             z = distance / np.maximum(scale, floor)
-        unknown = ~np.isfinite(z) | (held < WARM_UP) | (distance < np.log(own[:, 2:]))
+            # A trend leads away from the median too; only a jump leads away from the sample before.
+            jump = np.minimum(distance, logs - self.history.newest(record.ids))
+        unknown = ~np.isfinite(z) | (held < WARM_UP) | ~(jump >= np.log(own[:, 2:]))
         z[unknown] = 0.0
         best = z.argmax(axis=1)
         rows = np.arange(len(record))

@@ -218,7 +218,8 @@ class StepLoop:
         heard = self.link.wait_for(
             lambda m: m["type"] == messages.EXAMINED and m["step"] == step, self.link.hello.max_wait
         )
-        self.triggers.hear(heard, self.step, in_step=True)
+        self.triggers.hear(heard)
+        self.triggers.grant(self.step + 1, under_way=self.step)
 
     def _hand_over_now(self, *, examined: bool = False) -> None:
         """Hand over the part of the step that has been collected so far."""
@@ -245,7 +246,8 @@ class StepLoop:
         self.step += 1
         self._order, self._skipped, self._judged, self._scale_noted = 0, False, False, False
         self._log_counts.clear()
-        self.triggers.hear(self.link.poll(), self.step, in_step=False)
+        self.triggers.hear(self.link.poll())
+        self.triggers.grant(self.step)
         self._tell_counters()
         self.watch.open_step(self.schedule.plan(self.step))
         self._dump(lambda dump: dump.open_step(self.step))

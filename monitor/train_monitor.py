@@ -210,7 +210,7 @@ class TrainMonitor:
             return self._saved_state or {"step": 0, "detection": None}
         loop.publish(wait=True)
         heard, answer = loop.link.ask(messages.STATE, messages.STATE, FLUSH_SECONDS)
-        loop.triggers.hear(heard, loop.step, in_step=False)
+        loop.triggers.hear(heard)
         return {"step": loop.step, "detection": answer["state"] if answer is not None else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -277,22 +277,22 @@ class TrainMonitor:
 
     def _hear(self) -> None:
         assert self._loop is not None
-        self._loop.triggers.hear(self._loop.link.poll(), self._loop.step, in_step=False)
+        self._loop.triggers.hear(self._loop.link.poll())
 
     def _flush(self, loop: StepLoop) -> None:
         loop.publish(wait=True)
         loop.tell()
         heard, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
-        loop.triggers.hear(heard, loop.step, in_step=False)
+        loop.triggers.hear(heard)
 
     def _end_recorder(self, loop: StepLoop) -> None:
         loop.publish(wait=True)
         loop.tell()
         heard, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
-        loop.triggers.hear(heard, loop.step, in_step=False)
+        loop.triggers.hear(heard)
+        loop.triggers.grant_last()
         loop.tell()
-        heard = loop.link.close(FLUSH_SECONDS)
-        loop.triggers.hear(heard, loop.step, in_step=False)
+        loop.triggers.hear(loop.link.close(FLUSH_SECONDS))
         if loop.link.dead not in {None, "closed"}:
             write_last_status(loop, Path(self.config.output_dir))
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
@@ -15,6 +15,9 @@ from trainsentry.monitor.targeted_dump import PART as DUMP
 from trainsentry.monitor.targeted_dump import TargetedDump
 
 logger = logging.getLogger("trainsentry")
+
+LOOK_DISTANCE: Final = 10
+"""Least number of steps between two closer looks, so that they cost no more than the usual sampling."""
 
 Callback = Callable[[Incident], None]
 
@@ -38,6 +41,10 @@ class Triggers:
         self.stop_after_dump: int | None = None
         self.stop_before_update = False
         self._acted: set[int] = set()
+        self._looked: int | None = None
+        self._new: list[int] = []
+        self._due: list[int] = []
+        self._suspicion = False
 
     def note_action(self, incident_id: int, action: str) -> None:
         """Write down, with the incident, what was done about it."""
@@ -46,47 +53,78 @@ class Triggers:
             self.incidents[incident_id] = known.with_action(action)
         self.link.send(messages.ACTION, incident=incident_id, action=action)
 
-    def hear(self, heard: list[dict[str, Any]], step: int, *, in_step: bool) -> None:
-        """Take the recorder's messages. `step` is under way when `in_step`, else it is about to begin."""
+    def hear(self, heard: list[dict[str, Any]]) -> None:
+        """Take the recorder's messages; what they ask for is granted at the next boundary."""
         for message in heard:
             if message["type"] == messages.INCIDENT:
-                self._hear_incident(message, step, in_step=in_step)
+                self._hear_incident(message)
+            elif message["type"] == messages.SUSPICION:
+                self._suspicion = True
             elif message["type"] == messages.FAILURE:
                 part, text = message["part"], message["message"]
                 logger.error("trainsentry: %s is switched off from step %s on: %s", part, message["step"], text)
                 self.guard.note_failure(part, text)
 
-    def _hear_incident(self, message: dict[str, Any], step: int, *, in_step: bool) -> None:
+    def _hear_incident(self, message: dict[str, Any]) -> None:
         incident = Incident.from_json(message["incident"])
         known = self.incidents.get(incident.id)
         for action in known.actions if known is not None else ():
             incident = incident.with_action(action)
         self.incidents[incident.id] = incident
-        if known is None and self.settings is not None and self.settings.sample_every_step_for:
-            first = step + in_step
-            self.schedule.sample_every_step(first, self.settings.sample_every_step_for)
-            self.note_action(
-                incident.id, f"sampling every step {first}-{first + self.settings.sample_every_step_for - 1}"
-            )
+        if known is None:
+            self._new.append(incident.id)
         if message["settled"] and incident.id not in self._acted:
             self._acted.add(incident.id)
-            self._act(self.incidents[incident.id], step, in_step=in_step)
+            self._due.append(incident.id)
 
-    def _act(self, incident: Incident, step: int, *, in_step: bool) -> None:
-        logger.warning("trainsentry: incident %d: %s", incident.id, incident.summary)
+    def grant(self, next_step: int, *, under_way: int | None = None) -> None:
+        """Do what was asked for. `next_step` is the first that is not open yet.
+
+        `under_way` is the step whose update has not happened yet, when this is called in the midst of it.
+        """
+        self._sample_densely(next_step)
+        due, self._due = self._due, []
+        for incident_id in due:
+            self._act(self.incidents[incident_id], next_step, under_way)
+
+    def grant_last(self) -> None:
+        """Tell the callbacks of incidents that were heard of as the run ended."""
+        due, self._due = self._due, []
+        for incident_id in due:
+            self._announce(self.incidents[incident_id])
+
+    def _sample_densely(self, next_step: int) -> None:
+        steps = self.settings.sample_every_step_for if self.settings is not None else 0
+        new, self._new = self._new, []
+        suspicion, self._suspicion = self._suspicion, False
+        if not steps:
+            return
+        for incident_id in new:
+            self.schedule.sample_every_step(next_step, steps)
+            self.note_action(incident_id, f"sampling every step {next_step}-{next_step + steps - 1}")
+        # What was too little for an incident may show its cause when everything is collected at one step.
+        if suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE):
+            self._looked = next_step
+            self.schedule.sample_every_step(next_step, 1)
+
+    def _act(self, incident: Incident, next_step: int, under_way: int | None) -> None:
+        step = next_step if under_way is None else under_way
         dumping = self.dump is not None and self.dump.allows(step)
         stopping = self.settings is not None and self.settings.stop
         if self.dump is not None and dumping:
-            if in_step:
-                self.guard.run(DUMP, self.dump.now, incident, step)
-            if not (in_step and stopping):
-                self.guard.run(DUMP, self.dump.arm, incident, step + in_step)
-        for callback in self.callbacks:
-            self._call(callback, self.incidents[incident.id])
+            if under_way is not None:
+                self.guard.run(DUMP, self.dump.now, incident, under_way)
+            if under_way is None or not stopping:
+                self.guard.run(DUMP, self.dump.arm, incident, next_step)
+        self._announce(self.incidents[incident.id])
         if stopping:
-            # Out of a step, the dump takes the coming step; the stop waits for it and comes before its update.
-            later = dumping and not in_step
-            self._stop_for(incident.id, step, after_dump=later)
+            # Between two steps, the dump takes the coming step; the stop waits for it and comes before its update.
+            self._stop_for(incident.id, step, after_dump=dumping and under_way is None)
+
+    def _announce(self, incident: Incident) -> None:
+        logger.warning("trainsentry: incident %d: %s", incident.id, incident.summary)
+        for callback in self.callbacks:
+            self._call(callback, incident)
 
     def _stop_for(self, incident_id: int, step: int, *, after_dump: bool) -> None:
         if after_dump and self.dump is not None and self.dump.last_step is not None:

@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-EVERY_STEP = {
-    part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state", "updates", "activations")
-}
+EVERY_STEP = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state", "updates", "activations")}
 
 
 def mlp(width=8):

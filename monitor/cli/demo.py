@@ -112,7 +112,7 @@ def _show(outcome: "Outcome", seconds: float) -> None:
         out.print(_panel(incident))
     if outcome.stopped is not None:
         kind = "overflow_nums" if isinstance(outcome.stopped, OverflowLimitReached) else "the incident"
-        out.print(f"Stopped by {kind} at step {outcome.stopped.step}, before the damage could spread.")
+        out.print(f"Stopped by {kind} at step {outcome.stopped.step}, before its update.")
     flip = outcome.flip
     if flip is None:
         verdict = "[green]No fault was made, and nothing was reported.[/green]"

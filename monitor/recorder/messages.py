@@ -18,6 +18,7 @@ GAP: Final = "gap"
 RUN: Final = "run"
 
 INCIDENT: Final = "incident"
+SUSPICION: Final = "suspicion"
 EXAMINED: Final = "examined"
 FAILURE: Final = "failure"
 FLUSHED: Final = "flushed"

@@ -123,6 +123,8 @@ class Session:
     def _follow(self, record: StepRecord, found: list[Anomaly]) -> None:
         """Update the incidents and tell the trainer what is new about them."""
         changed = self.incidents.observe(record.step, found)
+        if found and not self.incidents.is_open:
+            self.send({"type": messages.SUSPICION, "step": record.step})
         if changed is not None:
             self._since_incident.setdefault(changed.id, 0)
         for incident_id in [i for i in self._since_incident if i not in self._settled]:

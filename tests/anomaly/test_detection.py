@@ -59,6 +59,16 @@ def test_there_is_no_verdict_before_the_warm_up():
         assert detection.judge(records.step(step, {W: size})) == []
 
 
+def test_a_weight_that_grows_steadily_after_a_quiet_time_is_silent_and_a_jump_is_not():
+    records = Records()
+    detection = Detection(records.table)
+    weight = ("fc.weight", "parameter")
+    for step in range(60):
+        size = 0.14 if step < 30 else 0.14 * 1.06 ** (step - 30)
+        assert detection.judge(records.step(step, {weight: size})) == []
+    assert [a.kind for a in detection.judge(records.step(60, {weight: 20.0}))] == ["spike"]
+
+
 def test_smooth_growth_and_decay_are_silent():
     records = Records()
     detection = Detection(records.table)
@@ -143,7 +153,7 @@ def test_healthy_noise_is_silent_over_many_series():
 def test_a_restored_state_needs_no_warm_up():
     import json
 
-    records, detection = setup()
+    _records, detection = setup()
     state = json.loads(json.dumps(detection.state()))
     later = Records()
     restored = Detection(later.table)

@@ -64,7 +64,20 @@ def test_a_line_reads_back_as_the_same_incident():
     incident = log().observe(5, [HARD]).with_action("dump: somewhere")
     assert Incident.from_json(incident.to_json()) == incident
     line = incident.to_json()
-    assert list(line) == (
-        "id step rank name quantity statistic kind severity score summary suspects actions first_seen last_seen"
-    ).split()
+    assert list(line) == [
+        "id",
+        "step",
+        "rank",
+        "name",
+        "quantity",
+        "statistic",
+        "kind",
+        "severity",
+        "score",
+        "summary",
+        "suspects",
+        "actions",
+        "first_seen",
+        "last_seen",
+    ]
     assert {"rank", "name", "quantity", "statistic", "kind", "score", "step", "evidence"} <= set(line["suspects"][0])

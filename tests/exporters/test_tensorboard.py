@@ -58,9 +58,7 @@ def test_conversion_gives_the_same_tags_and_values_as_the_live_file(tmp_path):
     csv.close()
     done = csv2tb(tmp_path / "run", tmp_path / "converted", silent)
     expected, got = read(tmp_path / "live"), read(tmp_path / "converted" / "rank0")
-    assert {k: v for k, v in got.items() if "ratio" not in k} == {
-        k: v for k, v in expected.items() if "ratio" not in k
-    }
+    assert {k: v for k, v in got.items() if "ratio" not in k} == {k: v for k, v in expected.items() if "ratio" not in k}
     assert set(got) == set(expected)
     assert done.scalars == sum(len(v) for v in got.values())
 

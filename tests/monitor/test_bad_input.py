@@ -48,9 +48,9 @@ def test_the_same_model_twice(monitor):
 def test_a_pattern_that_matches_nothing(out):
     config = {"output_dir": str(out), "collect": {"activations": {"targets": ["0", "decoder.*"]}}}
     model = mlp()
-    with trainsentry.TrainMonitor(config) as monitor:
-        with pytest.raises(ValueError, match=r"collect\.activations\.targets: 'decoder\.\*'.*0\.weight"):
-            monitor.watch(model, sgd(model))
+    message = r"collect\.activations\.targets: 'decoder\.\*'.*0\.weight"
+    with trainsentry.TrainMonitor(config) as monitor, pytest.raises(ValueError, match=message):
+        monitor.watch(model, sgd(model))
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
@@ -64,7 +64,7 @@ def test_calls_before_watch_and_a_step_beside_an_optimizer(monitor):
         monitor.log(loss=1.0)
     model = mlp()
     monitor.watch(model, sgd(model))
-    with pytest.raises(RuntimeError, match="leave monitor.step"):
+    with pytest.raises(RuntimeError, match=r"leave monitor\.step"):
         monitor.step()
 
 

@@ -58,7 +58,11 @@ def test_files_of_each_kind_are_read(tmp_path, name, text):
 
 def test_every_block_may_be_true_or_false():
     config = load_config(
-        {"collect": {"gradients": False, "updates": True}, "export": {"csv": False, "tensorboard": True}, "detect": False}
+        {
+            "collect": {"gradients": False, "updates": True},
+            "export": {"csv": False, "tensorboard": True},
+            "detect": False,
+        }
     )
     assert config.collect.gradients is None
     assert config.collect.updates.every == 10
@@ -109,7 +113,7 @@ def test_malformed_files_are_named(tmp_path, name, text):
 
 
 def test_missing_files_unknown_suffixes_and_other_objects_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="missing.json"):
+    with pytest.raises(ConfigError, match=r"missing\.json"):
         load_config(tmp_path / "missing.json")
     with pytest.raises(ConfigError, match=r"\.ini.*\.json"):
         load_config("config.ini")

@@ -29,7 +29,14 @@ def test_records_and_metrics_give_the_numbers_that_stand_in_the_csv(out):
         monitor.flush()
         memory = monitor.records()
         newest = monitor.metrics("gradient")
-    for quantity in ("gradient", "parameter", "momentum_buffer", "update", "activation_output", "activation_grad_input"):
+    for quantity in (
+        "gradient",
+        "parameter",
+        "momentum_buffer",
+        "update",
+        "activation_output",
+        "activation_grad_input",
+    ):
         disk = pd.read_csv(out / "rank0" / f"{quantity}_0-999.csv")
         own = memory[memory["quantity"] == quantity].reset_index(drop=True)
         assert disk["name"].tolist() == own["name"].tolist()

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 import torch
-from tiny_models import flip_bit, mlp, read_json_lines, train
+from tiny_models import mlp, read_json_lines, train
 
 import trainsentry
 from trainsentry import OverflowLimitReached, TrainingStopped
@@ -57,7 +57,12 @@ def test_same_step_dumps_the_step_itself_before_the_update(out):
         [incident] = monitor.incidents
     assert (incident.name, incident.quantity, incident.step) == ("2.weight", "parameter", FLIP)
     data, tensors = dump_of(out, FLIP)
-    assert (data["step"], data["moment"], data["task"], data["framework"]) == (FLIP, "before_update", "tensor", "pytorch")
+    assert (data["step"], data["moment"], data["task"], data["framework"]) == (
+        FLIP,
+        "before_update",
+        "tensor",
+        "pytorch",
+    )
     stem = "Module.2.Linear"
     assert torch.equal(tensors[f"{stem}.forward.0.parameters.weight.pt"], held["weight"]) or torch.equal(
         tensors[f"{stem}.forward.0.parameters.weight.pt"].nan_to_num(7.0), held["weight"].nan_to_num(7.0)
@@ -242,3 +247,19 @@ def test_a_nan_made_by_a_module_names_the_module(out):
         [incident] = monitor.incidents
     assert (incident.name, incident.quantity, incident.step) == ("1.output.0", "activation_output", FLIP)
     assert [s.name for s in incident.suspects][:3] == ["1.output.0", "2.output.0", "output.0"]
+
+
+def test_a_suspicion_is_looked_into_at_the_next_step_and_costs_no_more_than_usual_sampling(out):
+    model, optimizer, monitor = make(out, collect={"activations": False})
+    sampled = []
+    with monitor:
+        for step in range(40):
+            train(model, optimizer, 1, seed=step)
+            monitor.log(loss=2.0 if step >= 31 else 1.0)  # twice the usual: too little for an incident by itself
+            monitor.flush()
+        assert monitor.incidents == ()
+        table = monitor.records()
+        sampled = sorted(set(table[table["quantity"] == "parameter"]["step"]))
+    assert sampled[:4] == [0, 10, 20, 30]
+    assert len(sampled) == 5
+    assert sampled[4] in {33, 34}

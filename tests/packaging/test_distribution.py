@@ -40,7 +40,8 @@ def test_every_module_is_in_the_wheel_under_trainsentry_and_nothing_else_is(buil
 
 
 def test_the_sdist_builds_the_same_modules(built):
-    names = {n.partition("/")[2] for n in tarfile.open(built[1]).getnames()}
+    with tarfile.open(built[1]) as archive:
+        names = {n.partition("/")[2] for n in archive.getnames()}
     assert modules_in_tree() <= names
 
 
@@ -49,7 +50,7 @@ def test_no_room_is_installed_as_a_top_level_module(built, tmp_path):
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target, built[0]]
     subprocess.run(command, check=True, capture_output=True)
     assert not any((target / room).exists() for room in ROOMS)
-    check = "import importlib.util as u; print([m for m in %r if u.find_spec(m)])" % (ROOMS,)
+    check = f"import importlib.util as u; print([m for m in {ROOMS!r} if u.find_spec(m)])"
     code = f"import sys; sys.path.insert(0, {str(target)!r}); {check}"
     done = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -62,7 +63,8 @@ import trainsentry
 for m in pkgutil.walk_packages(trainsentry.__path__, "trainsentry."):
     if not m.name.endswith("__main__"):
         importlib.import_module(m.name)
-files = collections.Counter(os.path.realpath(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None))
+loaded = [m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
+files = collections.Counter(map(os.path.realpath, loaded))
 ours = [f for f, n in files.items() if n > 1 and ("/collectors/" in f or "/monitor/" in f or "/anomaly/" in f)]
 assert not ours, ours
 assert not [m for m in ("monitor", "anomaly", "collectors", "exporters") if m in sys.modules]

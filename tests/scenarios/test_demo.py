@@ -56,7 +56,7 @@ def test_an_unknown_parameter_is_bad_input(tmp_path):
 
 def test_the_readmes_twelve_lines_run_as_they_stand(tmp_path):
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [code] = re.findall(r"```python\n(import torch.*?)```", readme, re.S)
+    [code] = re.findall(r"```python\n(import torch.*?)```", readme, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "monitor_output" / "rank0" / "gradient_0-999.csv").exists()

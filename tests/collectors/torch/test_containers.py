@@ -1,15 +1,18 @@
 """Tensors are found wherever modules hide them."""
 
-from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
 
 T = torch.ones(1)
-Pair = namedtuple("Pair", "left right")
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
 
 
 @dataclass

@@ -90,7 +90,13 @@ def test_scalar_and_non_contiguous():
 
 @pytest.mark.parametrize(
     ("value", "dtype"),
-    [(60000.0, torch.float16), (1e30, torch.float32), (1e-30, torch.float32), (1e38, torch.bfloat16), (1e300, torch.float64)],
+    [
+        (60000.0, torch.float16),
+        (1e30, torch.float32),
+        (1e-30, torch.float32),
+        (1e38, torch.bfloat16),
+        (1e300, torch.float64),
+    ],
 )
 def test_the_norm_of_finite_values_does_not_overflow(value, dtype):
     tensor = torch.full((1000,), value, dtype=torch.float64).to(dtype)
