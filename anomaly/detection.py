@@ -12,7 +12,7 @@ from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.history import FEATURES, History, log_magnitudes
 from trainsentry.anomaly.nonfinite import NonfiniteRule
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
-from trainsentry.anomaly.spike import JUDGED_SCALARS, SCORE_LIMIT, SpikeRule
+from trainsentry.anomaly.spike import SCORE_LIMIT, SpikeRule
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -64,8 +64,9 @@ class Detection:
         bad = self._nonfinite.rows(record)
         at_edge, largest, edges = self._edge.rows(record)
         z, feature, centre = self._spike.scores(record)
-        spikes = (z > SCORE_LIMIT) & self._can_spike(record)
-        bad &= self._is_meaningful(record)
+        watched = self.facts.watched[record.ids]
+        spikes = (z > SCORE_LIMIT) & watched
+        bad &= watched | (self.history.last_clean[record.ids] >= 0)  # a scalar that was never finite is not judged
         abnormal: Mask = bad | at_edge | spikes
         found: list[Anomaly] = []
         if abnormal.any() and not record.skipped:
@@ -89,24 +90,6 @@ class Detection:
         usual = self._nonfinite.is_usual(record.ids) & (record.values[:, NANS] == 0)
         healthy = ~abnormal & (finite | usual)
         self._spike.learn(record, healthy, spikes)
-
-    def _can_spike(self, record: StepRecord) -> Mask:
-        scalar = self.facts.scalar[record.ids]
-        if not scalar.any():
-            return ~scalar
-        series = self.table.series
-        named = np.fromiter((series[i].quantity in JUDGED_SCALARS for i in record.ids), bool, len(record))
-        allowed: Mask = ~scalar | named
-        return allowed
-
-    def _is_meaningful(self, record: StepRecord) -> Mask:
-        """Leave out scalars that were never finite: NaN is how many loops log a value they do not have."""
-        scalar = self.facts.scalar[record.ids]
-        never = self.history.last_clean[record.ids] < 0
-        series = self.table.series
-        named = np.fromiter((series[i].quantity in JUDGED_SCALARS for i in record.ids), bool, len(record))
-        meaningful: Mask = ~(scalar & never & ~named)
-        return meaningful
 
     def _abnormal_sources(self, record: StepRecord, abnormal: Mask) -> Sources:
         """Return, for each (module, quantity) with an abnormal row, the micro-steps of those rows.

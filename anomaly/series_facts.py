@@ -1,5 +1,7 @@
 """What the detectors need to know of each series, as arrays indexed by series id."""
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,9 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 
+WATCHED_SCALARS: Final = frozenset({"loss", "grad_norm"})
+"""Logged scalars that are judged by their size."""
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -18,7 +23,8 @@ class SeriesFacts:
     """Arrays over the series of a table; they grow with it.
 
     `judged`: gives anomalies of its own. What enters a module only tells whether the module is to blame, so
-    inputs are not judged, except the root's: those are the data.
+    inputs are not judged, except the root's: those are the data. `watched`: whose size means trouble; a logged
+    learning rate or temperature may jump by design, and NaN is how many loops log a value they do not have.
     """
 
     def __init__(self, table: SeriesTable) -> None:
@@ -26,6 +32,7 @@ class SeriesFacts:
         self.scalar: Mask = np.zeros(0, bool)
         self.activation: Mask = np.zeros(0, bool)
         self.judged: Mask = np.zeros(0, bool)
+        self.watched: Mask = np.zeros(0, bool)
 
     def refresh(self) -> None:
         """Take in series that were defined since the last call."""
@@ -34,6 +41,7 @@ class SeriesFacts:
             self.scalar = np.append(self.scalar, [s.scalar for s in new])
             self.activation = np.append(self.activation, [s.quantity in ACTIVATION_QUANTITIES for s in new])
             self.judged = np.append(self.judged, [_is_judged(s) for s in new])
+            self.watched = np.append(self.watched, [not s.scalar or s.name in WATCHED_SCALARS for s in new])
 
 
 def _is_judged(series: Series) -> bool:

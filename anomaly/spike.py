@@ -46,9 +46,6 @@ STATE: Final = Sensitivity(floor=0.5, young=2.5, ratio=10.0)
 SCALAR: Final = Sensitivity(floor=0.06, young=0.5, ratio=1.5)
 """A loss moves little from step to step, and half as much again is much."""
 
-JUDGED_SCALARS: Final = frozenset({"loss", "grad_norm"})
-"""Logged scalars whose size means trouble; a learning rate or a temperature may jump by design."""
-
 
 class SpikeRule:
     """Robust z-score of log magnitudes: z = (log x − median) / max(1.4826·MAD, floor), over healthy samples.

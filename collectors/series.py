@@ -84,6 +84,10 @@ class SeriesTable:
             self.series.append(series)
         return found
 
+    def known_id(self, series: Series) -> int | None:
+        """Return the id of `series` if it is defined."""
+        return self._series_ids.get(series)
+
     def layout_id(self, layout: Layout) -> int:
         """Return the id of `layout`, defining it on first sight."""
         found = self._layout_ids.get(layout)

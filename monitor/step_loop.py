@@ -12,7 +12,7 @@ from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import FOUND_INF, SKIPPED, SeriesTable
+from trainsentry.collectors.series import FOUND_INF, SKIPPED, Series, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import OverflowLimitReached
@@ -24,6 +24,8 @@ from trainsentry.monitor.targeted_dump import PART as DUMP
 from trainsentry.monitor.triggers import Triggers
 
 PART: Final = "step boundary"
+
+_FOUND_INF: Final = Series(FOUND_INF, FOUND_INF, scalar=True)
 
 COUNTERS_EVERY_SECONDS: Final = 1.0
 """How often the trainer tells the recorder what it counted, for `status.json`."""
@@ -265,13 +267,10 @@ class StepLoop:
 
     def _record(self, step: int, first_order: int, rows: Any, *, skipped: bool, examined: bool = False) -> StepRecord:
         values = rows.resolve()
-        scalar = self._found_inf_id()
+        scalar = self.table.known_id(_FOUND_INF)
         if scalar is not None and np.any(values[rows.ids == scalar, VALUE] > 0):
             skipped = True
         return StepRecord(step, self.rank, rows.ids, rows.layouts, values, first_order, skipped, examined, time.time())
-
-    def _found_inf_id(self) -> int | None:
-        return next((i for i, s in self.table.of_quantity(FOUND_INF)), None)
 
     def _hand_over(self, record: StepRecord) -> None:
         self.recorded.append(record)
