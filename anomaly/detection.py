@@ -19,7 +19,9 @@ from trainsentry.collectors.series import (
     ACTIVATION_GRAD_OUTPUT,
     ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
+    ACTIVATION_QUANTITIES,
     GRADIENT,
+    UPDATE,
     Series,
     SeriesTable,
 )
@@ -49,6 +51,8 @@ class Detection:
         self._nonfinite = NonfiniteRule(self.facts)
         self._edge = DtypeEdgeRule(self.facts)
         self._spike = SpikeRule(self.facts, self.history)
+        self._sources: Sources = defaultdict(set)
+        self._sources_step = -1
         self._saved: dict[Any, int] = {}
         self._saved_state: dict[str, Any] = {}
         self._adopted = 0
@@ -92,11 +96,13 @@ class Detection:
         self._spike.learn(record, healthy, spikes)
 
     def _abnormal_sources(self, record: StepRecord, abnormal: Mask) -> Sources:
-        """Return, for each (module, quantity) with an abnormal row, the micro-steps of those rows.
+        """Return, for each (module, quantity) with an abnormal row in this step, the micro-steps of those rows.
 
         A module is also listed, with `INSIDE`, for what is abnormal in the modules it contains.
         """
-        found: Sources = defaultdict(set)
+        if record.step != self._sources_step:
+            self._sources_step, self._sources = record.step, defaultdict(set)
+        found = self._sources
         for row in np.flatnonzero(abnormal).tolist():
             series = self.table.series[record.ids[row]]
             found[series.module, series.quantity].add(series.micro_step)
@@ -173,6 +179,9 @@ def _is_passed_on(series: Series, sources: Sources) -> bool:
     """Whether what a series is computed from was abnormal itself."""
     if series.scalar:
         return any(quantity == ACTIVATION_OUTPUT for _, quantity in sources)
+    if series.quantity == UPDATE:
+        own = {quantity for module, quantity in sources if module == series.module}
+        return bool(own - ACTIVATION_QUANTITIES - {UPDATE})
     names = [*SOURCES.get(series.quantity, ()), *(q + INSIDE for q in CONTAINED if q == series.quantity)]
     for name in names:
         micro_steps = sources.get((series.module, name), set())

@@ -15,6 +15,9 @@ WINDOW: Final = 64
 FEATURES: Final = ("max", "norm")
 """What is followed: the largest magnitude, which one bad element moves, and the norm, which a layer moves."""
 
+NOTHING: Final = 1e-30
+"""Magnitudes up to this are as good as zero and not followed: near the smallest floats, noise spans decades."""
+
 NEW_LEVEL_AFTER: Final = 32
 """Outliers in a row after which the series has a new level: half a window."""
 
@@ -79,7 +82,7 @@ def log_magnitudes(values: Floats, scalar: npt.NDArray[np.bool_]) -> Floats:
     norm = values[:, NORM].copy()
     largest[scalar] = norm[scalar] = np.abs(values[scalar, VALUE])
     features = np.stack([largest, norm], axis=1)
-    features[~(np.isfinite(features) & (features > 0))] = np.nan
+    features[~(np.isfinite(features) & (features > NOTHING))] = np.nan
     logs: Floats = np.log(features)
     return logs
 

@@ -34,6 +34,7 @@ class IncidentLog:
         self.incidents: dict[int, Incident] = {}
         self._members: list[Anomaly] = []
         self._current: int | None = None
+        self._activations_seen = False
         self._first_id = first_id
 
     @property
@@ -41,8 +42,11 @@ class IncidentLog:
         """Whether there is an incident that abnormal series join."""
         return self._current is not None
 
-    def observe(self, step: int, anomalies: Iterable[Anomaly]) -> Incident | None:
-        """Take the anomalies of a step; return the incident that they opened, or that new series joined."""
+    def observe(self, step: int, anomalies: Iterable[Anomaly], *, activations: bool = False) -> Incident | None:
+        """Take the anomalies of a step; return the incident that they opened, or that new series joined.
+
+        `activations` says whether the step's activations were sampled.
+        """
         new = list(anomalies)
         current = self.incidents[self._current] if self._current is not None else None
         if current is not None and step - current.last_seen > QUIET_STEPS:
@@ -51,8 +55,10 @@ class IncidentLog:
             return None
         if current is None:
             self._members = []
+            self._activations_seen = False
             self._current = self._first_id + len(self.incidents)
         news = current is None or _changes(new, self._members)
+        self._activations_seen |= activations
         room = MAX_MEMBERS - len(self._members)
         self._members += new[:room]
         actions = current.actions if current is not None else ()
@@ -98,7 +104,7 @@ class IncidentLog:
             kind=first.kind,
             severity=severity_of(worst.kind),
             score=worst.score,
-            summary=summary(ranked),
+            summary=summary(ranked, activations_seen=self._activations_seen),
             suspects=suspects,
             actions=actions,
             first_seen=began,

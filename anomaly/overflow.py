@@ -36,7 +36,7 @@ class OverflowRule:
 
     def judge(self, record: StepRecord) -> Overflow | None:
         """Return the overflow in a record or None; a step that comes in several parts counts once."""
-        bad = self._rule.rows(record)
+        bad = self._rule.rows(record)  # also brings the facts up to date
         if not bad.any():
             return None
         rows = np.flatnonzero(bad & self.facts.judged[record.ids] & ~self.facts.scalar[record.ids])

@@ -53,15 +53,19 @@ def evidence(anomaly: Anomaly) -> str:
         )
     if anomaly.kind == SPIKE and anomaly.expected > 0:
         times = anomaly.value / anomaly.expected
+        of = "" if anomaly.name == anomaly.quantity else f"the {anomaly.statistic} of "
         return (
-            f"the {anomaly.statistic} of {what} is {anomaly.value:.3g} at step {anomaly.step}, {times:.3g} times "
+            f"{of}{what} is {anomaly.value:.3g} at step {anomaly.step}, {times:.3g} times "
             f"its usual {anomaly.expected:.3g}{since}{passed}"
         )
     return f"{what} is abnormal at step {anomaly.step} ({anomaly.kind}){since}{passed}"
 
 
-def summary(ranked: Sequence[Ranked]) -> str:
-    """Return the sentence of an incident: what came first, since when, and what followed."""
+def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
+    """Return the sentence of an incident: what came first, since when, and what followed.
+
+    `activations_seen` says whether activations were sampled since the trouble began.
+    """
     first = ranked[0]
     clean = first.anomaly.last_clean
     when = f"Since step {first.onset}"
@@ -69,10 +73,13 @@ def summary(ranked: Sequence[Ranked]) -> str:
         when = f"Between step {clean + 1} and step {first.onset}"
     since = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly)
     others = len(ranked) - 1
+    if first.anomaly.name == first.anomaly.quantity and not activations_seen:
+        since += "; what made it so was not sampled (activations are not sampled at every step)"
     if not others:
         return since + ". Nothing else is abnormal."
     followed: dict[str, int] = {}
     for item in ranked[1:]:
         followed[item.anomaly.quantity] = followed.get(item.anomaly.quantity, 0) + 1
     groups = ", ".join(f"{count} × {quantity}" for quantity, count in followed.items())
-    return since + f". {others} other series are abnormal beside it ({groups})."
+    verb = "series is" if others == 1 else "series are"
+    return since + f". {others} other {verb} abnormal beside it so far ({groups})."

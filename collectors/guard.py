@@ -66,13 +66,21 @@ class Guard:
         known = self.failures.get(part)
         message = f"{type(error).__name__}: {error}"
         if known is None:
-            trace = "".join(traceback.format_exception(error)) if error.__traceback__ else message
+            # What the file system says needs no traceback.
+            trace = message if isinstance(error, OSError) else "".join(traceback.format_exception(error))
             self.failures[part] = Failure(1, message, time())
             logger.error("trainsentry: %s failed and is switched off; training goes on. %s", part, trace)
         else:
             known.count += 1
             known.last = message
         self.disabled.add(part)
+
+    def refuse(self, part: str, error: Exception) -> None:
+        """Count something that could not be taken, log the first of its kind, and go on."""
+        part = f"{part} ({type(error).__name__})"
+        if part not in self.failures:
+            logger.warning("trainsentry: %s: left out, and so are others like it. %s", part, error)
+        self.note_failure(part, str(error))
 
     def note_failure(self, part: str, message: str) -> None:
         """Count a failure that was logged elsewhere and stays where it was, such as an exporter's."""

@@ -2,12 +2,16 @@
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO, TypeVar
 
+from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv_format import LEAD, SCALAR_COLUMNS, SCALARS, TAIL, TableFile, parse_file_name
 from trainsentry.exporters.json_files import Report
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +70,14 @@ def read_table(files: Sequence[TableFile], report: Report) -> Iterator[list[CsvR
 def read_rows(file: TableFile, report: Report) -> Iterator[CsvRow]:
     """Yield the rows of one file in the order they stand in it; `report` hears of every line left out."""
     with file.path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        lines = csv.reader(stream)
-        header = next(lines, None)
-        if header is None:
-            report(file.path, 1, "the file is empty, expected a header")
-            return
-        wanted = SCALAR_COLUMNS if file.table == SCALARS else (*LEAD, *TAIL)
-        missing = [name for name in wanted if name not in header]
-        if missing:
-            report(file.path, 1, f"the header lacks {', '.join(missing)}: not a table of trainsentry's")
+        lines = csv.reader(_whole_lines(stream, file.path, report))
+        header = next(lines, [])
+        wrong, numbers = _check_header(header, file.table)
+        for message in wrong:
+            report(file.path, 1, message)
+        if not numbers:
             return
         at = {name: header.index(name) for name in header}
-        numbers = [name for name in header if name not in {*LEAD, *TAIL}]
         while True:
             try:
                 yield _row(file.table, next(lines), at, numbers)
@@ -87,18 +87,49 @@ def read_rows(file: TableFile, report: Report) -> Iterator[CsvRow]:
                 report(file.path, lines.line_num, str(error))
 
 
+def _whole_lines(stream: TextIO, path: Path, report: Report) -> Iterator[str]:
+    """Yield the lines of a file; a last line without its end was cut off in the middle and is left out."""
+    for number, line in enumerate(stream, 1):
+        if line.endswith("\n"):
+            yield line
+        else:
+            report(path, number, "the line is cut off")
+
+
+def _check_header(header: list[str], table: str) -> tuple[list[str], list[str]]:
+    """Return what is wrong with a header, and the columns of numbers to read: none when it cannot be read."""
+    known = {"value"} if table == SCALARS else {*STATISTICS, "ratio"}
+    wanted = set(SCALAR_COLUMNS) if table == SCALARS else {*LEAD, *TAIL}
+    numbers = [name for name in header if name in known]
+    missing = [name for name in (SCALAR_COLUMNS if table == SCALARS else (*LEAD, *TAIL)) if name not in header]
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if not header:
+        return ["the file is empty, expected a header"], []
+    if missing or twice or not numbers:
+        what = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(twice)} twice"] * bool(twice)
+        return [f"the header {' and '.join(what) or 'has no statistics'}; the file is left out"], []
+    unknown = [name for name in header if name not in known | wanted]
+    return [f"the header has unknown columns, which are left out: {', '.join(unknown)}"] * bool(unknown), numbers
+
+
 def _row(table: str, fields: list[str], at: dict[str, int], numbers: list[str]) -> CsvRow:
+    def number(name: str, kind: Callable[[str], Number]) -> Number:
+        try:
+            return kind(fields[at[name]])
+        except ValueError:
+            raise ValueError(f"{name}: {fields[at[name]]!r} is no number") from None
+
     if len(fields) != len(at):
         raise ValueError(f"{len(fields)} fields, expected {len(at)}")
     scalar = table == SCALARS
     return CsvRow(
         table=table,
-        vpp_stage=0 if scalar else int(fields[at["vpp_stage"]]),
+        vpp_stage=0 if scalar else number("vpp_stage", int),
         name=fields[at["name"]],
-        step=int(fields[at["step"]]),
-        micro_step=int(fields[at["micro_step"]]),
-        order=0 if scalar else int(fields[at["order"]]),
-        values={name: float(fields[at[name]]) for name in numbers},
+        step=number("step", int),
+        micro_step=number("micro_step", int),
+        order=0 if scalar else number("order", int),
+        values={name: number(name, float) for name in numbers},
         shape="[]" if scalar else fields[at["shape"]],
         dtype="float64" if scalar else fields[at["dtype"]],
     )

@@ -13,8 +13,9 @@ LISTS = frozenset({"input_args", "output", "input"})
 class DumpFolder:
     """Collects the entries of one step of one rank and writes them as `dump.json` and its companions.
 
-    `dump.json` says in `step` which step its tensors are of, and in `moment` when in the step weights,
-    gradients and optimizer state were taken (`before_update`).
+    `dump.json` says in `step` which step its tensors are of, in `moment` when in the step weights, gradients and
+    optimizer state were taken (`before_update`), in `holds` which kinds there are, and in `left_out` which tensors
+    were beyond the budget.
     """
 
     def __init__(self, directory: Path, *, framework: str, step: int, moment: str, incident: int) -> None:
@@ -56,7 +57,13 @@ class DumpFolder:
 
     def write(self) -> None:
         """Write (or replace) dump.json, stack.json and construct.json."""
-        head = {**self._head, "dump_data_dir": str(self.tensor_directory), "left_out": self.left_out}
+        holds = sorted({group for entry in self.entries for group in _groups(entry, self.entries[entry])})
+        head = {
+            **self._head,
+            "dump_data_dir": str(self.tensor_directory),
+            "holds": holds,
+            "left_out": self.left_out,
+        }
         replace_json(self.directory / "dump.json", {**head, "data": self.entries})
         stacks = {str(i): [[entry], stack] for i, (entry, stack) in enumerate(self.stacks.items())}
         replace_json(self.directory / "stack.json", stacks)
@@ -78,6 +85,14 @@ class DumpFolder:
 
 def _empty(entry: str) -> dict[str, Any]:
     return {"input_args": [], "input_kwargs": {}, "output": []} if ".forward." in entry else {}
+
+
+def _groups(entry: str, content: dict[str, Any]) -> list[str]:
+    """Return the kinds of tensors an entry holds, such as `parameters` or `output`."""
+    kind = entry.rsplit(".", 2)[-2]
+    if kind in {"parameters_grad", "optimizer_state"}:
+        return [kind]
+    return [f"{kind}.{group}" if group in LISTS else group for group, tensors in content.items() if tensors]
 
 
 def _module_of(entry: str) -> tuple[str, str, str]:

@@ -1,9 +1,11 @@
 """The configuration: every key, its default, its unit, and what is allowed."""
 
 import re
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 from trainsentry.collectors.settings import PARTS, CollectSettings
 from trainsentry.collectors.statistics import STATISTICS
@@ -42,7 +44,7 @@ def parse_size(value: Any) -> Any:
     16777216
     """
     if not isinstance(value, str):
-        return value
+        return value  # a number of bytes
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     if match is None or (match[2] or "B") not in _UNITS:
         raise ValueError(f"allowed: a number of bytes, or a number with one of {', '.join(_UNITS)}")
@@ -57,12 +59,24 @@ def _known_statistics(names: list[str]) -> list[str]:
 
 
 def _known_ranks(ranks: "str | list[int | str]") -> "str | list[int | str]":
+    allowed = 'allowed: "all", or a list of ranks and ranges such as [0, "4-7"]'
+    if not ranks:
+        raise ValueError(f"an empty list; {allowed}")
     for item in [] if isinstance(ranks, str) else ranks:
-        if isinstance(item, str) and not re.fullmatch(r"\d+-\d+", item):
-            raise ValueError(f'{item!r}; allowed: "all", or a list of ranks and ranges such as [0, "4-7"]')
+        match = re.fullmatch(r"(\d+)-(\d+)", item) if isinstance(item, str) else None
+        if isinstance(item, str) and (match is None or int(match[1]) > int(match[2])):
+            raise ValueError(f"{item!r}; {allowed}")
         if isinstance(item, int) and item < 0:
             raise ValueError(f"{item!r}; allowed: ranks from 0 on")
     return ranks
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, PurePath) else value
 
 
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(gt=0)]
@@ -103,6 +117,17 @@ def _optional(block: type[Block]) -> BeforeValidator:
     return BeforeValidator(_block, json_schema_input_type=bool | block)
 
 
+def _all_of(block: type[Block]) -> BeforeValidator:
+    """Return what lets a block of blocks be `true` (its defaults) or `false` (each of them off)."""
+
+    def parts(value: Any) -> Any:
+        if value is not False:
+            return {} if value is True else value
+        return {name: False for name, field in block.model_fields.items() if field.annotation is not float}
+
+    return BeforeValidator(parts, json_schema_input_type=bool | block)
+
+
 class Collect(Block):
     """What is collected; a part set to `false` is not."""
 
@@ -134,6 +159,11 @@ class Export(Block):
 
 class Detect(Block):
     """Detection of anomalies."""
+
+
+def _not_yet(value: Any) -> None:
+    if value is not None:
+        raise ValueError("allowed: null, until the monitor can keep to a budget")
 
 
 def _not_zero(n: int) -> int:
@@ -169,21 +199,33 @@ class OnIncident(Block):
 class MonitorConfig(Block):
     """The whole configuration. Sizes are bytes or texts such as "1GiB"."""
 
-    output_dir: Annotated[str, Field(min_length=1)] = "monitor_output"
+    output_dir: Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str), Field(min_length=1)] = (
+        "monitor_output"
+    )
     ranks: Annotated[Literal["all"] | list[int | str], AfterValidator(_known_ranks)] = "all"
     start_step: Annotated[int, Field(ge=0)] = 0
     stop_step: Annotated[int, Field(ge=1)] | None = None
-    statistics: Annotated[list[str], AfterValidator(_known_statistics)] = list(STATISTICS)
+    statistics: Annotated[
+        list[str], BeforeValidator(_as_list, json_schema_input_type=list[str]), AfterValidator(_known_statistics)
+    ] = list(STATISTICS)
     eps: Annotated[float, Field(ge=0)] = 0.0
-    collect: Collect = Collect()
-    export: Export = Export()
+    collect: Annotated[Collect, _all_of(Collect)] = Collect()
+    export: Annotated[Export, _all_of(Export)] = Export()
     detect: Annotated[Detect | None, _optional(Detect)] = Detect()
     overflow_check: Annotated[OverflowCheck | None, _optional(OverflowCheck)] = OverflowCheck()
     on_incident: Annotated[OnIncident | None, _optional(OnIncident)] = OnIncident()
     ring_size: Annotated[Size, Field(ge=2**20)] = 16 * 2**20
     disk_quota: Size = 20 * 2**30
-    overhead_budget: None = None
+    overhead_budget: Annotated[None, BeforeValidator(_not_yet, json_schema_input_type=None)] = None
     strict: bool = False
+
+    @model_validator(mode="after")
+    def _stops_after_it_starts(self) -> Self:
+        if self.stop_step is not None and self.stop_step <= self.start_step:
+            raise ValueError(
+                f"stop_step: {self.stop_step}; allowed: null, or a step after start_step ({self.start_step})"
+            )
+        return self
 
     def collect_settings(self) -> CollectSettings:
         """Return what the collectors need to know."""

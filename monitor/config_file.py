@@ -96,7 +96,9 @@ def _explain(error: dict[str, Any]) -> str:
         close = difflib.get_close_matches(keys[-1], allowed, n=1, cutoff=0.0)
         nearest = f"; the closest known one is {close[0]!r}" if close else ""
         return f"{'.'.join(keys)}: unknown key{nearest}; allowed: {', '.join(allowed) or 'no keys'}"
-    message = error["msg"].removeprefix("Value error, ")
+    message: str = error["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
+    if not keys:
+        return message
     return f"{'.'.join(keys)}: got {error['input']!r}: {message}"
 
 

@@ -67,7 +67,7 @@ class Ring:
         """Append a message; return False when there is no room for it now.
 
         Raises:
-            ValueError: when the message is larger than `largest_message`.
+            ValueError: when the message is larger than `largest_message`; those who write cut theirs to fit.
 
         """
         length = sum(len(chunk) for chunk in chunks)

@@ -1,5 +1,6 @@
 """The training process's side of a step: collect, judge what must be judged at once, hand over, go on."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,12 +24,18 @@ from trainsentry.monitor.step_end import StepEnd
 from trainsentry.monitor.targeted_dump import PART as DUMP
 from trainsentry.monitor.triggers import Triggers
 
+logger = logging.getLogger("trainsentry")
+
 PART: Final = "step boundary"
 
 _FOUND_INF: Final = Series(FOUND_INF, FOUND_INF, scalar=True)
 
 COUNTERS_EVERY_SECONDS: Final = 1.0
 """How often the trainer tells the recorder what it counted, for `status.json`."""
+
+
+MAX_LOGS: Final = 64
+"""Values of one name kept within a step, one a micro-step; more replace the last."""
 
 
 @dataclass
@@ -77,6 +84,7 @@ class StepLoop:
         self.recorded: deque[StepRecord] = deque()
         self.recorded_bytes = 0
         self.skipped_steps = 0
+        self.grad_acc_steps: int | None = None
         self._keep_bytes = config.ring_size
         settings = config.on_incident.dump if config.on_incident else None
         self._urgent_distance = settings.cooldown_steps if settings else 100
@@ -177,9 +185,16 @@ class StepLoop:
 
     def _log(self, scalars: dict[str, Any]) -> None:
         for name, value in scalars.items():
+            if not _is_scalar(value):
+                error = TypeError(f"log({name}=…): got {_shown(value)}, allowed: a number or a tensor of one element")
+                if self.guard.strict:
+                    raise error
+                self.guard.refuse("log", error)
+                continue
             count = self._log_counts.get(name, 0)
             self._log_counts[name] = count + 1
-            self.watch.log(name, value, count)
+            # A loop that logs thousands of times within a step keeps the last value.
+            self.watch.log(name, value, min(count, MAX_LOGS - 1))
 
     def _note_scale(self, scaler: Any) -> None:
         if not self._scale_noted and self.schedule.plan(self.step) and scaler.is_enabled():
@@ -216,10 +231,7 @@ class StepLoop:
         self._last_urgent = self.step
         self.watch.examine()
         self._hand_over_now(examined=True)
-        step = self.step
-        heard = self.link.wait_for(
-            lambda m: m["type"] == messages.EXAMINED and m["step"] == step, self.link.hello.max_wait
-        )
+        heard = self.link.wait_for_verdict(self.step)
         self.triggers.hear(heard)
         self.triggers.grant(self.step + 1, under_way=self.step)
 
@@ -243,6 +255,7 @@ class StepLoop:
             pending = _Pending(self.step, self._order, self._skipped, self._judged, self.watch.take())
             self._pending.append(pending)
         self.skipped_steps += self._skipped
+        self._check_micro_steps()
         self._dump(lambda dump: dump.end_step())
         self.publish()
         self.step += 1
@@ -255,6 +268,18 @@ class StepLoop:
         self._dump(lambda dump: dump.open_step(self.step))
         self.triggers.raise_stop()
 
+    def _check_micro_steps(self) -> None:
+        """Say once when the accumulation that was seen is not the one that `watch` was told."""
+        seen = self.watch.micro_steps
+        if self.grad_acc_steps is not None and seen and seen != self.grad_acc_steps and not self._skipped:
+            logger.warning(
+                "trainsentry: watch was told grad_acc_steps=%d, but step %d had %d forward passes",
+                self.grad_acc_steps,
+                self.step,
+                seen,
+            )
+            self.grad_acc_steps = None
+
     def publish(self, *, wait: bool = False) -> None:
         """Hand over the records whose rows have arrived; with `wait`, all of them."""
         while self._pending and (wait or self._pending[0].rows.ready()):
@@ -266,11 +291,11 @@ class StepLoop:
             self._hand_over(record)
 
     def _record(self, step: int, first_order: int, rows: Any, *, skipped: bool, examined: bool = False) -> StepRecord:
-        values = rows.resolve()
+        ids, layouts, values = rows.resolve()
         scalar = self.table.known_id(_FOUND_INF)
-        if scalar is not None and np.any(values[rows.ids == scalar, VALUE] > 0):
+        if scalar is not None and np.any(values[ids == scalar, VALUE] > 0):
             skipped = True
-        return StepRecord(step, self.rank, rows.ids, rows.layouts, values, first_order, skipped, examined, time.time())
+        return StepRecord(step, self.rank, ids, layouts, values, first_order, skipped, examined, time.time())
 
     def _hand_over(self, record: StepRecord) -> None:
         self.recorded.append(record)
@@ -292,6 +317,9 @@ class StepLoop:
     def _dump(self, action: Callable[[Any], None]) -> None:
         if self.triggers.dump is not None:
             self.guard.run(DUMP, action, self.triggers.dump)
+            if DUMP in self.guard.disabled:
+                self.triggers.dump.abandon()
+                self.triggers.dump = None
 
     # ------------------------------------------------------------------ what the recorder is told
 
@@ -302,6 +330,7 @@ class StepLoop:
             "failures": {part: {"count": f.count, "last": f.last} for part, f in self.guard.failures.items()},
             "dropped_records": self.link.dropped,
             "skipped_steps": self.skipped_steps,
+            "calls_left_out": self.watch.left_out,
             "recorder": {"mode": self.link.mode, "lost": self.link.lost_recorders},
             "cost": {
                 "host_seconds": self.guard.spent_ns / 1e9,
@@ -323,3 +352,15 @@ class StepLoop:
         if self.watch.flow.passes and self._graph_told != len(self.watch.flow.order):
             self._graph_told = len(self.watch.flow.order)
             self.link.send(messages.GRAPH, graph=self.watch.graph())
+
+
+def _is_scalar(value: Any) -> bool:
+    numel = getattr(value, "numel", None)
+    if callable(numel):
+        return bool(numel() == 1)
+    return isinstance(value, (int, float, np.number, np.bool_)) or (isinstance(value, np.ndarray) and value.size == 1)
+
+
+def _shown(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else repr(value)[:80]

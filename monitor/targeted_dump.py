@@ -91,6 +91,11 @@ class TargetedDump:
         if self._folder is not None:
             self._write()
 
+    def abandon(self) -> None:
+        """Give up the dump under way: remove its hooks, keep what is written."""
+        self._incident = self._folder = None
+        self.capture.close()
+
     def _begin(self, incident: Incident, step: int) -> None:
         self._incident = incident
         self._last_step = step

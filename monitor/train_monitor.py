@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
 
+DETECTION_KEYS: Final = {"series", "window", "count", "last_clean"}
+
 FLUSH_SECONDS: Final = 60.0
 """How long `flush` and `close` wait for the recorder: a ring of 16 MB is written in a second or two."""
 
@@ -72,17 +74,20 @@ class TrainMonitor:
     ) -> "TrainMonitor":
         """Watch a model (or a list of model chunks) and its optimizer or optimizers; return the monitor.
 
-        Called again with other modules it adds them. `start_step` is the number of the coming step, for a run
-        that is resumed.
+        Called again with other modules it adds them. `grad_scaler` may be left out; with it, gradients of
+        micro-steps are unscaled from the first step on. `grad_acc_steps` is checked against what is seen.
+        `start_step` is the number of the coming step, for a run that is resumed.
 
         Raises:
-            TypeError: for objects that are no model or optimizer of a framework that is supported.
+            TypeError: for objects that are no model, optimizer or scaler of a framework that is supported.
             ValueError: for a model that has no parameters or is watched already, an optimizer of another
-                model, a pattern that matches nothing, or a rank that does not exist.
+                model, a pattern that matches nothing, a rank that does not exist, or a negative number.
 
         """
         if self._closed:
             raise RuntimeError("watch: this monitor is closed; make a new TrainMonitor")
+        _check_number("start_step", start_step, 0)
+        _check_number("grad_acc_steps", grad_acc_steps, 1)
         from trainsentry.monitor.frameworks import framework_of
 
         framework = framework_of(model)
@@ -99,10 +104,18 @@ class TrainMonitor:
             if start_step == 0 and self._saved_state is not None:
                 start_step = int(self._saved_state["step"])
             watch = framework.watch(self._table, self._guard, self.config.collect_settings())
-            loop = _LateListener()
-            watch.add(model, optimizer, grad_scaler, loop)
-            self._loop = loop.target = self._start(framework, watch, rank, world_size, start_step)
+            listener = _LateListener()
+            try:
+                watch.add(model, optimizer, grad_scaler, listener)
+                self._loop = self._start(framework, watch, rank, world_size, start_step)
+            except BaseException:
+                watch.close()  # a call that fails leaves no hook behind
+                raise
+            listener.target = self._loop
+            listener.owner = self  # the optimizer's hooks keep the monitor alive, and nothing else does
             _close_at_exit(self)
+        if grad_acc_steps is not None:
+            self._loop.grad_acc_steps = grad_acc_steps
         self._loop.begin()
         return self
 
@@ -110,7 +123,7 @@ class TrainMonitor:
         """Start the recorder and wire everything to it."""
         config = self.config
         root = Path(config.output_dir).absolute()
-        restart = next_restart(root / f"rank{rank}")
+        restart = _claim_restart(root / f"rank{rank}")
         link = RecorderLink(_hello(config, root, rank, start_step, restart), self._table)
         schedule = Schedule(config)
         triggers = Triggers(config.on_incident, schedule, link, self._guard)
@@ -204,26 +217,27 @@ class TrainMonitor:
             self._guard.run("flush", self._flush, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return step and detector state, for the user's checkpoint."""
+        """Return step and detector state, for the user's checkpoint. `detection` is None when it cannot be had."""
         loop = self._running("state_dict")
         if loop is None:
             return self._saved_state or {"step": 0, "detection": None}
-        loop.publish(wait=True)
-        heard, answer = loop.link.ask(messages.STATE, messages.STATE, FLUSH_SECONDS)
-        loop.triggers.hear(heard)
-        return {"step": loop.step, "detection": answer["state"] if answer is not None else None}
+        state = self._guard.run("state_dict", self._ask_state, loop)
+        return {"step": loop.step, "detection": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of an earlier run; called before `watch`, it also sets the first step.
 
         Raises:
-            KeyError: when `state` is not one of `state_dict`.
+            ValueError: when `state` is not one of `state_dict`.
 
         """
-        self._saved_state = {"step": state["step"], "detection": state["detection"]}
-        if self._loop is not None:
-            self._loop.step = int(state["step"])
-            self._loop.link.send(messages.LOAD_STATE, state=state["detection"])
+        detection = state.get("detection")
+        if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
+            raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: what state_dict() returned")
+        self._saved_state = {"step": state["step"], "detection": detection}
+        if self._loop is not None and not self._closed:
+            self._loop.step = state["step"]
+            self._loop.link.send(messages.LOAD_STATE, state=detection)
 
     # ------------------------------------------------------------------ the end
 
@@ -234,7 +248,7 @@ class TrainMonitor:
         self._closed = True
         if self._loop is not None:
             loop = self._loop
-            self._guard.run("close: records", loop.publish)
+            self._saved_state = {"step": loop.step, "detection": None}
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", self._end_recorder, loop)
         atexit.unregister(_at_exit)
@@ -279,6 +293,12 @@ class TrainMonitor:
         assert self._loop is not None
         self._loop.triggers.hear(self._loop.link.poll())
 
+    def _ask_state(self, loop: StepLoop) -> dict[str, Any] | None:
+        loop.publish(wait=True)
+        heard, answer = loop.link.ask(messages.STATE, messages.STATE, FLUSH_SECONDS)
+        loop.triggers.hear(heard)
+        return answer["state"] if answer is not None else None
+
     def _flush(self, loop: StepLoop) -> None:
         loop.publish(wait=True)
         loop.tell()
@@ -288,22 +308,42 @@ class TrainMonitor:
     def _end_recorder(self, loop: StepLoop) -> None:
         loop.publish(wait=True)
         loop.tell()
-        heard, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
+        heard, answer = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
         loop.triggers.hear(heard)
         loop.triggers.grant_last()
         loop.tell()
-        loop.triggers.hear(loop.link.close(FLUSH_SECONDS))
+        # A recorder that has not answered is not waited for again.
+        loop.triggers.hear(loop.link.close(FLUSH_SECONDS if answer is not None else 0.0))
         if loop.link.dead not in {None, "closed"}:
             write_last_status(loop, Path(self.config.output_dir))
 
 
 class _LateListener:
-    """Stands in for the step loop while the collectors are wired, before there is one."""
+    """Passes what the collectors tell on to the step loop, as soon as there is one."""
 
     target: StepLoop | None = None
+    owner: TrainMonitor | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.target, name)
+    def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
+        if self.target is not None:
+            self.target.before_optimizer(optimizer, has_closure=has_closure)
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        if self.target is not None:
+            self.target.after_optimizer(optimizer)
+
+    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
+        if self.target is not None:
+            self.target.scaler_entered(scaler, optimizer)
+
+    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
+        if self.target is not None:
+            self.target.scaler_skipped(scaler, optimizer)
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise ValueError(f"watch({name}): got {value!r}, allowed: a whole number from {least} on")
 
 
 def write_last_status(loop: StepLoop, root: Path) -> None:
@@ -319,6 +359,15 @@ def write_last_status(loop: StepLoop, root: Path) -> None:
         root / f"rank{loop.rank}" / "status.json",
         {**status, "step": loop.step - 1, "updated": time.time(), **loop.counters()},
     )
+
+
+_claimed: dict[Path, int] = {}
+
+
+def _claim_restart(directory: Path) -> int:
+    """Return this start's number in a directory, which another monitor of this process may have claimed too."""
+    _claimed[directory] = restart = max(next_restart(directory), _claimed.get(directory, -1) + 1)
+    return restart
 
 
 _open_monitors: "weakref.WeakSet[TrainMonitor]" = weakref.WeakSet()

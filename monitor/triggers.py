@@ -16,6 +16,13 @@ from trainsentry.monitor.targeted_dump import TargetedDump
 
 logger = logging.getLogger("trainsentry")
 
+WRITERS: Final = {
+    "csv": "csv (the tables)",
+    "tensorboard": "tensorboard (the event file)",
+    "journal": "journal (incidents.jsonl, anomalies.jsonl, status.json)",
+}
+"""What the recorder's writers write, for people."""
+
 LOOK_DISTANCE: Final = 10
 """Least number of steps between two closer looks, so that they cost no more than the usual sampling."""
 
@@ -62,7 +69,8 @@ class Triggers:
                 self._suspicion = True
             elif message["type"] == messages.FAILURE:
                 part, text = message["part"], message["message"]
-                logger.error("trainsentry: %s is switched off from step %s on: %s", part, message["step"], text)
+                since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start on"
+                logger.error("trainsentry: %s is switched off %s: %s", WRITERS.get(part, part), since, text)
                 self.guard.note_failure(part, text)
 
     def _hear_incident(self, message: dict[str, Any]) -> None:
@@ -101,7 +109,7 @@ class Triggers:
             return
         for incident_id in new:
             self.schedule.sample_every_step(next_step, steps)
-            self.note_action(incident_id, f"sampling every step {next_step}-{next_step + steps - 1}")
+            self.note_action(incident_id, f"sampling every step from step {next_step} on, {steps} steps long")
         # What was too little for an incident may show its cause when everything is collected at one step.
         if suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE):
             self._looked = next_step

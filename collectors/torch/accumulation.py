@@ -1,12 +1,14 @@
 """Gradients as they are accumulated in the backward pass: their order, and each micro-step's running sum."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch.activations import MAX_MICRO_STEPS
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.model_names import NamedParameter
 
@@ -21,15 +23,16 @@ class AccumulationHooks:
 
     def __init__(self, guard: Guard, arrived: Callable[[NamedParameter, int], None] | None) -> None:
         self.guard = guard
-        self.order: dict[str, int] = {}
+        self.order: dict[nn.Parameter, int] = {}
         self._arrived = arrived
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[nn.Parameter] = Counter()
         self._handles: list[RemovableHandle] = []
 
     def attach(self, parameters: Iterable[NamedParameter]) -> None:
         """Hook the parameters that train."""
         for named in parameters:
-            if named.parameter.requires_grad and named.parameter.is_leaf:
+            lazy = isinstance(named.parameter, nn.parameter.UninitializedParameter)
+            if named.parameter.requires_grad and named.parameter.is_leaf and not lazy:
                 hook = _Accumulated(self, named)
                 self._handles.append(named.parameter.register_post_accumulate_grad_hook(hook))
 
@@ -47,15 +50,15 @@ class AccumulationHooks:
 
     def note(self, named: NamedParameter) -> None:
         """Take note of one accumulated gradient."""
-        self.order.setdefault(named.name, len(self.order))
-        micro_step = self._counts.get(named.name, 0)
-        self._counts[named.name] = micro_step + 1
-        if self._arrived is not None:
+        self.order.setdefault(named.parameter, len(self.order))
+        micro_step = self._counts[named.parameter]
+        self._counts[named.parameter] += 1
+        if self._arrived is not None and micro_step < MAX_MICRO_STEPS:
             self._arrived(named, micro_step)
 
     def last_micro_step(self, named: NamedParameter) -> int:
         """Return the micro-step that reached a parameter last."""
-        return max(self._counts.get(named.name, 0) - 1, 0)
+        return min(max(self._counts[named.parameter] - 1, 0), MAX_MICRO_STEPS - 1)
 
 
 @dataclass(frozen=True, slots=True)

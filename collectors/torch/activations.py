@@ -1,8 +1,9 @@
 """Activations of modules and their gradients, through forward hooks and tensor hooks."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -24,13 +25,20 @@ from trainsentry.collectors.torch.step_rows import StepRows
 
 PART = "activations"
 
+MAX_MICRO_STEPS: Final = 64
+"""Forward passes recorded in one step; more are no accumulation but, say, an evaluation without `no_grad`."""
+
+MAX_CALLS: Final = 16
+"""Calls of a module recorded in one pass; a cell that is called for each token would fill the record."""
+
 
 class ActivationHooks:
     """Hooks modules for one sampled step: `attach` before it, `detach` after it.
 
     A forward pass counts when gradients are enabled as its outermost module is entered, so an evaluation
-    under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass. Each call of
-    a root module begins a micro-step. A module's second call in one micro-step is named `<module>@1`.
+    under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass. Each pass
+    through the same outermost module is a micro-step. A module's second call in one pass is named `<module>@1`.
+    Passes and calls beyond the bounds above are not recorded; `left_out` counts them.
     """
 
     def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, *, forward: bool, backward: bool) -> None:
@@ -40,22 +48,27 @@ class ActivationHooks:
         self.forward = forward
         self.backward = backward
         self.generation = 0
+        self.left_out = 0
         self._handles: list[RemovableHandle] = []
         self._observed: frozenset[str] = frozenset()
-        self._ids: dict[tuple[str, str, str, int, int, int], int] = {}
+        self._ids: dict[tuple[str, int, str, str, int, int, int], int] = {}
+        self._passes: Counter[tuple[str, int]] = Counter()
+        self._calls: Counter[tuple[str, int]] = Counter()
         self._depth = 0
         self._recording = False
-        self._micro_step = -1
-        self._calls: dict[str, int] = {}
+        self._micro_step = 0
 
     def attach(self, modules: Iterable[NamedModule], observed: frozenset[str]) -> None:
-        """Hook the modules that are `observed`, and the roots, which tell micro-steps apart."""
+        """Hook the modules that are `observed`, and the roots, which tell micro-steps apart.
+
+        TorchScript modules take no hooks and are passed over.
+        """
         self.generation += 1
         self._observed = observed
-        self._depth, self._micro_step, self._recording = 0, -1, False
-        self._calls.clear()
+        self._depth, self._recording = 0, False
+        self._passes.clear()
         for named in modules:
-            if named.name in observed or not named.name:
+            if (named.name in observed or not named.name) and not isinstance(named.module, torch.jit.ScriptModule):
                 before, after = _BeforeForward(self, named), _AfterForward(self, named)
                 self._handles.append(named.module.register_forward_pre_hook(before, with_kwargs=True))
                 self._handles.append(named.module.register_forward_hook(after, with_kwargs=True))
@@ -67,16 +80,15 @@ class ActivationHooks:
             handle.remove()
         self._handles.clear()
 
+    @property
+    def micro_steps(self) -> int:
+        """The most passes that one outermost module has had in this step."""
+        return max(self._passes.values(), default=0)
+
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note that a module is entered, and observe its inputs."""
-        if not named.name:
-            self._depth = 0  # a forward that raised may have left it higher
-        if self._depth == 0:
-            self._recording = _is_training_forward()
-            if not named.name and self._recording:
-                self._micro_step += 1
-                self._calls.clear()
-                self.flow.begin()
+        if self._depth == 0 or not named.name:
+            self._begin_pass(named, aborted=self._depth > 0)
         self._depth += 1
         if self._recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
@@ -86,10 +98,30 @@ class ActivationHooks:
         self._depth = max(self._depth - 1, 0)
         if self._recording and named.name in self._observed:
             self._observe(named, "output", tensors_in(output))
-            self._calls[named.name] = self._calls.get(named.name, 0) + 1
+            self._calls[named.name, named.vpp_stage] += 1
+
+    def _begin_pass(self, named: NamedModule, *, aborted: bool) -> None:
+        """Note that an outermost module is entered; a pass behind one that raised takes its place."""
+        self._depth = 0
+        self._calls.clear()
+        self._recording = _is_training_forward()
+        if not self._recording:
+            return
+        key = (named.name, named.vpp_stage)
+        if not aborted or not self._passes[key]:
+            self._passes[key] += 1
+        self._micro_step = self._passes[key] - 1
+        if self._micro_step >= MAX_MICRO_STEPS:
+            self.left_out += 1
+            self._recording = False
+            return
+        self.flow.begin()
 
     def _observe(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        call = self._calls.get(named.name, 0)
+        call = self._calls[named.name, named.vpp_stage]
+        if call >= MAX_CALLS:
+            self.left_out += 1
+            return
         for path, tensor in tensors:
             if side == "output":
                 self.flow.produced(named.name, tensor)
@@ -104,8 +136,8 @@ class ActivationHooks:
                     self._handles.append(handle)
 
     def _series(self, named: NamedModule, side: str, path: str, call: int, *, gradient: bool) -> int:
-        micro_step = max(self._micro_step, 0)
-        key = (named.name, side, path, call, micro_step, int(gradient))
+        micro_step = self._micro_step
+        key = (named.name, named.vpp_stage, side, path, call, micro_step, int(gradient))
         found = self._ids.get(key)
         if found is None:
             quantity = {

@@ -1,5 +1,6 @@
 """Whole tensors of chosen modules: what a targeted dump writes."""
 
+import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
 from trainsentry.collectors.torch.containers import tensors_in
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.local_tensor import local
+from trainsentry.collectors.torch.local_tensor import is_readable, local, stored_values
 from trainsentry.collectors.torch.model_names import ModelNames, NamedModule
 from trainsentry.collectors.torch.statistics import host_row
+
+PART = "dump"
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,10 @@ class Piece:
     def describe(self) -> dict[str, Any]:
         """Return the tensor's description in msprobe's words."""
         held = local(self.tensor)
-        row = host_row(held.cpu())
+        if not is_readable(held):
+            return {"type": "torch.Tensor", "dtype": str(held.dtype), "shape": list(held.shape)}
+        stored, implicit = stored_values(held.cpu())
+        row = [x if math.isfinite(x) else None for x in host_row(stored, 0.0, implicit)]  # null: JSON has no NaN
         return {
             "type": "torch.Tensor",
             "dtype": str(held.dtype),
@@ -57,8 +64,9 @@ class Capture:
 
     framework = "pytorch"
 
-    def __init__(self, names: ModelNames) -> None:
+    def __init__(self, names: ModelNames, guard: Guard) -> None:
         self.names = names
+        self.guard = guard
         self._handles: list[RemovableHandle] = []
         self._calls: dict[str, int] = {}
 
@@ -107,7 +115,7 @@ class Capture:
             for path, tensor in tensors_in(value):
                 taken(Piece(forward, group, path, tensor, stack))
                 if tensor.requires_grad and torch.is_grad_enabled():
-                    hook = _GradientCapture(backward, gradient_group, path, taken)
+                    hook = _GradientCapture(self, backward, gradient_group, path, taken)
                     handle = tensor.register_hook(hook)
                     if tensor.is_leaf:
                         self._handles.append(handle)
@@ -126,18 +134,19 @@ class _CaptureHook(InertWhenCopied):
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.owner.take_call(self.named, (args, kwargs, output), self.taken)
+            self.owner.guard.run(PART, self.owner.take_call, self.named, (args, kwargs, output), self.taken)
 
 
 @dataclass(frozen=True, slots=True)
 class _GradientCapture(InertWhenCopied):
+    owner: Capture
     entry: str
     group: str
     key: str
     taken: Callable[[Piece], None]
 
     def __call__(self, gradient: Tensor) -> None:
-        self.taken(Piece(self.entry, self.group, self.key, gradient))
+        self.owner.guard.run(PART, self.taken, Piece(self.entry, self.group, self.key, gradient))
 
 
 def _stem(named: NamedModule) -> str:

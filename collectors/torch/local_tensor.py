@@ -13,8 +13,22 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether the tensor has values: a meta or fake tensor has none."""
-    return not tensor.is_meta and not isinstance(tensor, torch._subclasses.FakeTensor)
+    """Whether the tensor has values that can be read.
+
+    A meta or fake tensor has none, a quantized one has codes, and those inside a functorch transform (vmap,
+    grad) are not there yet.
+    """
+    return not (
+        tensor.is_meta
+        or tensor.is_quantized
+        or isinstance(tensor, torch._subclasses.FakeTensor)
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Return autograd's count of changes in place; None for an inference tensor, which has none."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def stored_values(tensor: Tensor) -> tuple[Tensor, int]:
@@ -24,12 +38,13 @@ def stored_values(tensor: Tensor) -> tuple[Tensor, int]:
         return values, max(tensor.numel() - values.numel(), 0)
     if tensor.layout is not torch.strided and hasattr(tensor, "values"):
         values = tensor.values()
-        implicit = 0 if tensor.is_nested else max(tensor.numel() - values.numel(), 0)
-        return values, implicit
+        return values, 0 if tensor.is_nested else max(tensor.numel() - values.numel(), 0)
+    if tensor.is_nested:
+        return torch.cat([part.reshape(-1) for part in tensor.unbind()]), 0
     return tensor, 0
 
 
 def layout_of(tensor: Tensor) -> Layout:
     """Return shape, dtype and number of elements of a local tensor."""
-    numel = tensor.numel()
-    return Layout(tuple(int(n) for n in tensor.shape), str(tensor.dtype).removeprefix("torch."), numel)
+    shape = () if tensor.is_nested else tuple(int(n) for n in tensor.shape)
+    return Layout(shape, str(tensor.dtype).removeprefix("torch."), tensor.numel())

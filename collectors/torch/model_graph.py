@@ -50,9 +50,8 @@ def describe(names: ModelNames, flow: DataFlow) -> dict[str, Any]:
 
     Modules come in execution order once a pass was seen, before that in the order of registration.
     """
-    registered = [m.name for m in names.modules]
     ran = {name: i for i, name in enumerate(flow.order)}
-    ordered = sorted(names.modules, key=lambda m: (ran.get(m.name, len(ran)), registered.index(m.name)))
+    ordered = sorted(names.modules, key=lambda m: ran.get(m.name, len(ran)))  # stable: as registered within
     return {
         "order": "execution" if flow.order else "registration",
         "modules": [

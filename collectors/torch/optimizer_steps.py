@@ -72,7 +72,7 @@ class _After(InertWhenCopied):
         self.owner.listener.after_optimizer(optimizer)
 
 
-_scaler_watchers: list[OptimizerSteps] = []
+_scaler_watchers: "list[weakref.ref[OptimizerSteps]]" = []
 _patched: dict[type, Callable[..., Any]] = {}
 
 
@@ -82,7 +82,7 @@ def watch_scalers(steps: OptimizerSteps, grad_scaler: Any = None) -> None:
     A scaler that skips calls no hook at all, so `GradScaler.step` is wrapped on its class while someone
     watches; an attribute of the instance would make the scaler impossible to pickle.
     """
-    _scaler_watchers.append(steps)
+    _scaler_watchers.append(weakref.ref(steps))
     for cls in {torch.amp.GradScaler, *([_definer(grad_scaler)] if grad_scaler is not None else [])}:
         if cls not in _patched:
             _patched[cls] = cls.__dict__["step"]
@@ -91,8 +91,7 @@ def watch_scalers(steps: OptimizerSteps, grad_scaler: Any = None) -> None:
 
 def unwatch_scalers(steps: OptimizerSteps) -> None:
     """Undo `watch_scalers`; the class gets its own `step` back when nobody watches any more."""
-    if steps in _scaler_watchers:
-        _scaler_watchers.remove(steps)
+    _scaler_watchers[:] = [ref for ref in _scaler_watchers if ref() is not None and ref() is not steps]
     if not _scaler_watchers:
         for cls, original in _patched.items():
             cls.step = original  # type: ignore[attr-defined]
@@ -107,7 +106,8 @@ def _watched_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         # A subclass that calls its parent's step is told once.
-        watchers = [w for w in _scaler_watchers if w.owns(optimizer) and optimizer not in w.in_scaler]
+        alive = [w for ref in _scaler_watchers if (w := ref()) is not None]
+        watchers = [w for w in alive if w.owns(optimizer) and optimizer not in w.in_scaler]
         for watcher in watchers:
             watcher.stepped.discard(optimizer)
             watcher.in_scaler.add(optimizer)

@@ -21,11 +21,13 @@ def checked_models(model: Any) -> list[nn.Module]:
 
     """
     chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not chunks:
+        raise ValueError("watch(model): got an empty list, allowed: torch.nn.Module or a list of them")
     for chunk in chunks:
         if not isinstance(chunk, nn.Module):
             raise TypeError(f"watch(model): got {type(chunk).__name__}, allowed: torch.nn.Module or a list of them")
-    if not chunks or not any(True for chunk in chunks for _ in chunk.parameters()):
-        names = ", ".join(type(chunk).__name__ for chunk in chunks) or "an empty list"
+    if not any(True for chunk in chunks for _ in chunk.parameters()):
+        names = ", ".join(type(chunk).__name__ for chunk in chunks)
         raise ValueError(f"watch(model): {names} has no parameters, allowed: a model that has some")
     return chunks
 
@@ -74,3 +76,34 @@ def checked_targets(settings: CollectSettings, names: ModelNames) -> dict[str, S
                 f"allowed: shell-style patterns over names such as {examples}"
             )
     return selections
+
+
+def check_scaler(grad_scaler: Any) -> None:
+    """Check that a loss scaler is one.
+
+    Raises:
+        TypeError: when it has not the methods of `torch.amp.GradScaler`.
+
+    """
+    if grad_scaler is not None and not all(callable(getattr(grad_scaler, m, None)) for m in ("step", "scale")):
+        raise TypeError(f"watch(grad_scaler): got {type(grad_scaler).__name__}, allowed: torch.amp.GradScaler or None")
+
+
+def check_new(chunks: Sequence[nn.Module], names: ModelNames) -> None:
+    """Check that models can be told from those that are watched already.
+
+    Raises:
+        ValueError: when a model is watched already, or shares parameter names with one.
+
+    """
+    known = {id(m.module) for m in names.modules}
+    if any(id(chunk) in known for chunk in chunks):
+        raise ValueError("watch(model): this model is watched already; allowed: other modules, or close() first")
+    added = ModelNames()
+    added.add(chunks)
+    shared = {p.name for p in names.parameters} & {p.name for p in added.parameters}
+    if shared:
+        raise ValueError(
+            f"watch(model): a model that is watched already has a parameter named {min(shared)!r} too; allowed: one "
+            'call with torch.nn.ModuleDict({"generator": …, "critic": …}), which gives each its own names'
+        )

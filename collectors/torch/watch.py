@@ -1,5 +1,6 @@
 """A watched torch model: what of it is read at a step, and when."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,7 +35,13 @@ from trainsentry.collectors.torch.parameters import (
     read_state,
 )
 from trainsentry.collectors.torch.step_rows import PendingRows, StepRows
-from trainsentry.collectors.torch.validation import checked_models, checked_optimizers, checked_targets
+from trainsentry.collectors.torch.validation import (
+    check_new,
+    check_scaler,
+    checked_models,
+    checked_optimizers,
+    checked_targets,
+)
 
 
 class TorchWatch:
@@ -50,8 +57,8 @@ class TorchWatch:
         self.names = ModelNames()
         self.optimizers: list[Optimizer] = []
         self.flow = DataFlow()
-        self.rows = StepRows(table, settings.eps)
-        self.capture = Capture(self.names)
+        self.rows = StepRows(table, settings.eps, self._refused)
+        self.capture = Capture(self.names, guard)
         self._selections: dict[str, Selection] = {}
         self._steps: OptimizerSteps | None = None
         self._series = ParameterSeries(self.rows)
@@ -62,7 +69,9 @@ class TorchWatch:
         )
         self._per_micro_step = settings.per_micro_step or settings.before_reduction
         self._accumulation = AccumulationHooks(guard, self._gradient_arrived if self._per_micro_step else None)
+        self._scaler: Any = None
         self._loss_scale: Tensor | None = None
+        self._optimizer_steps: Counter[int] = Counter()
         self._plan: Plan = frozenset()
         self._lists: dict[tuple[str, int, int, int], list[NamedParameter]] = {}
 
@@ -78,22 +87,23 @@ class TorchWatch:
 
         """
         chunks = checked_models(model)
-        known = {id(m.module) for m in self.names.modules}
-        if any(id(chunk) in known for chunk in chunks):
-            raise ValueError("watch(model): this model is watched already; allowed: other modules, or close() first")
         optimizers = checked_optimizers(optimizer, chunks)
+        check_scaler(grad_scaler)
+        check_new(chunks, self.names)
         names = ModelNames(list(self.names.modules), list(self.names.parameters))
         names.add(chunks)
         self._selections = checked_targets(self.settings, names)
         self.names.modules, self.names.parameters = names.modules, names.parameters
         self.optimizers += optimizers
+        self._scaler = grad_scaler or self._scaler
         self._lists.clear()
         if self._steps is not None:
             self._steps.close()
         self._steps = OptimizerSteps(self.optimizers, listener)
         watch_scalers(self._steps, grad_scaler)
-        self._accumulation.detach()
-        self._accumulation.attach(self._selected(GRADIENTS))  # once, to learn the backward pass's order
+        if GRADIENTS in self._selections:
+            self._accumulation.detach()
+            self._accumulation.attach(self._selected(GRADIENTS))  # once, to learn the backward pass's order
 
     @property
     def on_host(self) -> bool:
@@ -118,6 +128,8 @@ class TorchWatch:
     def open_step(self, plan: Plan) -> None:
         """Prepare the next step: attach the hooks that its plan needs."""
         self._plan = plan
+        self._loss_scale = None
+        self._optimizer_steps.clear()
         self._activations.detach()
         if self._accumulation.attached and self._accumulation.order:
             self._accumulation.detach()
@@ -128,13 +140,14 @@ class TorchWatch:
 
     def before_update(self, optimizer: Optimizer, *, gradients_ready: bool = True) -> None:
         """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
+        turn = self._turn(optimizer)
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if PARAMETERS in self._plan:
-            self.guard.run(PARAMETERS, read_parameters, self._series, self._owned(PARAMETERS, optimizer))
+            self.guard.run(PARAMETERS, read_parameters, self._series, self._owned(PARAMETERS, optimizer), turn)
         if OPTIMIZER_STATE in self._plan:
             owned = self._owned(OPTIMIZER_STATE, optimizer)
-            self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned)
+            self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned, turn)
         if UPDATES in self._plan:
             owned = self._owned(UPDATES, optimizer)
             moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
@@ -145,17 +158,19 @@ class TorchWatch:
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if UPDATES in self._plan:
-            self.guard.run(UPDATES, self._updates.read)
+            self.guard.run(UPDATES, self._updates.read, self._turn(optimizer))
+        self._optimizer_steps[id(optimizer)] += 1
 
     def skipped(self, optimizer: Optimizer) -> None:
         """Read a step that the loss scaler skipped: as before an update, with none to follow."""
         self.before_update(optimizer)
         self._updates.forget()
+        self._optimizer_steps[id(optimizer)] += 1
 
     def without_optimizer(self) -> None:
         """Read a step that ends without any optimizer: gradients and parameters as they stand."""
         if GRADIENTS in self._plan:
-            self.guard.run(GRADIENTS, self._read_grads_of, self._selected(GRADIENTS), None)
+            self.guard.run(GRADIENTS, self._read_grads_of, self._selected(GRADIENTS), None, 0)
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, read_parameters, self._series, self._selected(PARAMETERS))
 
@@ -174,9 +189,20 @@ class TorchWatch:
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar, without asking the device for its value."""
-        device = self.names.parameters[0].parameter.device
-        self._loss_scale = scaler.scale(torch.ones((), device=device))
-        self.log("loss_scale", self._loss_scale, 0)
+        self._scaler = scaler
+        scale = self._scale()
+        if scale is not None:
+            self.log("loss_scale", scale, 0)
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-steps that were seen in this step; 0 when activations were not sampled."""
+        return self._activations.micro_steps if ACTIVATIONS in self._plan else 0
+
+    @property
+    def left_out(self) -> int:
+        """Passes and calls that were beyond what a record holds."""
+        return self._activations.left_out
 
     def take(self) -> PendingRows:
         """Return the rows of the step, or of its part since the last call."""
@@ -184,26 +210,42 @@ class TorchWatch:
 
     # ------------------------------------------------------------------ pieces
 
+    def _refused(self, error: Exception) -> None:
+        """Note that a tensor could not be read: it costs its own row and no other."""
+        if self.guard.strict:
+            raise error
+        self.guard.refuse("statistics of a tensor", error)
+
+    def _scale(self) -> Tensor | None:
+        """Return the loss scale as a tensor; asked once a step."""
+        if self._loss_scale is None and self._scaler is not None and self._scaler.is_enabled():
+            device = self.names.parameters[0].parameter.device
+            self._loss_scale = self._scaler.scale(torch.ones((), device=device))
+        return self._loss_scale
+
+    def _turn(self, optimizer: Optimizer) -> int:
+        """Return how often an optimizer has stepped before in this step: its rows' micro-step."""
+        return self._optimizer_steps[id(optimizer)]
+
     def _gradient_arrived(self, named: NamedParameter, micro_step: int) -> None:
         if GRADIENTS not in self._plan or named.parameter.grad is None:
             return
         if self.settings.before_reduction:
             series_id = self._series.id_of(named, GRADIENT_UNREDUCED, micro_step)
-            self.rows.add(series_id, named.parameter.grad, self._loss_scale)
+            self.rows.add(series_id, named.parameter.grad, self._scale())
         if self.settings.per_micro_step:
-            self._gradients.read([named], micro_step, self._loss_scale)
+            self._gradients.read(named, micro_step, self._scale())
 
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
             scale = getattr(optimizer, "grad_scale", None)
-            self._read_grads_of(self._owned(GRADIENTS, optimizer), scale)
+            self._read_grads_of(self._owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
 
-    def _read_grads_of(self, parameters: list[NamedParameter], grad_scale: Tensor | None) -> None:
-        if not self.settings.per_micro_step:
-            self._gradients.read(parameters, 0, grad_scale)
-            return
+    def _read_grads_of(self, parameters: list[NamedParameter], grad_scale: Tensor | None, turn: int) -> None:
         for named in parameters:
-            self._gradients.read([named], self._accumulation.last_micro_step(named), grad_scale)
+            # What the optimizer takes is the last micro-step's running sum, after clipping: it replaces that row.
+            last = self._accumulation.last_micro_step(named) if self.settings.per_micro_step else turn
+            self._gradients.read_taken(named, last, grad_scale)
 
     def _owned(self, part: str, optimizer: Optimizer) -> list[NamedParameter]:
         """Return the optimizer's parameters that `part` selects, in backward order once that is known.
@@ -218,7 +260,7 @@ class TorchWatch:
             names = self.names.by_parameter()
             owned = [names[p] for p in parameters_of(optimizer) if p in names]
             if part == GRADIENTS:
-                owned.sort(key=lambda p: order.get(p.name, len(order)))
+                owned.sort(key=lambda p: order.get(p.parameter, len(order)))
             found = self._lists[key] = self._selected(part, owned) if part else owned
         return found
 

@@ -1,9 +1,11 @@
 """`trainsentry`: the commands, each in a file of its own."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+import trainsentry
 from trainsentry.monitor.cli.config import config_app
 from trainsentry.monitor.cli.csv2tb import csv2tb_command
 from trainsentry.monitor.cli.demo import demo_command
@@ -20,6 +22,16 @@ app.command("diagnose")(diagnose_command)
 app.command("rank", hidden=True, help="The same as diagnose.")(diagnose_command)
 app.command("csv2tb")(csv2tb_command)
 app.add_typer(config_app, name="config")
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and end.")] = False,
+) -> None:
+    """Watch a training run from inside, name the first culprit, and keep the proof."""
+    if version:
+        typer.echo(trainsentry.__version__)
+        raise typer.Exit
 
 
 def main() -> None:

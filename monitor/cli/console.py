@@ -33,4 +33,6 @@ def parse_steps(text: str | None) -> range | None:
     first, _, last = text.partition("-")
     if not first.isdigit() or (last and not last.isdigit()) or text.endswith("-"):
         bad_input(f"--steps: {text!r}; allowed: a step or a range such as 10-20")
+    if last and int(last) < int(first):
+        bad_input(f"--steps: {text!r} ends before it begins; allowed: a step or a range such as 10-20")
     return range(int(first), int(last or first) + 1)

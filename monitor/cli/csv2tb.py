@@ -18,7 +18,8 @@ SHOWN = 20
 def csv2tb_command(
     source: Annotated[Path, typer.Argument(help="An output directory, or one rank's.")],
     target: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="SOURCE/tensorboard_csv by default.")] = None,
-    quantity: Annotated[list[str] | None, typer.Option(help="Convert only this quantity; may be repeated.")] = None,
+    quantity: Annotated[list[str] | None, typer.Option(help="Only these, such as gradient,update.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Tables converted at a time.")] = 1,
     steps: Annotated[str | None, typer.Option(help="Convert only these steps, such as 10-20.")] = None,
 ) -> None:
     """Convert the CSV tables of a run to TensorBoard event files.
@@ -40,12 +41,15 @@ def csv2tb_command(
                 source,
                 out_dir,
                 report,
-                quantities=quantity or (),
+                quantities=[name for given in quantity or () for name in given.split(",")],
+                jobs=jobs,
                 steps=parse_steps(steps),
                 progress=lambda table: bar.update(task, description=table),
             )
         except (NotOurs, OSError) as error:
             bad_input(str(error))
+    if not done.scalars:
+        bad_input(f"{source}: nothing to convert" + (f" in steps {steps}" if steps else ""))
     out.print(
         f"{done.scalars} scalars of {done.tables} tables and {done.runs} runs written to {out_dir}"
         + (f"; {sum(problems.values())} malformed lines left out" if problems else "")

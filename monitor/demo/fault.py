@@ -31,8 +31,8 @@ def flip_weight(model: nn.Module, tokens: Tensor, kind: str, seed: int, paramete
     """
     choice = random.Random(seed)  # noqa: S311 - a fault, not a secret
     named = dict(model.named_parameters())
-    if parameter is not None and parameter not in named:
-        raise ValueError(f"--fault-parameter: {parameter!r} is no parameter; allowed: {', '.join(named)}")
+    if parameter is not None:
+        check_parameter(model, parameter)
     names = [parameter] if parameter is not None else choice.sample(list(named), len(named))
     bits = choice.sample(BITS[kind], len(BITS[kind]))
     for name, bit in ((name, bit) for name in names for bit in bits):
@@ -47,6 +47,18 @@ def flip_weight(model: nn.Module, tokens: Tensor, kind: str, seed: int, paramete
             words[element] ^= 1 << bit
             return Flip(name, element, bit, before, float(flat[element]))
     raise ValueError(f"--fault-parameter: no used element of {names[0]!r} has bit {bits[0]} clear")
+
+
+def check_parameter(model: nn.Module, name: str) -> None:
+    """Check that the model has a parameter of this name.
+
+    Raises:
+        ValueError: when it has not.
+
+    """
+    names = [n for n, _ in model.named_parameters()]
+    if name not in names:
+        raise ValueError(f"--fault-parameter: {name!r} is no parameter; allowed: {', '.join(names)}")
 
 
 def _used_elements(name: str, parameter: Tensor, tokens: Tensor) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from trainsentry.anomaly.incident import Incident
-from trainsentry.monitor.demo.fault import Flip, flip_weight
+from trainsentry.monitor.demo.fault import Flip, check_parameter, flip_weight
 from trainsentry.monitor.demo.model import Gpt, GptConfig
 from trainsentry.monitor.demo.text import Batches
 from trainsentry.monitor.errors import TrainingStopped
@@ -57,6 +57,8 @@ def train(
     model = Gpt(sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    if fault_parameter is not None:
+        check_parameter(model, fault_parameter)
     batches = Batches(BATCH, sizes.context, seed)
     losses: list[float] = []
     flip, stopped = None, None

@@ -2,7 +2,7 @@
 
 import logging
 import os
-import select
+import selectors
 import socket
 import struct
 import time
@@ -22,7 +22,7 @@ MAX_RECORDERS: Final = 4
 """Recorders started in one run: one, and three successors; what kills four will kill the fifth."""
 
 DEFINITIONS_AT_ONCE: Final = 1000
-"""Series defined in one message: about 200 kB, which fits into the smallest ring."""
+"""Series defined in one message, about 200 kB; fewer where the ring is small or the names are long."""
 
 POLL_SECONDS: Final = 0.001
 """How often a full ring is looked at while the trainer waits for room."""
@@ -50,6 +50,7 @@ class RecorderLink:
         self._inbox: list[dict[str, Any]] = []
         self._tokens = 0
         self._closing = False
+        self._verdicts_missing = 0
         self._pid = os.getpid()
         self.ring = Ring.create(hello.ring_size)
         self._running = self._start(hello)
@@ -76,7 +77,9 @@ class RecorderLink:
 
     def send_record(self, record: StepRecord) -> None:
         """Hand over a record, cut into parts where the ring is small."""
-        self._send_definitions()
+        if not self._send_definitions():  # a record whose series are unknown there would be worse than none
+            self._note_dropped(record.step)
+            return
         for part in record.parts(self.ring.largest_message - 64):
             if not self._write(messages.RECORD, part.encode()):
                 self._note_dropped(record.step)
@@ -86,18 +89,28 @@ class RecorderLink:
 
     def send(self, kind: str, **content: Any) -> bool:
         """Send a control message; return whether there was room."""
-        return self._write(messages.CONTROL, [messages.encode({"type": kind, **content})])
+        data = messages.encode({"type": kind, **content})
+        room = self.ring.largest_message
+        while len(data) > room:
+            if not self._write(messages.FRAGMENT, [data[:room]]):
+                return False
+            data = data[room:]
+        return self._write(messages.CONTROL, [data])
 
-    def _send_definitions(self) -> None:
+    def _send_definitions(self) -> bool:
         series, layouts = len(self.table.series), len(self.table.layouts)
-        if series == self._sent_series and layouts == self._sent_layouts:
-            return
+        at_once = DEFINITIONS_AT_ONCE
         while self._sent_series < series or self._sent_layouts < layouts:
-            part = self.table.definitions(self._sent_series, self._sent_layouts, DEFINITIONS_AT_ONCE)
-            if not self._write(messages.DEFINITIONS, [messages.encode(part)]):
-                return
+            part = self.table.definitions(self._sent_series, self._sent_layouts, at_once)
+            data = messages.encode(part)
+            if len(data) > self.ring.largest_message and at_once > 1:
+                at_once //= 2
+                continue
+            if not self._write(messages.DEFINITIONS, [data]):
+                return False
             self._sent_series += len(part["series"])
             self._sent_layouts += len(part["layouts"])
+        return True
 
     def _write(self, kind: int, chunks: Sequence[bytes], *, wait: bool = True) -> bool:
         if self.dead is not None or os.getpid() != self._pid:
@@ -145,9 +158,27 @@ class RecorderLink:
         while self.dead is None:
             found += self.poll()
             left = end - time.monotonic()
-            if any(wanted(m) for m in found) or left <= 0:
+            if any(wanted(m) for m in found) or left <= 0 or self.dead is not None:
                 break
-            select.select([self._channel], [], [], min(left, 0.05))
+            with selectors.DefaultSelector() as selector:  # unlike select(), it takes any descriptor
+                selector.register(self._channel, selectors.EVENT_READ)
+                selector.select(min(left, 0.05))
+        return found
+
+    def wait_for_verdict(self, step: int) -> list[dict[str, Any]]:
+        """Wait until the recorder has judged an examined step; return the messages that came.
+
+        A recorder that has let the trainer wait in vain is not waited for again until it has answered.
+        """
+        self._verdicts_missing += 1
+        patience = self.hello.max_wait if self._verdicts_missing == 1 else 0.0
+
+        def is_verdict(message: dict[str, Any]) -> bool:
+            return bool(message["type"] == messages.EXAMINED and message["step"] == step)
+
+        found = self.wait_for(is_verdict, patience)
+        if any(m["type"] == messages.EXAMINED for m in found):
+            self._verdicts_missing = 0
         return found
 
     def ask(self, kind: str, answer: str, timeout: float) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
@@ -213,7 +244,7 @@ class RecorderLink:
         self._announce()
 
     def close(self, timeout: float) -> list[dict[str, Any]]:
-        """Let the recorder finish and end it; return its last messages."""
+        """Let the recorder finish and end it; return its last messages. One that hangs is killed."""
         found: list[dict[str, Any]] = []
         self._closing = self.dead is None and self.send(messages.CLOSE)
         if self._closing:

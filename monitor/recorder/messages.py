@@ -6,6 +6,8 @@ from typing import Any, Final
 DEFINITIONS: Final = 1
 RECORD: Final = 2
 CONTROL: Final = 3
+FRAGMENT: Final = 4
+"""A piece of a control message that is larger than the ring takes; the last piece is a CONTROL."""
 
 FLUSH: Final = "flush"
 CLOSE: Final = "close"

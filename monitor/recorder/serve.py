@@ -1,7 +1,7 @@
 """The recorder's loop: waits for the trainer, reads the ring, ends when the trainer is gone."""
 
 import os
-import select
+import selectors
 import socket
 import struct
 from collections import deque
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.monitor.recorder.hello import Hello
-from trainsentry.monitor.recorder.messages import CONTROL, DEFINITIONS, RECORD, decode, encode
+from trainsentry.monitor.recorder.messages import CONTROL, DEFINITIONS, FRAGMENT, RECORD, decode, encode
 from trainsentry.monitor.recorder.session import Session
 from trainsentry.monitor.ring import Ring
 
@@ -31,6 +31,7 @@ class Recorder:
         self._outgoing: deque[bytes] = deque()
         self._announced = 0
         self._rest = b""
+        self._fragments: list[bytes] = []
         self.session = Session(hello, self._send)
 
     def serve(self) -> None:
@@ -71,14 +72,21 @@ class Recorder:
         elif kind == DEFINITIONS:
             self.session.table.define(decode(data))
         elif kind == CONTROL:
-            return self.session.take_control(decode(data))
+            whole, self._fragments = b"".join([*self._fragments, data]), []
+            return self.session.take_control(decode(whole))
+        elif kind == FRAGMENT:
+            self._fragments.append(data)
         return True
 
     def _wait(self) -> bool:
         """Sleep until the trainer announces something; return True when it is gone."""
-        writing = [self.channel] if self._outgoing else []
-        readable, _, _ = select.select([self.channel], writing, [], IDLE_SECONDS)
-        if not readable:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.channel, events)
+            ready = selector.select(IDLE_SECONDS)
+        if ready and not any(mask & selectors.EVENT_READ for _, mask in ready):
+            return False
+        if not ready:
             self._announced = self.ring.head
             return self.hello.parent > 0 and os.getppid() != self.hello.parent
         try:

@@ -25,6 +25,9 @@ from trainsentry.monitor.recorder.sink import Sink
 STATUS_SECONDS: Final = 1.0
 """How often `status.json` is renewed: often enough for a person, seldom enough for a shared file system."""
 
+JOURNAL: Final = "journal"
+"""The sink of everything that is no table: incidents, anomalies, overflows, status, graph."""
+
 QUOTA_STEPS: Final = 100
 """Records between two looks at the disk quota."""
 
@@ -52,7 +55,7 @@ class Session:
         self.detection = Detection(self.table) if hello.detect else None
         self.incidents = IncidentLog(self.table, first_id=next_incident_id(self.root / "incidents.jsonl"))
         self.overflow = OverflowRule(self.table)
-        self.journal = Sink("journal", hello.max_wait, self._sink_failed)
+        self.journal = Sink(JOURNAL, hello.max_wait, self._sink_failed)
         self.exporters: list[tuple[Sink, Exporter]] = self._make_exporters()
         self.counters: dict[str, Any] = {}
         self.gaps: list[dict[str, Any]] = []
@@ -122,7 +125,8 @@ class Session:
 
     def _follow(self, record: StepRecord, found: list[Anomaly]) -> None:
         """Update the incidents and tell the trainer what is new about them."""
-        changed = self.incidents.observe(record.step, found)
+        activations = bool(self.detection.facts.activation[record.ids].any()) if found and self.detection else False
+        changed = self.incidents.observe(record.step, found, activations=activations)
         if found and not self.incidents.is_open:
             self.send({"type": messages.SUSPICION, "step": record.step})
         if changed is not None:

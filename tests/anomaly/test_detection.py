@@ -160,3 +160,27 @@ def test_a_restored_state_needs_no_warm_up():
     restored.load(state)
     assert restored.judge(later.step(100, {("other", "gradient"): 1.0, W: 1.0})) == []
     assert [a.kind for a in restored.judge(later.step(101, {W: 100.0}))] == ["spike"]
+
+
+def test_an_update_of_bad_gradients_passes_on_even_when_the_step_comes_in_parts():
+    series = [("fc.weight", "gradient"), ("fc.weight", "update")]
+    records, detection = setup(series)
+    [gradient] = detection.judge(records.step(40, {series[0]: NAN}))
+    [update] = detection.judge(records.step(40, {series[1]: NAN}))
+    assert (gradient.passed_on, update.passed_on) == (False, True)
+
+
+def test_a_container_is_not_to_blame_for_what_happens_inside_it():
+    records = Records()
+    detection = Detection(records.table)
+    sizes = {("a.b.output.0", "activation_output"): NAN, ("a.output.0", "activation_output"): NAN}
+    found = detection.judge(records.step(0, sizes))
+    assert {(a.name, a.passed_on) for a in found} == {("a.b.output.0", False), ("a.output.0", True)}
+
+
+def test_noise_near_the_smallest_floats_is_nothing():
+    records = Records()
+    detection = Detection(records.table)
+    state = ("fc.weight", "exp_avg_sq")
+    for step in range(50):
+        assert detection.judge(records.step(step, {state: 1e-39 * 3000 ** (step % 2)})) == []

@@ -55,7 +55,7 @@ def test_the_sentence_says_what_where_since_when_and_what_followed():
     assert incident.name == "fc.weight"
     assert incident.summary == (
         "Between step 1 and step 7 on rank 0: parameter fc.weight holds 3 NaN values at step 7; it was healthy at "
-        "step 0. 1 other series are abnormal beside it (1 × gradient)."
+        "step 0. 1 other series is abnormal beside it so far (1 × gradient)."
     )
     assert incident.severity == "critical"
 

@@ -74,3 +74,63 @@ def test_other_modules_can_be_added(out):
         monitor.watch(nn.ModuleDict({"a": first}), sgd(first))
         monitor.watch(nn.ModuleDict({"b": second}), sgd(second))
         assert {p.name[0] for p in monitor._loop.watch.names.parameters} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"grad_scaler": "x"}, r"grad_scaler.*str.*GradScaler"),
+        ({"start_step": -3}, r"start_step.*-3"),
+        ({"start_step": "3"}, r"start_step.*'3'"),
+        ({"grad_acc_steps": 0}, r"grad_acc_steps.*0"),
+    ],
+)
+def test_other_arguments_are_checked_and_leave_no_hook_behind(monitor, arguments, message):
+    model = mlp()
+    optimizer = sgd(model)
+    with pytest.raises((TypeError, ValueError), match=message):
+        monitor.watch(model, optimizer, **arguments)
+    assert not optimizer._optimizer_step_pre_hooks
+    optimizer.step()
+
+
+def test_a_start_that_fails_leaves_no_hook_behind(monitor, monkeypatch):
+    def fail(*_):
+        raise OSError("planted")
+
+    monkeypatch.setattr(trainsentry.TrainMonitor, "_start", fail)
+    model = mlp()
+    optimizer = sgd(model)
+    with pytest.raises(OSError, match="planted"):
+        monitor.watch(model, optimizer)
+    assert not optimizer._optimizer_step_pre_hooks
+    optimizer.step()
+
+
+def test_models_whose_parameters_share_names_cannot_be_told_apart(monitor):
+    first, second = mlp(), mlp()
+    monitor.watch(first, sgd(first))
+    with pytest.raises(ValueError, match=r"0\.bias.*ModuleDict"):
+        monitor.watch(second, sgd(second))
+
+
+def test_an_empty_list_of_models(monitor):
+    with pytest.raises(TypeError, match="list"):
+        monitor.watch([])
+
+
+def test_a_state_that_is_none(monitor):
+    for state in ({}, {"step": 3, "detection": {"foo": 1}}, {"step": "3", "detection": None}):
+        with pytest.raises(ValueError, match="state_dict"):
+            monitor.load_state_dict(state)
+
+
+@pytest.mark.parametrize("part", ["gradients", "parameters", "optimizer_state", "updates", "activations"])
+def test_each_part_can_be_off(out, part):
+    model = mlp()
+    optimizer = sgd(model)
+    with trainsentry.TrainMonitor({"output_dir": str(out), "strict": True, "collect": {part: False}}) as monitor:
+        monitor.watch(model, optimizer)
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        assert not monitor.records().empty

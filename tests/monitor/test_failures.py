@@ -256,3 +256,158 @@ def test_the_flight_recorder_is_bounded(out):
         assert loop.recorded_bytes == sum(r.nbytes for r in loop.recorded)
         assert len(set(monitor.records()["step"])) < 600
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+
+
+def test_a_dump_that_fails_in_a_hook_is_given_up_and_its_hooks_are_gone(out, monkeypatch, caplog):
+    from tiny_models import flip_bit
+
+    from trainsentry.collectors.torch import saving
+
+    original, calls = saving.save_tensor, []
+
+    def fails_later(tensor, path):
+        calls.append(path)
+        if "step9" in str(path):
+            raise OSError(28, "No space left on device")
+        original(tensor, path)
+
+    monkeypatch.setattr(saving, "save_tensor", fails_later)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, STEPS, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 8 else None)
+        assert not monitor._loop.watch.capture.attached
+    assert sum("step9" in str(path) for path in calls) == 1
+    lines = [r.getMessage() for r in errors(caplog)]
+    assert len(lines) == 1
+    assert "No space left" in lines[0]
+    assert "Traceback" not in lines[0]
+
+
+def test_many_open_files_do_not_matter(out):
+    from tiny_models import flip_bit
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1300:
+        pytest.skip("the system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
+    files = [open("/dev/null") for _ in range(1100)]  # noqa: SIM115 - they are the point
+    try:
+        model, optimizer, monitor = make(out)
+        with monitor:
+            train(model, optimizer, STEPS, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 8 else None)
+            monitor.flush()
+            assert [i.name for i in monitor.incidents] == ["2.weight"]
+        assert monitor._guard.failures == {}
+    finally:
+        for file in files:
+            file.close()
+
+
+def test_a_recorder_that_hangs_is_waited_for_once(out, monkeypatch):
+    from tiny_models import flip_bit
+
+    monkeypatch.setattr("trainsentry.monitor.train_monitor.FLUSH_SECONDS", 1.0)
+    settings = {"dump": {"cooldown_steps": 0}}
+    model, optimizer, monitor = make(out, export={"max_wait": 1.0}, on_incident=settings)
+    recorder = monitor._loop.link.running.process.pid
+
+    def before_step(step):
+        if step == 3:
+            os.kill(recorder, signal.SIGSTOP)
+            flip_bit(model[2].weight)
+
+    started = time.monotonic()
+    train(model, optimizer, STEPS * 3, monitor, before_step=before_step)
+    monitor.close()
+    assert time.monotonic() - started < 15
+    assert not os.path.exists(f"/proc/{recorder}")
+
+
+def test_messages_larger_than_the_ring_takes_arrive_whole(out):
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(150)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    config = {"output_dir": str(out), "strict": True, "collect": EVERY_STEP, "ring_size": "1MiB"}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        state = monitor.state_dict()
+    assert len(json.dumps(state)) > 2**20
+    graph = json.loads((out / "rank0" / "graph.json").read_text())
+    assert len(graph["modules"]) == 151
+    resumed = trainsentry.TrainMonitor(config)
+    resumed.load_state_dict(state)
+    with resumed.watch(model, optimizer):
+        assert resumed.state_dict()["step"] == 6
+    assert resumed._guard.failures == {}
+    assert pd.read_csv(out / "rank0" / "gradient_0-999.csv")["step"].nunique() == 6
+
+
+def test_a_record_whose_series_could_not_be_told_is_left_out(out):
+    import numpy as np
+
+    from trainsentry.collectors.record import StepRecord
+    from trainsentry.collectors.series import Layout, Series, SeriesTable
+    from trainsentry.collectors.statistics import COLUMNS, STATISTICS
+    from trainsentry.monitor.recorder.hello import Hello
+    from trainsentry.monitor.recorder.link import RecorderLink
+
+    class Nobody:
+        mode = "nobody"
+
+        def __init__(self, *_):
+            pass
+
+        def alive(self):
+            return True
+
+        def join(self, timeout):
+            return True
+
+        def kill(self):
+            pass
+
+    table = SeriesTable()
+    hello = Hello(str(out), 0, STATISTICS, 1000, False, True, 0.01, 0, 2**30, 2**12)
+    link = RecorderLink(hello, table, Nobody)
+    while link.ring.write(9, [bytes(200)]):
+        pass
+    layout = table.layout_id(Layout((1,), "float32", 1))
+    ids = [table.series_id(Series(f"layer{i}.weight", "gradient")) for i in range(20)]
+    one = np.asarray(ids[:1], np.int32), np.asarray([layout], np.int32), np.zeros((1, COLUMNS))
+    link.send_record(StepRecord(0, 0, *one))
+    kinds = []
+    while (message := link.ring.read(link.ring.head)) is not None:
+        kinds.append(message[0])
+    assert set(kinds) == {9}
+    assert link.dropped == 1
+    link.close(0.0)
+
+
+def test_two_monitors_in_one_directory_write_beside_each_other(out):
+    first, one, a = make(out)
+    second, two, b = make(out)
+    with a, b:
+        train(first, one, 3, a)
+        train(second, two, 3, b)
+    for name in ("gradient_0-999.csv", "gradient_0-999.r1.csv"):
+        table = pd.read_csv(out / "rank0" / name)
+        assert not table.duplicated(["name", "step"]).any()
+
+
+def test_a_monitor_that_nobody_holds_goes_on_and_one_with_its_model_gone_ends(out):
+    import gc
+
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer)
+    gc.collect()
+    train(model, optimizer, 3)
+    hook = next(iter(optimizer._optimizer_step_pre_hooks.values()))
+    recorder = hook.owner.listener.owner._loop.link.running.process
+    assert recorder.poll() is None
+    del model, optimizer, hook
+    gc.collect()
+    recorder.wait(10)

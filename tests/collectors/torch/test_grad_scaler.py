@@ -72,3 +72,33 @@ def test_close_gives_the_scalers_class_its_own_step_back(out):
     pickle.dumps(scaler)
     monitor.close()
     assert torch.amp.GradScaler.__dict__["step"] is original
+
+
+def test_micro_steps_are_unscaled_from_the_first_and_the_row_the_optimizer_takes_is_clipped(out):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    config = {
+        "output_dir": str(out),
+        "strict": True,
+        "collect": {"gradients": {"per_micro_step": True}, "activations": False},
+    }
+    with trainsentry.TrainMonitor(config).watch(model, optimizer, grad_scaler=scaler) as monitor:
+        for _ in range(2):
+            optimizer.zero_grad()
+            sums, total = [], 0.0
+            for _ in range(2):
+                loss = model(torch.randn(8, 8)).pow(2).mean()
+                total = total + torch.autograd.grad(loss, model[0].weight, retain_graph=True)[0]
+                sums.append(total.norm().item())
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            clipped = model[0].weight.grad.norm().item()
+            scaler.step(optimizer)
+            scaler.update()
+            rows = monitor.records(last=1).query("quantity == 'gradient' and name == '0.weight'")
+            rows = rows.sort_values("micro_step")
+            assert rows["micro_step"].tolist() == [0, 1]
+            assert rows["norm"].tolist() == pytest.approx([sums[0], clipped], rel=1e-5)

@@ -326,9 +326,7 @@ def test_device_rows_give_the_same_records_as_host_rows(out, monkeypatch):
 
     def run(where, on_device):
         if on_device:
-            monkeypatch.setattr(
-                watch, "StepRows", lambda table, eps: step_rows.StepRows(table, eps, device_rows_on_cpu=True)
-            )
+            monkeypatch.setattr(watch, "StepRows", lambda *args: step_rows.StepRows(*args, device_rows_on_cpu=True))
         torch.manual_seed(1)
         model = Gpt()
         optimizer = torch.optim.AdamW(model.parameters())

@@ -154,7 +154,7 @@ def test_a_device_row_reads_no_value_on_the_host():
         rows.add(11, tensors[0], torch.tensor(2.0))
         pending = rows.take()
     assert len(pending.copies) == 1  # one copy a step
-    got = pending.resolve()
+    _, _, got = pending.resolve()
     for i, tensor in enumerate(tensors):
         assert_is_reference(got[i], reference(as_numpy(tensor)), tensor.numel())
     assert got[4, 7] == 3.0
@@ -172,7 +172,7 @@ def test_a_tensor_met_twice_is_read_once_and_anew_after_a_change():
     tensor.mul_(3)
     rows.add_shared(2, tensor)
     assert calls == [0, 2]
-    values = rows.take().resolve()
+    _, _, values = rows.take().resolve()
     assert values[:, NORM].tolist() == [2.0, 2.0, 6.0]
 
 
@@ -186,4 +186,4 @@ def test_rows_outgrow_their_first_buffer():
     rows = StepRows(SeriesTable(), device_rows_on_cpu=True)
     for i in range(2500):
         rows.add(i, torch.full((2,), float(i)))
-    assert rows.take().resolve()[:, 1].tolist() == [float(i) for i in range(2500)]
+    assert rows.take().resolve()[2][:, 1].tolist() == [float(i) for i in range(2500)]
