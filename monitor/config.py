@@ -81,7 +81,11 @@ def _as_text(value: Any) -> Any:
 
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(gt=0)]
 Every = Annotated[int, Field(ge=1, description="Sample the steps that this number divides.")]
-Targets = Annotated[list[str], Field(min_length=1, description="Shell-style patterns over module and parameter names.")]
+Targets = Annotated[
+    list[str],
+    BeforeValidator(_as_list, json_schema_input_type=list[str]),
+    Field(min_length=1, description="Shell-style patterns over module and parameter names."),
+]
 
 
 class Collected(Block):

@@ -109,7 +109,7 @@ class Triggers:
             return
         for incident_id in new:
             self.schedule.sample_every_step(next_step, steps)
-            self.note_action(incident_id, f"sampling every step from step {next_step} on, {steps} steps long")
+            self.note_action(incident_id, f"sampling every step from step {next_step} on, for {steps} steps")
         # What was too little for an incident may show its cause when everything is collected at one step.
         if suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE):
             self._looked = next_step

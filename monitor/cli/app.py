@@ -24,14 +24,17 @@ app.command("csv2tb")(csv2tb_command)
 app.add_typer(config_app, name="config")
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and end.")] = False,
 ) -> None:
     """Watch a training run from inside, name the first culprit, and keep the proof."""
     if version:
         typer.echo(trainsentry.__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:

@@ -136,3 +136,44 @@ def test_a_directory_that_is_not_ours_is_refused(tmp_path):
         rank_directories(tmp_path)
     with pytest.raises(NotOurs, match="no such directory"):
         rank_directories(tmp_path / "missing")
+
+
+def test_a_last_line_that_was_cut_off_in_a_number_is_named_and_left_out(tmp_path):
+    records = Records()
+    write(tmp_path, [(records.table, records.step(n, {("loss", "loss"): 1.25})) for n in range(2)])
+    path = tmp_path / "scalars_0-999.csv"
+    path.write_text(path.read_text()[:-2])  # 1.25 has become 1.2
+    problems = []
+    assert [r.step for r in rows(tmp_path, "scalars", lambda *p: problems.append(p))] == [0]
+    assert problems == [(path, 3, "the line is cut off")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "read"),
+    [
+        ("norm", "Norm2", "unknown columns, which are left out: Norm2", True),
+        ("norm", "max", "has max twice", False),
+        ("min,max,mean,norm,nans,infs,zeros", "a,b,c,d,e,f,g", "has no statistics", False),
+        ("shape", "form", "lacks shape", False),
+    ],
+)
+def test_each_change_of_a_header_is_named_with_its_line(tmp_path, old, new, said, read):
+    records = Records()
+    write(tmp_path, [(records.table, records.step(0, {W: 1.0}))])
+    path = tmp_path / "gradient_0-999.csv"
+    path.write_text(path.read_text().replace(old, new, 1))
+    problems = []
+    got = rows(tmp_path, "gradient", lambda *p: problems.append(p))
+    assert bool(got) == read
+    assert problems[0][:2] == (path, 1)
+    assert said in problems[0][2]
+
+
+def test_a_bad_number_is_named_with_its_column(tmp_path):
+    records = Records()
+    write(tmp_path, [(records.table, records.step(0, {W: 1.0}))])
+    path = tmp_path / "gradient_0-999.csv"
+    path.write_text(path.read_text().replace(",1.0,0,0,", ",one,0,0,"))
+    problems = []
+    assert rows(tmp_path, "gradient", lambda *p: problems.append(p)) == []
+    assert problems == [(path, 2, "norm: 'one' is no number")]

@@ -97,3 +97,15 @@ def test_an_unknown_quantity_is_refused_with_those_there_are(tmp_path):
     csv.close()
     with pytest.raises(NotOurs, match="gradient"):
         csv2tb(tmp_path, tmp_path / "out", silent, quantities=["gradiant"])
+
+
+def test_parallel_conversion_gives_the_same(tmp_path):
+    table, records = records_of(3)
+    csv = CsvWriter(tmp_path / "rank0", table, STATISTICS)
+    for record in records:
+        csv.write(record)
+    csv.close()
+    one = csv2tb(tmp_path, tmp_path / "one", silent)
+    two = csv2tb(tmp_path, tmp_path / "two", silent, jobs=2)
+    assert (one.scalars, one.events, one.tables) == (two.scalars, two.events, two.tables)
+    assert str(read(tmp_path / "one" / "rank0")) == str(read(tmp_path / "two" / "rank0"))  # str: NaN is not itself

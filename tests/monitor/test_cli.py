@@ -108,3 +108,13 @@ def test_help_has_an_example(command):
     result = invoke(*command, "--help")
     assert result.exit_code == 0
     assert "Example: trainsentry" in " ".join(result.output.split())
+
+
+def test_steps_that_end_before_they_begin_and_steps_without_rows_are_bad_input(broken_run, tmp_path):
+    assert invoke("diagnose", broken_run, "--steps", "9-5").exit_code == 2
+    assert invoke("csv2tb", broken_run, tmp_path / "tb", "--steps", "5-3").exit_code == 2
+    assert invoke("csv2tb", broken_run, tmp_path / "tb", "--steps", "5000-6000").exit_code == 2
+
+
+def test_version():
+    assert invoke("--version").output.strip() == trainsentry.__version__

@@ -70,6 +70,20 @@ def test_every_block_may_be_true_or_false():
     assert config.export.tensorboard is not None
 
 
+def test_blocks_of_blocks_may_be_true_or_false_too():
+    config = load_config({"collect": False, "export": False})
+    assert not any(value for _, value in config.collect)
+    assert (config.export.csv, config.export.tensorboard, config.export.max_wait) == (None, None, 5.0)
+    assert load_config({"collect": True, "export": True}) == MonitorConfig()
+
+
+def test_paths_and_tuples_are_taken(tmp_path):
+    collect = {"gradients": {"targets": ("a",)}}
+    config = load_config({"output_dir": tmp_path, "statistics": ("norm",), "collect": collect})
+    assert config.output_dir == str(tmp_path)
+    assert config.collect.gradients.targets == ["a"]
+
+
 MISTAKES = [
     ({"colect": {}}, ["colect", "'collect'", "allowed"]),
     ({"collect": {"gradient": True}}, ["collect.gradient", "'gradients'"]),
@@ -83,6 +97,9 @@ MISTAKES = [
     ({"on_incident": {"dump": {"same_step": "sometimes"}}}, ["on_incident.dump.same_step", "sometimes", "auto"]),
     ({"ranks": ["first"]}, ["ranks", "first", "4-7"]),
     ({"ranks": [-1]}, ["ranks", "-1"]),
+    ({"ranks": []}, ["ranks", "empty"]),
+    ({"ranks": ["7-4"]}, ["ranks", "7-4"]),
+    ({"start_step": 50, "stop_step": 10}, ["stop_step", "10", "50"]),
     ({"eps": -1.0}, ["eps", "-1.0"]),
     ({"overhead_budget": 0.01}, ["overhead_budget", "0.01"]),
     ({"ring_size": "1kB"}, ["ring_size", "1048576"]),

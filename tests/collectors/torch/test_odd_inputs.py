@@ -254,3 +254,26 @@ def test_the_told_accumulation_is_checked_against_what_is_seen(out, caplog):
     with monitor:
         train(model, optimizer, 2)
     assert sum("grad_acc_steps=4" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_a_sharded_tensor_shows_what_this_rank_holds():
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    from trainsentry.collectors.series import SeriesTable
+    from trainsentry.collectors.torch.step_rows import StepRows
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        tensor = distribute_tensor(torch.arange(6.0).view(3, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+        table = SeriesTable()
+        rows = StepRows(table)
+        rows.add(0, tensor)
+        rows.add_shared(1, tensor)
+        _, layouts, values = rows.take().resolve()
+        assert values[:, 1].tolist() == [5.0, 5.0]
+        assert table.layouts[layouts[0]].shape == (3, 2)
+    finally:
+        dist.destroy_process_group()
