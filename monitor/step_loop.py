@@ -2,23 +2,19 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
-
-import numpy as np
 
 from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import FOUND_INF, SKIPPED, Series, SeriesTable
-from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.series import FOUND_INF, SKIPPED, SeriesTable
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import OverflowLimitReached
+from trainsentry.monitor.hand_over import HandOver
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.scalar_log import ScalarLog
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd
 from trainsentry.monitor.targeted_dump import PART as DUMP
@@ -28,25 +24,8 @@ logger = logging.getLogger("trainsentry")
 
 PART: Final = "step boundary"
 
-_FOUND_INF: Final = Series(FOUND_INF, FOUND_INF, scalar=True)
-
 COUNTERS_EVERY_SECONDS: Final = 1.0
 """How often the trainer tells the recorder what it counted, for `status.json`."""
-
-
-MAX_LOGS: Final = 64
-"""Values of one name kept within a step, one a micro-step; more replace the last."""
-
-
-@dataclass
-class _Pending:
-    """Rows of a step on their way from the device."""
-
-    step: int
-    first_order: int
-    skipped: bool
-    judged: bool
-    rows: Any
 
 
 class StepLoop:
@@ -81,20 +60,17 @@ class StepLoop:
         self.overflow = OverflowRule(table)
         self._edge = DtypeEdgeRule(self.overflow.facts)
         self.overflow_nums = config.overflow_check.overflow_nums if config.overflow_check else -1
-        self.recorded: deque[StepRecord] = deque()
-        self.recorded_bytes = 0
+        self.records = HandOver(link, table, rank, keep_bytes=config.ring_size)
         self.skipped_steps = 0
         self.grad_acc_steps: int | None = None
-        self._keep_bytes = config.ring_size
         settings = config.on_incident.dump if config.on_incident else None
         self._urgent_distance = settings.cooldown_steps if settings else 100
         self._last_urgent: int | None = None
-        self._pending: deque[_Pending] = deque()
         self._order = 0
         self._skipped = False
         self._judged = False
         self._end = StepEnd(())
-        self._log_counts: dict[str, int] = {}
+        self.scalars = ScalarLog(watch, guard)
         self._scale_noted = False
         self._told_at = 0.0
         self._graph_told = -1
@@ -130,7 +106,7 @@ class StepLoop:
 
     def log(self, scalars: dict[str, Any]) -> None:
         """Take scalars; the second value of a name within a step belongs to the second micro-step."""
-        self.guard.run("log", self._log, scalars)
+        self.guard.run("log", self.scalars.take, scalars)
 
     def _run(self, function: Callable[..., None], *args: Any) -> None:
         """Run a part of the boundary; when it fails, nothing of the monitor stays attached to the model."""
@@ -183,19 +159,6 @@ class StepLoop:
             self._hand_over_now()
             self.triggers.raise_stop()
 
-    def _log(self, scalars: dict[str, Any]) -> None:
-        for name, value in scalars.items():
-            if not _is_scalar(value):
-                error = TypeError(f"log({name}=…): got {_shown(value)}, allowed: a number or a tensor of one element")
-                if self.guard.strict:
-                    raise error
-                self.guard.refuse("log", error)
-                continue
-            count = self._log_counts.get(name, 0)
-            self._log_counts[name] = count + 1
-            # A loop that logs thousands of times within a step keeps the last value.
-            self.watch.log(name, value, min(count, MAX_LOGS - 1))
-
     def _note_scale(self, scaler: Any) -> None:
         if not self._scale_noted and self.schedule.plan(self.step) and scaler.is_enabled():
             self._scale_noted = True
@@ -210,9 +173,7 @@ class StepLoop:
         """
         if not self.same_step or not len(self.watch.rows):
             return
-        rows = self.watch.rows.peek()
-        rows.wait()
-        record = self._record(self.step, self._order, rows, skipped=self._skipped)
+        record = self.records.build(self.watch.rows.peek(), self.step, self._order, skipped=self._skipped)
         self._judged = True
         overflow = self.overflow.judge(record)
         at_edge = self._edge.rows(record)[0] & self._edge.facts.judged[record.ids]
@@ -239,10 +200,9 @@ class StepLoop:
         """Hand over the part of the step that has been collected so far."""
         if len(self.watch.rows):
             rows = self.watch.take()
-            rows.wait()
-            record = self._record(self.step, self._order, rows, skipped=self._skipped, examined=examined)
+            record = self.records.build(rows, self.step, self._order, skipped=self._skipped, examined=examined)
             self._order += len(record)
-            self._hand_over(record)
+            self.records.hand_over(record)
 
     def _end_step(self) -> None:
         """Close the step's rows, hand over what has arrived, grant requests, and open the next step.
@@ -252,15 +212,15 @@ class StepLoop:
 
         """
         if len(self.watch.rows):
-            pending = _Pending(self.step, self._order, self._skipped, self._judged, self.watch.take())
-            self._pending.append(pending)
+            rows = self.watch.take()
+            self.records.await_rows(rows, self.step, self._order, skipped=self._skipped, judged=self._judged)
         self.skipped_steps += self._skipped
         self._check_micro_steps()
         self._dump(lambda dump: dump.end_step())
         self.publish()
         self.step += 1
         self._order, self._skipped, self._judged, self._scale_noted = 0, False, False, False
-        self._log_counts.clear()
+        self.scalars.end_step()
         self.triggers.hear(self.link.poll())
         self.triggers.grant(self.step)
         self._tell_counters()
@@ -282,27 +242,10 @@ class StepLoop:
 
     def publish(self, *, wait: bool = False) -> None:
         """Hand over the records whose rows have arrived; with `wait`, all of them."""
-        while self._pending and (wait or self._pending[0].rows.ready()):
-            pending = self._pending.popleft()
-            pending.rows.wait()
-            record = self._record(pending.step, pending.first_order, pending.rows, skipped=pending.skipped)
-            if not pending.judged and self.overflow.judge(record) is not None:
+        for record, judged in self.records.arrived(wait=wait):
+            if not judged and self.overflow.judge(record) is not None:
                 self._check_limit()
-            self._hand_over(record)
-
-    def _record(self, step: int, first_order: int, rows: Any, *, skipped: bool, examined: bool = False) -> StepRecord:
-        ids, layouts, values = rows.resolve()
-        scalar = self.table.known_id(_FOUND_INF)
-        if scalar is not None and np.any(values[ids == scalar, VALUE] > 0):
-            skipped = True
-        return StepRecord(step, self.rank, ids, layouts, values, first_order, skipped, examined, time.time())
-
-    def _hand_over(self, record: StepRecord) -> None:
-        self.recorded.append(record)
-        self.recorded_bytes += record.nbytes
-        while self.recorded_bytes > self._keep_bytes and len(self.recorded) > 1:
-            self.recorded_bytes -= self.recorded.popleft().nbytes
-        self.link.send_record(record)
+            self.records.hand_over(record)
 
     def _check_limit(self) -> None:
         if self.overflow_nums < 0 or self.overflow.count < self.overflow_nums or self.triggers.stop is not None:
@@ -352,15 +295,3 @@ class StepLoop:
         if self.watch.flow.passes and self._graph_told != len(self.watch.flow.order):
             self._graph_told = len(self.watch.flow.order)
             self.link.send(messages.GRAPH, graph=self.watch.graph())
-
-
-def _is_scalar(value: Any) -> bool:
-    numel = getattr(value, "numel", None)
-    if callable(numel):
-        return bool(numel() == 1)
-    return isinstance(value, (int, float, np.number, np.bool_)) or (isinstance(value, np.ndarray) and value.size == 1)
-
-
-def _shown(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return f"{type(value).__name__} of shape {tuple(shape)}" if shape is not None else repr(value)[:80]

@@ -1,11 +1,6 @@
 """The monitor of a training run: what a user holds in the hand."""
 
-import atexit
-import platform
-import time
-import weakref
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -13,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.exporters.csv_writer import next_restart
-from trainsentry.exporters.run_file import SCHEMA_VERSION
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.config_file import load_config
+from trainsentry.monitor.ending import FLUSH_SECONDS, close_at_exit, end_recorder, is_closed
 from trainsentry.monitor.errors import ConfigError, TrainingStopped
 from trainsentry.monitor.flight import metrics_of, table_of_records
+from trainsentry.monitor.late_listener import LateListener
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.starting import check_number, claim_restart, describe_run, hello_for
 from trainsentry.monitor.step_loop import StepLoop
 from trainsentry.monitor.targeted_dump import TargetedDump
 from trainsentry.monitor.triggers import Callback, Triggers
@@ -32,9 +27,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DETECTION_KEYS: Final = {"series", "window", "count", "last_clean"}
-
-FLUSH_SECONDS: Final = 60.0
-"""How long `flush` and `close` wait for the recorder: a ring of 16 MB is written in a second or two."""
 
 
 class TrainMonitor:
@@ -86,8 +78,8 @@ class TrainMonitor:
         """
         if self._closed:
             raise RuntimeError("watch: this monitor is closed; make a new TrainMonitor")
-        _check_number("start_step", start_step, 0)
-        _check_number("grad_acc_steps", grad_acc_steps, 1)
+        check_number("start_step", start_step, 0)
+        check_number("grad_acc_steps", grad_acc_steps, 1)
         from trainsentry.monitor.frameworks import framework_of
 
         framework = framework_of(model)
@@ -104,7 +96,7 @@ class TrainMonitor:
             if start_step == 0 and self._saved_state is not None:
                 start_step = int(self._saved_state["step"])
             watch = framework.watch(self._table, self._guard, self.config.collect_settings())
-            listener = _LateListener()
+            listener = LateListener()
             try:
                 watch.add(model, optimizer, grad_scaler, listener)
                 self._loop = self._start(framework, watch, rank, world_size, start_step)
@@ -112,8 +104,8 @@ class TrainMonitor:
                 watch.close()  # a call that fails leaves no hook behind
                 raise
             listener.target = self._loop
-            listener.owner = self  # the optimizer's hooks keep the monitor alive, and nothing else does
-            _close_at_exit(self)
+            listener.owner = self
+            close_at_exit(self)
         if grad_acc_steps is not None:
             self._loop.grad_acc_steps = grad_acc_steps
         self._loop.begin()
@@ -123,8 +115,8 @@ class TrainMonitor:
         """Start the recorder and wire everything to it."""
         config = self.config
         root = Path(config.output_dir).absolute()
-        restart = _claim_restart(root / f"rank{rank}")
-        link = RecorderLink(_hello(config, root, rank, start_step, restart), self._table)
+        restart = claim_restart(root / f"rank{rank}")
+        link = RecorderLink(hello_for(config, root, rank, start_step, restart), self._table)
         schedule = Schedule(config)
         triggers = Triggers(config.on_incident, schedule, link, self._guard)
         triggers.callbacks, triggers.incidents = self._callbacks, self._incidents
@@ -142,7 +134,7 @@ class TrainMonitor:
                 done=triggers.note_action,
             )
         if rank == 0:
-            link.send(messages.RUN, run=_describe_run(config, framework, world_size, start_step, restart))
+            link.send(messages.RUN, run=describe_run(config, framework, world_size, start_step, restart))
         link.send(messages.GRAPH, graph=watch.graph())
         if self._saved_state is not None:
             link.send(messages.LOAD_STATE, state=self._saved_state["detection"])
@@ -250,11 +242,8 @@ class TrainMonitor:
             loop = self._loop
             self._saved_state = {"step": loop.step, "detection": None}
             self._guard.run("close: hooks", loop.watch.close)
-            self._guard.run("close: recorder", self._end_recorder, loop)
-        atexit.unregister(_at_exit)
-        _open_monitors.discard(self)
-        if _open_monitors:
-            atexit.register(_at_exit)
+            self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
+        is_closed(self)
 
     def __enter__(self) -> "Self":
         return self
@@ -283,7 +272,7 @@ class TrainMonitor:
         assert self._loop is not None
         if not self._closed:
             self._guard.run("records", self._publish_all)
-        return list(self._loop.recorded)
+        return list(self._loop.records.recorded)
 
     def _publish_all(self) -> None:
         assert self._loop is not None
@@ -304,118 +293,3 @@ class TrainMonitor:
         loop.tell()
         heard, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
         loop.triggers.hear(heard)
-
-    def _end_recorder(self, loop: StepLoop) -> None:
-        loop.publish(wait=True)
-        loop.tell()
-        heard, answer = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
-        loop.triggers.hear(heard)
-        loop.triggers.grant_last()
-        loop.tell()
-        # A recorder that has not answered is not waited for again.
-        loop.triggers.hear(loop.link.close(FLUSH_SECONDS if answer is not None else 0.0))
-        if loop.link.dead not in {None, "closed"}:
-            write_last_status(loop, Path(self.config.output_dir))
-
-
-class _LateListener:
-    """Passes what the collectors tell on to the step loop, as soon as there is one."""
-
-    target: StepLoop | None = None
-    owner: TrainMonitor | None = None
-
-    def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
-        if self.target is not None:
-            self.target.before_optimizer(optimizer, has_closure=has_closure)
-
-    def after_optimizer(self, optimizer: Any) -> None:
-        if self.target is not None:
-            self.target.after_optimizer(optimizer)
-
-    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
-        if self.target is not None:
-            self.target.scaler_entered(scaler, optimizer)
-
-    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
-        if self.target is not None:
-            self.target.scaler_skipped(scaler, optimizer)
-
-
-def _check_number(name: str, value: Any, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise ValueError(f"watch({name}): got {value!r}, allowed: a whole number from {least} on")
-
-
-def write_last_status(loop: StepLoop, root: Path) -> None:
-    """Write `status.json` from the trainer, when no recorder is left to do it."""
-    from trainsentry.exporters.json_files import replace_json
-
-    status = {
-        "schema_version": SCHEMA_VERSION,
-        "state": f"recorder dead: {loop.link.dead}",
-        "rank": loop.rank,
-    }
-    replace_json(
-        root / f"rank{loop.rank}" / "status.json",
-        {**status, "step": loop.step - 1, "updated": time.time(), **loop.counters()},
-    )
-
-
-_claimed: dict[Path, int] = {}
-
-
-def _claim_restart(directory: Path) -> int:
-    """Return this start's number in a directory, which another monitor of this process may have claimed too."""
-    _claimed[directory] = restart = max(next_restart(directory), _claimed.get(directory, -1) + 1)
-    return restart
-
-
-_open_monitors: "weakref.WeakSet[TrainMonitor]" = weakref.WeakSet()
-
-
-def _close_at_exit(monitor: TrainMonitor) -> None:
-    if not _open_monitors:
-        atexit.register(_at_exit)
-    _open_monitors.add(monitor)
-
-
-def _at_exit() -> None:
-    for monitor in list(_open_monitors):
-        monitor.close()
-
-
-def _hello(config: MonitorConfig, root: Path, rank: int, start_step: int, restart: int) -> Hello:
-    return Hello(
-        output_dir=str(root),
-        rank=rank,
-        statistics=tuple(config.statistics),
-        csv_steps_per_file=config.export.csv.steps_per_file if config.export.csv else None,
-        tensorboard=config.export.tensorboard is not None,
-        detect=config.detect is not None,
-        max_wait=config.export.max_wait,
-        start_step=start_step,
-        disk_quota=config.disk_quota,
-        ring_size=config.ring_size // 8 * 8,
-        overflow_check=config.overflow_check is not None,
-        overflow_check_on_incident=config.on_incident is not None and config.on_incident.overflow_check,
-        restart=restart,
-    )
-
-
-def _describe_run(
-    config: MonitorConfig, framework: Any, world_size: int, start_step: int, restart: int
-) -> dict[str, Any]:
-    return {
-        "versions": {
-            "trainsentry": version("trainsentry"),
-            "numpy": version("numpy"),
-            "python": platform.python_version(),
-        },
-        **framework.describe_environment(),
-        "configuration": config.model_dump(mode="json"),
-        "world_size": world_size,
-        "hosts": [platform.node()],
-        "start_time": time.time(),
-        "start_step": start_step,
-        "restart": restart,
-    }

@@ -127,7 +127,7 @@ def test_a_recorder_that_blocks_for_ever_costs_a_bounded_wait(out, monkeypatch, 
 
     release = threading.Event()
     monkeypatch.setattr("trainsentry.monitor.recorder.session.Session.take_record", lambda *_: release.wait(20))
-    monkeypatch.setattr("trainsentry.monitor.train_monitor.FLUSH_SECONDS", 0.5)
+    monkeypatch.setattr("trainsentry.monitor.ending.FLUSH_SECONDS", 0.5)
     model, optimizer, monitor = make(out, ring_size=2**20, export={"max_wait": 0.3})
     monkeypatch.setattr(monitor._loop.link.ring, "size", 2**15)  # a ring that is soon full
     started = time.monotonic()
@@ -184,7 +184,7 @@ def test_a_read_only_directory(caplog):
 def test_a_full_disk_switches_the_exporter_off_and_notes_the_gap(out, caplog, monkeypatch):
     (out / "rank0").mkdir(parents=True)
     (out / "rank0" / "gradient_0-999.csv").symlink_to("/dev/full")
-    monkeypatch.setattr("trainsentry.monitor.train_monitor.next_restart", lambda directory: 0)
+    monkeypatch.setattr("trainsentry.monitor.starting.next_restart", lambda directory: 0)
     model, optimizer, monitor = make(out, export={"tensorboard": True})
     with monitor:
         assert train(model, optimizer, STEPS, monitor).losses == bare()
@@ -252,8 +252,8 @@ def test_the_flight_recorder_is_bounded(out):
     with monitor:
         train(model, optimizer, 600, monitor)
         loop = monitor._loop
-        assert loop.recorded_bytes <= 2**20
-        assert loop.recorded_bytes == sum(r.nbytes for r in loop.recorded)
+        assert loop.records.recorded_bytes <= 2**20
+        assert loop.records.recorded_bytes == sum(r.nbytes for r in loop.records.recorded)
         assert len(set(monitor.records()["step"])) < 600
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
 
@@ -306,7 +306,7 @@ def test_many_open_files_do_not_matter(out):
 def test_a_recorder_that_hangs_is_waited_for_once(out, monkeypatch):
     from tiny_models import flip_bit
 
-    monkeypatch.setattr("trainsentry.monitor.train_monitor.FLUSH_SECONDS", 1.0)
+    monkeypatch.setattr("trainsentry.monitor.ending.FLUSH_SECONDS", 1.0)
     settings = {"dump": {"cooldown_steps": 0}}
     model, optimizer, monitor = make(out, export={"max_wait": 1.0}, on_incident=settings)
     recorder = monitor._loop.link.running.process.pid

@@ -1,0 +1,72 @@
+"""Rows on their way to the recorder: waited for without waiting, made into records, kept for a while."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import FOUND_INF, Series, SeriesTable
+from trainsentry.collectors.statistics import VALUE
+from trainsentry.monitor.recorder.link import RecorderLink
+
+_FOUND_INF: Final = Series(FOUND_INF, FOUND_INF, scalar=True)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """Rows of a step that may still be on the device; `judged` says that the overflow rule has seen them."""
+
+    rows: Any
+    step: int
+    first_order: int
+    skipped: bool
+    judged: bool
+
+
+class HandOver:
+    """Makes records of rows, hands them to the recorder, and keeps the last ones: the flight recorder.
+
+    `recorded` holds at most `keep_bytes` of records, and always the newest.
+    """
+
+    def __init__(self, link: RecorderLink, table: SeriesTable, rank: int, *, keep_bytes: int) -> None:
+        self.link = link
+        self.table = table
+        self.rank = rank
+        self.keep_bytes = keep_bytes
+        self.recorded: deque[StepRecord] = deque()
+        self.recorded_bytes = 0
+        self._pending: deque[_Pending] = deque()
+
+    def await_rows(self, rows: Any, step: int, first_order: int, *, skipped: bool, judged: bool) -> None:
+        """Take the rows of a step that has ended; their copy to the host may be under way."""
+        self._pending.append(_Pending(rows, step, first_order, skipped, judged))
+
+    def arrived(self, *, wait: bool) -> Iterator[tuple[StepRecord, bool]]:
+        """Yield the records whose rows have arrived, in order, and whether each was judged; with `wait`, all."""
+        while self._pending and (wait or self._pending[0].rows.ready()):
+            p = self._pending.popleft()
+            yield self.build(p.rows, p.step, p.first_order, skipped=p.skipped), p.judged
+
+    def build(self, rows: Any, step: int, first_order: int, *, skipped: bool, examined: bool = False) -> StepRecord:
+        """Return the record of rows, whose copy is waited for.
+
+        A fused optimizer that was told to skip says so in a row of its own.
+        """
+        rows.wait()
+        ids, layouts, values = rows.resolve()
+        told = self.table.known_id(_FOUND_INF)
+        skipped = skipped or (told is not None and bool(np.any(values[ids == told, VALUE] > 0)))
+        return StepRecord(step, self.rank, ids, layouts, values, first_order, skipped, examined, time.time())
+
+    def hand_over(self, record: StepRecord) -> None:
+        """Send a record to the recorder and keep it for a while."""
+        self.recorded.append(record)
+        self.recorded_bytes += record.nbytes
+        while self.recorded_bytes > self.keep_bytes and len(self.recorded) > 1:
+            self.recorded_bytes -= self.recorded.popleft().nbytes
+        self.link.send_record(record)

@@ -1,0 +1,69 @@
+"""What a run starts with: the recorder's settings, the description in `run.json`, and its number in a directory."""
+
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trainsentry.exporters.csv_writer import next_restart
+from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.recorder.hello import Hello
+
+_claimed: dict[Path, int] = {}
+
+
+def claim_restart(directory: Path) -> int:
+    """Return this start's number in a directory, which another monitor of this process may have claimed too."""
+    _claimed[directory] = restart = max(next_restart(directory), _claimed.get(directory, -1) + 1)
+    return restart
+
+
+def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, restart: int) -> Hello:
+    """Return what the recorder of this rank is told."""
+    return Hello(
+        output_dir=str(root),
+        rank=rank,
+        statistics=tuple(config.statistics),
+        csv_steps_per_file=config.export.csv.steps_per_file if config.export.csv else None,
+        tensorboard=config.export.tensorboard is not None,
+        detect=config.detect is not None,
+        max_wait=config.export.max_wait,
+        start_step=start_step,
+        disk_quota=config.disk_quota,
+        ring_size=config.ring_size // 8 * 8,
+        overflow_check=config.overflow_check is not None,
+        overflow_check_on_incident=config.on_incident is not None and config.on_incident.overflow_check,
+        restart=restart,
+    )
+
+
+def describe_run(
+    config: MonitorConfig, framework: Any, world_size: int, start_step: int, restart: int
+) -> dict[str, Any]:
+    """Return the content of `run.json`."""
+    return {
+        "versions": {
+            "trainsentry": version("trainsentry"),
+            "numpy": version("numpy"),
+            "python": platform.python_version(),
+        },
+        **framework.describe_environment(),
+        "configuration": config.model_dump(mode="json"),
+        "world_size": world_size,
+        "hosts": [platform.node()],
+        "start_time": time.time(),
+        "start_step": start_step,
+        "restart": restart,
+    }
+
+
+def check_number(name: str, value: Any, least: int) -> None:
+    """Check an argument of `watch`.
+
+    Raises:
+        ValueError: when it is neither None nor a whole number from `least` on.
+
+    """
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise ValueError(f"watch({name}): got {value!r}, allowed: a whole number from {least} on")
