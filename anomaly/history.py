@@ -42,7 +42,7 @@ class History:
             self.outliers = np.append(self.outliers, np.zeros(room, np.int64))
 
     def centre_and_scale(self, ids: npt.NDArray[np.int32]) -> tuple[Floats, Floats]:
-        """Return median and MAD·1.4826 of each feature, of shape (n, features); NaN without history.
+        """Return median and MAD·1.4826 of each feature, of shape (n, features); Inf without history.
 
         The factor makes the MAD of a normal distribution its standard deviation (Hampel 1974).
         """
@@ -95,5 +95,4 @@ def _median(values: Floats, held: npt.NDArray[np.int64]) -> Floats:
     rows = np.arange(len(held))
     with np.errstate(invalid="ignore"):
         middle: Floats = (ordered[rows, :, lower] + ordered[rows, :, upper]) / 2
-    middle[held == 0] = np.nan
     return middle

@@ -241,8 +241,12 @@ with trainsentry.TrainMonitor({{"output_dir": {str(out)!r}}}).watch(model, optim
     for line in process.stdout:
         if int(line) >= 20:
             break
+    recorder = int(subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()[0])
+    os.kill(recorder, signal.SIGINT)  # as a terminal would send it to both
     process.send_signal(signal.SIGINT)
-    last = max([20, *(int(line) for line in process.communicate()[0].split())])
+    output, log = process.communicate()
+    last = max([20, *(int(line) for line in output.split())])
+    assert "died" not in log
     table = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
     assert sorted(set(table["step"])) == list(range(last + 1)) or sorted(set(table["step"])) == list(range(last + 2))
 

@@ -138,7 +138,7 @@ def test_the_cool_down_separates_dumps(out):
         assert len(monitor.incidents) == 3
     dumped = sorted(int(p.name.removeprefix("step")) for p in (out / "dump").iterdir())
     assert {13, 90} <= set(dumped)
-    assert not {45, 46} & set(dumped)
+    assert not [step for step in dumped if 40 <= step < 80]
 
 
 def test_dump_false_writes_none(out):

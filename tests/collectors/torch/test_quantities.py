@@ -49,6 +49,7 @@ def test_gradients_parameters_state_and_updates_are_those_of_the_step(name, out)
             update = dict(model.named_parameters())[parameter].detach() - weight
             got = monitor.metrics("update")[parameter]
             assert got["norm"] == pytest.approx(update.norm().item(), rel=1e-5)
+            assert (got["min"], got["max"]) == pytest.approx((update.min().item(), update.max().item()), rel=1e-5)
             assert got["ratio"] == pytest.approx((update.norm() / weight.norm()).item(), rel=1e-5)
 
 
@@ -206,6 +207,8 @@ def test_a_recomputed_forward_is_not_a_second_call(out, use_reentrant):
         rows = rows_of(monitor, "activation_output")
         assert sorted(rows["name"]) == ["block.output.0", "first.output.0", "output.0"]
         assert set(rows["micro_step"]) == {0}
+        order = rows.set_index("name")["order"]
+        assert order["block.output.0"] < order["output.0"]  # the row is the first pass's, not the recomputation's
 
 
 def test_a_module_called_twice_in_a_pass_has_two_series(out):
