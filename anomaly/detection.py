@@ -60,8 +60,8 @@ class Detection:
     def judge(self, record: StepRecord) -> list[Anomaly]:
         """Return the anomalies of a record and learn from the rows that have none.
 
-        What is not finite in a step that the loss scaler skipped is the scaler's normal work: it is neither
-        reported nor learned.
+        What the backward pass made in a step that the loss scaler skipped is the scaler's normal work: it is
+        neither reported nor learned. A weight, an activation or the loss is none of its doing.
         """
         if self._saved:
             self._adopt_saved()
@@ -70,12 +70,13 @@ class Detection:
         z, feature, centre = self._spike.scores(record)
         watched = self.facts.watched[record.ids]
         spikes = (z > SCORE_LIMIT) & watched
-        bad &= watched | (self.history.last_clean[record.ids] >= 0)  # a scalar that was never finite is not judged
+        bad &= watched
         abnormal: Mask = bad | at_edge | spikes
         found: list[Anomaly] = []
-        if abnormal.any() and not record.skipped:
+        excused = self.facts.backward[record.ids] if record.skipped else np.zeros(len(record), bool)
+        if (abnormal & ~excused).any():
             sources = self._abnormal_sources(record, abnormal)
-            for row in np.flatnonzero(abnormal & self.facts.judged[record.ids]).tolist():
+            for row in np.flatnonzero(abnormal & ~excused & self.facts.judged[record.ids]).tolist():
                 if bad[row]:
                     what = _nonfinite_evidence(record, row)
                 elif at_edge[row]:
@@ -152,6 +153,8 @@ class Detection:
         """Go on from a state of an earlier run; each series takes its part when it is next seen."""
         self._saved = {tuple(key): position for position, key in enumerate(state["series"])}
         self._saved_state = state
+        self._adopted = 0
+        self._sources_step = -1
 
     def _adopt_saved(self) -> None:
         """Give series that are new since the last record what an earlier run learned of them."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainsentry.anomaly.finite_range import edge
+from trainsentry.anomaly.finite_range import LARGEST, edge
 from trainsentry.anomaly.history import Floats
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.collectors.record import StepRecord
@@ -10,10 +10,13 @@ from trainsentry.collectors.statistics import MAX, MIN
 
 NAME = "dtype_edge"
 
+FLOAT16 = LARGEST["float16"]
+
 
 class DtypeEdgeRule:
     """Finds rows whose largest magnitude reaches the edge of their dtype (`finite_range.edge`).
 
+    What the backward pass makes in float16 is left out: a loss scaler raises its scale until that is near the edge.
     An activation that is there from its first sample on (a mask filled with the smallest float) is meant to.
     """
 
@@ -31,6 +34,7 @@ class DtypeEdgeRule:
         edges = self._edges[record.layouts]
         with np.errstate(invalid="ignore"):
             found = (largest >= edges) & ~self.facts.scalar[ids]
+            found &= ~(self.facts.backward[ids] & (edges <= FLOAT16))
         if not self._met[ids].all():
             first = ~self._met[ids]
             self._usual[ids[first & found & self.facts.activation[ids]]] = True

@@ -1,6 +1,7 @@
 """Groups anomalies into incidents and keeps each incident's ranking up to date."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import HARD, Anomaly
@@ -10,10 +11,11 @@ from trainsentry.anomaly.sentence import evidence, summary
 from trainsentry.collectors.series import PARAMETER, SeriesTable
 
 QUIET_STEPS: Final = 20
-"""Steps without an anomaly after which an incident is over: a shorter lull is the same trouble."""
+"""Steps without an anomaly after which an incident is over: a shorter lull is the same trouble. Where something is
+sampled more seldom, `quiet_steps` is larger."""
 
 MAX_MEMBERS: Final = 5000
-"""Anomalies kept of one incident: enough for every series of a large model once, and a bound on memory."""
+"""Series kept of one incident, a bound on memory; weights, which may be the cause, always find room."""
 
 SUSPECTS: Final = 8
 """Suspects named in an incident, as many as msprobe's ranking shows."""
@@ -29,10 +31,12 @@ TOGETHER: Final = 3
 class IncidentLog:
     """The incidents of a run. At most one is open at a time: while it lasts, everything abnormal joins it."""
 
-    def __init__(self, table: SeriesTable, first_id: int = 1) -> None:
+    def __init__(self, table: SeriesTable, first_id: int = 1, quiet_steps: int = QUIET_STEPS) -> None:
         self.table = table
+        self.quiet_steps = quiet_steps
         self.incidents: dict[int, Incident] = {}
-        self._members: list[Anomaly] = []
+        self._members: dict[tuple[int, str, str, int], Anomaly] = {}
+        self._worst: Anomaly | None = None
         self._current: int | None = None
         self._activations_seen = False
         self._first_id = first_id
@@ -49,22 +53,33 @@ class IncidentLog:
         """
         new = list(anomalies)
         current = self.incidents[self._current] if self._current is not None else None
-        if current is not None and step - current.last_seen > QUIET_STEPS:
-            current = self._current = None
+        if current is not None and step - current.last_seen > self.quiet_steps:
+            current = None
+            self.close_current()
         if not new or (current is None and not _supports_incident(new)):
             return None
         if current is None:
-            self._members = []
-            self._activations_seen = False
             self._current = self._first_id + len(self.incidents)
-        news = current is None or _changes(new, self._members)
         self._activations_seen |= activations
-        room = MAX_MEMBERS - len(self._members)
-        self._members += new[:room]
-        actions = current.actions if current is not None else ()
-        incident = self._build(self._current or 0, step, actions)
+        known = len(self._members)
+        for anomaly in new:
+            if len(self._members) < MAX_MEMBERS or anomaly.quantity == PARAMETER:
+                self._members.setdefault(_key(anomaly), anomaly)
+            if self._worst is None or _badness(anomaly) > _badness(self._worst):
+                self._worst = anomaly
+        if current is not None and len(self._members) == known:
+            self.incidents[current.id] = replace(current, last_seen=step)
+            return None
+        incident = self._build(self._current or 0, step, current.actions if current is not None else ())
         self.incidents[incident.id] = incident
-        return incident if news else None
+        return incident
+
+    def close_current(self) -> None:
+        """End the open incident: what is abnormal from here on is another."""
+        self._current = None
+        self._members = {}
+        self._worst = None
+        self._activations_seen = False
 
     def add_action(self, incident_id: int, action: str) -> Incident | None:
         """Note what was done about an incident; return it when that is news."""
@@ -76,7 +91,7 @@ class IncidentLog:
 
     def _build(self, incident_id: int, step: int, actions: tuple[str, ...]) -> Incident:
         parameters = sum(1 for _ in self.table.of_quantity(PARAMETER))
-        ranked = rank(self._members, parameters)
+        ranked = rank(self._members.values(), parameters)
         suspects = tuple(
             Suspect(
                 step=r.onset,
@@ -92,7 +107,7 @@ class IncidentLog:
             for r in ranked[:SUSPECTS]
         )
         first = suspects[0]
-        worst = max(self._members, key=lambda a: (a.kind in HARD, a.score))
+        worst = self._worst or ranked[0].anomaly
         began = min(r.onset for r in ranked)
         return Incident(
             id=incident_id,
@@ -118,6 +133,9 @@ def _supports_incident(anomalies: list[Anomaly]) -> bool:
     return len(anomalies) >= TOGETHER
 
 
-def _changes(new: list[Anomaly], members: list[Anomaly]) -> bool:
-    known = {(a.rank, a.name, a.quantity, a.micro_step) for a in members}
-    return any((a.rank, a.name, a.quantity, a.micro_step) not in known for a in new)
+def _key(anomaly: Anomaly) -> tuple[int, str, str, int]:
+    return anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step
+
+
+def _badness(anomaly: Anomaly) -> tuple[bool, float]:
+    return anomaly.kind in HARD, anomaly.score

@@ -34,6 +34,10 @@ class OverflowRule:
         self._rule = NonfiniteRule(self.facts)
         self._last_step = -1
 
+    def go_back(self) -> None:
+        """Forget which step was counted last: the steps begin anew."""
+        self._last_step = -1
+
     def judge(self, record: StepRecord) -> Overflow | None:
         """Return the overflow in a record or None; a step that comes in several parts counts once."""
         bad = self._rule.rows(record)  # also brings the facts up to date

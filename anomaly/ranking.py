@@ -1,5 +1,6 @@
 """Ranks anomalies that belong together: what came first, and is not explained by something before it."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -53,27 +54,41 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     if not candidates:
         return []
     began = min(a.step for a in candidates)
-    ranked = [_place(a, candidates, began, parameters) for a in candidates]
-    return sorted(ranked, key=lambda r: r.key)
+    effects = _Effects.of(candidates, parameters)
+    return sorted((_place(a, began, effects) for a in candidates), key=lambda r: r.key)
 
 
-def _place(anomaly: Anomaly, candidates: list[Anomaly], began: int, parameters: int) -> Ranked:
+@dataclass(frozen=True)
+class _Effects:
+    """What bad updates explain, by rank: since when gradients are bad, and whether weights are bad everywhere."""
+
+    bad_gradients_since: dict[int, int]
+    everywhere: frozenset[int]
+
+    @classmethod
+    def of(cls, candidates: list[Anomaly], parameters: int) -> "_Effects":
+        since: dict[int, int] = {}
+        weights: Counter[int] = Counter()
+        for anomaly in candidates:
+            if anomaly.quantity == GRADIENT:
+                since[anomaly.rank] = min(since.get(anomaly.rank, anomaly.step), anomaly.step)
+            weights[anomaly.rank] += anomaly.quantity == PARAMETER
+        bound = max(FEW, EVERYWHERE * parameters)
+        return cls(since, frozenset(rank for rank, count in weights.items() if count > bound))
+
+    def explain(self, anomaly: Anomaly) -> bool:
+        """Whether an earlier update by bad gradients explains an abnormal weight or state."""
+        since = self.bad_gradients_since.get(anomaly.rank)
+        if since is None or since >= anomaly.step:
+            return False
+        # State is a running sum of gradients: bad gradients make it bad.
+        return anomaly.quantity != PARAMETER or anomaly.rank in self.everywhere
+
+
+def _place(anomaly: Anomaly, began: int, effects: _Effects) -> Ranked:
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
-    if anomaly.quantity != PARAMETER and not is_state:
-        return Ranked(anomaly, anomaly.step, held=False)
-    if _explained_by_update(anomaly, candidates, parameters):
+    if (anomaly.quantity != PARAMETER and not is_state) or effects.explain(anomaly):
         return Ranked(anomaly, anomaly.step, held=False)
     onset = began if anomaly.last_clean < began else anomaly.step
     return Ranked(anomaly, onset, held=anomaly.quantity == PARAMETER)
-
-
-def _explained_by_update(anomaly: Anomaly, candidates: list[Anomaly], parameters: int) -> bool:
-    """Whether an earlier update by bad gradients explains an abnormal weight or state."""
-    earlier = [a for a in candidates if a.quantity == GRADIENT and a.rank == anomaly.rank and a.step < anomaly.step]
-    if not earlier:
-        return False
-    if anomaly.quantity != PARAMETER:
-        return True  # state is a running sum of gradients: bad gradients make it bad
-    peers = {a.name for a in candidates if a.quantity == PARAMETER and a.rank == anomaly.rank}
-    return len(peers) > max(FEW, EVERYWHERE * parameters)

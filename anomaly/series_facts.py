@@ -6,15 +6,21 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,
     ACTIVATION_INPUT,
     ACTIVATION_QUANTITIES,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
     Series,
     SeriesTable,
 )
 
 WATCHED_SCALARS: Final = frozenset({"loss", "grad_norm"})
 """Logged scalars that are judged by their size."""
+
+BACKWARD: Final = frozenset({GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, "grad_norm"})
+"""What the backward pass makes, and what a loss scale that is too large makes overflow."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -25,6 +31,7 @@ class SeriesFacts:
     `judged`: gives anomalies of its own. What enters a module only tells whether the module is to blame, so
     inputs are not judged, except the root's: those are the data. `watched`: whose size means trouble; a logged
     learning rate or temperature may jump by design, and NaN is how many loops log a value they do not have.
+    `backward`: made by the backward pass, where a loss scaler tries how far it can go.
     """
 
     def __init__(self, table: SeriesTable) -> None:
@@ -33,6 +40,7 @@ class SeriesFacts:
         self.activation: Mask = np.zeros(0, bool)
         self.judged: Mask = np.zeros(0, bool)
         self.watched: Mask = np.zeros(0, bool)
+        self.backward: Mask = np.zeros(0, bool)
 
     def refresh(self) -> None:
         """Take in series that were defined since the last call."""
@@ -41,6 +49,7 @@ class SeriesFacts:
             self.scalar = np.append(self.scalar, [s.scalar for s in new])
             self.activation = np.append(self.activation, [s.quantity in ACTIVATION_QUANTITIES for s in new])
             self.judged = np.append(self.judged, [_is_judged(s) for s in new])
+            self.backward = np.append(self.backward, [s.quantity in BACKWARD for s in new])
             self.watched = np.append(self.watched, [not s.scalar or s.name in WATCHED_SCALARS for s in new])
 
 

@@ -61,6 +61,7 @@ class StepLoop:
         self._edge = DtypeEdgeRule(self.overflow.facts)
         self.overflow_nums = config.overflow_check.overflow_nums if config.overflow_check else -1
         self.records = HandOver(link, table, rank, keep_bytes=config.ring_size)
+        self.steps = 0
         self.skipped_steps = 0
         self.grad_acc_steps: int | None = None
         settings = config.on_incident.dump if config.on_incident else None
@@ -76,6 +77,15 @@ class StepLoop:
         self._graph_told = -1
         self._closure = False
         self._shut = False
+
+    def go_to(self, step: int) -> None:
+        """Go on from another step, as after a checkpoint was loaded: nothing that was agreed on before holds."""
+        self.publish(wait=True)
+        self.step = step
+        self._last_urgent = None
+        self.overflow.go_back()
+        self.triggers.go_back()
+        self.guard.run(PART, self.watch.open_step, self.schedule.plan(step))
 
     # ------------------------------------------------------------------ what the collectors tell
 
@@ -137,6 +147,7 @@ class StepLoop:
             self.watch.log(SKIPPED, 1.0, 0)
         self._skipped = True
         self.watch.skipped(optimizer)
+        self._judge_now()
         if self._end.stepped(id(optimizer)):
             self._end_step()
 
@@ -176,8 +187,13 @@ class StepLoop:
         record = self.records.build(self.watch.rows.peek(), self.step, self._order, skipped=self._skipped)
         self._judged = True
         overflow = self.overflow.judge(record)
-        at_edge = self._edge.rows(record)[0] & self._edge.facts.judged[record.ids]
-        if record.skipped or (overflow is None and not at_edge.any()):
+        facts = self.overflow.facts
+        wrong = self._edge.rows(record)[0] & facts.judged[record.ids]
+        if overflow is not None:
+            wrong[overflow.rows] = True
+        if record.skipped:
+            wrong &= ~facts.backward[record.ids]  # the scaler's normal work
+        if not wrong.any():
             return
         self._examine()
         self._check_limit()
@@ -202,6 +218,7 @@ class StepLoop:
             rows = self.watch.take()
             record = self.records.build(rows, self.step, self._order, skipped=self._skipped, examined=examined)
             self._order += len(record)
+            self.skipped_steps += record.skipped
             self.records.hand_over(record)
 
     def _end_step(self) -> None:
@@ -214,11 +231,11 @@ class StepLoop:
         if len(self.watch.rows):
             rows = self.watch.take()
             self.records.await_rows(rows, self.step, self._order, skipped=self._skipped, judged=self._judged)
-        self.skipped_steps += self._skipped
         self._check_micro_steps()
         self._dump(lambda dump: dump.end_step())
         self.publish()
         self.step += 1
+        self.steps += 1
         self._order, self._skipped, self._judged, self._scale_noted = 0, False, False, False
         self.scalars.end_step()
         self.triggers.hear(self.link.poll())
@@ -245,6 +262,7 @@ class StepLoop:
         for record, judged in self.records.arrived(wait=wait):
             if not judged and self.overflow.judge(record) is not None:
                 self._check_limit()
+            self.skipped_steps += record.skipped
             self.records.hand_over(record)
 
     def _check_limit(self) -> None:
@@ -268,7 +286,7 @@ class StepLoop:
 
     def counters(self) -> dict[str, Any]:
         """Return what the trainer counts, for `status.json`."""
-        steps = max(self.step, 1)
+        steps = max(self.steps, 1)
         return {
             "failures": {part: {"count": f.count, "last": f.last} for part, f in self.guard.failures.items()},
             "dropped_records": self.link.dropped,

@@ -96,6 +96,11 @@ class TargetedDump:
         self._incident = self._folder = None
         self.capture.close()
 
+    def go_back(self) -> None:
+        """Give up what is armed; the next dump need not keep a distance to the last."""
+        self.abandon()
+        self._last_step = None
+
     def _begin(self, incident: Incident, step: int) -> None:
         self._incident = incident
         self._last_step = step

@@ -137,7 +137,7 @@ class TrainMonitor:
             link.send(messages.RUN, run=describe_run(config, framework, world_size, start_step, restart))
         link.send(messages.GRAPH, graph=watch.graph())
         if self._saved_state is not None:
-            link.send(messages.LOAD_STATE, state=self._saved_state["detection"])
+            link.send(messages.LOAD_STATE, state=self._saved_state["detection"], step=start_step)
         return StepLoop(
             config,
             watch,
@@ -228,8 +228,8 @@ class TrainMonitor:
             raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: what state_dict() returned")
         self._saved_state = {"step": state["step"], "detection": detection}
         if self._loop is not None and not self._closed:
-            self._loop.step = state["step"]
-            self._loop.link.send(messages.LOAD_STATE, state=detection)
+            self._loop.go_to(state["step"])
+            self._loop.link.send(messages.LOAD_STATE, state=detection, step=state["step"])
 
     # ------------------------------------------------------------------ the end
 

@@ -95,6 +95,13 @@ class Triggers:
         for incident_id in due:
             self._act(self.incidents[incident_id], next_step, under_way)
 
+    def go_back(self) -> None:
+        """Forget what was set off for steps that are no longer to come."""
+        self.schedule.dense = range(0)
+        self._looked = self.stop_after_dump = None
+        if self.dump is not None:
+            self.guard.run(DUMP, self.dump.go_back)
+
     def grant_last(self) -> None:
         """Tell the callbacks of incidents that were heard of as the run ended."""
         due, self._due = self._due, []

@@ -67,6 +67,7 @@ class ActivationHooks:
         self._observed = observed
         self._depth, self._recording = 0, False
         self._passes.clear()
+        self.flow.begin()
         for named in modules:
             if (named.name in observed or not named.name) and not isinstance(named.module, torch.jit.ScriptModule):
                 before, after = _BeforeForward(self, named), _AfterForward(self, named)
@@ -115,7 +116,6 @@ class ActivationHooks:
             self.left_out += 1
             self._recording = False
             return
-        self.flow.begin()
 
     def _observe(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         call = self._calls[named.name, named.vpp_stage]

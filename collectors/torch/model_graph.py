@@ -9,7 +9,7 @@ from trainsentry.collectors.torch.model_names import ModelNames
 
 
 class DataFlow:
-    """Learns, from the tensors that hooks see, which module's output is which module's input."""
+    """Learns, from the tensors that hooks see in the first sampled step, which module feeds which."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -20,11 +20,11 @@ class DataFlow:
 
     @property
     def learning(self) -> bool:
-        """Whether the first pass is still running; later passes add nothing and cost nothing."""
+        """Whether the first sampled step is still running; later ones add nothing and cost nothing."""
         return self.passes <= 1
 
     def begin(self) -> None:
-        """Note the start of a forward pass."""
+        """Note the start of a sampled step."""
         self.passes += 1
         self._producers.clear()
 

@@ -72,6 +72,8 @@ class TorchWatch:
         self._scaler: Any = None
         self._loss_scale: Tensor | None = None
         self._optimizer_steps: Counter[int] = Counter()
+        self._read: set[nn.Parameter] = set()
+        self._read_state_of: set[int] = set()
         self._plan: Plan = frozenset()
         self._lists: dict[tuple[str, int, int, int], list[NamedParameter]] = {}
 
@@ -130,6 +132,8 @@ class TorchWatch:
         self._plan = plan
         self._loss_scale = None
         self._optimizer_steps.clear()
+        self._read.clear()
+        self._read_state_of.clear()
         self._activations.detach()
         if self._accumulation.attached and self._accumulation.order:
             self._accumulation.detach()
@@ -144,8 +148,13 @@ class TorchWatch:
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if PARAMETERS in self._plan:
-            self.guard.run(PARAMETERS, read_parameters, self._series, self._owned(PARAMETERS, optimizer), turn)
+            owned = self._owned(PARAMETERS, optimizer)
+            if not self._read:  # weights that no optimizer moves break too: they are read with the first
+                owned = [*self._owned_by_nobody(), *owned]
+            self._read.update(p.parameter for p in owned)
+            self.guard.run(PARAMETERS, read_parameters, self._series, owned, turn)
         if OPTIMIZER_STATE in self._plan:
+            self._read_state_of.add(id(optimizer))
             owned = self._owned(OPTIMIZER_STATE, optimizer)
             self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned, turn)
         if UPDATES in self._plan:
@@ -175,11 +184,13 @@ class TorchWatch:
             self.guard.run(PARAMETERS, read_parameters, self._series, self._selected(PARAMETERS))
 
     def examine(self) -> None:
-        """Read, out of turn, every parameter and all optimizer state that this step's plan left out."""
-        if PARAMETERS not in self._plan:
-            self.guard.run(PARAMETERS, read_parameters, self._series, self.names.parameters)
-        if OPTIMIZER_STATE not in self._plan:
-            for optimizer in self.optimizers:
+        """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
+        unread = [p for p in self.names.parameters if p.parameter not in self._read]
+        self._read.update(p.parameter for p in unread)
+        self.guard.run(PARAMETERS, read_parameters, self._series, unread)
+        for optimizer in self.optimizers:
+            if id(optimizer) not in self._read_state_of:
+                self._read_state_of.add(id(optimizer))
                 self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, self._owned("", optimizer))
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
@@ -246,6 +257,10 @@ class TorchWatch:
             # What the optimizer takes is the last micro-step's running sum, after clipping: it replaces that row.
             last = self._accumulation.last_micro_step(named) if self.settings.per_micro_step else turn
             self._gradients.read_taken(named, last, grad_scale)
+
+    def _owned_by_nobody(self) -> list[NamedParameter]:
+        owned = {p for optimizer in self.optimizers for p in parameters_of(optimizer)}
+        return [p for p in self._selected(PARAMETERS) if p.parameter not in owned]
 
     def _owned(self, part: str, optimizer: Optimizer) -> list[NamedParameter]:
         """Return the optimizer's parameters that `part` selects, in backward order once that is known.

@@ -176,10 +176,7 @@ class RecorderLink:
         def is_verdict(message: dict[str, Any]) -> bool:
             return bool(message["type"] == messages.EXAMINED and message["step"] == step)
 
-        found = self.wait_for(is_verdict, patience)
-        if any(m["type"] == messages.EXAMINED for m in found):
-            self._verdicts_missing = 0
-        return found
+        return self.wait_for(is_verdict, patience)
 
     def ask(self, kind: str, answer: str, timeout: float) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
         """Send a request and wait for its answer; return the other messages that came, and the answer."""
@@ -205,6 +202,8 @@ class RecorderLink:
                 self._ended()
                 break
             found += self._lines.feed(data)
+        if any(m["type"] == messages.EXAMINED for m in found):
+            self._verdicts_missing = 0  # however late: it judges again
         return found
 
     # ------------------------------------------------------------------ life and death
