@@ -47,9 +47,12 @@ class Anomaly:
 
         Raises:
             KeyError: when a key without a default is missing.
+            TypeError, ValueError: when a value is not what it should be.
 
         """
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        if not isinstance(data["step"], int):
+            raise TypeError(f"step: {data['step']!r}, expected a whole number")
         for key in ("value", "expected", "score"):
             values[key] = math.nan if data[key] is None else float(data[key])
         return cls(**values)

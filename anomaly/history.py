@@ -81,7 +81,8 @@ def log_magnitudes(values: Floats, scalar: npt.NDArray[np.bool_]) -> Floats:
     largest = np.fmax(np.abs(values[:, MIN]), np.abs(values[:, MAX]))
     norm = values[:, NORM].copy()
     largest[scalar] = norm[scalar] = np.abs(values[scalar, VALUE])
-    features = np.stack([largest, norm], axis=1)
+    # A history that lacks one of the two is judged by the other.
+    features = np.stack([np.where(np.isnan(largest), norm, largest), np.where(np.isnan(norm), largest, norm)], axis=1)
     features[~(np.isfinite(features) & (features > NOTHING))] = np.nan
     logs: Floats = np.log(features)
     return logs

@@ -46,6 +46,11 @@ class IncidentLog:
         """Whether there is an incident that abnormal series join."""
         return self._current is not None
 
+    @property
+    def current_id(self) -> int | None:
+        """The id of the open incident."""
+        return self._current
+
     def observe(self, step: int, anomalies: Iterable[Anomaly], *, activations: bool = False) -> Incident | None:
         """Take the anomalies of a step; return the incident that they opened, or that new series joined.
 

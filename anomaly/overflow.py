@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.nonfinite import NonfiniteRule
-from trainsentry.anomaly.series_facts import SeriesFacts
+from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 
@@ -23,6 +23,8 @@ class Overflow:
 class OverflowRule:
     """Judges the tensors a step produced; inputs that were handed in and logged scalars do not count.
 
+    `not_finite` masks every row of the record judged last that is not finite, those included.
+
     Keeps `count`, the steps with an overflow, and `skipped`, those among the steps that the loss scaler
     skipped: for a scaler, overflowing now and then is normal work, so they are counted apart.
     """
@@ -33,6 +35,7 @@ class OverflowRule:
         self.skipped = 0
         self._rule = NonfiniteRule(self.facts)
         self._last_step = -1
+        self.not_finite: Mask = np.zeros(0, bool)
 
     def go_back(self) -> None:
         """Forget which step was counted last: the steps begin anew."""
@@ -40,7 +43,7 @@ class OverflowRule:
 
     def judge(self, record: StepRecord) -> Overflow | None:
         """Return the overflow in a record or None; a step that comes in several parts counts once."""
-        bad = self._rule.rows(record)  # also brings the facts up to date
+        bad = self.not_finite = self._rule.rows(record)  # also brings the facts up to date
         if not bad.any():
             return None
         rows = np.flatnonzero(bad & self.facts.judged[record.ids] & ~self.facts.scalar[record.ids])

@@ -1,6 +1,7 @@
 """Reads the CSV tables of a run: newest row of each step, malformed lines reported and left out."""
 
 import csv
+import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,19 +53,28 @@ def table_files(directory: Path) -> dict[str, list[TableFile]]:
 
 def read_table(files: Sequence[TableFile], report: Report) -> Iterator[list[CsvRow]]:
     """Yield the rows of one table, step by step, ascending; of a step that was run twice, the newest."""
-    blocks: dict[int, list[TableFile]] = defaultdict(list)
-    for file in files:
-        blocks[file.last].append(file)
-    for last in sorted(blocks):
-        steps: dict[int, tuple[int, dict[tuple[int, str, int], CsvRow]]] = {}
-        for file in sorted(blocks[last], key=lambda f: f.restart):
-            for row in read_rows(file, report):
-                known = steps.get(row.step)
-                if known is None or known[0] < file.restart:
-                    known = steps[row.step] = (file.restart, {})
-                known[1][row.vpp_stage, row.name, row.micro_step] = row
-        for step in sorted(steps):
-            yield list(steps[step][1].values())
+    merged = heapq.merge(*(_steps_of(file, report) for file in files), key=lambda item: item[:2])
+    pending: list[CsvRow] = []
+    for _, _, rows in merged:
+        if pending and rows[0].step != pending[0].step:
+            yield pending
+        pending = rows  # of one step, a later start comes later
+    if pending:
+        yield pending
+
+
+def _steps_of(file: TableFile, report: Report) -> Iterator[tuple[int, int, list[CsvRow]]]:
+    """Yield step, start of the run, and rows of each step of a file; of a row written twice, the later one."""
+    rows: dict[tuple[int, str, int], CsvRow] = {}
+    step: int | None = None
+    for row in read_rows(file, report):
+        if step is not None and row.step != step:
+            yield step, file.restart, list(rows.values())
+            rows = {}
+        step = row.step
+        rows[row.vpp_stage, row.name, row.micro_step] = row
+    if step is not None:
+        yield step, file.restart, list(rows.values())
 
 
 def read_rows(file: TableFile, report: Report) -> Iterator[CsvRow]:

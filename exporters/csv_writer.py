@@ -40,7 +40,8 @@ class CsvWriter:
         self.restart = restart
         self._columns = column_indices(statistics)
         self._files: dict[str, tuple[TableFile, BinaryIO]] = {}
-        self._texts: dict[tuple[int, int], tuple[str, str, str]] = {}
+        self._leads: dict[int, tuple[str, str]] = {}
+        self._tails: dict[int, str] = {}
 
     def write(self, record: StepRecord) -> None:
         """Append the record's rows to the files of their quantities."""
@@ -49,7 +50,8 @@ class CsvWriter:
         ids, layouts = record.ids.tolist(), record.layouts.tolist()
         middle = f",{record.step},"
         for row in range(len(record)):
-            table, lead, tail = self._text(ids[row], layouts[row])
+            table, lead = self._lead(ids[row])
+            tail = self._tail(layouts[row])
             series = self.table.series[ids[row]]
             numbers = values[row]
             if table == SCALARS:
@@ -64,22 +66,36 @@ class CsvWriter:
         for table, lines in texts.items():
             self._file(table, record.step).write("".join(lines).encode())
 
+    def begin_again(self, step: int) -> None:
+        """Go on from an earlier step in new files beside the old."""
+        self.close()
+        self.start_step = step
+        self.restart = max(next_restart(self.directory), self.restart + 1)
+
     def close(self) -> None:
         """Close every file."""
         for _, file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _text(self, series_id: int, layout_id: int) -> tuple[str, str, str]:
-        """Return table, text before the step and text after the numbers; both are the same at every step."""
-        known = self._texts.get((series_id, layout_id))
+    def _lead(self, series_id: int) -> tuple[str, str]:
+        """Return a series' table and its text before the step, which is the same at every step."""
+        known = self._leads.get(series_id)
         if known is None:
-            series, layout = self.table.series[series_id], self.table.layouts[layout_id]
-            lead = quote(series.name)
-            tail = f",{quote(str(list(layout.shape)))},{layout.dtype}"
-            if not series.scalar:
-                lead = f"{series.vpp_stage},{lead}"
-            known = self._texts[series_id, layout_id] = (table_of(series), lead, tail)
+            series = self.table.series[series_id]
+            name = quote(series.name)
+            known = self._leads[series_id] = (
+                table_of(series),
+                name if series.scalar else f"{series.vpp_stage},{name}",
+            )
+        return known
+
+    def _tail(self, layout_id: int) -> str:
+        """Return the text behind the numbers."""
+        known = self._tails.get(layout_id)
+        if known is None:
+            layout = self.table.layouts[layout_id]
+            known = self._tails[layout_id] = f",{quote(str(list(layout.shape)))},{layout.dtype}"
         return known
 
     def _file(self, table: str, step: int) -> BinaryIO:

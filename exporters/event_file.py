@@ -37,6 +37,11 @@ class EventFile:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values])
         self._append(Event(wall_time=wall_time, step=step, summary=summary))
 
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.tell()
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -29,8 +29,8 @@ def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:
         file.write(text.encode())
 
 
-def read_lines(path: Path, report: Report) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file; a malformed line is reported and left out."""
+def read_lines(path: Path, report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line number and object of each line of a JSON-lines file; a malformed line is reported and left out."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -39,7 +39,7 @@ def read_lines(path: Path, report: Report) -> Iterator[dict[str, Any]]:
                 report(path, number, f"not JSON: {error}")
                 continue
             if isinstance(value, dict):
-                yield value
+                yield number, value
             else:
                 report(path, number, f"a {type(value).__name__}, expected an object")
 

@@ -6,25 +6,39 @@ from pathlib import Path
 from trainsentry.exporters.csv_format import parse_file_name
 
 
-def enforce_quota(directory: Path, quota: int, step: int, incidents: Sequence[tuple[int, int]]) -> list[Path]:
-    """Delete the oldest finished tables until the directory holds at most `quota` bytes; return them.
+def enforce_quota(
+    directory: Path,
+    quota: int,
+    step: int,
+    incidents: Sequence[tuple[int, int]],
+    *,
+    restart: int = 0,
+    events: Path | None = None,
+) -> list[Path]:
+    """Delete the oldest finished files of a rank until they hold at most `quota` bytes; return them.
 
-    Tables of the block that `step` is in are being written and stay; tables that hold steps of an incident
-    (first and last step) go only when nothing else is left.
+    Counted are all files in `directory` and the event files in `events`. Deleted are tables and event files, by
+    age; not the tables of the block that `step` of this `restart` is in, nor the newest event file: those are being
+    written. Tables that hold steps of an incident (first and last step) go only when nothing else is left.
     """
-    files = [(file, file.path.stat().st_size) for p in directory.glob("*.csv") if (file := parse_file_name(p))]
-    total = sum(size for _, size in files)
-    finished = [(file, size) for file, size in files if file.last < step]
+    sizes = {path: path.stat() for path in directory.iterdir() if path.is_file()}
+    event_files = sorted(events.glob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime) if events else []
+    sizes |= {path: path.stat() for path in event_files}
 
     def spared(first: int, last: int) -> bool:
         return any(first <= end and begin <= last for begin, end in incidents)
 
-    finished.sort(key=lambda item: (spared(item[0].first, item[0].last), item[0].last, item[0].restart))
+    finished = [(False, sizes[path].st_mtime_ns, path) for path in event_files[:-1]]
+    for path in sizes:
+        table = parse_file_name(path)
+        if table is not None and (table.restart < restart or table.last < step):
+            finished.append((spared(table.first, table.last), sizes[path].st_mtime_ns, path))
+    total = sum(entry.st_size for entry in sizes.values())
     deleted = []
-    for file, size in finished:
+    for _, _, path in sorted(finished):
         if total <= quota:
             break
-        file.path.unlink()
-        total -= size
-        deleted.append(file.path)
+        path.unlink()
+        total -= sizes[path].st_size
+        deleted.append(path)
     return deleted

@@ -16,6 +16,6 @@ def write_run(path: Path, start: dict[str, Any]) -> None:
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         known["starts"].append(moment)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         known = {"schema_version": SCHEMA_VERSION, **start, "starts": [moment]}
     replace_json(path, known)

@@ -1,11 +1,15 @@
 """Writes step records as TensorBoard event files, while the run goes on."""
 
 from pathlib import Path
+from typing import Final
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import UPDATE, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
 from trainsentry.exporters.event_file import EventFile, tag
+
+MAX_FILE_BYTES: Final = 64 * 2**20
+"""Size at which a new event file is begun, so that old ones can go when the disk quota asks for it."""
 
 
 class TensorBoardWriter:
@@ -16,12 +20,13 @@ class TensorBoardWriter:
         self.table = table
         self._columns = [(name, STATISTICS.index(name)) for name in statistics]
         self._file: EventFile | None = None
+        self._files = 0
         self._tags: dict[int, list[tuple[str, int]]] = {}
 
     def write(self, record: StepRecord) -> None:
         """Append one event with every value of the record."""
         if self._file is None:
-            self._file = EventFile(self.directory)
+            self._file = EventFile(self.directory, f".{self._files}")
         values = record.values.tolist()
         pairs = [
             (name, values[row][column])
@@ -29,6 +34,9 @@ class TensorBoardWriter:
             for name, column in self._tags_of(series_id)
         ]
         self._file.write(record.step, record.time, pairs)
+        if self._file.size >= MAX_FILE_BYTES:
+            self._file.close()
+            self._file, self._files = None, self._files + 1
 
     def close(self) -> None:
         """Close the event file."""

@@ -22,12 +22,13 @@ from trainsentry.collectors.series import (
     Series,
     SeriesTable,
 )
-from trainsentry.collectors.statistics import COLUMNS, STATISTICS, VALUE
+from trainsentry.collectors.statistics import COLUMNS, INFS, NANS, STATISTICS, VALUE
 from trainsentry.exporters.csv_format import SCALARS
 from trainsentry.exporters.csv_reader import CsvRow, NotOurs, read_table, table_files
 from trainsentry.exporters.json_files import Report, read_lines
 
-_ACTIVATION = re.compile(r"(?:(?P<module>.*?)(?:@\d+)?\.)?(?:input|output)\.(?P<path>[^.]+(?:\.[^.]+)*)")
+# The last part named input or output is ours; earlier ones belong to the user's module names.
+_ACTIVATION = re.compile(r"(?:(?P<module>.*?)(?:@\d+)?\.)?(?:input|output)\.(?P<path>(?:(?!input\.|output\.).)+)")
 
 
 def rank_number(directory: Path) -> int:
@@ -58,14 +59,31 @@ def records_of(directory: Path, table: SeriesTable, report: Report) -> Iterator[
         yield _record(step, rank, rows, table)
 
 
-def anomalies_in(directory: Path, report: Report) -> Iterator[Anomaly]:
-    """Yield the anomalies that a rank has written; malformed lines are reported."""
+def anomalies_in(directory: Path, report: Report) -> dict[int, list[Anomaly]]:
+    """Return the anomalies that a rank has written, by start of the run; malformed lines are reported.
+
+    Of steps that a later start ran again, the earlier start's are left out.
+    """
     path = directory / "anomalies.jsonl"
-    for number, line in enumerate(read_lines(path, report), 1):
+    found: dict[int, list[Anomaly]] = {}
+    for number, line in read_lines(path, report):
         try:
-            yield Anomaly.from_json(line)
+            found.setdefault(int(line.get("restart", 0)), []).append(Anomaly.from_json(line))
         except (KeyError, TypeError, ValueError) as error:
-            report(path, number, f"not an anomaly: {error}")
+            report(path, number, f"not an anomaly: {type(error).__name__}: {error}")
+    began = _starts(directory.parent / "run.json")
+    for restart, anomalies in found.items():
+        later = min((step for start, step in began.items() if start > restart), default=None)
+        found[restart] = [a for a in anomalies if later is None or a.step < later]
+    return found
+
+
+def _starts(path: Path) -> dict[int, int]:
+    """Return the first step of each start of a run, by its number, as far as `run.json` says."""
+    try:
+        return {int(s["restart"]): int(s["start_step"]) for s in json.loads(path.read_text(encoding="utf-8"))["starts"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def diagnose(directories: Iterable[Path], report: Report, steps: range | None = None) -> tuple[Incident, ...]:
@@ -76,22 +94,26 @@ def diagnose(directories: Iterable[Path], report: Report, steps: range | None = 
 
     """
     table = SeriesTable()
-    found: list[Anomaly] = []
+    starts: dict[int, list[Anomaly]] = {}
     for directory in directories:
         _define_parameters(directory, table)
         if (directory / "anomalies.jsonl").is_file():
-            found += anomalies_in(directory, report)
-        else:
+            for restart, anomalies in anomalies_in(directory, report).items():
+                starts.setdefault(restart, []).extend(anomalies)
+        elif any(directory.glob("*_*-*.csv")):
             own = SeriesTable()
             detection = Detection(own)
-            found += [a for record in records_of(directory, own, report) for a in detection.judge(record)]
+            for record in records_of(directory, own, report):
+                starts.setdefault(0, []).extend(detection.judge(record))
     log = IncidentLog(table)
-    by_step: dict[int, list[Anomaly]] = {}
-    for anomaly in found:
-        if steps is None or anomaly.step in steps:
-            by_step.setdefault(anomaly.step, []).append(anomaly)
-    for step in sorted(by_step):
-        log.observe(step, by_step[step])
+    for restart in sorted(starts):
+        by_step: dict[int, list[Anomaly]] = {}
+        for anomaly in starts[restart]:
+            if steps is None or anomaly.step in steps:
+                by_step.setdefault(anomaly.step, []).append(anomaly)
+        for step in sorted(by_step):
+            log.observe(step, by_step[step])
+        log.close_current()
     return tuple(log.incidents.values())
 
 
@@ -102,6 +124,7 @@ def _by_step(table: Iterator[list[CsvRow]]) -> Iterator[tuple[int, list[CsvRow]]
 def _record(step: int, rank: int, rows: list[CsvRow], table: SeriesTable) -> StepRecord:
     rows = sorted(rows, key=lambda row: row.order)
     values = np.full((len(rows), COLUMNS), np.nan)
+    values[:, [NANS, INFS]] = 0.0  # a table without counts says nothing against its values
     for position, row in enumerate(rows):
         for name, value in row.values.items():
             values[position, STATISTICS.index(name) if name in STATISTICS else VALUE] = value
@@ -131,7 +154,7 @@ def _series(row: CsvRow) -> Series:
 
 
 def _layout(row: CsvRow) -> Layout:
-    shape = tuple(int(n) for n in row.shape.strip("[]").split(",") if n.strip())
+    shape = tuple(int(n) for n in re.findall(r"\d+", row.shape))
     return Layout(shape, row.dtype, int(np.prod(shape, dtype=np.int64)))
 
 

@@ -34,6 +34,7 @@ def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, res
         ring_size=config.ring_size // 8 * 8,
         overflow_check=config.overflow_check is not None,
         overflow_check_on_incident=config.on_incident is not None and config.on_incident.overflow_check,
+        slowest_every=max((block.every for _, block in config.collect if block is not None), default=1),
         restart=restart,
     )
 

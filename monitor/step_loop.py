@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
-from trainsentry.anomaly.overflow import OverflowRule
+from trainsentry.anomaly.first_sight import FirstSight
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import FOUND_INF, SKIPPED, SeriesTable
 from trainsentry.monitor.config import MonitorConfig
@@ -57,8 +56,8 @@ class StepLoop:
         self.rank = rank
         self.step = start_step
         self.same_step = same_step
-        self.overflow = OverflowRule(table)
-        self._edge = DtypeEdgeRule(self.overflow.facts)
+        self.first_sight = FirstSight(table)
+        self.overflow = self.first_sight.overflow
         self.overflow_nums = config.overflow_check.overflow_nums if config.overflow_check else -1
         self.records = HandOver(link, table, rank, keep_bytes=config.ring_size)
         self.steps = 0
@@ -186,14 +185,7 @@ class StepLoop:
             return
         record = self.records.build(self.watch.rows.peek(), self.step, self._order, skipped=self._skipped)
         self._judged = True
-        overflow = self.overflow.judge(record)
-        facts = self.overflow.facts
-        wrong = self._edge.rows(record)[0] & facts.judged[record.ids]
-        if overflow is not None:
-            wrong[overflow.rows] = True
-        if record.skipped:
-            wrong &= ~facts.backward[record.ids]  # the scaler's normal work
-        if not wrong.any():
+        if not self.first_sight.is_wrong(record):
             return
         self._examine()
         self._check_limit()

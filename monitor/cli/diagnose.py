@@ -47,10 +47,16 @@ def recorded_ranks(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise NotOurs(f"{directory}: no such directory")
     candidates = [*sorted(directory.glob("rank*"), key=lambda p: (len(p.name), p.name)), directory]
-    found = [p for p in candidates if (p / "anomalies.jsonl").is_file() or any(p.glob("*_*-*.csv"))]
+    found = [p for p in candidates if _is_rank(p)]
     if not found:
         raise NotOurs(f"{directory}: holds no output of trainsentry (expected rank0/ with tables in it)")
     return found
+
+
+def _is_rank(path: Path) -> bool:
+    """Whether a directory was written by a rank, be it without tables or without anything abnormal."""
+    ours = any((path / name).is_file() for name in ("anomalies.jsonl", "status.json"))
+    return ours or any(path.glob("*_*-*.csv"))
 
 
 def _show(incident: Incident, top: int) -> None:

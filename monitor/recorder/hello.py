@@ -11,8 +11,8 @@ from trainsentry.collectors.series import SeriesTable
 class Hello:
     """Settings of one rank's recorder, and the series that are defined already.
 
-    `restart` numbers the starts of a run in one directory; `relay` counts the recorders of this start.
-    `max_wait` and times are in seconds.
+    `slowest_every` is how many steps lie between two samples of what is sampled most seldom. `restart` numbers the
+    starts of a run in one directory; `relay` counts the recorders of this start. `max_wait` is in seconds.
     """
 
     output_dir: str
@@ -27,6 +27,7 @@ class Hello:
     ring_size: int
     overflow_check: bool = True
     overflow_check_on_incident: bool = True
+    slowest_every: int = 10
     restart: int = 0
     relay: int = 0
     definitions: dict[str, Any] = field(default_factory=dict)

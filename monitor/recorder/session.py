@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.incident import Incident
-from trainsentry.anomaly.incident_log import IncidentLog
+from trainsentry.anomaly.incident_log import QUIET_STEPS, IncidentLog
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, SeriesTable
@@ -31,8 +31,11 @@ JOURNAL: Final = "journal"
 QUOTA_STEPS: Final = 100
 """Records between two looks at the disk quota."""
 
-MAX_ANOMALY_LINES: Final = 20_000
-"""Lines of `anomalies.jsonl` in one run (about 6 MB); what comes after is counted, not written."""
+MAX_ANOMALY_LINES: Final = 5_000
+"""Lines of `anomalies.jsonl` for one incident (about 1.7 MB); what comes after is counted, not written."""
+
+MAX_OVERFLOW_LINES: Final = 1_000
+"""Steps written whole to `overflow.jsonl` (about 1 MB); of later ones every hundredth is."""
 
 MAX_OVERFLOW_NAMES: Final = 32
 """Names written of one step's overflowing series; their number is written in any case."""
@@ -53,7 +56,9 @@ class Session:
         self.root = Path(hello.output_dir)
         self.directory = self.root / f"rank{hello.rank}"
         self.detection = Detection(self.table) if hello.detect else None
-        self.incidents = IncidentLog(self.table, first_id=next_incident_id(self.root / "incidents.jsonl"))
+        self.incidents = IncidentLog(
+            self.table, next_incident_id(self.root / "incidents.jsonl"), max(QUIET_STEPS, 2 * hello.slowest_every)
+        )
         self.overflow = OverflowRule(self.table)
         self.journal = Sink(JOURNAL, hello.max_wait, self._sink_failed)
         self.exporters: list[tuple[Sink, Exporter]] = self._make_exporters()
@@ -62,6 +67,9 @@ class Session:
         self.step = hello.start_step - 1
         self.records = 0
         self.anomalies = 0
+        self.restart = hello.restart
+        self._lines = 0
+        self._lines_of: int | None = None
         self._since_incident: dict[int, int] = {}
         self._settled: set[int] = set()
         self._written: dict[int, Incident] = {}
@@ -156,13 +164,17 @@ class Session:
         self._write_incident(incident)
 
     def _write_findings(self, record: StepRecord, found: list[Anomaly]) -> None:
-        room = max(MAX_ANOMALY_LINES - self.anomalies, 0)
-        lines = [a.to_json() for a in found[:room]]
+        if self.incidents.current_id != self._lines_of:
+            self._lines_of, self._lines = self.incidents.current_id, 0
+        room = max(MAX_ANOMALY_LINES - self._lines, 0)
+        lines = [{**a.to_json(), "restart": self.restart} for a in found[:room]]
         self.anomalies += len(found)
+        self._lines += len(lines)
         if lines:
             self.journal.submit(lambda: append_lines(self.directory / "anomalies.jsonl", lines), record.step)
         overflow = self.overflow.judge(record)
-        if overflow is not None and self._checks_overflow():
+        often = self.overflow.count + self.overflow.skipped
+        if overflow is not None and self._checks_overflow() and (often <= MAX_OVERFLOW_LINES or often % 100 == 0):
             series = [self.table.series[i] for i in record.ids[overflow.rows[:MAX_OVERFLOW_NAMES]]]
             line = {
                 "step": record.step,
@@ -208,9 +220,24 @@ class Session:
         elif kind == messages.STATE:
             state = self.detection.state() if self.detection is not None else None
             self.send({"type": messages.STATE, "state": state, "token": message["token"]})
-        elif kind == messages.LOAD_STATE and self.detection is not None and message["state"]:
-            self.detection.load(message["state"])
+        elif kind == messages.LOAD_STATE:
+            self._load(message["state"], message["step"])
         return bool(kind != messages.CLOSE)
+
+    def _load(self, state: dict[str, Any] | None, step: int) -> None:
+        """Go on from a checkpoint: with its detectors' state, and in new files when the steps go back."""
+        if self.detection is not None and state:
+            self.detection.load(state)
+        if step > self.step:
+            return
+        self.incidents.close_current()
+        self.overflow.go_back()
+        self.step = step - 1
+        for sink, exporter in self.exporters:
+            if isinstance(exporter, CsvWriter):
+                sink.submit(lambda e=exporter: e.begin_again(step), step)  # type: ignore[misc]
+                sink.settle()
+                self.restart = exporter.restart
 
     def close(self, state: str) -> None:
         """Write what is still to be written. `state` says how the run ended, for `status.json`."""
@@ -242,8 +269,13 @@ class Session:
 
     def _keep_quota(self) -> None:
         spared = [(i.first_seen, i.last_seen) for i in self.incidents.incidents.values()]
-        directory, quota = self.directory, self.hello.disk_quota
-        self.journal.submit(lambda: enforce_quota(directory, quota, self.step, spared), self.step)
+        events = self.root / "tensorboard" / f"rank{self.hello.rank}"
+        step, restart = self.step, self.restart
+
+        def enforce() -> None:
+            enforce_quota(self.directory, self.hello.disk_quota, step, spared, restart=restart, events=events)
+
+        self.journal.submit(enforce, step)
 
     def _renew_status(self, state: str | None = None) -> None:
         now = time.time()
@@ -279,4 +311,5 @@ def next_incident_id(path: Path) -> int:
     """Return the id for the next incident of a directory: one more than any that stands in its file."""
     if not path.is_file():
         return 1
-    return 1 + max((line.get("id", 0) for line in read_lines(path, lambda *_: None)), default=0)
+    ids = [line.get("id") for _, line in read_lines(path, lambda *_: None)]
+    return 1 + max((i for i in ids if isinstance(i, int)), default=0)

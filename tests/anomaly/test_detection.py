@@ -184,3 +184,41 @@ def test_noise_near_the_smallest_floats_is_nothing():
     state = ("fc.weight", "exp_avg_sq")
     for step in range(50):
         assert detection.judge(records.step(step, {state: 1e-39 * 3000 ** (step % 2)})) == []
+
+
+def test_a_skipped_step_does_not_excuse_a_weight_an_activation_or_the_loss():
+    series = [
+        W,
+        ("fc.weight", "parameter"),
+        ("fc.output.0", "activation_output"),
+        ("loss", "loss"),
+        ("grad_norm", "grad_norm"),
+    ]
+    records, detection = setup(series)
+    found = detection.judge(records.step(40, dict.fromkeys(series, NAN), skipped=True))
+    assert {a.quantity for a in found} == {"parameter", "activation_output", "loss"}
+
+
+def test_scaled_gradients_near_the_edge_of_float16_are_normal_and_weights_are_not():
+    records = Records(dtype="float16")
+    detection = Detection(records.table)
+    sizes = {("a.input.0", "activation_grad_input"): 1.2e5, W: 1.2e5, ("fc.weight", "parameter"): 1.2e5}
+    assert [a.quantity for a in detection.judge(records.step(0, sizes))] == ["parameter"]
+
+
+def test_a_metric_that_is_nan_between_evaluations_is_silent():
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(60):
+        metric = 0.5 if step % 10 == 0 else NAN
+        assert detection.judge(records.step(step, {("val_accuracy", "val_accuracy"): metric, W: 1.0})) == []
+
+
+def test_a_history_with_norms_alone_is_judged_by_them():
+    records, detection = Records(), None
+    detection = Detection(records.table)
+    for step in range(41):
+        record = records.step(step, {W: 1.0 if step < 40 else 1e9})
+        record.values[:, :3] = np.nan
+        found = detection.judge(record)
+    assert [a.kind for a in found] == ["spike"]

@@ -81,3 +81,24 @@ def test_a_line_reads_back_as_the_same_incident():
         "last_seen",
     ]
     assert {"rank", "name", "quantity", "statistic", "kind", "score", "step", "evidence"} <= set(line["suspects"][0])
+
+
+def test_a_cause_that_shows_late_is_found_among_thousands_of_effects_and_repeats_are_no_news():
+    incidents = log(parameters=3000)
+    effects = [replace(HARD, name=f"l{i}.w", order=i, last_clean=10) for i in range(6000)]
+    news = 0
+    for step in range(11, 60):
+        found = [replace(a, step=step) for a in effects]
+        if step >= 13:
+            found.append(replace(HARD, name="l7.w", quantity="parameter", step=step, last_clean=5))
+        news += incidents.observe(step, found) is not None
+    [incident] = incidents.incidents.values()
+    assert (incident.name, incident.quantity) == ("l7.w", "parameter")
+    assert news == 2
+
+
+def test_what_is_sampled_seldom_stays_one_incident():
+    incidents = IncidentLog(log().table, quiet_steps=100)
+    for step in range(0, 1000, 50):
+        incidents.observe(step, [replace(HARD, step=step)])
+    assert len(incidents.incidents) == 1

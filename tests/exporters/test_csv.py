@@ -177,3 +177,24 @@ def test_a_bad_number_is_named_with_its_column(tmp_path):
     problems = []
     assert rows(tmp_path, "gradient", lambda *p: problems.append(p)) == []
     assert problems == [(path, 2, "norm: 'one' is no number")]
+
+
+def test_starts_with_blocks_of_different_length_merge_by_step_and_the_newest_wins(tmp_path):
+    records = Records()
+    write(tmp_path, [(records.table, records.step(n, {W: 1.0})) for n in range(300)])
+    again = [(records.table, records.step(n, {W: 2.0})) for n in range(100, 300)]
+    write(tmp_path, again, start_step=100, restart=1, steps_per_file=100)
+    got = rows(tmp_path, "gradient")
+    assert [r.step for r in got] == list(range(300))
+    assert [r.values["norm"] for r in got] == [1.0] * 100 + [2.0] * 200
+
+
+def test_text_kept_for_rows_does_not_grow_with_the_number_of_shapes(tmp_path):
+    records = Records()
+    writer = CsvWriter(tmp_path, records.table, STATISTICS)
+    for length in range(50):
+        record = records.step(length, {(f"p{i}", "gradient"): 1.0 for i in range(20)})
+        record.layouts[:] = records.table.layout_id(Layout((length,), "float32", length))
+        writer.write(record)
+    writer.close()
+    assert (len(writer._leads), len(writer._tails)) == (20, 50)

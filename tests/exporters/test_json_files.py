@@ -15,7 +15,7 @@ def test_a_torn_line_is_cut_and_bad_lines_are_named(tmp_path):
     with path.open("a") as file:
         file.write("oops\n[1]\n")
     problems = []
-    assert list(read_lines(path, lambda p, n, m: problems.append(n))) == [{"a": 1}, {"a": 3}]
+    assert list(read_lines(path, lambda p, n, m: problems.append(n))) == [(1, {"a": 1}), (2, {"a": 3})]
     assert problems == [3, 4]
 
 

@@ -29,3 +29,22 @@ def test_tables_of_an_incident_go_last(tmp_path):
     fill(tmp_path)
     enforce_quota(tmp_path, 2500, 450, [(120, 130)])
     assert left(tmp_path) == [100, 400]
+
+
+def test_event_files_and_journals_count_and_blocks_of_an_earlier_start_may_go(tmp_path):
+    import os
+
+    rank, events = tmp_path / "rank0", tmp_path / "events"
+    rank.mkdir(), events.mkdir()
+    files = [rank / "gradient_0-999.csv", rank / "gradient_2000-2999.csv", rank / "gradient_2000-2999.r1.csv"]
+    files += [events / f"events.out.tfevents.{i}" for i in range(3)] + [rank / "anomalies.jsonl"]
+    for age, path in enumerate(files):
+        path.write_text("x" * 1000)
+        os.utime(path, (1000 + age, 1000 + age))
+    deleted = enforce_quota(rank, 3000, 2500, [], restart=1, events=events)
+    assert [p.name for p in deleted] == [
+        "gradient_0-999.csv",
+        "gradient_2000-2999.csv",
+        "events.out.tfevents.0",
+        "events.out.tfevents.1",
+    ]

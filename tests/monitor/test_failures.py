@@ -415,3 +415,50 @@ def test_a_monitor_that_nobody_holds_goes_on_and_one_with_its_model_gone_ends(ou
     del model, optimizer, hook
     gc.collect()
     recorder.wait(10)
+
+
+def test_a_verdict_that_comes_late_is_waited_for_again(out):
+    import socket
+
+    from trainsentry.monitor.recorder import messages
+
+    _, _, monitor = make(out)
+    with monitor:
+        link = monitor._loop.link
+        link._verdicts_missing = 3
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        real, link._channel = link._channel, ours
+        theirs.send(messages.encode({"type": messages.EXAMINED, "step": 0}) + b"\n")
+        assert messages.EXAMINED in [m["type"] for m in link.poll()]
+        link._channel = real
+        ours.close(), theirs.close()
+        assert link._verdicts_missing == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("incidents.jsonl", '{"id": null}\nnonsense\n[3]\n'), ("run.json", "[]"), ("run.json", '{"starts": 3}')],
+)
+def test_odd_files_in_the_directory_do_not_matter(out, name, content, caplog):
+    from tiny_models import flip_bit
+
+    out.mkdir()
+    (out / name).write_text(content)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, STEPS, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 8 else None)
+    assert errors(caplog) == []
+    assert '"name": "2.weight"' in (out / "incidents.jsonl").read_text()
+    assert json.loads((out / "run.json").read_text())["starts"]
+
+
+def test_cost_is_told_by_the_steps_of_this_start(out):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer, start_step=100_000)
+    with monitor:
+        train(model, optimizer, STEPS, monitor)
+    cost = status(out)["cost"]
+    assert cost["seconds_a_step"] == pytest.approx(cost["host_seconds"] / STEPS)

@@ -263,3 +263,73 @@ def test_a_suspicion_is_looked_into_at_the_next_step_and_costs_no_more_than_usua
     assert sampled[:4] == [0, 10, 20, 30]
     assert len(sampled) == 5
     assert sampled[4] in {33, 34}
+
+
+@pytest.mark.parametrize("at", [20, 23])
+@pytest.mark.parametrize("same_step", [True, False])
+def test_a_frozen_weight_that_breaks_is_named(out, at, same_step):
+    torch.manual_seed(0)
+    model = mlp()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model[2].parameters(), lr=1e-3)
+    config = {"output_dir": str(out), "strict": True, "on_incident": {"dump": {"same_step": same_step}}}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+
+        def before_step(step):
+            monitor.flush()
+            if step == at:
+                model[0].weight.detach()[0, 0] = float("nan")
+
+        train(model, optimizer, at + 6, monitor, before_step=before_step)
+        monitor.flush()
+        assert [(i.name, i.quantity) for i in monitor.incidents] == [("0.weight", "parameter")]
+
+
+@pytest.mark.parametrize("at", [20, 23])
+def test_the_weight_of_an_optimizer_that_steps_later_is_named(out, at):
+    torch.manual_seed(0)
+    model = mlp()
+    head, body = (torch.optim.AdamW(model[i].parameters(), lr=1e-3) for i in (2, 0))
+    config = {"output_dir": str(out), "strict": True, "on_incident": {"stop": True}}
+    monitor = trainsentry.TrainMonitor(config).watch(model, [head, body])
+
+    def train_both():
+        for step in range(at + 5):
+            if step == at:
+                model[0].weight.detach()[0, 0] = float("nan")
+            for optimizer in (head, body):
+                optimizer.zero_grad()
+            loss = model(torch.randn(16, 8)).pow(2).mean()
+            loss.backward()
+            monitor.log(loss=loss)
+            for optimizer in (head, body):
+                optimizer.step()
+
+    with monitor:
+        with pytest.raises(TrainingStopped) as stopped:
+            train_both()
+        assert (stopped.value.incident.name, stopped.value.step) == ("0.weight", at)
+
+
+def test_after_a_rollback_a_new_fault_is_a_new_incident_with_its_dump_in_new_files(out):
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, 20, monitor)
+        state, weights = monitor.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
+        train(model, optimizer, 15, monitor, before_step=break_weight(model, at=5))
+        monitor.flush()
+        model.load_state_dict(weights)
+        for held in optimizer.state.values():
+            held["exp_avg"].zero_(), held["exp_avg_sq"].fill_(1e-4)
+        monitor.load_state_dict(state)
+
+        def before_step(step):
+            if step == 7:
+                model[0].weight.detach()[0, 0] = float("nan")
+
+        train(model, optimizer, 10, monitor, before_step=before_step)
+        monitor.flush()
+        found = {i.id: (i.name, i.first_seen) for i in monitor.incidents}
+    assert found == {1: ("2.weight", 25), 2: ("0.weight", 27)}
+    assert {"step25", "step27"} <= {p.name for p in (out / "dump").iterdir()}
+    assert set(pd.read_csv(out / "rank0" / "gradient_20-999.r1.csv")["step"]) == set(range(20, 30))

@@ -102,3 +102,41 @@ def test_micro_steps_are_unscaled_from_the_first_and_the_row_the_optimizer_takes
             rows = rows.sort_values("micro_step")
             assert rows["micro_step"].tolist() == [0, 1]
             assert rows["norm"].tolist() == pytest.approx([sums[0], clipped], rel=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("logged", "stopped_at"), [(True, 13), (False, 15)])
+def test_a_broken_weight_is_found_although_the_scaler_skips_every_step(out, fused, logged, stopped_at):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    config = {"output_dir": str(out), "strict": True, "on_incident": {"stop": True}}
+    monitor = trainsentry.TrainMonitor(config).watch(model, optimizer)
+
+    def train_with_scaler():
+        for step in range(40):
+            if step == 13:
+                model[0].weight.detach()[0, 0] = float("nan")
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 8)).pow(2).mean()
+            if logged:
+                monitor.log(loss=loss)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    with monitor:
+        with pytest.raises(trainsentry.TrainingStopped) as stopped:
+            train_with_scaler()
+        assert stopped.value.incident.name == "0.weight"
+        assert stopped.value.step == stopped_at
+        assert monitor.incidents[0].quantity == "parameter"
+
+
+def test_a_skip_of_a_fused_optimizer_is_counted(out):
+    import json
+
+    monitor, _, _ = loop(out, fused=True, bad_steps=(2,))
+    monitor.close()
+    assert json.loads((out / "rank0" / "status.json").read_text())["skipped_steps"] == 1

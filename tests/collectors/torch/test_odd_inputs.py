@@ -277,3 +277,20 @@ def test_a_sharded_tensor_shows_what_this_rank_holds():
         assert table.layouts[layouts[0]].shape == (3, 2)
     finally:
         dist.destroy_process_group()
+
+
+def test_the_graph_is_learned_where_the_root_is_never_called(out):
+    import json
+
+    model = nn.ModuleDict(
+        {"encoder": nn.Sequential(nn.Linear(8, 8), nn.ReLU()), "decoder": nn.Sequential(nn.Linear(8, 4))}
+    )
+    optimizer = sgd(model)
+    with watch(model, out, optimizer, strict=True):
+        for _ in range(2):
+            model["decoder"](model["encoder"](torch.ones(2, 8))).sum().backward()
+            optimizer.step()
+    graph = json.loads((out / "rank0" / "graph.json").read_text())
+    names = [m["name"] for m in graph["modules"]]
+    assert names[:5] == ["encoder", "encoder.0", "encoder.1", "decoder", "decoder.0"]
+    assert ["encoder", "decoder"] in graph["edges"] or ["encoder", "decoder.0"] in graph["edges"]

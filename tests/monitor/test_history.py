@@ -1,0 +1,57 @@
+"""A recorded run says the same as the live one did, over several starts and whatever the names."""
+
+import pytest
+import torch
+from tiny_models import flip_bit, mlp, train
+
+import trainsentry
+from trainsentry.exporters.csv_reader import CsvRow
+from trainsentry.monitor.history import _layout, _series, diagnose
+
+
+def fail(*problem):
+    raise AssertionError(problem)
+
+
+def run(out, at, layer, **config):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with trainsentry.TrainMonitor({"output_dir": str(out), **config}).watch(model, optimizer) as monitor:
+        train(
+            model, optimizer, 30, monitor, before_step=lambda s: flip_bit(model[layer].weight, 3) if s == at else None
+        )
+    return monitor.incidents
+
+
+def test_two_starts_are_two_stories_and_the_later_one_counts_where_they_overlap(out):
+    run(out, 20, 0)
+    run(out, 25, 2)
+    found = diagnose([out / "rank0"], fail)
+    assert [i.name for i in found] == ["2.weight"]  # the first start's steps were all run again
+
+
+@pytest.mark.parametrize("statistics", [["norm"], ["max"], ["min", "max", "mean", "norm", "nans", "infs", "zeros"]])
+def test_tables_with_few_statistics_are_judged_by_those(out, statistics):
+    [live] = run(out, 23, 2, statistics=statistics, collect={"parameters": {"every": 1}})
+    (out / "rank0" / "anomalies.jsonl").unlink()
+    found = diagnose([out / "rank0"], fail)
+    assert found[0].name == live.name == "2.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "index"),
+    [
+        ("encoder.layer.0.attention.output.dense.output.0", "encoder.layer.0.attention.output.dense", "0"),
+        ("bert.output.input.hidden", "bert.output", "hidden"),
+        ("fc@3.output.1.logits", "fc", "1.logits"),
+        ("input.0", "", "0"),
+    ],
+)
+def test_the_module_of_an_activation_is_what_stands_before_the_last_input_or_output(name, module, index):
+    row = CsvRow("activation_output", 0, name, 0, 0, 0, {}, "[2, 3]", "float32")
+    assert (_series(row).module, _series(row).index) == (module, index)
+
+
+def test_a_damaged_shape_is_no_reason_to_give_up():
+    assert _layout(CsvRow("gradient", 0, "a", 0, 0, 0, {}, "[2, x]", "float32")).shape == (2,)
