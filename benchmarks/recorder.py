@@ -1,10 +1,11 @@
 """The recorder as a process beside the recorder as a thread: step time, start-up time, memory.
 
-    python benchmarks/recorder.py [--rounds 5] [--steps 300] [--ops 1200] [--series 2000]
+    python benchmarks/recorder.py [--rounds 5] [--steps 300] [--ops 1200] [--series 2000] [--matmul] [--threads 1]
 
-A launch-bound loop (`--ops` small torch operations a step, one thread) hands over a record of `--series` rows at
+A launch-bound loop (`--ops` small torch operations a step, one thread; with `--matmul` large products instead, on as
+many threads as there are cores, say) hands over a record of `--series` rows at
 every step, which the recorder judges and writes as CSV: a writer that is always busy. Three arms alternate in
-blocks: no recorder, a thread, a process. Printed are the medians of the step time, the ratio to the bare loop of
+blocks: no recorder, a thread, a process. Printed are the mean step time, the ratio to the bare loop of
 the same round (median, least, greatest), the time until `start` returns, the time until the first record is
 written, and the memory the recorder takes.
 """
@@ -47,19 +48,22 @@ def make_record(table: SeriesTable, series: int) -> StepRecord:
 
 
 def loop(steps: int, ops: int, link: RecorderLink | None, record: StepRecord, first: int) -> float:
-    """Run the launch-bound loop; return its median step time in milliseconds."""
-    x = torch.ones(16)
+    """Run the loop; return its mean step time in milliseconds. With `ops` 0 it multiplies large matrices."""
+    x, weight = torch.ones(16), torch.randn(192, 192)
+    batch = torch.randn(768, 192)
     times = []
     for step in range(first, first + steps):
         start = time.perf_counter()
         for _ in range(ops):
             x = x * 1.0
+        for _ in range(0 if ops else 40):
+            torch.relu(batch @ weight)
         if link is not None:
             part = StepRecord(step, 0, record.ids, record.layouts, record.values)
             link.send_record(part)
             link.poll()
         times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1000
+    return statistics.fmean(times) * 1000
 
 
 class Arm:
@@ -90,15 +94,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rounds", 5), ("steps", 300), ("ops", 1200), ("series", 2000)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--matmul", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    ops = 0 if options.matmul else options.ops
+    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as directory:
         arms = {mode: Arm(mode, options.series, directory) for mode in ("none", "thread", "process")}
         times: dict[str, list[float]] = {mode: [] for mode in arms}
         for round_ in range(options.rounds):
             for mode, arm in arms.items():
                 first = 1 + round_ * options.steps
-                times[mode].append(loop(options.steps, options.ops, arm.link, arm.record, first))
+                times[mode].append(loop(options.steps, ops, arm.link, arm.record, first))
                 if arm.link is not None:
                     arm.link.ask(messages.FLUSH, messages.FLUSHED, 120)
         print(f"{describe_machine()}\n{options}\n")

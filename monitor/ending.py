@@ -10,6 +10,7 @@ from trainsentry.exporters.json_files import replace_json
 from trainsentry.exporters.run_file import SCHEMA_VERSION
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.step_loop import StepLoop
+from trainsentry.monitor.trainer_counters import counters_of
 
 FLUSH_SECONDS: Final = 60.0
 """How long `flush` and `close` wait for the recorder: a ring of 16 MB is written in a second or two."""
@@ -69,5 +70,5 @@ def _write_last_status(loop: StepLoop, root: Path) -> None:
     }
     replace_json(
         root / f"rank{loop.rank}" / "status.json",
-        {**status, "step": loop.step - 1, "updated": time.time(), **loop.counters()},
+        {**status, "step": loop.step - 1, "updated": time.time(), **counters_of(loop)},
     )

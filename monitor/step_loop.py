@@ -17,6 +17,7 @@ from trainsentry.monitor.scalar_log import ScalarLog
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd
 from trainsentry.monitor.targeted_dump import PART as DUMP
+from trainsentry.monitor.trainer_counters import counters_of
 from trainsentry.monitor.triggers import Triggers
 
 logger = logging.getLogger("trainsentry")
@@ -276,22 +277,6 @@ class StepLoop:
 
     # ------------------------------------------------------------------ what the recorder is told
 
-    def counters(self) -> dict[str, Any]:
-        """Return what the trainer counts, for `status.json`."""
-        steps = max(self.steps, 1)
-        return {
-            "failures": {part: {"count": f.count, "last": f.last} for part, f in self.guard.failures.items()},
-            "dropped_records": self.link.dropped,
-            "skipped_steps": self.skipped_steps,
-            "calls_left_out": self.watch.left_out,
-            "recorder": {"mode": self.link.mode, "lost": self.link.lost_recorders},
-            "cost": {
-                "host_seconds": self.guard.spent_ns / 1e9,
-                "seconds_a_step": self.guard.spent_ns / 1e9 / steps,
-            },
-            "sampling": sorted(self.schedule.plan(self.step)),
-        }
-
     def _tell_counters(self) -> None:
         now = time.monotonic()
         if now - self._told_at < COUNTERS_EVERY_SECONDS:
@@ -301,7 +286,7 @@ class StepLoop:
 
     def tell(self) -> None:
         """Send counters, and the graph when more of it is known."""
-        self.link.send(messages.COUNTERS, counters=self.counters())
+        self.link.send(messages.COUNTERS, counters=counters_of(self))
         if self.watch.flow.passes and self._graph_told != len(self.watch.flow.order):
             self._graph_told = len(self.watch.flow.order)
             self.link.send(messages.GRAPH, graph=self.watch.graph())

@@ -12,9 +12,7 @@ from trainsentry.monitor.ring import Ring
 
 def main() -> None:
     """Serve until the trainer closes or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer; what it had recorded is kept
-    if hasattr(os, "nice"):
-        os.nice(10)
+    _step_aside()
     hello = Hello.decode(sys.stdin.buffer.read())
     ring_descriptor, socket_descriptor = hello.descriptors
     ring = Ring(ring_descriptor, hello.ring_size)
@@ -22,6 +20,22 @@ def main() -> None:
     Recorder(hello, ring, channel).serve()
     sys.stdout.flush()
     os._exit(0)  # a writer that hangs must not keep the process alive
+
+
+def _step_aside() -> None:
+    """Leave Ctrl-C and a closed terminal to the trainer, and take the processor only when it has time.
+
+    A process group of its own, and not a session: Linux schedules each session as one group, inside which alone
+    `nice` counts. Measured with two busy torch threads on two cores, a step took 54 times as long beside a busy
+    process of another session, and 1.2 times beside one of the same session, both with `nice` 10.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    if hasattr(os, "nice"):
+        os.nice(10)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,6 @@ class ProcessRecorder:
                 pass_fds=descriptors,
                 env=_environment(),
                 cwd="/",
-                start_new_session=True,
             )
 
     def alive(self) -> bool:

@@ -177,6 +177,18 @@ def test_after_close_nothing_is_left(out):
     train(model, optimizer, 1)
 
 
+def test_the_recorder_steps_aside(out):
+    """A session of its own would make `nice` void: Linux weighs sessions against each other first."""
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, 1, monitor)
+        monitor.flush()
+        recorder = monitor._loop.link.running.process.pid
+        assert os.getsid(recorder) == os.getsid(0)
+        assert os.getpgid(recorder) == recorder
+        assert os.getpriority(os.PRIO_PROCESS, recorder) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
 SCRIPT = """
 import os, sys, torch, trainsentry
 model = torch.nn.Linear(4, 4)

@@ -16,7 +16,8 @@ ROOMS = ("monitor", "anomaly", "collectors", "exporters")
 def built(tmp_path_factory):
     """A wheel built from an sdist of a copy of the tree."""
     copy = tmp_path_factory.mktemp("tree") / "some-name-1"
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listing, cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
     for name in (f.decode() for f in files if f):
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
