@@ -26,8 +26,7 @@ def _step_aside() -> None:
     """Leave Ctrl-C and a closed terminal to the trainer, and take the processor only when it has time.
 
     A process group of its own, and not a session: Linux schedules each session as one group, inside which alone
-    `nice` counts. Measured with two busy torch threads on two cores, a step took 54 times as long beside a busy
-    process of another session, and 1.2 times beside one of the same session, both with `nice` 10.
+    `nice` counts. `benchmarks/niced_neighbour.py` shows what that does to a step of torch's busy threads.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGHUP"):
