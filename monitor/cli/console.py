@@ -1,5 +1,8 @@
 """What the commands share: consoles, and how they end on bad input."""
 
+import shutil
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -19,6 +22,17 @@ def bad_input(message: str) -> NoReturn:
     """End the command with a message on standard error and exit status 2."""
     err.print(f"[red]error:[/red] {message}", markup=True, soft_wrap=True)
     raise typer.Exit(BAD_INPUT)
+
+
+def tensorboard_command() -> str:
+    """Return how TensorBoard is called here: by its path where the virtual environment is not active."""
+    if shutil.which("tensorboard"):
+        return "tensorboard"
+    beside = Path(sys.executable).parent / "tensorboard"
+    try:
+        return str(beside.relative_to(Path.cwd()))
+    except ValueError:
+        return str(beside)
 
 
 def parse_steps(text: str | None) -> range | None:

@@ -9,7 +9,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trainsentry.exporters.csv2tb import csv2tb
 from trainsentry.exporters.csv_reader import NotOurs
-from trainsentry.monitor.cli.console import bad_input, err, out, parse_steps
+from trainsentry.monitor.cli.console import bad_input, err, out, parse_steps, tensorboard_command
 
 SHOWN = 20
 """Malformed lines shown of each file; the rest are counted."""
@@ -54,4 +54,4 @@ def csv2tb_command(
         f"{done.scalars} scalars of {done.tables} tables and {done.runs} runs written to {out_dir}"
         + (f"; {sum(problems.values())} malformed lines left out" if problems else "")
     )
-    out.print(f"Open it: tensorboard --logdir {out_dir}")
+    out.print(f"Open it: {tensorboard_command()} --logdir {out_dir}")

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from trainsentry.monitor.cli.console import FOUND, bad_input, out
+from trainsentry.monitor.cli.console import FOUND, bad_input, out, tensorboard_command
 
 if TYPE_CHECKING:
     from trainsentry.anomaly.incident import Incident
@@ -156,7 +156,7 @@ def _show_files(directory: Path) -> None:
     for name, note in notes.items():
         if (directory / name).exists():
             out.print(f"  {name:16} {note}")
-    out.print(f"Open it: [bold]tensorboard --logdir {directory / 'tensorboard'}[/bold]")
+    out.print(f"Open it: [bold]{tensorboard_command()} --logdir {directory / 'tensorboard'}[/bold]")
 
 
 def _fresh(path: Path) -> Path:
