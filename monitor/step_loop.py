@@ -129,7 +129,7 @@ class StepLoop:
 
     def _before(self, optimizer: Any, has_closure: bool) -> None:
         found_inf = getattr(optimizer, FOUND_INF, None)
-        if found_inf is not None:
+        if found_inf is not None and self.schedule.plan(self.step):
             self.watch.log(FOUND_INF, found_inf, 0)
         self._closure = has_closure
         self.watch.before_update(optimizer, gradients_ready=not has_closure)

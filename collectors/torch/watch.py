@@ -282,9 +282,3 @@ class TorchWatch:
     def _selected(self, part: str, among: Iterable[NamedParameter] | None = None) -> list[NamedParameter]:
         chosen = self._selections[part].parameters
         return [p for p in (self.names.parameters if among is None else among) if p.name in chosen]
-
-
-def is_torch(model: Any) -> bool:
-    """Whether `model` is a torch module or a list of them."""
-    first = model[0] if isinstance(model, (list, tuple)) and model else model
-    return isinstance(first, nn.Module)

@@ -21,6 +21,7 @@ from trainsentry.exporters.run_file import write_run
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.sink import Sink
+from trainsentry.monitor.recorder.status import status_of
 
 STATUS_SECONDS: Final = 1.0
 """How often `status.json` is renewed: often enough for a person, seldom enough for a shared file system."""
@@ -282,29 +283,8 @@ class Session:
         if state is None and now - self._status_at < STATUS_SECONDS:
             return
         self._status_at = now
-        data = self.status(state or "running")
+        data = status_of(self, state or "running")
         self.journal.submit(lambda: replace_json(self.directory / "status.json", data), self.step)
-
-    def status(self, state: str) -> dict[str, Any]:
-        """Return the content of `status.json`."""
-        sinks = [*(sink for sink, _ in self.exporters), self.journal]
-        return {
-            "schema_version": 1,
-            "state": state,
-            "rank": self.hello.rank,
-            "step": self.step,
-            "records": self.records,
-            "series": len(self.table.series),
-            "incidents": len(self.incidents.incidents),
-            "anomalies": self.anomalies,
-            "overflow_steps": self.overflow.count,
-            "skipped_overflow_steps": self.overflow.skipped,
-            "exporters": {s.name: s.off or "writing" for s in sinks},
-            "gaps": self.gaps,
-            "recorders_started": self.hello.relay + 1,
-            "updated": time.time(),
-            **self.counters,
-        }
 
 
 def next_incident_id(path: Path) -> int:

@@ -25,7 +25,6 @@ class Sink:
         self.name = name
         self.max_wait = max_wait
         self.off: str | None = None
-        self.off_since: int | None = None
         self._on_failure = on_failure
         self._jobs: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._open: list[_Ticket] = []
@@ -57,7 +56,7 @@ class Sink:
             self._thread.join(self.max_wait)
 
     def _fail(self, message: str, step: int) -> None:
-        self.off, self.off_since = message, step
+        self.off = message
         self._on_failure(self.name, message, step)
 
     def _work(self) -> None:

@@ -30,9 +30,6 @@ class Running(Protocol):
 
     mode: str
 
-    def alive(self) -> bool:
-        """Whether it still runs."""
-
     def join(self, timeout: float) -> bool:
         """Wait for its end; return whether it has ended."""
 
@@ -58,10 +55,6 @@ class ProcessRecorder:
                 env=_environment(),
                 cwd="/",
             )
-
-    def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self.process.poll() is None
 
     def join(self, timeout: float) -> bool:
         """Wait for the process to end."""
@@ -97,10 +90,6 @@ class ThreadRecorder:
 
         self.thread = threading.Thread(target=work, name="trainsentry-recorder", daemon=True)
         self.thread.start()
-
-    def alive(self) -> bool:
-        """Whether the thread still runs."""
-        return self.thread.is_alive()
 
     def join(self, timeout: float) -> bool:
         """Wait for the thread to end."""

@@ -363,9 +363,6 @@ def test_a_record_whose_series_could_not_be_told_is_left_out(out):
         def __init__(self, *_):
             pass
 
-        def alive(self):
-            return True
-
         def join(self, timeout):
             return True
 
