@@ -14,10 +14,10 @@ from torch.utils.hooks import RemovableHandle
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
 from trainsentry.collectors.torch.containers import tensors_in
+from trainsentry.collectors.torch.host_statistics import host_row
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.local_tensor import is_readable, local, stored_values
 from trainsentry.collectors.torch.model_names import ModelNames, NamedModule
-from trainsentry.collectors.torch.statistics import host_row
 
 PART = "dump"
 

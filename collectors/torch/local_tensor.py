@@ -31,6 +31,14 @@ def version_of(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+def whole_of(tensor: Tensor) -> Tensor:
+    """Return the tensor that `tensor` is a view of all elements of, in their order; else the tensor itself."""
+    base = tensor._base
+    if base is None or base.numel() != tensor.numel() or base.dtype is not tensor.dtype or tensor.is_neg():
+        return tensor
+    return base if tensor.is_contiguous() and base.is_contiguous() else tensor
+
+
 def stored_values(tensor: Tensor) -> tuple[Tensor, int]:
     """Return the stored values of a local tensor and how many zeros it has that are not stored."""
     if tensor.layout is torch.sparse_coo:

@@ -1,7 +1,7 @@
 """Parameters, their gradients, their updates and the optimizer's state, read around an optimizer's step."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE, Series
 from trainsentry.collectors.torch.containers import tensors_in
 from trainsentry.collectors.torch.local_tensor import local, version_of
 from trainsentry.collectors.torch.model_names import NamedParameter
-from trainsentry.collectors.torch.statistics import row_dtype
 from trainsentry.collectors.torch.step_rows import StepRows
 
 
@@ -46,39 +45,50 @@ class GradientReader:
         self.series = series
         self._last: dict[nn.Parameter, tuple[weakref.ref[Tensor], int | None]] = {}
 
-    def read(self, named: NamedParameter, micro_step: int, grad_scale: Tensor | None) -> None:
-        """Append a row for the gradient as it stands, divided by `grad_scale` where it is still scaled."""
-        if named.parameter.grad is not None:
-            self.series.rows.add(self.series.id_of(named, GRADIENT, micro_step), named.parameter.grad, grad_scale)
+    def read(self, parameters: Sequence[tuple[NamedParameter, int]], grad_scale: Tensor | None) -> None:
+        """Append a row for each (parameter, micro-step): its gradient divided by `grad_scale` where still scaled."""
+        ids, gradients = [], []
+        for named, micro_step in parameters:
+            gradient = named.parameter.grad
+            if gradient is not None:
+                ids.append(self.series.id_of(named, GRADIENT, micro_step))
+                gradients.append(gradient)
+        self.series.rows.add_many(ids, gradients, grad_scale)
 
-    def read_taken(self, named: NamedParameter, micro_step: int, grad_scale: Tensor | None) -> None:
-        """Append a row for the gradient that an optimizer takes, unless it is the one taken last."""
-        gradient = named.parameter.grad
+    def read_taken(self, parameters: Sequence[tuple[NamedParameter, int]], grad_scale: Tensor | None) -> None:
+        """Append a row for each gradient that an optimizer takes, unless it is the one taken last."""
+        self.read([(named, turn) for named, turn in parameters if self._is_fresh(named.parameter)], grad_scale)
+
+    def _is_fresh(self, parameter: nn.Parameter) -> bool:
+        gradient = parameter.grad
         if gradient is None:
-            return
+            return False
         version = version_of(gradient)
-        last = self._last.get(named.parameter)
-        if last is not None and version is not None and last[0]() is gradient and last[1] == version:
-            return
-        self._last[named.parameter] = (weakref.ref(gradient), version)
-        self.read(named, micro_step, grad_scale)
+        last = self._last.get(parameter)
+        if last is not None and version is not None and last[1] == version and last[0]() is gradient:
+            return False
+        self._last[parameter] = (weakref.ref(gradient), version)
+        return True
 
 
-def read_parameters(series: ParameterSeries, parameters: list[NamedParameter], micro_step: int = 0) -> None:
+def read_parameters(series: ParameterSeries, parameters: Sequence[NamedParameter], micro_step: int = 0) -> None:
     """Append a row for each parameter."""
-    for named in parameters:
-        series.rows.add(series.id_of(named, PARAMETER, micro_step), named.parameter)
+    ids = [series.id_of(named, PARAMETER, micro_step) for named in parameters]
+    series.rows.add_many(ids, [named.parameter for named in parameters])
 
 
 def read_state(
-    series: ParameterSeries, optimizer: Optimizer, parameters: list[NamedParameter], micro_step: int = 0
+    series: ParameterSeries, optimizer: Optimizer, parameters: Sequence[NamedParameter], micro_step: int = 0
 ) -> None:
     """Append a row for each tensor of the optimizer's state, under its own key."""
+    ids, tensors = [], []
     for named in parameters:
         for key, value in optimizer.state.get(named.parameter, {}).items():
             for path, tensor in tensors_in(value):
                 inner = "" if isinstance(value, Tensor) else path
-                series.rows.add(series.id_of(named, state_quantity(str(key)), micro_step, inner), tensor)
+                ids.append(series.id_of(named, state_quantity(str(key)), micro_step, inner))
+                tensors.append(tensor)
+    series.rows.add_many(ids, tensors)
 
 
 def state_quantity(key: str) -> str:
@@ -91,30 +101,30 @@ class UpdateReader:
 
     def __init__(self, series: ParameterSeries) -> None:
         self.series = series
-        self._old: list[tuple[NamedParameter, Tensor, Tensor]] = []
+        self._kept: dict[torch.device, tuple[list[NamedParameter], list[Tensor], Tensor]] = {}
 
-    def keep(self, parameters: list[NamedParameter]) -> None:
-        """Copy the weights on their device; the copies live until the step has ended.
+    def keep(self, parameters: Sequence[NamedParameter]) -> None:
+        """Copy the weights, negated, on their device; the copies live until the step has ended.
 
         Copies of an update that never came (it raised) are dropped.
         """
-        self._old.clear()
+        self._kept.clear()
+        by_device: dict[torch.device, list[NamedParameter]] = {}
         for named in parameters:
-            if not (named.parameter.is_floating_point() or named.parameter.is_complex()):
-                continue
-            old = local(named.parameter).clone()
-            wide = old.abs() if old.is_complex() else old
-            norm = torch.linalg.vector_norm(wide, dtype=row_dtype(old.device))
-            self._old.append((named, old, norm))
+            if named.parameter.is_floating_point() or named.parameter.is_complex():
+                by_device.setdefault(named.parameter.device, []).append(named)
+        for device, moving in by_device.items():
+            weights = [local(named.parameter) for named in moving]
+            self._kept[device] = (moving, list(torch._foreach_neg(weights)), self.series.rows.norms(weights))
 
     def read(self, micro_step: int = 0) -> None:
-        """Append a row of new − old for each weight that was kept."""
-        kept, self._old = self._old, []
-        while kept:
-            named, old, norm = kept.pop(0)
-            torch.sub(local(named.parameter), old, out=old)
-            self.series.rows.add(self.series.id_of(named, UPDATE, micro_step), old, norm_of=norm)
+        """Append a row of new − old for each weight that was kept, which is new + (−old) to the bit."""
+        kept, self._kept = self._kept, {}
+        for moving, negated, norms in kept.values():
+            torch._foreach_add_(negated, [local(named.parameter) for named in moving])
+            ids = [self.series.id_of(named, UPDATE, micro_step) for named in moving]
+            self.series.rows.add_many(ids, negated, norms=norms)
 
     def forget(self) -> None:
         """Drop the copies of a step that had no update."""
-        self._old.clear()
+        self._kept.clear()

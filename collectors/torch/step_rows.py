@@ -1,7 +1,7 @@
 """The rows of a step: statistics in execution order, copied to the host once."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,11 +12,27 @@ from torch import Tensor
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
-from trainsentry.collectors.torch.local_tensor import is_readable, layout_of, local, stored_values, version_of
-from trainsentry.collectors.torch.statistics import device_row, host_row, row_dtype
+from trainsentry.collectors.torch.device_rows import DeviceRows, finish
+from trainsentry.collectors.torch.device_statistics import row_dtype
+from trainsentry.collectors.torch.host_statistics import (
+    ROW_BYTES,
+    address_of,
+    host_row,
+    read_at,
+    read_many_at,
+    row_of_number,
+)
+from trainsentry.collectors.torch.local_tensor import (
+    is_readable,
+    layout_of,
+    local,
+    stored_values,
+    version_of,
+    whole_of,
+)
 
-CHUNK_ROWS: Final = 1024
-"""Rows of one device buffer: 64 kB, so that a small model wastes little and a large one seldom allocates."""
+_NUMBER: Final = torch.zeros((), dtype=torch.float64)
+"""Stands for a Python number where a layout is asked for."""
 
 
 @dataclass
@@ -51,38 +67,6 @@ class PendingRows:
         return self.ids[self.kept], self.layouts[self.kept], self.values[self.kept]
 
 
-class _DeviceRows:
-    """Rows of one device in preallocated chunks."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.dtype = row_dtype(device)
-        self.chunks: list[Tensor] = []
-        self.positions: list[int] = []
-
-    def append(self, position: int, row: Tensor) -> None:
-        chunk, offset = divmod(len(self.positions), CHUNK_ROWS)
-        if chunk == len(self.chunks):
-            self.chunks.append(torch.empty(CHUNK_ROWS, COLUMNS, dtype=self.dtype, device=self.device))
-        self.positions.append(position)
-        target = self.chunks[chunk][offset]
-        target.copy_(row)
-
-    def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Tensor, Any]:
-        """Start the one copy of the step into pinned memory; return it with the event that tells its end."""
-        n = len(self.positions)
-        used = self.chunks[: -(-n // CHUNK_ROWS)]
-        rows = used[0] if len(used) == 1 else torch.cat(used)
-        positions = np.asarray(self.positions, np.intp)
-        if self.device.type == "cpu":
-            return positions, rows[:n].clone(), None
-        host = torch.empty(rows.shape, dtype=self.dtype, pin_memory=True)
-        host.copy_(rows, non_blocking=True)
-        event = torch.Event(self.device)
-        event.record()
-        return positions, host, event
-
-
 class StepRows:
     """Collects the rows of the current step.
 
@@ -103,85 +87,92 @@ class StepRows:
         self.refused = refused
         self._device_rows_on_cpu = device_rows_on_cpu
         self._layouts: dict[tuple[Any, Any], int] = {}
-        self._devices: dict[torch.device, _DeviceRows] = {}
-        self._host = np.zeros((256, COLUMNS))
+        self._devices: dict[torch.device, DeviceRows] = {}
+        self._make_host(256)
         self._start()
 
     def _start(self) -> None:
         self._ids: list[int] = []
         self._layout_ids: list[int] = []
         self._aliases: list[tuple[int, int]] = []
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int | None, int]] = {}
         self._latest: dict[int, int] = {}
         self._replaced: list[int] = []
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def add(self, series_id: int, tensor: Tensor, divisor: Tensor | None = None, norm_of: Tensor | None = None) -> None:
-        """Append the statistics of what `tensor` holds on this rank.
+    def add(self, series_id: int, tensor: Tensor) -> None:
+        """Append the statistics of what `tensor` holds on this rank."""
+        address = 0 if self._device_rows_on_cpu else address_of(tensor)
+        if address:
+            self._attempt(self._add_dense_one, address, series_id, tensor)
+        else:
+            self._attempt(self._add_other, series_id, tensor, None, None)
 
-        They are divided by `divisor` where given; with `norm_of` the value column gets their norm divided by it.
+    def add_many(
+        self,
+        series_ids: Sequence[int],
+        tensors: Sequence[Tensor],
+        divisor: Tensor | None = None,
+        norms: Tensor | None = None,
+    ) -> None:
+        """Append the statistics of many tensors at once.
+
+        They are divided by `divisor` where given. With `norms` (one number for each tensor) the value column gets
+        each tensor's norm divided by its number.
         """
-        try:
-            values = local(tensor)
-            if not is_readable(values):
-                return
-            stored, implicit = stored_values(values)
-            if self._on_host(stored):
-                row = np.asarray(host_row(stored, self.eps, implicit))
-                if divisor is not None:
-                    row[: NORM + 1] /= divisor.item()
-                if norm_of is not None:
-                    with np.errstate(divide="ignore", invalid="ignore"):
-                        row[VALUE] = row[NORM] / np.float64(norm_of.item())
-                position = self._append(series_id, values)  # before the buffer is named: it may grow
-                self._host[position] = row
-            else:
-                made = device_row(stored, self.eps, implicit)
-                if divisor is not None:
-                    made[: NORM + 1] /= divisor.to(made.device)
-                if norm_of is not None:
-                    made[VALUE] = made[NORM] / norm_of
-                self._append_on(stored.device, series_id, values, made)
-        except Exception as error:
-            if self.refused is None:
-                raise
-            self.refused(error)
+        addresses = [0] * len(tensors) if self._device_rows_on_cpu else [address_of(x) for x in tensors]
+        start = 0
+        for end in [*(i for i, address in enumerate(addresses) if not address), len(tensors)]:
+            part = slice(start, end)
+            if start < end:
+                some = None if norms is None else norms[part]
+                self._attempt(self._add_dense, addresses[part], series_ids[part], tensors[part], divisor, some)
+            if end < len(tensors):
+                norm = None if norms is None else norms[end]
+                self._attempt(self._add_other, series_ids[end], tensors[end], divisor, norm)
+            start = end + 1
+
+    def norms(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the L2 norms of tensors of one device, shape (n,), on that device, without a row in the record."""
+        addresses = [address_of(x) for x in tensors]
+        if self._device_rows_on_cpu or not all(addresses):
+            wide = [x.abs() if x.is_complex() else x for x in tensors]
+            return torch.stack(torch._foreach_norm(wide, 2, row_dtype(wide[0].device)))
+        values = np.zeros((len(tensors), COLUMNS))
+        read_many_at(addresses, tensors, self.eps, values.ctypes.data)
+        return torch.from_numpy(values[:, NORM])
 
     def add_shared(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor that other series may show too: it is read once a step."""
-        version = version_of(tensor)
-        known = self._seen.get(id(tensor))
-        if known is not None and version is not None and known[0]() is tensor and known[1] == version:
-            position = self._append(series_id, local(tensor))
-            self._aliases.append((position, known[2]))
+        whole = whole_of(tensor)
+        known = self._seen.get(id(whole))
+        if known is not None and known[0]() is whole and known[1] == version_of(whole) is not None:
+            self._aliases.append((self._append(series_id, tensor), known[2]))
             return
         position = len(self._ids)
         self.add(series_id, tensor)
-        if len(self._ids) > position and version is not None:
-            self._seen[id(tensor)] = (weakref.ref(tensor), version, position)
+        if len(self._ids) > position:
+            self._seen[id(whole)] = (weakref.ref(whole), version_of(whole), position)
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
         """Append a scalar: a Python number, or a tensor of one element that is not waited for."""
         if isinstance(value, Tensor):
             scalar = local(value).reshape(())
             if not self._on_host(scalar):
-                row = device_row(scalar, self.eps)
-                row[VALUE] = scalar
-                self._append_on(scalar.device, series_id, scalar, row)
+                position = self._append(series_id, scalar)
+                self._rows_on(scalar.device).add_scalar(position, scalar, self.eps)
                 return
             value = scalar.item()
-        number = torch.tensor(float(value), dtype=torch.float64)
-        numbers = (*host_row(number, self.eps)[:VALUE], float(value))
-        position = self._append(series_id, number)
-        self._host[position] = numbers
+        position = self._append(series_id, _NUMBER)
+        self._host[position] = (*row_of_number(float(value)), float(value))
 
     def take(self) -> PendingRows:
         """Return the rows so far and start anew; starts one copy per device that holds rows."""
         pending = self.peek()
         for rows in self._devices.values():
-            rows.positions = []
+            rows.clear()
         self._start()
         return pending
 
@@ -196,6 +187,59 @@ class StepRows:
             aliases=list(self._aliases),
         )
 
+    def _attempt(self, add: Callable[..., None], *args: Any) -> None:
+        try:
+            add(*args)
+        except Exception as error:
+            if self.refused is None:
+                raise
+            self.refused(error)
+
+    def _add_dense_one(self, address: int, series_id: int, tensor: Tensor) -> None:
+        position = len(self._ids)
+        self._make_room(position + 1)
+        read_at(address, tensor, self.eps, self._host_address + ROW_BYTES * position)
+        self._append(series_id, tensor)  # behind the reading: one that fails leaves no row
+
+    def _add_dense(
+        self,
+        addresses: list[int],
+        series_ids: Sequence[int],
+        tensors: Sequence[Tensor],
+        divisor: Tensor | None,
+        norms: Tensor | None,
+    ) -> None:
+        """Append CPU tensors that the kernel reads as they lie."""
+        start = len(self)
+        self._make_room(start + len(tensors))
+        read_many_at(addresses, tensors, self.eps, self._host_address + ROW_BYTES * start)
+        self._finish_on_host(slice(start, start + len(tensors)), divisor, norms)
+        for series_id, tensor in zip(series_ids, tensors, strict=True):
+            self._append(series_id, tensor)
+
+    def _add_other(self, series_id: int, tensor: Tensor, divisor: Tensor | None, norm: Tensor | None) -> None:
+        """Append a tensor that the kernel cannot read as it lies: on a device, sharded, sparse, of another dtype."""
+        values = local(tensor)
+        if not is_readable(values):
+            return
+        stored, implicit = stored_values(values)
+        if self._on_host(stored):
+            row = host_row(stored, self.eps, implicit)
+            position = self._append(series_id, values)
+            self._host[position] = row
+            self._finish_on_host(slice(position, position + 1), divisor, norm)
+        else:
+            row = self._rows_on(stored.device).add(len(self), stored, self.eps, implicit)
+            finish(row[None], divisor, norm)
+            self._append(series_id, values)
+
+    def _finish_on_host(self, positions: slice, divisor: Tensor | None, norms: Tensor | None) -> None:
+        if divisor is not None:
+            self._host[positions, : NORM + 1] /= divisor.item()
+        if norms is not None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                self._host[positions, VALUE] = self._host[positions, NORM] / norms.double().numpy()
+
     def _kept(self) -> npt.NDArray[np.bool_]:
         kept = np.ones(len(self), bool)
         kept[self._replaced] = False
@@ -204,12 +248,11 @@ class StepRows:
     def _on_host(self, tensor: Tensor) -> bool:
         return tensor.device.type == "cpu" and not self._device_rows_on_cpu
 
-    def _append_on(self, device: torch.device, series_id: int, tensor: Tensor, row: Tensor) -> None:
-        """Append a row that lies on a device."""
+    def _rows_on(self, device: torch.device) -> DeviceRows:
         rows = self._devices.get(device)
         if rows is None:
-            rows = self._devices[device] = _DeviceRows(device)
-        rows.append(self._append(series_id, tensor), row)
+            rows = self._devices[device] = DeviceRows(device)
+        return rows
 
     def _append(self, series_id: int, tensor: Tensor) -> int:
         """Reserve the next row; return its position."""
@@ -218,8 +261,7 @@ class StepRows:
         if layout is None:
             layout = self._layouts[key] = self.table.layout_id(layout_of(tensor))
         position = len(self._ids)
-        if position == len(self._host):
-            self._host = np.concatenate([self._host, np.zeros_like(self._host)])
+        self._make_room(position + 1)
         earlier = self._latest.get(series_id)
         if earlier is not None:
             self._replaced.append(earlier)
@@ -227,3 +269,13 @@ class StepRows:
         self._ids.append(series_id)
         self._layout_ids.append(layout)
         return position
+
+    def _make_room(self, rows: int) -> None:
+        if rows > len(self._host):
+            old = self._host
+            self._make_host(max(rows, 2 * len(old)))
+            self._host[: len(old)] = old
+
+    def _make_host(self, rows: int) -> None:
+        self._host = np.zeros((rows, COLUMNS))
+        self._host_address = self._host.ctypes.data  # asked for once: it costs as much as reading a small tensor

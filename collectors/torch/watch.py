@@ -243,9 +243,9 @@ class TorchWatch:
             return
         if self.settings.before_reduction:
             series_id = self._series.id_of(named, GRADIENT_UNREDUCED, micro_step)
-            self.rows.add(series_id, named.parameter.grad, self._scale())
+            self.rows.add_many([series_id], [named.parameter.grad], self._scale())
         if self.settings.per_micro_step:
-            self._gradients.read(named, micro_step, self._scale())
+            self._gradients.read([(named, micro_step)], self._scale())
 
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
@@ -253,10 +253,12 @@ class TorchWatch:
             self._read_grads_of(self._owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
 
     def _read_grads_of(self, parameters: list[NamedParameter], grad_scale: Tensor | None, turn: int) -> None:
-        for named in parameters:
+        if self.settings.per_micro_step:
             # What the optimizer takes is the last micro-step's running sum, after clipping: it replaces that row.
-            last = self._accumulation.last_micro_step(named) if self.settings.per_micro_step else turn
-            self._gradients.read_taken(named, last, grad_scale)
+            turns = [(named, self._accumulation.last_micro_step(named)) for named in parameters]
+        else:
+            turns = [(named, turn) for named in parameters]
+        self._gradients.read_taken(turns, grad_scale)
 
     def _owned_by_nobody(self) -> list[NamedParameter]:
         owned = {p for optimizer in self.optimizers for p in parameters_of(optimizer)}

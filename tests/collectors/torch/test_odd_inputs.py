@@ -74,14 +74,14 @@ def test_an_odd_tensor_costs_at_most_its_own_row_and_the_dump_survives_it(out, k
 def test_a_read_that_fails_leaves_no_row_behind(out, monkeypatch):
     from trainsentry.collectors.torch import step_rows
 
-    original = step_rows.host_row
+    original = step_rows.read_at
 
-    def fails(tensor, *args):
+    def fails(address, tensor, *args):
         if tuple(tensor.shape) == (16, 16):
             raise RuntimeError("planted")
-        return original(tensor, *args)
+        return original(address, tensor, *args)
 
-    monkeypatch.setattr(step_rows, "host_row", fails)
+    monkeypatch.setattr(step_rows, "read_at", fails)
     model = mlp()
     optimizer = sgd(model)
     with watch(model, out, optimizer) as monitor:

@@ -11,8 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import MEAN, NORM, STATISTICS, reference
+from trainsentry.collectors.torch import host_statistics
+from trainsentry.collectors.torch.device_statistics import device_row
+from trainsentry.collectors.torch.host_statistics import host_row
 from trainsentry.collectors.torch.local_tensor import stored_values
-from trainsentry.collectors.torch.statistics import device_row, host_row
 from trainsentry.collectors.torch.step_rows import StepRows
 
 NAN, INF = math.nan, math.inf
@@ -38,7 +40,11 @@ def assert_is_reference(row, expected, size):
 
 def check(tensor, eps=0.0):
     expected = reference(as_numpy(tensor), eps)
+    assert host_statistics.KINDS, "the compiled kernel is missing"
     assert_is_reference(host_row(tensor, eps), expected, tensor.numel())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_statistics, "KINDS", {})
+        assert_is_reference(host_row(tensor, eps), expected, tensor.numel())  # as where no compiler was
     assert_is_reference(device_row(tensor, eps).tolist(), expected, tensor.numel())
 
 
@@ -151,7 +157,7 @@ def test_a_device_row_reads_no_value_on_the_host():
             rows.add(i, tensor)
         rows.add_scalar(9, torch.tensor(3.0))
         rows.add_shared(10, tensors[0])
-        rows.add(11, tensors[0], torch.tensor(2.0))
+        rows.add_many([11], [tensors[0]], torch.tensor(2.0))
         pending = rows.take()
     assert len(pending.copies) == 1  # one copy a step
     _, _, got = pending.resolve()

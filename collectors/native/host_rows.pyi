@@ -1,0 +1,16 @@
+from collections.abc import Sequence
+from typing import Final
+
+FLOAT32: Final[int]
+BFLOAT16: Final[int]
+FLOAT16: Final[int]
+FLOAT64: Final[int]
+
+# The statistics of `size` contiguous elements at `address`, as a row of 8 doubles at address `row`.
+def read(address: int, size: int, kind: int, eps: float, row: int, /) -> None: ...
+
+# The statistics of array i as row i of the float64 array of shape (n, 8) at `rows`. The sequences are lists of one
+# length (else ValueError). The interpreter lock is released when the arrays are large.
+def read_many(
+    addresses: Sequence[int], sizes: Sequence[int], kinds: Sequence[int], eps: float, rows: int, /
+) -> None: ...

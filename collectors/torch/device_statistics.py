@@ -1,0 +1,65 @@
+"""Statistics of one tensor on any device, by plain tensor operations that neither wait nor branch on a value."""
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.statistics import COLUMNS
+
+_NAN: Final = math.nan
+_EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
+
+
+def device_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> Tensor:
+    """Return the statistics of a detached tensor as a row of shape (COLUMNS,) on its device.
+
+    Plain tensor operations without any that waits for the device or branches on a value. The row is float64
+    where the device has it, else float32; sums are of scaled values, so that both are safe from overflow.
+    """
+    dtype = row_dtype(x.device)
+    size = x.numel() + implicit_zeros
+    if x.numel() == 0:
+        return torch.tensor(_EMPTY, dtype=dtype, device=x.device)
+    wide = _as_float(x).to(dtype)
+    finite = torch.isfinite(wide)
+    inside = torch.where(finite, wide, torch.zeros_like(wide))
+    low = torch.where(finite, wide, torch.full_like(wide, math.inf)).amin()
+    high = torch.where(finite, wide, torch.full_like(wide, -math.inf)).amax()
+    if implicit_zeros:
+        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    count = finite.sum().to(dtype) + implicit_zeros
+    largest = inside.abs().amax()
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
+    scaled = inside / scale
+    norm = torch.linalg.vector_norm(scaled) * scale
+    some = count > 0
+    nothing = torch.full_like(low, _NAN)
+    zeros = ((wide.abs() <= eps).sum().to(dtype) + implicit_zeros) / size
+    return torch.stack(
+        [
+            torch.where(some, low, nothing),
+            torch.where(some, high, nothing),
+            torch.where(some, scaled.sum() / count * scale, nothing),
+            norm,
+            torch.isnan(wide).sum().to(dtype),
+            torch.isinf(wide).sum().to(dtype),
+            zeros,
+            nothing,
+        ]
+    )
+
+
+def row_dtype(device: torch.device) -> torch.dtype:
+    """Return float64 where the device has it, else float32 (Ascend and Apple chips have no float64)."""
+    return torch.float32 if device.type in {"npu", "mps"} else torch.float64
+
+
+def _as_float(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128).abs()
+    return x if x.is_floating_point() else x.double()
+
+
+assert len(_EMPTY) == COLUMNS

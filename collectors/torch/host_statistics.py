@@ -1,0 +1,148 @@
+"""Statistics of tensors in host memory: the only place that reads tensor values on the host.
+
+Where the compiled kernel is there, a dense tensor is read once, by its address, and no torch operation runs.
+Everything else is made dense floating point first. Without a compiler four torch operations do the work.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from trainsentry.collectors.statistics import COLUMNS
+
+try:
+    from trainsentry.collectors.native import host_rows
+except ImportError:  # built without a compiler
+    host_rows = None  # type: ignore[assignment]
+
+_NAN: Final = math.nan
+_EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
+_WIDENED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Dtypes whose squares neither overflow nor vanish in float64, so that no scaling is needed."""
+
+ROW_BYTES: Final = 8 * COLUMNS
+"""Bytes of a row of the kernel."""
+
+_PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
+"""Types whose values lie where their address says; a subclass may keep them elsewhere."""
+
+KINDS: Final[dict[torch.dtype, int]] = (
+    {}
+    if host_rows is None
+    else {
+        torch.float32: host_rows.FLOAT32,
+        torch.bfloat16: host_rows.BFLOAT16,
+        torch.float16: host_rows.FLOAT16,
+        torch.float64: host_rows.FLOAT64,
+    }
+)
+"""What the compiled kernel reads; empty without it."""
+
+
+def address_of(x: Tensor) -> int:
+    """Return the address of a dense CPU tensor that the kernel can read as it lies in memory, else 0."""
+    if type(x) not in _PLAIN or not x.is_cpu or x.dtype not in KINDS or x.layout is not torch.strided or x.is_nested:
+        return 0
+    try:
+        return 0 if not x.is_contiguous() or x.is_neg() else x.data_ptr()
+    except RuntimeError:  # values inside a functorch transform have no address
+        return 0
+
+
+def read_at(address: int, x: Tensor, eps: float, row: int) -> None:
+    """Write the statistics of `x`, which lies at `address`, to the COLUMNS doubles at address `row`."""
+    host_rows.read(address, x.numel(), KINDS[x.dtype], eps, row)
+
+
+def read_many_at(addresses: list[int], tensors: Sequence[Tensor], eps: float, rows: int) -> None:
+    """Write the statistics of tensor i, which lies at `addresses[i]`, to row i of the rows at address `rows`."""
+    host_rows.read_many(addresses, [x.numel() for x in tensors], [KINDS[x.dtype] for x in tensors], eps, rows)
+
+
+def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArray[np.float64]:
+    """Return the statistics of a detached CPU tensor, shape (COLUMNS,), with zeros that it has but does not store."""
+    row = np.asarray(_EMPTY)
+    if x.numel() == 0:
+        return row
+    x = _as_float(x)
+    if KINDS:
+        dense = _dense(x)
+        read_at(dense.data_ptr(), dense, eps, row.ctypes.data)
+    else:
+        row = _row_by_operations(x, eps)
+    return _with_zeros(row, x.numel(), implicit_zeros) if implicit_zeros else row
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return a tensor with the same values in a row in memory, without a copy where they lie that way."""
+    x = x.resolve_neg()
+    if x.is_contiguous():
+        return x
+    strides = x.stride()
+    by_stride = x.permute(sorted(range(x.dim()), key=lambda d: -strides[d]))
+    return by_stride.contiguous()  # no copy for channels-last and transposed tensors
+
+
+def _as_float(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128).abs()
+    if not x.is_floating_point():
+        return x.double()
+    return x if x.dtype in _WIDENED or x.dtype is torch.float64 else x.float()
+
+
+def _with_zeros(row: npt.NDArray[np.float64], stored: int, implicit: int) -> npt.NDArray[np.float64]:
+    """Return the row of a tensor with `implicit` zeros besides the `stored` elements that were read."""
+    low, high, mean, norm, nans, infs, zeros = row[:7]
+    finite = stored - nans - infs
+    total = mean * finite if finite else 0.0
+    zeros = (zeros * stored + implicit) / (stored + implicit)
+    return np.asarray(
+        [np.fmin(low, 0.0), np.fmax(high, 0.0), total / (finite + implicit), norm, nans, infs, zeros, _NAN]
+    )
+
+
+def _number(x: Tensor) -> float:
+    return float(x.numpy())  # unlike `item`, no operation that a profile would count
+
+
+def _row_by_operations(x: Tensor, eps: float) -> npt.NDArray[np.float64]:
+    """Return the row by torch operations: four passes, and more where something is not finite."""
+    if x.dtype in _WIDENED:
+        norm = _number(torch.linalg.vector_norm(x, dtype=torch.float64))
+        if math.isfinite(norm):
+            low, high = torch.aminmax(x)
+            mean = _number(torch.sum(x, dtype=torch.float64)) / x.numel()
+            above = torch.count_nonzero(x) if eps == 0.0 else torch.count_nonzero(x.abs().double() > eps)
+            zeros = (x.numel() - _number(above)) / x.numel()
+            return np.asarray([_number(low.float()), _number(high.float()), mean, norm, 0.0, 0.0, zeros, _NAN])
+    return _careful_row(x.double(), eps)
+
+
+def _careful_row(x: Tensor, eps: float) -> npt.NDArray[np.float64]:
+    """Return the row of a float64 tensor with non-finite values, or whose squares leave the range."""
+    nans, infs = torch.isnan(x), torch.isinf(x)
+    finite = x[~(nans | infs)]
+    bad = _number(nans.sum()), _number(infs.sum())
+    zeros = _number((x.abs() <= eps).sum()) / x.numel()
+    if finite.numel() == 0:
+        return np.asarray([_NAN, _NAN, _NAN, 0.0, *bad, zeros, _NAN])
+    largest = _number(finite.abs().max()) or 1.0
+    scaled = finite / largest
+    norm = _number(torch.linalg.vector_norm(scaled)) * largest
+    mean = _number(scaled.sum()) / finite.numel() * largest
+    return np.asarray([_number(finite.min()), _number(finite.max()), mean, norm, *bad, zeros, _NAN])
+
+
+def row_of_number(value: float) -> tuple[Any, ...]:
+    """Return the row of one number, without its value column."""
+    if math.isnan(value):
+        return (_NAN, _NAN, _NAN, 0.0, 1.0, 0.0, 0.0)
+    if math.isinf(value):
+        return (_NAN, _NAN, _NAN, 0.0, 0.0, 1.0, 0.0)
+    return (value, value, value, abs(value), 0.0, 0.0, float(value == 0.0))
