@@ -82,6 +82,12 @@ class Guard:
             logger.warning("trainsentry: %s: left out, and so are others like it. %s", part, error)
         self.note_failure(part, str(error))
 
+    def warn_once(self, part: str, message: str) -> None:
+        """Log something that the user should know, once, and keep it for `status.json`."""
+        if part not in self.failures:
+            logger.warning("trainsentry: %s", message)
+        self.note_failure(part, message)
+
     def note_failure(self, part: str, message: str) -> None:
         """Count a failure that was logged elsewhere and stays where it was, such as an exporter's."""
         known = self.failures.setdefault(part, Failure(0, message, time()))

@@ -1,7 +1,7 @@
 """Activations of modules and their gradients, through forward hooks and tensor hooks."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,10 +17,12 @@ from trainsentry.collectors.series import (
     ACTIVATION_OUTPUT,
     Series,
 )
+from trainsentry.collectors.torch.compiled_activations import CompiledVisits, Site, is_compiled
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.model_graph import DataFlow
 from trainsentry.collectors.torch.model_names import NamedModule
+from trainsentry.collectors.torch.module_hooks import AfterForward, BeforeForward
 from trainsentry.collectors.torch.step_rows import StepRows
 
 PART = "activations"
@@ -33,12 +35,16 @@ MAX_CALLS: Final = 16
 
 
 class ActivationHooks:
-    """Hooks modules for one sampled step: `attach` before it, `detach` after it.
+    """Hooks modules, and reads what passes through them in the steps that `open_step` says are sampled.
 
     A forward pass counts when gradients are enabled as its outermost module is entered, so an evaluation
     under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass. Each pass
     through the same outermost module is a micro-step. A module's second call in one pass is named `<module>@1`.
     Passes and calls beyond the bounds above are not recorded; `left_out` counts them.
+
+    Eager modules carry hooks only while steps are sampled. Those that a compiler has traced keep theirs: they are
+    part of its graphs, one with sampling and one without, chosen by `sampling`. Which ones that will be shows in the
+    first step, so then every module is hooked.
     """
 
     def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, *, forward: bool, backward: bool) -> None:
@@ -47,66 +53,139 @@ class ActivationHooks:
         self.flow = flow
         self.forward = forward
         self.backward = backward
+        self.sampling = False
         self.generation = 0
         self.left_out = 0
-        self._handles: list[RemovableHandle] = []
+        self.compiled: set[str] = set()
+        self._modules: Sequence[NamedModule] = ()
         self._observed: frozenset[str] = frozenset()
+        self._hooks: list[tuple[BeforeForward, AfterForward]] = []
+        self._handles: dict[tuple[str, int], list[RemovableHandle]] = {}
+        self._leaf_handles: list[RemovableHandle] = []
         self._ids: dict[tuple[str, int, str, str, int, int, int], int] = {}
         self._passes: Counter[tuple[str, int]] = Counter()
         self._calls: Counter[tuple[str, int]] = Counter()
+        self._visits = CompiledVisits()
         self._depth = 0
         self._recording = False
+        self._inner_ran = False
         self._micro_step = 0
 
-    def attach(self, modules: Iterable[NamedModule], observed: frozenset[str]) -> None:
+    # ------------------------------------------------------------------ hooks
+
+    def choose(self, modules: Sequence[NamedModule], observed: frozenset[str]) -> None:
         """Hook the modules that are `observed`, and the roots, which tell micro-steps apart.
 
         TorchScript modules take no hooks and are passed over.
         """
-        self.generation += 1
-        self._observed = observed
-        self._depth, self._recording = 0, False
-        self._passes.clear()
-        self.flow.begin()
-        for named in modules:
-            if (named.name in observed or not named.name) and not isinstance(named.module, torch.jit.ScriptModule):
-                before, after = _BeforeForward(self, named), _AfterForward(self, named)
-                self._handles.append(named.module.register_forward_pre_hook(before, with_kwargs=True))
-                self._handles.append(named.module.register_forward_hook(after, with_kwargs=True))
+        self.close()
+        self._modules, self._observed = modules, observed
+        self._hooks = [
+            (BeforeForward(self, m, observed=m.name in observed), AfterForward(self, m, observed=m.name in observed))
+            for m in modules
+            if (m.name in observed or not m.name) and not isinstance(m.module, torch.jit.ScriptModule)
+        ]
+        self._attach()
 
-    def detach(self) -> None:
-        """Remove every hook; hooks on tensors of the step fall silent."""
+    def open_step(self, *, sampling: bool) -> None:
+        """Begin a step: read in it or not."""
+        if self.sampling and (not self._inner_ran or self.flow.passes.bit_count() == 1):
+            self._tell_silent()  # now and then: after the first sampled step, the second, the fourth, …
         self.generation += 1
-        for handle in self._handles:
+        self.sampling = sampling
+        self._depth, self._recording, self._inner_ran = 0, False, False
+        self._passes.clear()
+        self._visits.clear()
+        self._drop_leaf_hooks()
+        if sampling:
+            self.flow.begin()
+            self._attach()
+        elif self.flow.passes or self.flow.seen:
+            self._detach(keep=self.compiled)
+
+    def close(self) -> None:
+        """Remove every hook; hooks on tensors of the step, and those inside graphs, fall silent."""
+        self.generation += 1
+        self.sampling = False
+        self._drop_leaf_hooks()
+        self._detach(keep=frozenset())
+
+    def _attach(self) -> None:
+        for before, after in self._hooks:
+            key = (before.named.name, before.named.vpp_stage)
+            if key not in self._handles:
+                module = before.named.module
+                self._handles[key] = [
+                    module.register_forward_pre_hook(before, with_kwargs=True),
+                    module.register_forward_hook(after, with_kwargs=True),
+                ]
+
+    def _detach(self, keep: Collection[str]) -> None:
+        for key in [key for key in self._handles if key[0] not in keep]:
+            for handle in self._handles.pop(key):
+                handle.remove()
+
+    def _tell_silent(self) -> None:
+        """Say which modules were compiled while they had no hooks, so that nothing is seen of them."""
+        hooked = [before.named for before, _ in self._hooks if before.named.name]
+        if self._inner_ran:
+            inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
+            known = self.flow.seen | self.compiled
+            hooked = [m for m in hooked if f"{m.name}.".startswith(inside) and m.name not in known]
+        if hooked:
+            self.guard.warn_once(
+                "activations of compiled modules",
+                f"no activation of {len(hooked)} modules is seen, the first is {hooked[0].name!r}: the model was "
+                "compiled before watch(), or after its first steps. Call watch() and then compile, before the first "
+                "step; gradients, weights, updates and optimizer state are read all the same.",
+            )
+
+    def _drop_leaf_hooks(self) -> None:
+        for handle in self._leaf_handles:
             handle.remove()
-        self._handles.clear()
+        self._leaf_handles.clear()
+
+    @property
+    def attached(self) -> int:
+        """How many modules carry hooks."""
+        return len(self._handles)
 
     @property
     def micro_steps(self) -> int:
         """The most passes that one outermost module has had in this step."""
         return max(self._passes.values(), default=0)
 
+    # ------------------------------------------------------------------ what eager modules tell
+
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note that a module is entered, and observe its inputs."""
+        self.flow.entered(named.name)
+        if not self.sampling or _in_backward():  # a forward that is computed anew may end without `leave`
+            return
+        if named.name:
+            self._inner_ran = True
         if self._depth == 0 or not named.name:
-            self._begin_pass(named, aborted=self._depth > 0)
+            self._begin_pass(named, training=torch.is_grad_enabled(), aborted=self._depth > 0)
         self._depth += 1
         if self._recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Note that a module is left, and observe its outputs."""
+        if not self.sampling or _in_backward():
+            return
         self._depth = max(self._depth - 1, 0)
         if self._recording and named.name in self._observed:
             self._observe(named, "output", tensors_in(output))
             self._calls[named.name, named.vpp_stage] += 1
 
-    def _begin_pass(self, named: NamedModule, *, aborted: bool) -> None:
+    def _begin_pass(self, named: NamedModule, *, training: bool, aborted: bool = False) -> None:
         """Note that an outermost module is entered; a pass behind one that raised takes its place."""
         self._depth = 0
         self._calls.clear()
-        self._recording = _is_training_forward()
-        if not self._recording:
+        self._visits.begin_pass()
+        self._recording = training
+        if not training:
             return
         key = (named.name, named.vpp_stage)
         if not aborted or not self._passes[key]:
@@ -115,7 +194,6 @@ class ActivationHooks:
         if self._micro_step >= MAX_MICRO_STEPS:
             self.left_out += 1
             self._recording = False
-            return
 
     def _observe(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         call = self._calls[named.name, named.vpp_stage]
@@ -128,55 +206,69 @@ class ActivationHooks:
             else:
                 self.flow.consumed(named.name, tensor)
             if self.forward:
-                self.rows.add_shared(self._series(named, side, path, call, gradient=False), tensor)
+                series_id = self._series(named, side, path, call, self._micro_step, gradient=False)
+                self.rows.add_shared(series_id, tensor)
             if self.backward and tensor.requires_grad and torch.is_grad_enabled():
-                series_id = self._series(named, side, path, call, gradient=True)
+                series_id = self._series(named, side, path, call, self._micro_step, gradient=True)
                 handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
                 if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
-                    self._handles.append(handle)
+                    self._leaf_handles.append(handle)
 
-    def _series(self, named: NamedModule, side: str, path: str, call: int, *, gradient: bool) -> int:
-        micro_step = self._micro_step
+    def _series(self, named: NamedModule, side: str, path: str, call: int, micro_step: int, *, gradient: bool) -> int:
         key = (named.name, named.vpp_stage, side, path, call, micro_step, int(gradient))
         found = self._ids.get(key)
         if found is None:
-            quantity = {
-                ("input", False): ACTIVATION_INPUT,
-                ("output", False): ACTIVATION_OUTPUT,
-                ("input", True): ACTIVATION_GRAD_INPUT,
-                ("output", True): ACTIVATION_GRAD_OUTPUT,
-            }[side, gradient]
             module = f"{named.name}@{call}" if call else named.name
             name = f"{module}.{side}.{path}" if module else f"{side}.{path}"
-            series = Series(name, quantity, micro_step, path, named.name, named.vpp_stage)
+            series = Series(name, _QUANTITIES[side, gradient], micro_step, path, named.name, named.vpp_stage)
             found = self._ids[key] = self.rows.table.series_id(series)
         return found
 
+    # ------------------------------------------------------------------ what compiled graphs tell
 
-@dataclass(frozen=True, slots=True)
-class _BeforeForward(InertWhenCopied):
-    owner: ActivationHooks
-    named: NamedModule
+    def traced(self, named: NamedModule) -> None:
+        """Note that hooks of a module became part of a compiled graph."""
+        self.compiled.add(named.name)
+        self.flow.entered(named.name)
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling():
-            self.owner.guard.run(PART, self.owner.enter, self.named, args, kwargs)
+    def compiled_pass(self, named: NamedModule) -> None:
+        """Begin a pass through an outermost module that is compiled."""
+        if self.sampling and not _in_backward():
+            self.guard.run(PART, lambda: self._begin_pass(named, training=True))
+
+    def compiled_tensor(self, site: Site, path: str, tensor: Tensor, *, hooked: bool) -> None:
+        """Take an input or output inside a compiled graph."""
+        self._inner_ran = self._inner_ran or bool(site.named.name)
+        if self.sampling and self._recording and not _in_backward():
+            self.guard.run(PART, self._take_compiled, site, path, tensor, hooked)
+
+    def compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
+        """Take the gradient at an input or output inside a compiled graph."""
+        if self.sampling:
+            self.guard.run(PART, self._take_compiled_gradient, site, path, gradient)
+
+    def _take_compiled(self, site: Site, path: str, tensor: Tensor, hooked: bool) -> None:
+        call = self._visits.forward(site, path, hooked=hooked)
+        if call >= MAX_CALLS:
+            self.left_out += 1
+            return
+        if not self.forward:
+            return
+        # Compilers use buffers again without a trace in the tensor, so that none is known to be one that was read.
+        self.rows.add(self._series(site.named, site.side, path, call, self._micro_step, gradient=False), tensor)
+
+    def _take_compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
+        micro_step, call = self._visits.backward(site, path)
+        if call < MAX_CALLS and micro_step < MAX_MICRO_STEPS:
+            self.rows.add(self._series(site.named, site.side, path, call, micro_step, gradient=True), gradient)
 
 
-@dataclass(frozen=True, slots=True)
-class _AfterForward(InertWhenCopied):
-    owner: ActivationHooks
-    named: NamedModule
-
-    def __call__(
-        self,
-        module: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        output: Any,
-    ) -> None:
-        if not torch.compiler.is_compiling():
-            self.owner.guard.run(PART, self.owner.leave, self.named, output)
+_QUANTITIES: Final = {
+    ("input", False): ACTIVATION_INPUT,
+    ("output", False): ACTIVATION_OUTPUT,
+    ("input", True): ACTIVATION_GRAD_INPUT,
+    ("output", True): ACTIVATION_GRAD_OUTPUT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +282,6 @@ class _GradientHook(InertWhenCopied):
             self.owner.guard.run(PART, self.owner.rows.add_shared, self.series_id, gradient)
 
 
-def _is_training_forward() -> bool:
-    """Whether this forward is of a training pass, and not a recomputation inside the backward pass."""
-    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+def _in_backward() -> bool:
+    """Whether the backward pass runs; a forward inside it is a recomputation."""
+    return torch._C._current_graph_task_id() != -1  # it has no public name

@@ -46,11 +46,11 @@ KINDS: Final[dict[torch.dtype, int]] = (
 
 def address_of(x: Tensor) -> int:
     """Return the address of a dense CPU tensor that the kernel can read as it lies in memory, else 0."""
-    if type(x) not in _PLAIN or not x.is_cpu or x.dtype not in KINDS or x.layout is not torch.strided or x.is_nested:
+    if type(x) not in _PLAIN or not x.is_cpu or x.dtype not in KINDS:
         return 0
     try:
-        return 0 if not x.is_contiguous() or x.is_neg() else x.data_ptr()
-    except RuntimeError:  # values inside a functorch transform have no address
+        return 0 if not x.is_contiguous() or x.is_neg() or x.is_nested else x.data_ptr()
+    except RuntimeError:  # a sparse tensor and values inside a functorch transform have no address
         return 0
 
 

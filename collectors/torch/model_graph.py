@@ -15,8 +15,8 @@ class DataFlow:
         self.order: list[str] = []
         self.edges: dict[tuple[str, str], None] = {}
         self.passes = 0
+        self.seen: set[str] = set()
         self._producers: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self._known: set[str] = set()
 
     @property
     def learning(self) -> bool:
@@ -28,13 +28,16 @@ class DataFlow:
         self.passes += 1
         self._producers.clear()
 
+    def entered(self, module: str) -> None:
+        """Note that `module` runs."""
+        if self.learning and module not in self.seen:
+            self.seen.add(module)
+            self.order.append(module)
+
     def consumed(self, module: str, tensor: Tensor) -> None:
         """Note that `module` takes `tensor`."""
         if not self.learning:
             return
-        if module not in self._known:
-            self._known.add(module)
-            self.order.append(module)
         producer = self._producers.get(id(tensor))
         if producer is not None and producer[0]() is tensor and producer[1] != module:
             self.edges[producer[1], module] = None

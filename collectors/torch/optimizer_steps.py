@@ -59,9 +59,7 @@ class _Before(InertWhenCopied):
     owner: OptimizerSteps
 
     def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.owner.stepped.add(optimizer)
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
-        self.owner.listener.before_optimizer(optimizer, has_closure=callable(closure))
+        _before(self.owner, optimizer, args, kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,20 @@ class _After(InertWhenCopied):
     owner: OptimizerSteps
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.owner.listener.after_optimizer(optimizer)
+        _after(self.owner, optimizer)
+
+
+# A compiled `optimizer.step` breaks its graph here instead of tracing the monitor.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    owner.stepped.add(optimizer)
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
+    owner.listener.before_optimizer(optimizer, has_closure=callable(closure))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _after(owner: OptimizerSteps, optimizer: Optimizer) -> None:
+    owner.listener.after_optimizer(optimizer)
 
 
 _scaler_watchers: "list[weakref.ref[OptimizerSteps]]" = []

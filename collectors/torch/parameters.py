@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +26,17 @@ class ParameterSeries:
 
     def __init__(self, rows: StepRows) -> None:
         self.rows = rows
-        self._ids: dict[tuple[str, int, str, int, str], int] = {}
+        self._ids: dict[tuple[int, str, int, str], tuple[int, NamedParameter]] = {}
 
     def id_of(self, named: NamedParameter, quantity: str, micro_step: int = 0, path: str = "") -> int:
         """Return the id of a quantity of a parameter."""
-        key = (named.name, named.vpp_stage, quantity, micro_step, path)
+        key = (id(named), quantity, micro_step, path)
         found = self._ids.get(key)
         if found is None:
             name = f"{named.name}.{path}" if path else named.name
             series = Series(name, quantity, micro_step, path, named.module, named.vpp_stage)
-            found = self._ids[key] = self.rows.table.series_id(series)
-        return found
+            found = self._ids[key] = (self.rows.table.series_id(series), named)  # kept alive: its id is the key
+        return found[0]
 
 
 class GradientReader:
@@ -84,16 +85,23 @@ def read_state(
     ids, tensors = [], []
     for named in parameters:
         for key, value in optimizer.state.get(named.parameter, {}).items():
+            if type(value) is Tensor:
+                ids.append(series.id_of(named, state_quantity(key), micro_step))
+                tensors.append(value)
+                continue
             for path, tensor in tensors_in(value):
                 inner = "" if isinstance(value, Tensor) else path
-                ids.append(series.id_of(named, state_quantity(str(key)), micro_step, inner))
+                ids.append(series.id_of(named, state_quantity(key), micro_step, inner))
                 tensors.append(tensor)
     series.rows.add_many(ids, tensors)
 
 
-def state_quantity(key: str) -> str:
+_FIXED: Final = frozenset({GRADIENT, PARAMETER, UPDATE})
+
+
+def state_quantity(key: Any) -> str:
     """Return the quantity of a state key; one that a fixed quantity already has gets a prefix."""
-    return f"state_{key}" if key in {GRADIENT, PARAMETER, UPDATE} else key
+    return f"state_{key}" if key in _FIXED else str(key)
 
 
 class UpdateReader:

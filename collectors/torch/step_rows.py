@@ -96,8 +96,6 @@ class StepRows:
         self._layout_ids: list[int] = []
         self._aliases: list[tuple[int, int]] = []
         self._seen: dict[int, tuple[weakref.ref[Tensor], int | None, int]] = {}
-        self._latest: dict[int, int] = {}
-        self._replaced: list[int] = []
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -214,8 +212,9 @@ class StepRows:
         self._make_room(start + len(tensors))
         read_many_at(addresses, tensors, self.eps, self._host_address + ROW_BYTES * start)
         self._finish_on_host(slice(start, start + len(tensors)), divisor, norms)
-        for series_id, tensor in zip(series_ids, tensors, strict=True):
-            self._append(series_id, tensor)
+        layouts = list(map(self._layouts.get, [(x.shape, x.dtype) for x in tensors]))
+        self._layout_ids += [self._layout_of(x) if n is None else n for n, x in zip(layouts, tensors, strict=True)]
+        self._ids += series_ids
 
     def _add_other(self, series_id: int, tensor: Tensor, divisor: Tensor | None, norm: Tensor | None) -> None:
         """Append a tensor that the kernel cannot read as it lies: on a device, sharded, sparse, of another dtype."""
@@ -229,8 +228,8 @@ class StepRows:
             self._host[position] = row
             self._finish_on_host(slice(position, position + 1), divisor, norm)
         else:
-            row = self._rows_on(stored.device).add(len(self), stored, self.eps, implicit)
-            finish(row[None], divisor, norm)
+            made = self._rows_on(stored.device).add(len(self), stored, self.eps, implicit)
+            finish(made[None], divisor, norm)
             self._append(series_id, values)
 
     def _finish_on_host(self, positions: slice, divisor: Tensor | None, norms: Tensor | None) -> None:
@@ -241,8 +240,12 @@ class StepRows:
                 self._host[positions, VALUE] = self._host[positions, NORM] / norms.double().numpy()
 
     def _kept(self) -> npt.NDArray[np.bool_]:
+        """Return which rows stand: of those of one series the last."""
         kept = np.ones(len(self), bool)
-        kept[self._replaced] = False
+        if len(set(self._ids)) < len(self):
+            last = {series_id: position for position, series_id in enumerate(self._ids)}
+            kept[:] = False
+            kept[list(last.values())] = True
         return kept
 
     def _on_host(self, tensor: Tensor) -> bool:
@@ -255,20 +258,19 @@ class StepRows:
         return rows
 
     def _append(self, series_id: int, tensor: Tensor) -> int:
-        """Reserve the next row; return its position."""
-        key = (tensor.numel() if tensor.is_nested else tensor.shape, tensor.dtype)
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._layouts[key] = self.table.layout_id(layout_of(tensor))
+        """Append a row to the record, whose numbers are written elsewhere; return its position."""
+        layout = self._layouts.get((tensor.shape, tensor.dtype)) if not tensor.is_nested else None
         position = len(self._ids)
         self._make_room(position + 1)
-        earlier = self._latest.get(series_id)
-        if earlier is not None:
-            self._replaced.append(earlier)
-        self._latest[series_id] = position
         self._ids.append(series_id)
-        self._layout_ids.append(layout)
+        self._layout_ids.append(self._layout_of(tensor) if layout is None else layout)
         return position
+
+    def _layout_of(self, tensor: Tensor) -> int:
+        layout = self.table.layout_id(layout_of(tensor))
+        if not tensor.is_nested:
+            self._layouts[tensor.shape, tensor.dtype] = layout
+        return layout
 
     def _make_room(self, rows: int) -> None:
         if rows > len(self._host):

@@ -103,6 +103,8 @@ class TorchWatch:
             self._steps.close()
         self._steps = OptimizerSteps(self.optimizers, listener)
         watch_scalers(self._steps, grad_scaler)
+        if ACTIVATIONS in self._selections:
+            self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
         if GRADIENTS in self._selections:
             self._accumulation.detach()
             self._accumulation.attach(self._selected(GRADIENTS))  # once, to learn the backward pass's order
@@ -121,7 +123,7 @@ class TorchWatch:
         if self._steps is not None:
             self._steps.close()
         self._accumulation.detach()
-        self._activations.detach()
+        self._activations.close()
         self.capture.close()
         self._updates.forget()
 
@@ -134,11 +136,9 @@ class TorchWatch:
         self._optimizer_steps.clear()
         self._read.clear()
         self._read_state_of.clear()
-        self._activations.detach()
+        self._activations.open_step(sampling=ACTIVATIONS in plan)
         if self._accumulation.attached and self._accumulation.order:
             self._accumulation.detach()
-        if ACTIVATIONS in plan:
-            self._activations.attach(self.names.modules, self._selections[ACTIVATIONS].modules)
         if GRADIENTS in plan and self._per_micro_step and not self._accumulation.attached:
             self._accumulation.attach(self._selected(GRADIENTS))
 

@@ -195,7 +195,7 @@ def test_a_recomputed_forward_is_not_a_second_call(out, use_reentrant):
     class Checkpointed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.block = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.first, self.block = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 4), nn.Tanh())
 
         def forward(self, x):
             return checkpoint(self.block, self.first(x), use_reentrant=use_reentrant)
@@ -203,12 +203,17 @@ def test_a_recomputed_forward_is_not_a_second_call(out, use_reentrant):
     model = Checkpointed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watched(model, optimizer, out) as monitor:
-        train(model, optimizer, 1, monitor)
+        for _ in range(3):
+            model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
         rows = rows_of(monitor, "activation_output")
-        assert sorted(rows["name"]) == ["block.output.0", "first.output.0", "output.0"]
-        assert set(rows["micro_step"]) == {0}
-        order = rows.set_index("name")["order"]
-        assert order["block.output.0"] < order["output.0"]  # the row is the first pass's, not the recomputation's
+        names = ["block.0.output.0", "block.1.output.0", "block.output.0", "first.output.0", "output.0"]
+        for micro_step in range(3):
+            part = rows[rows["micro_step"] == micro_step]
+            assert sorted(part["name"]) == names
+            order = part.set_index("name")["order"]
+            assert order["block.output.0"] < order["output.0"]  # the first pass's row, not the recomputation's
+        assert set(rows["micro_step"]) == {0, 1, 2}
 
 
 def test_a_module_called_twice_in_a_pass_has_two_series(out):

@@ -1,0 +1,195 @@
+"""Activations inside compiled graphs: operators that the compiler keeps where they are.
+
+A hook on a module that is compiled is traced once into the graph, so what it does must be part of the graph. It calls
+operators of ours, opaque to the compiler, which find their `Site` by number when the graph runs; an empty path marks
+the beginning of a pass.
+"""
+
+import itertools
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainsentry.collectors.torch.inert_hook import InertWhenCopied
+from trainsentry.collectors.torch.model_names import NamedModule
+
+
+class Observer(Protocol):
+    """Who is told what runs inside compiled graphs. Its methods contain their own failures."""
+
+    def traced(self, named: NamedModule) -> None:
+        """Note that hooks of a module became part of a compiled graph."""
+
+    def compiled_pass(self, named: NamedModule) -> None:
+        """Note that a pass through an outermost module begins."""
+
+    def compiled_tensor(self, site: "Site", path: str, tensor: Tensor, *, hooked: bool) -> None:
+        """Take an input or output; where its gradient is hooked, that will follow."""
+
+    def compiled_gradient(self, site: "Site", path: str, gradient: Tensor) -> None:
+        """Take the gradient at an input or output."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One side of a hooked module: what the operator's number stands for."""
+
+    number: int
+    observer: "weakref.ref[Observer]"
+    named: NamedModule
+    side: str
+
+
+class CompiledVisits:
+    """Which call of a pass, and which pass of a step, an observation inside a compiled graph belongs to.
+
+    A graph cannot tell, so visits are counted. In the backward pass calls come in the opposite order; passes come in
+    the order of their forwards.
+    """
+
+    def __init__(self) -> None:
+        self._calls: Counter[tuple[int, str]] = Counter()
+        self._hooked: dict[tuple[int, str], list[int]] = {}
+        self._gradients: Counter[tuple[int, str]] = Counter()
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._gradients.clear()
+        self.begin_pass()
+
+    def begin_pass(self) -> None:
+        """Begin to count the calls of a pass."""
+        self._calls.clear()
+        self._hooked.clear()
+
+    def forward(self, site: Site, path: str, *, hooked: bool) -> int:
+        """Count a visit; return the number of the call."""
+        key = (site.number, path)
+        call = self._calls[key]
+        self._calls[key] += 1
+        if hooked:
+            self._hooked.setdefault(key, []).append(call)
+        return call
+
+    def backward(self, site: Site, path: str) -> tuple[int, int]:
+        """Count a visit; return the numbers of the pass and of the call."""
+        key = (site.number, path)
+        calls = self._hooked.get(key) or [0]
+        micro_step, turn = divmod(self._gradients[key], len(calls))
+        self._gradients[key] += 1
+        return micro_step, calls[-1 - turn]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `module.compile()` or `torch.compile(module)` was called and shows in the module."""
+    return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
+
+
+_numbers = itertools.count()
+_sites: dict[int, Site] = {}
+
+
+def new_site(observer: Observer, named: NamedModule, side: str) -> int:
+    """Return the number of a new site; it lives as long as the observer."""
+    number = next(_numbers)
+    _sites[number] = Site(number, weakref.ref(observer), named, side)
+    weakref.finalize(observer, _sites.pop, number, None)
+    return number
+
+
+def _observe(_token: Tensor, x: Tensor, number: int, path: str, *, hooked: bool) -> None:
+    site = _sites.get(number)
+    observer = site.observer() if site is not None else None
+    if site is None or observer is None:
+        return
+    if path:
+        observer.compiled_tensor(site, path, x, hooked=hooked)
+    else:
+        observer.compiled_pass(site.named)
+
+
+def _observe_gradient(x: Tensor, number: int, path: str) -> Tensor:
+    site = _sites.get(number)
+    observer = site.observer() if site is not None else None
+    if site is not None and observer is not None:
+        observer.compiled_gradient(site, path, x)
+    return x.clone()  # an operator may not return what it was given
+
+
+_library = torch.library.Library("trainsentry", "FRAGMENT")
+_library.define("observe(Tensor(a!) token, Tensor x, int site, str path, *, bool hooked) -> ()")
+_library.define("observe_gradient(Tensor x, int site, str path) -> Tensor")
+_library.impl("observe", _observe, "CompositeExplicitAutograd")
+_library.impl("observe_gradient", _observe_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake("trainsentry::observe", lambda *_, **__: None, lib=_library)
+torch.library.register_fake("trainsentry::observe_gradient", lambda x, *_: torch.empty_like(x), lib=_library)
+
+_token: Final = torch.zeros(1)
+"""What the operator says it changes, so that no compiler removes it or moves it across another one.
+
+The gradient's operator has a result that is used instead: a token would be saved for the backward pass, and found
+changed by the next forward.
+"""
+
+GRADIENTS_TRACED: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether hooks on tensors can be part of a graph: so with torch 2.13, not known of earlier ones."""
+
+_nothing: Final = torch.zeros(1)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _note_traced(number: int) -> int:
+    """Run while a graph is traced, never as part of it."""
+    site = _sites.get(number)
+    observer = site.observer() if site is not None else None
+    if site is not None and observer is not None:
+        observer.traced(site.named)
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class _ObserveGradient(InertWhenCopied):
+    number: int
+    path: str
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        passed: Tensor = torch.ops.trainsentry.observe_gradient(gradient, self.number, self.path)
+        return passed
+
+
+def trace_begin(number: int) -> None:
+    """Put the beginning of a pass into the graph."""
+    torch.ops.trainsentry.observe(_token, _nothing, number, "", hooked=False)
+
+
+def trace_noted(number: int) -> None:
+    """Tell the observer, at the time of tracing, that this site is part of a graph."""
+    _note_traced(number)
+
+
+def trace_tensors(value: Any, number: int, *, forward: bool, backward: bool, path: str = "") -> None:
+    """Put the observation of every tensor in `value` into the graph.
+
+    Tuples, lists and dictionaries are followed; what another object holds is left alone. Paths are as in `tensors_in`.
+    """
+    prefix = f"{path}." if path else ""
+    if isinstance(value, Tensor):
+        _trace_tensor(value, number, path or "0", forward=forward, backward=backward)
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            trace_tensors(item, number, forward=forward, backward=backward, path=f"{prefix}{i}")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            trace_tensors(item, number, forward=forward, backward=backward, path=f"{prefix}{key}")
+
+
+def _trace_tensor(x: Tensor, number: int, path: str, *, forward: bool, backward: bool) -> None:
+    hooked = backward and x.requires_grad
+    if forward or hooked:  # also counted, so that gradients find their calls
+        torch.ops.trainsentry.observe(_token, x.detach(), number, path, hooked=hooked)
+    if hooked:
+        x.register_hook(_ObserveGradient(number, path))
