@@ -4,6 +4,7 @@ import logging
 import os
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns, time
@@ -57,8 +58,10 @@ class Guard:
         self.failures: dict[str, Failure] = {}
         self.disabled: set[str] = set()
         self.spent_ns = 0
+        self.spent_by: Counter[str] = Counter()
         self.in_training_process = True
         self._depth = 0
+        self._since = 0
         _guards.add(self)
 
     def report(self, part: str, error: BaseException) -> None:
@@ -104,8 +107,10 @@ class Guard:
         """
         if part in self.disabled:
             return None
-        self._depth += 1
         start = perf_counter_ns()
+        if self._depth == 0:
+            self._since = start
+        self._depth += 1
         try:
             return function(*args)
         except PassThrough:
@@ -117,5 +122,11 @@ class Guard:
             return None
         finally:
             self._depth -= 1
+            elapsed = perf_counter_ns() - start
+            self.spent_by[part] += elapsed
             if self._depth == 0:
-                self.spent_ns += perf_counter_ns() - start
+                self.spent_ns += elapsed
+
+    def spent_ns_so_far(self) -> int:
+        """Return the nanoseconds spent in guarded calls, with those of the call under way."""
+        return self.spent_ns + (perf_counter_ns() - self._since if self._depth else 0)

@@ -1,6 +1,6 @@
 """What the recorder asks of an exporter of step records."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trainsentry.collectors.record import StepRecord
 
@@ -13,3 +13,11 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """Finish and release files."""
+
+
+@runtime_checkable
+class ScalarExporter(Exporter, Protocol):
+    """An exporter that also shows numbers that are in no record."""
+
+    def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        """Write numbers by name."""

@@ -1,5 +1,6 @@
 """Writes step records as TensorBoard event files, while the run goes on."""
 
+import time
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,12 @@ class TensorBoardWriter:
         if self._file.size >= MAX_FILE_BYTES:
             self._file.close()
             self._file, self._files = None, self._files + 1
+
+    def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
+        """Append scalars that are in no record, such as the monitor's own cost."""
+        if self._file is not None:
+            pairs = [(tag(name, "value", name, 0, scalar=True), value) for name, value in scalars.items()]
+            self._file.write(step, time.time(), pairs)
 
     def close(self) -> None:
         """Close the event file."""

@@ -165,11 +165,6 @@ class Detect(Block):
     """Detection of anomalies."""
 
 
-def _not_yet(value: Any) -> None:
-    if value is not None:
-        raise ValueError("allowed: null, until the monitor can keep to a budget")
-
-
 def _not_zero(n: int) -> int:
     if n == 0:
         raise ValueError("allowed: -1 (count only), or a number of steps from 1 on")
@@ -220,7 +215,10 @@ class MonitorConfig(Block):
     on_incident: Annotated[OnIncident | None, _optional(OnIncident)] = OnIncident()
     ring_size: Annotated[Size, Field(ge=2**20)] = 16 * 2**20
     disk_quota: Size = 20 * 2**30
-    overhead_budget: Annotated[None, BeforeValidator(_not_yet, json_schema_input_type=None)] = None
+    overhead_budget: Annotated[
+        float | None,
+        Field(gt=0, le=1, description="Added time as a share of the training's own; sampling thins out to keep to it."),
+    ] = None
     strict: bool = False
 
     @model_validator(mode="after")
@@ -244,15 +242,15 @@ class MonitorConfig(Block):
             eps=self.eps,
         )
 
-    def includes_rank(self, rank: int, world_size: int) -> bool:
-        """Whether `rank` is watched.
+    def watched_ranks(self, world_size: int) -> list[int]:
+        """Return the ranks that are watched.
 
         Raises:
             ValueError: when `ranks` names a rank that does not exist.
 
         """
         if self.ranks == "all":
-            return True
+            return list(range(world_size))
         wanted: set[int] = set()
         for item in self.ranks:
             first, _, last = str(item).partition("-")
@@ -260,4 +258,4 @@ class MonitorConfig(Block):
         beyond = [r for r in wanted if r >= world_size]
         if beyond:
             raise ValueError(f"ranks: {min(beyond)} does not exist; allowed: 0 to {world_size - 1}")
-        return rank in wanted
+        return sorted(wanted)

@@ -51,11 +51,11 @@ def end_recorder(loop: StepLoop, root: Path) -> None:
     A recorder that does not answer is not waited for twice.
     """
     loop.publish(wait=True)
-    loop.tell()
+    loop.counters.tell()
     heard, answer = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
     loop.triggers.hear(heard)
     loop.triggers.grant_last()
-    loop.tell()
+    loop.counters.tell()
     loop.triggers.hear(loop.link.close(FLUSH_SECONDS if answer is not None else 0.0))
     if loop.link.dead not in {None, "closed"}:
         _write_last_status(loop, root)

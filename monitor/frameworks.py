@@ -12,6 +12,7 @@ class Framework:
     saving: Any
     rank_and_world_size: Any
     describe_environment: Any
+    agreement: Any
 
 
 def framework_of(model: Any) -> Framework:
@@ -25,7 +26,10 @@ def framework_of(model: Any) -> Framework:
     bases = {base.__module__.partition(".")[0] for base in type(first).__mro__}
     if "torch" in bases:
         from trainsentry.collectors.torch import environment, saving
+        from trainsentry.collectors.torch.agreement import Agreement
         from trainsentry.collectors.torch.watch import TorchWatch
 
-        return Framework(TorchWatch, saving, environment.rank_and_world_size, environment.describe_environment)
+        return Framework(
+            TorchWatch, saving, environment.rank_and_world_size, environment.describe_environment, Agreement
+        )
     raise TypeError(f"watch(model): got {type(first).__name__}, allowed: torch.nn.Module or a list of them")

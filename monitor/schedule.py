@@ -7,14 +7,23 @@ NOTHING: Plan = frozenset()
 
 
 class Schedule:
-    """Says what is collected at a step: a function of the step's number and of dense sampling asked for."""
+    """Says what is collected at a step: a function of the step's number, of dense sampling, and of `stretch`.
+
+    `stretch` multiplies the interval of a part, as a budget asks for; dense sampling goes before it.
+    """
 
     def __init__(self, config: MonitorConfig) -> None:
         self.start = config.start_step
         self.stop = config.stop_step
         blocks = {part: getattr(config.collect, part) for part in PARTS}
         self.every = {part: block.every for part, block in blocks.items() if block is not None}
+        self.stretch = dict.fromkeys(self.every, 1)
         self.dense = range(0)
+
+    @property
+    def stretched(self) -> dict[str, int]:
+        """The interval of each part, in steps, as it stands."""
+        return {part: every * self.stretch[part] for part, every in self.every.items()}
 
     def plan(self, step: int) -> Plan:
         """Return the parts to collect at `step`."""
@@ -22,7 +31,7 @@ class Schedule:
             return NOTHING
         if step in self.dense:
             return frozenset(self.every)
-        return frozenset(part for part, every in self.every.items() if step % every == 0)
+        return frozenset(part for part, every in self.every.items() if step % (every * self.stretch[part]) == 0)
 
     def sample_every_step(self, step: int, steps: int) -> None:
         """Collect everything at `steps` steps from `step` on."""

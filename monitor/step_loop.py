@@ -1,7 +1,6 @@
 """The training process's side of a step: collect, judge what must be judged at once, hand over, go on."""
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,21 +10,19 @@ from trainsentry.collectors.series import FOUND_INF, SKIPPED, SeriesTable
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import OverflowLimitReached
 from trainsentry.monitor.hand_over import HandOver
+from trainsentry.monitor.overhead import Overhead
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.scalar_log import ScalarLog
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd
 from trainsentry.monitor.targeted_dump import PART as DUMP
-from trainsentry.monitor.trainer_counters import counters_of
+from trainsentry.monitor.trainer_counters import TrainerCounters
 from trainsentry.monitor.triggers import Triggers
 
 logger = logging.getLogger("trainsentry")
 
 PART: Final = "step boundary"
-
-COUNTERS_EVERY_SECONDS: Final = 1.0
-"""How often the trainer tells the recorder what it counted, for `status.json`."""
 
 
 class StepLoop:
@@ -43,6 +40,7 @@ class StepLoop:
         guard: Guard,
         triggers: Triggers,
         schedule: Schedule,
+        overhead: Overhead,
         *,
         rank: int,
         start_step: int,
@@ -54,6 +52,7 @@ class StepLoop:
         self.guard = guard
         self.triggers = triggers
         self.schedule = schedule
+        self.overhead = overhead
         self.rank = rank
         self.step = start_step
         self.same_step = same_step
@@ -71,10 +70,10 @@ class StepLoop:
         self._skipped = False
         self._judged = False
         self._end = StepEnd(())
+        self._plan: frozenset[str] = frozenset()
         self.scalars = ScalarLog(watch, guard)
         self._scale_noted = False
-        self._told_at = 0.0
-        self._graph_told = -1
+        self.counters = TrainerCounters(self)
         self._closure = False
         self._shut = False
 
@@ -85,14 +84,15 @@ class StepLoop:
         self._last_urgent = None
         self.overflow.go_back()
         self.triggers.go_back()
-        self.guard.run(PART, self.watch.open_step, self.schedule.plan(step))
+        self.guard.run(PART, self._open)
 
     # ------------------------------------------------------------------ what the collectors tell
 
     def begin(self) -> None:
         """Start (anew) after models were added: wait for all optimizers, open the current step."""
         self._end = StepEnd(id(o) for o in self.watch.optimizers)
-        self._run(self.watch.open_step, self.schedule.plan(self.step))
+        self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))
+        self._run(self._open)
 
     def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
         """Collect what the update works with; judge it before the update where `same_step` asks for that."""
@@ -227,16 +227,23 @@ class StepLoop:
         self._check_micro_steps()
         self._dump(lambda dump: dump.end_step())
         self.publish()
+        changed = self.overhead.end_step(self.step, self._plan)
         self.step += 1
         self.steps += 1
         self._order, self._skipped, self._judged, self._scale_noted = 0, False, False, False
         self.scalars.end_step()
         self.triggers.hear(self.link.poll())
         self.triggers.grant(self.step)
-        self._tell_counters()
-        self.watch.open_step(self.schedule.plan(self.step))
+        if changed:
+            self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))
+        self.counters.tell_now_and_then()
+        self._open()
         self._dump(lambda dump: dump.open_step(self.step))
         self.triggers.raise_stop()
+
+    def _open(self) -> None:
+        self._plan = self.schedule.plan(self.step)
+        self.watch.open_step(self._plan)
 
     def _check_micro_steps(self) -> None:
         """Say once when the accumulation that was seen is not the one that `watch` was told."""
@@ -274,19 +281,3 @@ class StepLoop:
             if DUMP in self.guard.disabled:
                 self.triggers.dump.abandon()
                 self.triggers.dump = None
-
-    # ------------------------------------------------------------------ what the recorder is told
-
-    def _tell_counters(self) -> None:
-        now = time.monotonic()
-        if now - self._told_at < COUNTERS_EVERY_SECONDS:
-            return
-        self._told_at = now
-        self.tell()
-
-    def tell(self) -> None:
-        """Send counters, and the graph when more of it is known."""
-        self.link.send(messages.COUNTERS, counters=counters_of(self))
-        if self.watch.flow.passes and self._graph_told != len(self.watch.flow.order):
-            self._graph_told = len(self.watch.flow.order)
-            self.link.send(messages.GRAPH, graph=self.watch.graph())

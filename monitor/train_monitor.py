@@ -15,12 +15,10 @@ from trainsentry.monitor.errors import ConfigError, TrainingStopped
 from trainsentry.monitor.flight import metrics_of, table_of_records
 from trainsentry.monitor.late_listener import LateListener
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.schedule import Schedule
-from trainsentry.monitor.starting import check_number, claim_restart, describe_run, hello_for
+from trainsentry.monitor.starting import check_number
 from trainsentry.monitor.step_loop import StepLoop
-from trainsentry.monitor.targeted_dump import TargetedDump
-from trainsentry.monitor.triggers import Callback, Triggers
+from trainsentry.monitor.triggers import Callback
+from trainsentry.monitor.wiring import Run, Shared, start_loop
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +48,7 @@ class TrainMonitor:
         self._callbacks: list[Callback] = []
         self._incidents: dict[int, Incident] = {}
         self._saved_state: dict[str, Any] | None = None
+        self._agreement: Any = None
         self._left_out = False
         self._closed = False
 
@@ -85,9 +84,12 @@ class TrainMonitor:
         framework = framework_of(model)
         rank, world_size = framework.rank_and_world_size()
         try:
-            self._left_out = not self.config.includes_rank(rank, world_size)
+            watched = self.config.watched_ranks(world_size)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        self._left_out = rank not in watched
+        if self._agreement is None and self.config.overhead_budget is not None:
+            self._agreement = framework.agreement(watched, self.config.export.max_wait)
         if self._left_out:
             return self
         if self._loop is not None:
@@ -99,7 +101,9 @@ class TrainMonitor:
             listener = LateListener()
             try:
                 watch.add(model, optimizer, grad_scaler, listener)
-                self._loop = self._start(framework, watch, rank, world_size, start_step)
+                run = Run(self.config, framework, rank, world_size, start_step, self._agreement, self._saved_state)
+                shared = Shared(self._table, self._guard, self._callbacks, self._incidents)
+                self._loop = start_loop(run, watch, shared)
             except BaseException:
                 watch.close()  # a call that fails leaves no hook behind
                 raise
@@ -110,46 +114,6 @@ class TrainMonitor:
             self._loop.grad_acc_steps = grad_acc_steps
         self._loop.begin()
         return self
-
-    def _start(self, framework: Any, watch: Any, rank: int, world_size: int, start_step: int) -> StepLoop:
-        """Start the recorder and wire everything to it."""
-        config = self.config
-        root = Path(config.output_dir).absolute()
-        restart = claim_restart(root / f"rank{rank}")
-        link = RecorderLink(hello_for(config, root, rank, start_step, restart), self._table)
-        schedule = Schedule(config)
-        triggers = Triggers(config.on_incident, schedule, link, self._guard)
-        triggers.callbacks, triggers.incidents = self._callbacks, self._incidents
-        same_step = watch.on_host
-        settings = config.on_incident.dump if config.on_incident else None
-        if settings is not None:
-            same_step = watch.on_host if settings.same_step == "auto" else bool(settings.same_step)
-            triggers.dump = TargetedDump(
-                settings,
-                root / "dump",
-                capture=watch.capture,
-                optimizers=watch.optimizers,
-                save=framework.saving,
-                quota=config.disk_quota,
-                done=triggers.note_action,
-            )
-        if rank == 0:
-            link.send(messages.RUN, run=describe_run(config, framework, world_size, start_step, restart))
-        link.send(messages.GRAPH, graph=watch.graph())
-        if self._saved_state is not None:
-            link.send(messages.LOAD_STATE, state=self._saved_state["detection"], step=start_step)
-        return StepLoop(
-            config,
-            watch,
-            self._table,
-            link,
-            self._guard,
-            triggers,
-            schedule,
-            rank=rank,
-            start_step=start_step,
-            same_step=same_step,
-        )
 
     # ------------------------------------------------------------------ in the loop
 
@@ -243,6 +207,7 @@ class TrainMonitor:
             self._saved_state = {"step": loop.step, "detection": None}
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
+            loop.overhead.tell_at_end(self.config.output_dir, len(self._incidents))
         is_closed(self)
 
     def __enter__(self) -> "Self":
@@ -290,6 +255,6 @@ class TrainMonitor:
 
     def _flush(self, loop: StepLoop) -> None:
         loop.publish(wait=True)
-        loop.tell()
+        loop.counters.tell()
         heard, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
         loop.triggers.hear(heard)

@@ -18,6 +18,7 @@ GRAPH: Final = "graph"
 COUNTERS: Final = "counters"
 GAP: Final = "gap"
 RUN: Final = "run"
+SAMPLING: Final = "sampling"
 
 INCIDENT: Final = "incident"
 SUSPICION: Final = "suspicion"

@@ -14,11 +14,12 @@ from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, SeriesTable
 from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.exporter import Exporter
+from trainsentry.exporters.exporter import Exporter, ScalarExporter
 from trainsentry.exporters.json_files import append_lines, read_lines, replace_json
 from trainsentry.exporters.quota import enforce_quota
 from trainsentry.exporters.run_file import write_run
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.findings import Findings
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.sink import Sink
 from trainsentry.monitor.recorder.status import status_of
@@ -31,15 +32,6 @@ JOURNAL: Final = "journal"
 
 QUOTA_STEPS: Final = 100
 """Records between two looks at the disk quota."""
-
-MAX_ANOMALY_LINES: Final = 5_000
-"""Lines of `anomalies.jsonl` for one incident (about 1.7 MB); what comes after is counted, not written."""
-
-MAX_OVERFLOW_LINES: Final = 1_000
-"""Steps written whole to `overflow.jsonl` (about 1 MB); of later ones every hundredth is."""
-
-MAX_OVERFLOW_NAMES: Final = 32
-"""Names written of one step's overflowing series; their number is written in any case."""
 
 SETTLED_AFTER: Final = 2
 """Records after which an incident's ranking stands even when no weight was read meanwhile."""
@@ -67,10 +59,8 @@ class Session:
         self.gaps: list[dict[str, Any]] = []
         self.step = hello.start_step - 1
         self.records = 0
-        self.anomalies = 0
         self.restart = hello.restart
-        self._lines = 0
-        self._lines_of: int | None = None
+        self.findings = Findings(self.directory, self.table, self.overflow)
         self._since_incident: dict[int, int] = {}
         self._settled: set[int] = set()
         self._written: dict[int, Incident] = {}
@@ -105,7 +95,13 @@ class Session:
             self.send({"type": messages.EXAMINED, "step": record.step})
         for sink, exporter in self.exporters:
             sink.submit(lambda e=exporter: e.write(record), record.step)  # type: ignore[misc]
-        self._write_findings(record, found)
+        checks_overflow = self.hello.overflow_check or (
+            self.hello.overflow_check_on_incident and bool(self.incidents.incidents)
+        )
+        for path, lines in self.findings.take(
+            record, found, self.incidents.current_id, self.restart, checks_overflow=checks_overflow
+        ):
+            self.journal.submit(lambda p=path, x=lines: append_lines(p, x), record.step)  # type: ignore[misc]
         for sink, _ in self.exporters:
             sink.settle()
         self.journal.settle()
@@ -164,32 +160,6 @@ class Session:
         )
         self._write_incident(incident)
 
-    def _write_findings(self, record: StepRecord, found: list[Anomaly]) -> None:
-        if self.incidents.current_id != self._lines_of:
-            self._lines_of, self._lines = self.incidents.current_id, 0
-        room = max(MAX_ANOMALY_LINES - self._lines, 0)
-        lines = [{**a.to_json(), "restart": self.restart} for a in found[:room]]
-        self.anomalies += len(found)
-        self._lines += len(lines)
-        if lines:
-            self.journal.submit(lambda: append_lines(self.directory / "anomalies.jsonl", lines), record.step)
-        overflow = self.overflow.judge(record)
-        often = self.overflow.count + self.overflow.skipped
-        if overflow is not None and self._checks_overflow() and (often <= MAX_OVERFLOW_LINES or often % 100 == 0):
-            series = [self.table.series[i] for i in record.ids[overflow.rows[:MAX_OVERFLOW_NAMES]]]
-            line = {
-                "step": record.step,
-                "skipped": record.skipped,
-                "count": self.overflow.count,
-                "series": len(overflow.rows),
-                "names": [[s.quantity, s.name, s.micro_step] for s in series],
-            }
-            self.journal.submit(lambda: append_lines(self.directory / "overflow.jsonl", [line]), record.step)
-
-    def _checks_overflow(self) -> bool:
-        started = bool(self.incidents.incidents) and self.hello.overflow_check_on_incident
-        return self.hello.overflow_check or started
-
     def _write_incident(self, incident: Incident) -> None:
         if self._written.get(incident.id) == incident:
             return
@@ -205,6 +175,10 @@ class Session:
         if kind == messages.COUNTERS:
             self.counters = message["counters"]
             self._renew_status()
+            self._write_cost()
+        elif kind == messages.SAMPLING:
+            line = message["line"]
+            self.journal.submit(lambda: append_lines(self.directory / "sampling.jsonl", [line]), line["step"])
         elif kind == messages.GRAPH:
             self.journal.submit(lambda: replace_json(self.directory / "graph.json", message["graph"]), self.step)
         elif kind == messages.RUN:
@@ -224,6 +198,15 @@ class Session:
         elif kind == messages.LOAD_STATE:
             self._load(message["state"], message["step"])
         return bool(kind != messages.CLOSE)
+
+    def _write_cost(self) -> None:
+        """Show the monitor's own cost beside what it records, in TensorBoard."""
+        cost = self.counters["cost"]
+        shown = {"monitor_share": cost["recent_share"], "monitor_seconds_a_step": cost["seconds_a_step"]}
+        for sink, exporter in self.exporters:
+            if isinstance(exporter, ScalarExporter):
+                sink.submit(lambda e=exporter: e.write_scalars(self.step, shown), self.step)  # type: ignore[misc]
+                sink.settle()
 
     def _load(self, state: dict[str, Any] | None, step: int) -> None:
         """Go on from a checkpoint: with its detectors' state, and in new files when the steps go back."""

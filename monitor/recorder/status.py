@@ -20,7 +20,7 @@ def status_of(session: "Session", state: str) -> dict[str, Any]:
         "records": session.records,
         "series": len(session.table.series),
         "incidents": len(session.incidents.incidents),
-        "anomalies": session.anomalies,
+        "anomalies": session.findings.anomalies,
         "overflow_steps": session.overflow.count,
         "skipped_overflow_steps": session.overflow.skipped,
         "exporters": {s.name: s.off or "writing" for s in sinks},

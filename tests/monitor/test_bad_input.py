@@ -98,7 +98,7 @@ def test_a_start_that_fails_leaves_no_hook_behind(monitor, monkeypatch):
     def fail(*_):
         raise OSError("planted")
 
-    monkeypatch.setattr(trainsentry.TrainMonitor, "_start", fail)
+    monkeypatch.setattr("trainsentry.monitor.train_monitor.start_loop", fail)
     model = mlp()
     optimizer = sgd(model)
     with pytest.raises(OSError, match="planted"):

@@ -101,7 +101,8 @@ MISTAKES = [
     ({"ranks": ["7-4"]}, ["ranks", "7-4"]),
     ({"start_step": 50, "stop_step": 10}, ["stop_step", "10", "50"]),
     ({"eps": -1.0}, ["eps", "-1.0"]),
-    ({"overhead_budget": 0.01}, ["overhead_budget", "0.01"]),
+    ({"overhead_budget": 0}, ["overhead_budget", "0"]),
+    ({"overhead_budget": 1.5}, ["overhead_budget", "1.5"]),
     ({"ring_size": "1kB"}, ["ring_size", "1048576"]),
 ]
 

@@ -1,5 +1,6 @@
 """The distribution holds every module once, under `trainsentry/`, and nothing else."""
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -37,13 +38,32 @@ def modules_in_tree():
 def test_every_module_is_in_the_wheel_under_trainsentry_and_nothing_else_is(built):
     names = set(zipfile.ZipFile(built[0]).namelist())
     code = {n for n in names if ".dist-info/" not in n}
-    assert code == modules_in_tree() | {"trainsentry/__init__.py", "trainsentry/py.typed"}
+    kernel = "trainsentry/collectors/native/host_rows"
+    compiled = {n for n in code if n.startswith(f"{kernel}.") and n.endswith((".so", ".pyd"))}
+    assert len(compiled) == 1
+    assert code - compiled == modules_in_tree() | {"trainsentry/__init__.py", "trainsentry/py.typed", f"{kernel}.pyi"}
+
+
+def test_one_wheel_serves_every_python(built):
+    assert "-cp310-abi3-" in built[0].name
+
+
+def test_without_a_compiler_the_rest_is_built_all_the_same(tmp_path, built):
+    with tarfile.open(built[1]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = next(tmp_path.glob("trainsentry-*"))
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "CC": "/bin/false"})
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert modules_in_tree() <= set(names)
+    assert not any(n.endswith(".so") for n in names)
 
 
 def test_the_sdist_builds_the_same_modules(built):
     with tarfile.open(built[1]) as archive:
         names = {n.partition("/")[2] for n in archive.getnames()}
     assert modules_in_tree() <= names
+    assert "collectors/native/host_rows.c" in names
 
 
 def test_no_room_is_installed_as_a_top_level_module(built, tmp_path):

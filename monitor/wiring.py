@@ -1,0 +1,74 @@
+"""Starts the recorder of a run and wires everything to it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainsentry.anomaly.incident import Incident
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.overhead import Overhead
+from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.starting import claim_restart, describe_run, hello_for
+from trainsentry.monitor.step_loop import StepLoop
+from trainsentry.monitor.targeted_dump import TargetedDump
+from trainsentry.monitor.triggers import Callback, Triggers
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run starts with: `framework` supplies the collectors, `agreement` makes decisions common to all ranks."""
+
+    config: MonitorConfig
+    framework: Any
+    rank: int
+    world_size: int
+    start_step: int
+    agreement: Any
+    saved_state: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the monitor that the user holds shares with its loop."""
+
+    table: SeriesTable
+    guard: Guard
+    callbacks: list[Callback]
+    incidents: dict[int, Incident]
+
+
+def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
+    """Start the recorder; return the loop that follows the steps of the framework's watched model."""
+    config, table, guard = run.config, shared.table, shared.guard
+    root = Path(config.output_dir).absolute()
+    restart = claim_restart(root / f"rank{run.rank}")
+    link = RecorderLink(hello_for(config, root, run.rank, run.start_step, restart), table)
+    schedule = Schedule(config)
+    triggers = Triggers(config.on_incident, schedule, link, guard)
+    triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
+    same_step = watch.on_host
+    settings = config.on_incident.dump if config.on_incident else None
+    if settings is not None:
+        same_step = watch.on_host if settings.same_step == "auto" else bool(settings.same_step)
+        triggers.dump = TargetedDump(
+            settings,
+            root / "dump",
+            capture=watch.capture,
+            optimizers=watch.optimizers,
+            save=run.framework.saving,
+            quota=config.disk_quota,
+            done=triggers.note_action,
+        )
+    if run.rank == 0:
+        described = describe_run(config, run.framework, run.world_size, run.start_step, restart)
+        link.send(messages.RUN, run=described)
+    link.send(messages.GRAPH, graph=watch.graph())
+    if run.saved_state is not None:
+        link.send(messages.LOAD_STATE, state=run.saved_state["detection"], step=run.start_step)
+    overhead = Overhead(guard, schedule, config.overhead_budget, run.agreement)
+    place = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}
+    return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, **place)
