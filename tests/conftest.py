@@ -1,5 +1,9 @@
 """Settings of every test: one thread, and a place to write."""
 
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: kernels for accelerators run on the CPU
+
 import pytest
 import torch
 

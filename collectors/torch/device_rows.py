@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.device_statistics import device_row, row_dtype
+from trainsentry.collectors.torch.fused_rows import FusedRows, kernels_for
 
 FIRST_ROWS: Final = 256
 """Rows of the first buffer: 16 kB; it doubles when a step has more."""
@@ -23,30 +24,62 @@ class DeviceRows:
         self.dtype = row_dtype(device)
         self.positions: list[int] = []
         self._rows = torch.empty(FIRST_ROWS, COLUMNS, dtype=self.dtype, device=device)
+        kernels = kernels_for(device)
+        self.fused = FusedRows(device, kernels) if kernels is not None else None
 
-    def reserve(self, positions: Sequence[int]) -> Tensor:
-        """Take the next rows for the given positions of the record; return them, shape (n, COLUMNS)."""
-        start = len(self.positions)
-        self.positions += positions
-        while len(self.positions) > len(self._rows):
-            grown = torch.empty(2 * len(self._rows), COLUMNS, dtype=self.dtype, device=self.device)
-            grown[:start].copy_(self._rows[:start])
-            self._rows = grown
-        return self._rows[start : len(self.positions)]
-
-    def add(self, position: int, x: Tensor, eps: float, implicit_zeros: int = 0) -> Tensor:
-        """Write the statistics of `x` to the next row; return it."""
+    def add(self, position: int, x: Tensor, eps: float, implicit_zeros: int = 0) -> None:
+        """Write the statistics of `x` to the next row."""
+        if self.fused is not None and not implicit_zeros and self.fused.reads(x):
+            slot = len(self.positions)
+            self._reserve([position])
+            self.fused.begin(slot, x, eps, self._rows)
+            return
         made = device_row(x, eps, implicit_zeros)  # before a row is taken: it may fail
-        row = self.reserve([position])[0]
-        row.copy_(made)
-        return row
+        self._reserve([position])[0].copy_(made)
+
+    def add_many(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> None:
+        """Write the statistics of tensors that the fused kernels read to the next rows."""
+        assert self.fused is not None
+        slot = len(self.positions)
+        self._reserve(positions)
+        self.fused.begin_many(range(slot, slot + len(tensors)), tensors, eps, self._rows)
 
     def add_scalar(self, position: int, value: Tensor, eps: float) -> None:
         """Write a scalar to the next row, as its value and as a tensor of one element."""
-        self.add(position, value, eps)[VALUE] = value
+        made = device_row(value, eps)
+        made[VALUE] = value
+        self._reserve([position])[0].copy_(made)
+
+    def finish(self, count: int, divisor: Tensor | None, norms: Tensor | None) -> None:
+        """Divide the last `count` rows by `divisor`, and write norm ÷ `norms` (shape (count,)) to their values."""
+        if divisor is None and norms is None:
+            return
+        self._combine()
+        rows = self._rows[len(self.positions) - count : len(self.positions)]
+        if divisor is not None:
+            rows[:, : NORM + 1] /= divisor.to(rows.device)
+        if norms is not None:
+            rows[:, VALUE] = rows[:, NORM] / norms
+
+    def _reserve(self, positions: Sequence[int]) -> Tensor:
+        """Take the next rows for the given positions of the record; return them, shape (n, COLUMNS)."""
+        start = len(self.positions)
+        end = start + len(positions)
+        if end > len(self._rows):
+            self._combine()  # what was begun is written where the rows lie now
+            grown = torch.empty(max(end, 2 * len(self._rows)), COLUMNS, dtype=self.dtype, device=self.device)
+            grown[:start].copy_(self._rows[:start])
+            self._rows = grown
+        self.positions += positions
+        return self._rows[start:end]
+
+    def _combine(self) -> None:
+        if self.fused is not None:
+            self.fused.combine(self._rows)
 
     def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Tensor, Any]:
         """Start the one copy of the step into pinned memory; return it with the event that tells its end."""
+        self._combine()
         positions = np.asarray(self.positions, np.intp)
         rows = self._rows[: len(positions)]
         if self.device.type == "cpu":
@@ -60,11 +93,3 @@ class DeviceRows:
     def clear(self) -> None:
         """Start anew; copies under way are ordered before whatever is written next."""
         self.positions = []
-
-
-def finish(rows: Tensor, divisor: Tensor | None, norms: Tensor | None) -> None:
-    """Divide statistics by `divisor`, and write norm ÷ `norms` (shape (n,)) to the value column, where given."""
-    if divisor is not None:
-        rows[:, : NORM + 1] /= divisor.to(rows.device)
-    if norms is not None:
-        rows[:, VALUE] = rows[:, NORM] / norms

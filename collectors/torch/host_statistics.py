@@ -28,7 +28,7 @@ _WIDENED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 ROW_BYTES: Final = 8 * COLUMNS
 """Bytes of a row of the kernel."""
 
-_PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
+PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
 """Types whose values lie where their address says; a subclass may keep them elsewhere."""
 
 KINDS: Final[dict[torch.dtype, int]] = (
@@ -46,7 +46,7 @@ KINDS: Final[dict[torch.dtype, int]] = (
 
 def address_of(x: Tensor) -> int:
     """Return the address of a dense CPU tensor that the kernel can read as it lies in memory, else 0."""
-    if type(x) not in _PLAIN or not x.is_cpu or x.dtype not in KINDS:
+    if type(x) not in PLAIN or not x.is_cpu or x.dtype not in KINDS:
         return 0
     try:
         return 0 if not x.is_contiguous() or x.is_neg() or x.is_nested else x.data_ptr()

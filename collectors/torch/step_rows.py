@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
-from trainsentry.collectors.torch.device_rows import DeviceRows, finish
+from trainsentry.collectors.torch.device_rows import DeviceRows
 from trainsentry.collectors.torch.device_statistics import row_dtype
 from trainsentry.collectors.torch.host_statistics import (
+    PLAIN,
     ROW_BYTES,
     address_of,
     host_row,
@@ -30,41 +30,11 @@ from trainsentry.collectors.torch.local_tensor import (
     version_of,
     whole_of,
 )
+from trainsentry.collectors.torch.pending_rows import PendingRows
+from trainsentry.collectors.torch.ways import runs_of
 
 _NUMBER: Final = torch.zeros((), dtype=torch.float64)
 """Stands for a Python number where a layout is asked for."""
-
-
-@dataclass
-class PendingRows:
-    """Rows on their way to the host; on CPU they are there at once. `kept` masks rows that were read anew later."""
-
-    ids: npt.NDArray[np.int32]
-    layouts: npt.NDArray[np.int32]
-    values: npt.NDArray[np.float64]
-    kept: npt.NDArray[np.bool_]
-    copies: list[tuple[npt.NDArray[np.intp], Tensor, Any]]
-    aliases: list[tuple[int, int]]
-
-    def ready(self) -> bool:
-        """Whether every copy has arrived; asks the device without waiting for it."""
-        return all(event is None or event.query() for _, _, event in self.copies)
-
-    def wait(self) -> None:
-        """Wait until every copy has arrived."""
-        for _, _, event in self.copies:
-            if event is not None:
-                event.synchronize()
-
-    def resolve(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-        """Return ids, layouts and values (float64 of shape (n, COLUMNS)); call once the copies are ready."""
-        for positions, host, _ in self.copies:
-            self.values[positions] = host[: len(positions)].numpy()
-        for position, source in self.aliases:
-            self.values[position] = self.values[source]
-        if self.kept.all():
-            return self.ids, self.layouts, self.values
-        return self.ids[self.kept], self.layouts[self.kept], self.values[self.kept]
 
 
 class StepRows:
@@ -120,17 +90,16 @@ class StepRows:
         They are divided by `divisor` where given. With `norms` (one number for each tensor) the value column gets
         each tensor's norm divided by its number.
         """
-        addresses = [0] * len(tensors) if self._device_rows_on_cpu else [address_of(x) for x in tensors]
-        start = 0
-        for end in [*(i for i, address in enumerate(addresses) if not address), len(tensors)]:
-            part = slice(start, end)
-            if start < end:
-                some = None if norms is None else norms[part]
-                self._attempt(self._add_dense, addresses[part], series_ids[part], tensors[part], divisor, some)
-            if end < len(tensors):
-                norm = None if norms is None else norms[end]
-                self._attempt(self._add_other, series_ids[end], tensors[end], divisor, norm)
-            start = end + 1
+        ways = [self._way_of(x) for x in tensors]
+        for start, end in runs_of(ways):
+            part, way = slice(start, end), ways[start]
+            some = None if norms is None else norms[part]
+            if isinstance(way, int):
+                self._attempt(self._add_dense, ways[part], series_ids[part], tensors[part], divisor, some)
+            elif way is not None:
+                self._attempt(self._add_fused, way, series_ids[part], tensors[part], divisor, some)
+            else:
+                self._attempt(self._add_other, series_ids[start], tensors[start], divisor, some)
 
     def norms(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the L2 norms of tensors of one device, shape (n,), on that device, without a row in the record."""
@@ -216,6 +185,31 @@ class StepRows:
         self._layout_ids += [self._layout_of(x) if n is None else n for n, x in zip(layouts, tensors, strict=True)]
         self._ids += series_ids
 
+    def _add_fused(
+        self,
+        rows: DeviceRows,
+        series_ids: Sequence[int],
+        tensors: Sequence[Tensor],
+        divisor: Tensor | None,
+        norms: Tensor | None,
+    ) -> None:
+        """Append tensors of one device that its fused kernels read as they lie."""
+        rows.add_many(range(len(self), len(self) + len(tensors)), tensors, self.eps)
+        rows.finish(len(tensors), divisor, norms)
+        for series_id, tensor in zip(series_ids, tensors, strict=True):
+            self._append(series_id, tensor)
+
+    def _way_of(self, x: Tensor) -> "int | DeviceRows | None":
+        """Return how a tensor can be read among others: its address, its device's rows, or by itself only (None)."""
+        if not self._device_rows_on_cpu:
+            address = address_of(x)
+            if address or x.is_cpu:
+                return address or None
+        if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or not is_readable(x):
+            return None
+        rows = self._rows_on(x.device)
+        return rows if rows.fused is not None and rows.fused.reads(x) else None
+
     def _add_other(self, series_id: int, tensor: Tensor, divisor: Tensor | None, norm: Tensor | None) -> None:
         """Append a tensor that the kernel cannot read as it lies: on a device, sharded, sparse, of another dtype."""
         values = local(tensor)
@@ -228,8 +222,9 @@ class StepRows:
             self._host[position] = row
             self._finish_on_host(slice(position, position + 1), divisor, norm)
         else:
-            made = self._rows_on(stored.device).add(len(self), stored, self.eps, implicit)
-            finish(made[None], divisor, norm)
+            rows = self._rows_on(stored.device)
+            rows.add(len(self), stored, self.eps, implicit)
+            rows.finish(1, divisor, norm)
             self._append(series_id, values)
 
     def _finish_on_host(self, positions: slice, divisor: Tensor | None, norms: Tensor | None) -> None:

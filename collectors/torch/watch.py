@@ -34,7 +34,8 @@ from trainsentry.collectors.torch.parameters import (
     read_parameters,
     read_state,
 )
-from trainsentry.collectors.torch.step_rows import PendingRows, StepRows
+from trainsentry.collectors.torch.pending_rows import PendingRows
+from trainsentry.collectors.torch.step_rows import StepRows
 from trainsentry.collectors.torch.validation import (
     check_new,
     check_scaler,

@@ -1,0 +1,199 @@
+"""The fused kernels agree with the NumPy reference, in Triton's interpreter; and they compile for real devices."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, STATISTICS, reference
+from trainsentry.collectors.torch import device_rows, fused_rows
+from trainsentry.collectors.torch.step_rows import StepRows
+
+pytest.importorskip("triton", reason="Triton has no build for this machine")
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    monkeypatch.setattr(fused_rows, "DEVICES", {"cpu"})  # conftest.py has told Triton to interpret
+
+
+@pytest.fixture(params=["float64", "float32"])
+def accumulator(request, monkeypatch):
+    """Sums in float64, and as on a device that has none."""
+    for module in (device_rows, fused_rows):
+        monkeypatch.setattr(module, "row_dtype", lambda _: getattr(torch, request.param))
+    return request.param
+
+
+def rows_of(tensors, eps=0.0, one_by_one=False, **kwargs):
+    rows = StepRows(SeriesTable(), eps, device_rows_on_cpu=True)
+    if one_by_one:
+        for i, tensor in enumerate(tensors):
+            rows.add(i, tensor)
+    else:
+        rows.add_many(list(range(len(tensors))), tensors, **kwargs)
+    (device,) = rows._devices.values()
+    values = rows.take().resolve()[2]
+    return values, device.fused.launches
+
+
+def assert_rows(tensors, values, eps=0.0):
+    for tensor, row in zip(tensors, values, strict=True):
+        want = reference(tensor.double().numpy(), eps)
+        size = max(tensor.numel(), 1)
+        for column, name in enumerate(STATISTICS):
+            if column == NORM and np.isinf(np.float32(want[name])):
+                assert np.isinf(row[column]) or row[column] == pytest.approx(want[name], rel=1e-6)
+            elif column == NORM:  # a row of float32 holds no larger norm
+                assert row[column] == pytest.approx(want[name], rel=1e-6, abs=1e-45), name
+            elif column == MEAN:
+                bound = 1e-6 * want["norm"] / math.sqrt(size) + 1e-45
+                assert row[column] == pytest.approx(want[name], abs=bound, nan_ok=True), name
+            elif column in {MIN, MAX}:
+                assert row[column] == pytest.approx(want[name], rel=1e-7, abs=0, nan_ok=True), name
+            else:
+                assert row[column] == pytest.approx(want[name], rel=1e-6, nan_ok=True), name
+
+
+def odd_tensors():
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(37, 11, generator=generator),
+        torch.randn(40_000, generator=generator),
+        torch.randn(5_000, generator=generator).bfloat16(),
+        torch.randn(5_000, generator=generator).half(),
+        torch.tensor([1.0, NAN, INF, -INF, 0.0, NAN]),
+        torch.tensor([NAN, -INF]),
+        torch.full((1000,), 3e38),
+        torch.full((1000,), -1e30),
+        torch.full((500,), 1e-30),
+        torch.full((10,), 1e-45),
+        torch.cat([torch.full((10,), 1e20), torch.full((10,), 1e-30), torch.randn(100, generator=generator)]),
+        torch.zeros(1),
+        torch.tensor(-2.5),
+        torch.tensor([60000.0, 6e-8]).half(),
+        torch.empty(0, 3),
+    ]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_odd_tensors_one_by_one_and_together(accumulator, one_by_one):
+    tensors = odd_tensors()
+    values, launches = rows_of(tensors, one_by_one=one_by_one)
+    assert_rows(tensors, values)
+    if one_by_one:
+        assert launches == len(tensors) - 1 + 1  # one for each but the empty one, and one to combine
+    else:
+        assert launches == 3 + 1  # one for each dtype
+
+
+def test_zeros_within_eps(accumulator):
+    tensors = [torch.tensor([0.0, 1e-8, -1e-9, 1.1e-8, 1e-3])]
+    values, _ = rows_of(tensors, eps=1e-8, one_by_one=True)
+    assert_rows(tensors, values, eps=1e-8)
+
+
+@given(
+    values=st.lists(
+        st.one_of(st.floats(width=32), st.sampled_from([0.0, NAN, INF, 1e-40, -3e-42, 1e-45, 3e38, 1e12, 1e-13])),
+        min_size=1,
+        max_size=40,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_any_float32_values(values):
+    tensor = torch.tensor(np.asarray(values, np.float32))
+    for dtype in (torch.float64, torch.float32):
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (device_rows, fused_rows):
+                patch.setattr(module, "row_dtype", lambda _, dtype=dtype: dtype)
+            got, _ = rows_of([tensor])
+            assert_rows([tensor], got)
+
+
+def test_all_gradients_in_a_few_launches_whatever_their_number():
+    tensors = [torch.randn(i % 7 + 1) for i in range(200)]
+    values, launches = rows_of(tensors)
+    assert launches == 2
+    assert_rows(tensors[:50], values[:50])
+    assert values[-1, NORM] == pytest.approx(tensors[-1].norm().item(), rel=1e-6)
+
+
+def test_large_tensors_are_cut_into_chunks_and_a_full_arena_is_combined_in_between(monkeypatch):
+    monkeypatch.setattr(fused_rows, "CHUNK", fused_rows.BLOCK)
+    monkeypatch.setattr(fused_rows, "ARENA_ROWS", 16)
+    tensors = [torch.randn(9 * fused_rows.BLOCK + 5) for _ in range(3)]
+    values, launches = rows_of(tensors, one_by_one=True)
+    assert_rows(tensors, values)
+    assert launches == 3 + 3
+    values, _ = rows_of(tensors[:1])
+    assert_rows(tensors[:1], values)
+
+
+def test_divisor_norms_and_other_dtypes_beside_the_kernels():
+    tensors = [torch.ones(4), torch.full((3,), 2.0, dtype=torch.float64), torch.ones(9).bfloat16()]
+    norms = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    values, _ = rows_of(tensors, divisor=torch.tensor(2.0), norms=norms)
+    assert values[:, NORM].tolist() == pytest.approx([1.0, math.sqrt(12) / 2, 1.5])
+    assert values[:, 7].tolist() == pytest.approx([1.0, math.sqrt(12) / 4, 0.375])
+
+
+def test_rows_outgrow_their_buffer_between_the_beginning_and_the_combining(monkeypatch):
+    monkeypatch.setattr(device_rows, "FIRST_ROWS", 4)
+    tensors = [torch.full((2,), float(i)) for i in range(30)]
+    values, _ = rows_of(tensors, one_by_one=True)
+    assert values[:, MAX].tolist() == [float(i) for i in range(30)]
+
+
+COMPILE = """
+import glob, os, re, subprocess, tempfile
+import triton
+from triton import language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from trainsentry.collectors.torch import triton_kernels as kernels
+from trainsentry.collectors.torch.fused_rows import BLOCK
+
+def compile(kernel, signature, constants, capability):
+    signature |= dict.fromkeys(constants, "constexpr")
+    return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32))
+
+for capability in (80, 90):
+    for x in ("*fp32", "*bf16", "*fp16"):
+        for many in (False, True):
+            table = "*i64" if many else x
+            tables = dict.fromkeys(("addresses", "sizes", "tensor_of", "chunk_of"), table)
+            numbers = {"first": "i32", "size": "i32", "chunk": "i32", "eps": "fp32"}
+            signature = {"x_pointer": x, **tables, "partials": "*fp64", **numbers}
+            constants = {"many": many, "split": False, "accumulator": tl.float64, "block": BLOCK}
+            built = compile(kernels.partial_rows, signature, constants, capability)
+            assert built.asm["cubin"]
+    signature = {"partials": "*fp64", **dict.fromkeys(("firsts", "counts", "sizes", "slots"), "*i64"), "rows": "*fp64"}
+    constants = {"split": False, "accumulator": tl.float64, "block": 256}
+    assert compile(kernels.combine_rows, signature, constants, capability).asm["cubin"]
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(built.asm["ptx"])
+        file.flush()
+        arch = re.search(r"\\.target (\\w+)", built.asm["ptx"])[1]
+        told = []
+        for ptxas in glob.glob(os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/ptxas*")):
+            command = [ptxas, "-v", f"-arch={arch}", file.name, "-o", "/dev/null"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            told.append(done.stderr + done.stdout)
+    assert any("0 bytes spill stores" in text for text in told), told
+print("compiled")
+"""
+
+
+def test_the_kernels_compile_for_cuda_and_fit_its_registers(tmp_path):
+    environment = {"TRITON_CACHE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip().endswith("compiled"), done.stderr[-3000:]
