@@ -56,7 +56,7 @@ class Gpt(nn.Module):
         nn.init.normal_(self.tok.weight, std=0.02)
 
     def forward(self, tokens):
-        x = self.tok(tokens) + self.pos(torch.arange(tokens.shape[1]))
+        x = self.tok(tokens) + self.pos(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.ln(x))

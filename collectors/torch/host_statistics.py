@@ -1,7 +1,7 @@
 """Statistics of tensors in host memory: the only place that reads tensor values on the host.
 
 Where the compiled kernel is there, a dense tensor is read once, by its address, and no torch operation runs.
-Everything else is made dense floating point first. Without a compiler four torch operations do the work.
+Everything else is made dense floating point first. Without a compiler NumPy does the work.
 """
 
 import math
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from trainsentry.collectors.array_statistics import row_of_array
 from trainsentry.collectors.statistics import COLUMNS
 
 try:
@@ -22,8 +23,8 @@ except ImportError:  # built without a compiler
 
 _NAN: Final = math.nan
 _EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
-_WIDENED: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""Dtypes whose squares neither overflow nor vanish in float64, so that no scaling is needed."""
+_READ: Final = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+"""Dtypes that are read as they are; others are made wider first."""
 
 ROW_BYTES: Final = 8 * COLUMNS
 """Bytes of a row of the kernel."""
@@ -74,7 +75,8 @@ def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArra
         dense = _dense(x)
         read_at(dense.data_ptr(), dense, eps, row.ctypes.data)
     else:
-        row = _row_by_operations(x, eps)
+        values = x.float() if x.dtype is torch.bfloat16 else x  # NumPy has no bfloat16
+        row = row_of_array(values.resolve_neg().numpy(), eps)
     return _with_zeros(row, x.numel(), implicit_zeros) if implicit_zeros else row
 
 
@@ -93,7 +95,7 @@ def _as_float(x: Tensor) -> Tensor:
         return x.to(torch.complex128).abs()
     if not x.is_floating_point():
         return x.double()
-    return x if x.dtype in _WIDENED or x.dtype is torch.float64 else x.float()
+    return x if x.dtype in _READ else x.float()
 
 
 def _with_zeros(row: npt.NDArray[np.float64], stored: int, implicit: int) -> npt.NDArray[np.float64]:
@@ -105,38 +107,6 @@ def _with_zeros(row: npt.NDArray[np.float64], stored: int, implicit: int) -> npt
     return np.asarray(
         [np.fmin(low, 0.0), np.fmax(high, 0.0), total / (finite + implicit), norm, nans, infs, zeros, _NAN]
     )
-
-
-def _number(x: Tensor) -> float:
-    return float(x.numpy())  # unlike `item`, no operation that a profile would count
-
-
-def _row_by_operations(x: Tensor, eps: float) -> npt.NDArray[np.float64]:
-    """Return the row by torch operations: four passes, and more where something is not finite."""
-    if x.dtype in _WIDENED:
-        norm = _number(torch.linalg.vector_norm(x, dtype=torch.float64))
-        if math.isfinite(norm):
-            low, high = torch.aminmax(x)
-            mean = _number(torch.sum(x, dtype=torch.float64)) / x.numel()
-            above = torch.count_nonzero(x) if eps == 0.0 else torch.count_nonzero(x.abs().double() > eps)
-            zeros = (x.numel() - _number(above)) / x.numel()
-            return np.asarray([_number(low.float()), _number(high.float()), mean, norm, 0.0, 0.0, zeros, _NAN])
-    return _careful_row(x.double(), eps)
-
-
-def _careful_row(x: Tensor, eps: float) -> npt.NDArray[np.float64]:
-    """Return the row of a float64 tensor with non-finite values, or whose squares leave the range."""
-    nans, infs = torch.isnan(x), torch.isinf(x)
-    finite = x[~(nans | infs)]
-    bad = _number(nans.sum()), _number(infs.sum())
-    zeros = _number((x.abs() <= eps).sum()) / x.numel()
-    if finite.numel() == 0:
-        return np.asarray([_NAN, _NAN, _NAN, 0.0, *bad, zeros, _NAN])
-    largest = _number(finite.abs().max()) or 1.0
-    scaled = finite / largest
-    norm = _number(torch.linalg.vector_norm(scaled)) * largest
-    mean = _number(scaled.sum()) / finite.numel() * largest
-    return np.asarray([_number(finite.min()), _number(finite.max()), mean, norm, *bad, zeros, _NAN])
 
 
 def row_of_number(value: float) -> tuple[Any, ...]:
