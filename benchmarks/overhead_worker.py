@@ -83,6 +83,8 @@ def measure_time(subjects: list[str], preset: str, workload: str, rounds: int, s
         for arm in arms.values():
             arm.block(3)
         blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        if workload == "default configuration":
+            steps = 10  # its whole cycle
         for turn in range(rounds):
             at = turn % len(names)
             for name in names[at:] + names[:at]:

@@ -40,17 +40,27 @@ class HandOver:
         self.keep_bytes = keep_bytes
         self.recorded: deque[StepRecord] = deque()
         self.recorded_bytes = 0
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_Pending | StepRecord] = deque()
 
     def await_rows(self, rows: Any, step: int, first_order: int, *, skipped: bool, judged: bool) -> None:
         """Take the rows of a step that has ended; their copy to the host may be under way."""
         self._pending.append(_Pending(rows, step, first_order, skipped, judged))
 
+    def await_record(self, record: StepRecord) -> None:
+        """Take the record of a step that has ended and was judged; it goes behind those whose rows are under way."""
+        self._pending.append(record)
+
     def arrived(self, *, wait: bool) -> Iterator[tuple[StepRecord, bool]]:
         """Yield the records whose rows have arrived, in order, and whether each was judged; with `wait`, all."""
-        while self._pending and (wait or self._pending[0].rows.ready()):
-            p = self._pending.popleft()
-            yield self.build(p.rows, p.step, p.first_order, skipped=p.skipped), p.judged
+        while self._pending:
+            first = self._pending[0]
+            if isinstance(first, StepRecord):
+                yield first, True
+            elif wait or first.rows.ready():
+                yield self.build(first.rows, first.step, first.first_order, skipped=first.skipped), first.judged
+            else:
+                return
+            self._pending.popleft()
 
     def build(self, rows: Any, step: int, first_order: int, *, skipped: bool, examined: bool = False) -> StepRecord:
         """Return the record of rows, whose copy is waited for.

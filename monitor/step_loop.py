@@ -69,6 +69,7 @@ class StepLoop:
         self._order = 0
         self._skipped = False
         self._judged = False
+        self._seen: tuple[int, Any] = (0, None)
         self._end = StepEnd(())
         self._plan: frozenset[str] = frozenset()
         self.scalars = ScalarLog(watch, guard)
@@ -187,6 +188,7 @@ class StepLoop:
         record = self.records.build(self.watch.rows.peek(), self.step, self._order, skipped=self._skipped)
         self._judged = True
         if not self.first_sight.is_wrong(record):
+            self._seen = (len(self.watch.rows), record)
             return
         self._examine()
         self._check_limit()
@@ -207,6 +209,7 @@ class StepLoop:
 
     def _hand_over_now(self, *, examined: bool = False) -> None:
         """Hand over the part of the step that has been collected so far."""
+        self._seen = (0, None)
         if len(self.watch.rows):
             rows = self.watch.take()
             record = self.records.build(rows, self.step, self._order, skipped=self._skipped, examined=examined)
@@ -221,9 +224,13 @@ class StepLoop:
             TrainingStopped: when a stop was asked for.
 
         """
-        if len(self.watch.rows):
-            rows = self.watch.take()
-            self.records.await_rows(rows, self.step, self._order, skipped=self._skipped, judged=self._judged)
+        rows, record = self._seen
+        if rows and rows == len(self.watch.rows):  # the update has added nothing to what was judged before it
+            self.watch.rows.drop()
+            self.records.await_record(record)
+        elif len(self.watch.rows):
+            pending = self.watch.take()
+            self.records.await_rows(pending, self.step, self._order, skipped=self._skipped, judged=self._judged)
         self._check_micro_steps()
         self._dump(lambda dump: dump.end_step())
         self.publish()
@@ -231,6 +238,7 @@ class StepLoop:
         self.step += 1
         self.steps += 1
         self._order, self._skipped, self._judged, self._scale_noted = 0, False, False, False
+        self._seen = (0, None)
         self.scalars.end_step()
         self.triggers.hear(self.link.poll())
         self.triggers.grant(self.step)

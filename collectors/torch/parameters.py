@@ -44,7 +44,7 @@ class GradientReader:
 
     def __init__(self, series: ParameterSeries) -> None:
         self.series = series
-        self._last: dict[nn.Parameter, tuple[weakref.ref[Tensor], int | None]] = {}
+        self._last: dict[int, tuple[weakref.ref[Tensor], int | None]] = {}  # by id: a tensor's own hash is slow
 
     def read(self, parameters: Sequence[tuple[NamedParameter, int]], grad_scale: Tensor | None) -> None:
         """Append a row for each (parameter, micro-step): its gradient divided by `grad_scale` where still scaled."""
@@ -65,10 +65,10 @@ class GradientReader:
         if gradient is None:
             return False
         version = version_of(gradient)
-        last = self._last.get(parameter)
+        last = self._last.get(id(parameter))
         if last is not None and version is not None and last[1] == version and last[0]() is gradient:
             return False
-        self._last[parameter] = (weakref.ref(gradient), version)
+        self._last[id(parameter)] = (weakref.ref(gradient), version)
         return True
 
 

@@ -138,10 +138,14 @@ class StepRows:
     def take(self) -> PendingRows:
         """Return the rows so far and start anew; starts one copy per device that holds rows."""
         pending = self.peek()
+        self.drop()
+        return pending
+
+    def drop(self) -> None:
+        """Start anew; what was peeked at stays valid."""
         for rows in self._devices.values():
             rows.clear()
         self._start()
-        return pending
 
     def peek(self) -> PendingRows:
         """Return the rows so far and keep them; the same copies as `take`."""

@@ -1,5 +1,6 @@
 """Starts a recorder process: `python -m trainsentry.monitor.recorder`, with its `Hello` on standard input."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -26,7 +27,8 @@ def _step_aside() -> None:
     """Leave Ctrl-C and a closed terminal to the trainer, and take the processor only when it has time.
 
     A process group of its own, and not a session: Linux schedules each session as one group, inside which alone
-    `nice` counts. `benchmarks/niced_neighbour.py` shows what that does to a step of torch's busy threads.
+    `nice` counts. `benchmarks/niced_neighbour.py` shows what that does to a step of torch's busy threads. Batch
+    scheduling keeps the recorder from running in the trainer's place at the moment it is woken by it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGHUP"):
@@ -35,6 +37,9 @@ def _step_aside() -> None:
         os.setpgid(0, 0)
     if hasattr(os, "nice"):
         os.nice(10)
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,23 @@
+"""A virtual environment that holds this project and the monitors it is measured beside, made once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = ROOT / ".venv-peers"
+PEERS = ["mindstudio-probe==26.2.0"]
+
+
+def peers_python() -> str:
+    """Return the interpreter of the environment; make it when it is not there yet."""
+    python = ENVIRONMENT / "bin" / "python"
+    stamp = ENVIRONMENT / "made"
+    if not stamp.exists():
+        print(f"making {ENVIRONMENT.name} from PyPI …", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        constraints = ["--constraint", ROOT / "constraints.txt"]
+        subprocess.run([*install, *constraints, *PEERS, "--editable", f"{ROOT}[torch]"], check=True)
+        stamp.touch()
+    return str(python)
