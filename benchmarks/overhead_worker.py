@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import resource
-import statistics
 import sys
 import tempfile
 import time
@@ -65,14 +64,14 @@ class Arm:
         )
         self.training.monitor = self.subject
 
-    def block(self, steps: int) -> tuple[float, float]:
-        """Train some steps; return their mean wall seconds, and CPU seconds until everything is written."""
+    def block(self, steps: int) -> tuple[list[float], float]:
+        """Train some steps; return the wall seconds of each, and CPU seconds a step until everything is written."""
         gc.collect()
         cpu = cpu_seconds()
-        wall = statistics.fmean(self.training.step() for _ in range(steps))
+        walls = [self.training.step() for _ in range(steps)]
         if self.subject is not None:
             self.subject.settle()
-        return wall, (cpu_seconds() - cpu) / steps
+        return walls, (cpu_seconds() - cpu) / steps
 
 
 def measure_time(subjects: list[str], preset: str, workload: str, rounds: int, steps: int) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def measure_time(subjects: list[str], preset: str, workload: str, rounds: int, s
         arms = {name: Arm(name, preset, workload, Path(directory)) for name in names}
         for arm in arms.values():
             arm.block(3)
-        blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        blocks: dict[str, list[tuple[list[float], float]]] = {name: [] for name in names}
         if workload == "default configuration":
             steps = 10  # its whole cycle
         for turn in range(rounds):

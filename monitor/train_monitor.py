@@ -50,6 +50,7 @@ class TrainMonitor:
         self._saved_state: dict[str, Any] | None = None
         self._agreement: Any = None
         self._left_out = False
+        self._speaks = True
         self._closed = False
 
     # ------------------------------------------------------------------ watching
@@ -87,7 +88,7 @@ class TrainMonitor:
             watched = self.config.watched_ranks(world_size)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._left_out = rank not in watched
+        self._left_out, self._speaks = rank not in watched, rank == watched[0]
         if self._agreement is None and self.config.overhead_budget is not None:
             self._agreement = framework.agreement(watched, self.config.export.max_wait)
         if self._left_out:
@@ -207,7 +208,8 @@ class TrainMonitor:
             self._saved_state = {"step": loop.step, "detection": None}
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
-            loop.overhead.tell_at_end(self.config.output_dir, len(self._incidents))
+            if self._speaks:
+                loop.overhead.tell_at_end(self.config.output_dir, len(self._incidents))
         is_closed(self)
 
     def __enter__(self) -> "Self":
