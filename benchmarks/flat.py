@@ -4,8 +4,9 @@
 
 A model of `--parameters` small tensors is trained by AdamW; gradients, weights and both moments of each are recorded at
 every step: four series a parameter, 10,000 in all, judged and written as CSV under a disk quota of 2 GiB. Shown at
-intervals: resident memory of both processes, the median step, the time the monitor added to it, and records that are
-not written yet. At the end: the median step while the recorder was at work and while it was made to rest.
+intervals: resident memory of both processes, the median step, the time the monitor added to it (waiting for room in the
+ring included), and the size of all files. At the end: the median step while the recorder was at work and while it
+was made to rest.
 """
 
 import argparse

@@ -11,6 +11,9 @@ from trainsentry.monitor.schedule import Schedule
 
 PART: Final = "overhead budget"
 
+PATIENCE_SECONDS: Final = 60.0
+"""How long ranks wait for one that is late with its numbers (it saves a checkpoint, it compiles), once in a run."""
+
 DECIDE_EVERY: Final = 5
 """Steps between two decisions: a function of the step's number, so that all ranks decide together."""
 

@@ -80,7 +80,10 @@ class StepLoop:
 
     def go_to(self, step: int) -> None:
         """Go on from another step, as after a checkpoint was loaded: nothing that was agreed on before holds."""
-        self.publish(wait=True)
+        self.guard.run(PART, lambda: self.publish(wait=True))
+        self.watch.rows.drop()
+        self._end = StepEnd(id(o) for o in self.watch.optimizers)
+        self._begin_step()
         self.step = step
         self._last_urgent = None
         self.overflow.go_back()
@@ -237,9 +240,7 @@ class StepLoop:
         changed = self.overhead.end_step(self.step, self._plan)
         self.step += 1
         self.steps += 1
-        self._order, self._skipped, self._judged, self._scale_noted = 0, False, False, False
-        self._seen = (0, None)
-        self.scalars.end_step()
+        self._begin_step()
         self.triggers.hear(self.link.poll())
         self.triggers.grant(self.step)
         if changed:
@@ -248,6 +249,11 @@ class StepLoop:
         self._open()
         self._dump(lambda dump: dump.open_step(self.step))
         self.triggers.raise_stop()
+
+    def _begin_step(self) -> None:
+        self._order, self._skipped, self._judged, self._scale_noted = 0, False, False, False
+        self._seen = (0, None)
+        self.scalars.end_step()
 
     def _open(self) -> None:
         self._plan = self.schedule.plan(self.step)

@@ -14,6 +14,7 @@ from trainsentry.monitor.ending import FLUSH_SECONDS, close_at_exit, end_recorde
 from trainsentry.monitor.errors import ConfigError, TrainingStopped
 from trainsentry.monitor.flight import metrics_of, table_of_records
 from trainsentry.monitor.late_listener import LateListener
+from trainsentry.monitor.overhead import PATIENCE_SECONDS
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.starting import check_number
 from trainsentry.monitor.step_loop import StepLoop
@@ -90,7 +91,7 @@ class TrainMonitor:
             raise ConfigError(str(error)) from None
         self._left_out, self._speaks = rank not in watched, rank == watched[0]
         if self._agreement is None and self.config.overhead_budget is not None:
-            self._agreement = framework.agreement(watched, self.config.export.max_wait)
+            self._agreement = framework.agreement(watched, PATIENCE_SECONDS)
         if self._left_out:
             return self
         if self._loop is not None:

@@ -3,6 +3,7 @@
  *
  * Each loop works on LANES independent accumulators, which the compiler turns into vectors, and sums in double. On x86-64 Linux the loops are compiled for
  * three instruction sets, and the one to use is chosen when the library is loaded.
+ * The interpreter lock is kept: released, another thread could move the rows while they are written.
  * A row has COLUMNS doubles; what each means is written down in collectors/statistics.py.
  */
 #define Py_LIMITED_API 0x030A0000
@@ -16,7 +17,6 @@
 #define LANES 16
 #define COLUMNS 8
 #define COUNT_BLOCK (1 << 20) /* elements between two emptyings of the 32-bit counters */
-#define LOCK_BYTES (1 << 18)  /* from this many bytes on, releasing the interpreter lock is cheaper than holding it */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && (defined(__GNUC__) && !defined(__clang__))
 #define FOR_EACH_INSTRUCTION_SET __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -27,7 +27,6 @@
 #define INLINE static inline
 
 enum kind { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
-static const int64_t BYTES[KINDS] = {4, 2, 2, 8};
 
 typedef struct {
     double low, high, sum, squares;
@@ -172,13 +171,7 @@ static PyObject *read_one(PyObject *self, PyObject *const *args, Py_ssize_t coun
         return NULL;
     if (kind < 0 || kind >= KINDS || n < 0 || row == NULL || (x == NULL && n > 0))
         return PyErr_Format(PyExc_ValueError, "read: kind %ld, size %lld, or an address of 0", kind, (long long)n);
-    if (n * BYTES[kind] >= LOCK_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
-        write_row(x, n, (int)kind, eps, row);
-        Py_END_ALLOW_THREADS
-    } else {
-        write_row(x, n, (int)kind, eps, row);
-    }
+    write_row(x, n, (int)kind, eps, row);
     Py_RETURN_NONE;
 }
 
@@ -188,7 +181,7 @@ typedef struct {
     int kind;
 } array;
 
-static int take_arrays(PyObject *const *lists, Py_ssize_t count, array *arrays, int64_t *bytes) {
+static int take_arrays(PyObject *const *lists, Py_ssize_t count, array *arrays) {
     for (Py_ssize_t i = 0; i < count; i++) {
         array *a = arrays + i;
         a->x = PyLong_AsVoidPtr(PyList_GetItem(lists[0], i));
@@ -201,7 +194,6 @@ static int take_arrays(PyObject *const *lists, Py_ssize_t count, array *arrays, 
             return -1;
         }
         a->kind = (int)kind;
-        *bytes += a->n * BYTES[kind];
     }
     return 0;
 }
@@ -226,15 +218,9 @@ static PyObject *read_many(PyObject *self, PyObject *const *args, Py_ssize_t cou
     array *arrays = PyMem_Malloc((size_t)(n ? n : 1) * sizeof *arrays);
     if (arrays == NULL)
         return PyErr_NoMemory();
-    int64_t bytes = 0;
-    int failed = take_arrays(args, n, arrays, &bytes);
-    if (!failed && bytes >= LOCK_BYTES) {
-        Py_BEGIN_ALLOW_THREADS
+    int failed = take_arrays(args, n, arrays);
+    if (!failed)
         write_rows(arrays, n, eps, rows);
-        Py_END_ALLOW_THREADS
-    } else if (!failed) {
-        write_rows(arrays, n, eps, rows);
-    }
     PyMem_Free(arrays);
     if (failed)
         return NULL;

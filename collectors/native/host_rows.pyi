@@ -10,7 +10,7 @@ FLOAT64: Final[int]
 def read(address: int, size: int, kind: int, eps: float, row: int, /) -> None: ...
 
 # The statistics of array i as row i of the float64 array of shape (n, 8) at `rows`. The sequences are lists of one
-# length (else ValueError). The interpreter lock is released when the arrays are large.
+# length (else ValueError).
 def read_many(
     addresses: Sequence[int], sizes: Sequence[int], kinds: Sequence[int], eps: float, rows: int, /
 ) -> None: ...

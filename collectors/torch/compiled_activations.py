@@ -53,32 +53,37 @@ class CompiledVisits:
 
     def __init__(self) -> None:
         self._calls: Counter[tuple[int, str]] = Counter()
-        self._hooked: dict[tuple[int, str], list[int]] = {}
+        self._hooked: dict[tuple[int, str], tuple[int, list[int]]] = {}
+        self._pass = 0
         self._gradients: Counter[tuple[int, str]] = Counter()
 
     def clear(self) -> None:
         """Begin a step."""
         self._gradients.clear()
+        self._hooked.clear()
         self.begin_pass()
 
     def begin_pass(self) -> None:
         """Begin to count the calls of a pass."""
         self._calls.clear()
-        self._hooked.clear()
+        self._pass += 1
 
     def forward(self, site: Site, path: str, *, hooked: bool) -> int:
         """Count a visit; return the number of the call."""
         key = (site.number, path)
         call = self._calls[key]
         self._calls[key] += 1
-        if hooked:
-            self._hooked.setdefault(key, []).append(call)
+        if hooked:  # kept through passes of other models, behind which this one's gradients may come
+            known = self._hooked.get(key)
+            if known is None or known[0] != self._pass:
+                known = self._hooked[key] = (self._pass, [])
+            known[1].append(call)
         return call
 
     def backward(self, site: Site, path: str) -> tuple[int, int]:
         """Count a visit; return the numbers of the pass and of the call."""
         key = (site.number, path)
-        calls = self._hooked.get(key) or [0]
+        _, calls = self._hooked.get(key, (0, [0]))
         micro_step, turn = divmod(self._gradients[key], len(calls))
         self._gradients[key] += 1
         return micro_step, calls[-1 - turn]

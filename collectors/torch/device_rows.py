@@ -1,5 +1,6 @@
 """Rows that lie on an accelerator until the step ends: written there, copied to the host once."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,6 +12,11 @@ from torch import Tensor
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.device_statistics import device_row, row_dtype
 from trainsentry.collectors.torch.fused_rows import FusedRows, kernels_for
+
+logger = logging.getLogger("trainsentry")
+
+MOST_AT_ONCE: Final = 32_768
+"""Tensors of one launch: half of what the partial rows hold, so that each has room."""
 
 FIRST_ROWS: Final = 256
 """Rows of the first buffer: 16 kB; it doubles when a step has more."""
@@ -29,20 +35,42 @@ class DeviceRows:
 
     def add(self, position: int, x: Tensor, eps: float, implicit_zeros: int = 0) -> None:
         """Write the statistics of `x` to the next row."""
-        if self.fused is not None and not implicit_zeros and self.fused.reads(x):
-            slot = len(self.positions)
-            self._reserve([position])
-            self.fused.begin(slot, x, eps, self._rows)
+        if not implicit_zeros and self.reads(x) and self._fuse([position], [x], eps):
             return
         made = device_row(x, eps, implicit_zeros)  # before a row is taken: it may fail
         self._reserve([position])[0].copy_(made)
 
     def add_many(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> None:
         """Write the statistics of tensors that the fused kernels read to the next rows."""
-        assert self.fused is not None
+        for start in range(0, len(tensors), MOST_AT_ONCE):
+            some = slice(start, start + MOST_AT_ONCE)
+            if not self._fuse(positions[some], tensors[some], eps):
+                for position, x in zip(positions[some], tensors[some], strict=True):
+                    self.add(position, x, eps)
+
+    def reads(self, x: Tensor) -> bool:
+        """Whether the fused kernels run here and can read a tensor as it lies."""
+        return self.fused is not None and self.fused.reads(x)
+
+    def _fuse(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> bool:
+        """Have the fused kernels read tensors; when they cannot be launched, they are left alone from then on."""
+        if self.fused is None:
+            return False
         slot = len(self.positions)
         self._reserve(positions)
-        self.fused.begin_many(range(slot, slot + len(tensors)), tensors, eps, self._rows)
+        try:
+            if len(tensors) == 1:
+                self.fused.begin(slot, tensors[0], eps, self._rows)
+            else:
+                self.fused.begin_many(range(slot, slot + len(tensors)), tensors, eps, self._rows)
+        except Exception as error:  # noqa: BLE001 - whatever the compiler or the driver raises
+            logger.warning("trainsentry: the fused kernels do not run on %s; slower ones do: %s", self.device, error)
+            del self.positions[slot:]
+            self.fused.forget(slot)
+            self._combine()
+            self.fused = None
+            return False
+        return True
 
     def add_scalar(self, position: int, value: Tensor, eps: float) -> None:
         """Write a scalar to the next row, as its value and as a tensor of one element."""

@@ -1,5 +1,6 @@
 """Rows by the fused kernels: launches them, keeps partial rows, and combines those at the step's end or when needed."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.device_statistics import row_dtype
+from trainsentry.collectors.torch.host_statistics import PLAIN
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 """What the kernels read; any other dtype goes the way of plain tensor operations."""
@@ -51,10 +53,13 @@ class FusedRows:
         self._partials: Tensor | None = None
         self._used = 0
         self._waiting: list[tuple[int, int, int, int]] = []
+        self._stream: Any = None
 
     def reads(self, x: Tensor) -> bool:
         """Whether the kernels can read a tensor as it lies."""
-        return x.dtype in DTYPES and x.is_contiguous() and not x.is_neg()
+        if type(x) not in PLAIN or x.dtype not in DTYPES or not x.is_contiguous() or x.is_neg():
+            return False
+        return x.numel() == 0 or x.data_ptr() != 0
 
     def begin(self, slot: int, x: Tensor, eps: float, rows: Tensor) -> None:
         """Read a tensor into row `slot` of `rows`, by one launch; what waits is combined first if room is short."""
@@ -84,20 +89,22 @@ class FusedRows:
     def combine(self, rows: Tensor) -> None:
         """Complete the rows that were begun, by one launch."""
         if not self._waiting:
+            self._used = 0
             return
         table = self._to_device(np.asarray(self._waiting, np.int64).T.copy())
         slots, firsts, counts, sizes = table
-        self.kernels.combine_rows[(len(self._waiting),)](
-            self._arena(),
-            firsts,
-            counts,
-            sizes,
-            slots,
-            rows,
-            split=self._split,
-            accumulator=self._accumulator,
-            block=256,
-        )
+        with self._on_device():
+            self.kernels.combine_rows[(len(self._waiting),)](
+                self._arena(),
+                firsts,
+                counts,
+                sizes,
+                slots,
+                rows,
+                split=self._split,
+                accumulator=self._accumulator,
+                block=256,
+            )
         self.launches += 1
         self._waiting.clear()
         self._used = 0
@@ -128,20 +135,36 @@ class FusedRows:
         *,
         many: bool,
     ) -> None:
-        self.kernels.partial_rows[(programs,)](
-            x,
-            *table,
-            self._arena(),
-            first,
-            size,
-            chunk,
-            float_below(eps),
-            many=many,
-            split=self._split,
-            accumulator=self._accumulator,
-            block=BLOCK,
-        )
+        with self._on_device():
+            self.kernels.partial_rows[(programs,)](
+                x,
+                *table,
+                self._arena(),
+                first,
+                size,
+                chunk,
+                float_below(eps),
+                many=many,
+                split=self._split,
+                accumulator=self._accumulator,
+                block=BLOCK,
+            )
         self.launches += 1
+
+    def forget(self, slot: int) -> None:
+        """Drop what was begun for rows from `slot` on."""
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] < slot]
+
+    def _on_device(self) -> Any:
+        """Make the device current, as Triton launches there, and order its stream behind the one used before."""
+        if self.device.type == "cpu":
+            return contextlib.nullcontext()
+        module = torch.get_device_module(self.device)
+        stream = module.current_stream(self.device)
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+        self._stream = stream
+        return module.device(self.device)
 
     def _room(self, programs: int, rows: Tensor) -> int:
         """Take partial rows; combine those that wait when there is no room beside them."""

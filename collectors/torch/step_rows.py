@@ -90,7 +90,8 @@ class StepRows:
         They are divided by `divisor` where given. With `norms` (one number for each tensor) the value column gets
         each tensor's norm divided by its number.
         """
-        ways = [self._way_of(x) for x in tensors]
+        ways: list[int | DeviceRows | None] = [None] * len(tensors)
+        self._attempt(self._find_ways, tensors, ways)
         for start, end in runs_of(ways):
             part, way = slice(start, end), ways[start]
             some = None if norms is None else norms[part]
@@ -203,6 +204,9 @@ class StepRows:
         for series_id, tensor in zip(series_ids, tensors, strict=True):
             self._append(series_id, tensor)
 
+    def _find_ways(self, tensors: Sequence[Tensor], ways: "list[int | DeviceRows | None]") -> None:
+        ways[:] = [self._way_of(x) for x in tensors]
+
     def _way_of(self, x: Tensor) -> "int | DeviceRows | None":
         """Return how a tensor can be read among others: its address, its device's rows, or by itself only (None)."""
         if not self._device_rows_on_cpu:
@@ -212,7 +216,7 @@ class StepRows:
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or not is_readable(x):
             return None
         rows = self._rows_on(x.device)
-        return rows if rows.fused is not None and rows.fused.reads(x) else None
+        return rows if rows.reads(x) else None
 
     def _add_other(self, series_id: int, tensor: Tensor, divisor: Tensor | None, norm: Tensor | None) -> None:
         """Append a tensor that the kernel cannot read as it lies: on a device, sharded, sparse, of another dtype."""

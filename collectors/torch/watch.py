@@ -103,11 +103,12 @@ class TorchWatch:
         if self._steps is not None:
             self._steps.close()
         self._steps = OptimizerSteps(self.optimizers, listener)
-        watch_scalers(self._steps, grad_scaler)
+        watch_scalers(self._steps, self._scaler)
         if ACTIVATIONS in self._selections:
             self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
         if GRADIENTS in self._selections:
             self._accumulation.detach()
+            self._accumulation.order.clear()
             self._accumulation.attach(self._selected(GRADIENTS))  # once, to learn the backward pass's order
 
     @property

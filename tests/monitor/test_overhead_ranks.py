@@ -13,13 +13,14 @@ import torch, torch.distributed as dist
 import trainsentry
 from trainsentry.collectors import guard
 from trainsentry.collectors.torch.watch import TorchWatch
-from trainsentry.monitor import cost, overhead
+from trainsentry.monitor import cost, overhead, train_monitor
 
 rank, case, out = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 now = [0.0]
 guard.perf_counter_ns = lambda: round(now[0] * 1e9)
+train_monitor.PATIENCE_SECONDS = 3.0
 overhead.Cost = functools.partial(cost.Cost, clock=lambda: now[0])
 read = TorchWatch._read_gradients
 
@@ -32,7 +33,7 @@ TorchWatch._read_gradients = read_slowly
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-config = {"output_dir": out, "overhead_budget": 0.01, "detect": False, "export": {"max_wait": 2.0}}
+config = {"output_dir": out, "overhead_budget": 0.01, "detect": False}
 if case == "left_out":
     config["ranks"] = [1]
 monitor = trainsentry.TrainMonitor(config).watch(model, optimizer)

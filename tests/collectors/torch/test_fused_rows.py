@@ -153,6 +153,19 @@ def test_rows_outgrow_their_buffer_between_the_beginning_and_the_combining(monke
     assert values[:, MAX].tolist() == [float(i) for i in range(30)]
 
 
+def test_kernels_that_cannot_be_launched_make_way_and_leave_nothing_behind(monkeypatch, caplog):
+    tensors = [torch.randn(5), torch.randn(6)]
+    rows = StepRows(SeriesTable(), device_rows_on_cpu=True)
+    rows.add(0, tensors[0])
+    (device,) = rows._devices.values()
+    monkeypatch.setattr(device.fused, "begin_many", lambda *_: 1 / 0)
+    rows.add_many([1, 2], tensors)
+    rows.add(3, tensors[1])
+    assert device.fused is None
+    assert "slower ones do" in caplog.text
+    assert_rows([tensors[0], *tensors, tensors[1]], rows.take().resolve()[2])
+
+
 COMPILE = """
 import glob, os, re, subprocess, tempfile
 import triton
