@@ -37,6 +37,40 @@ _UP = tl.constexpr(2.0**90)
 
 
 @triton.jit
+def _place_of(x_pointer, addresses, sizes, tensor_of, chunk_of, size, chunk, many: tl.constexpr):
+    """Return where a program's tensor lies, and the first element and the end of its chunk."""
+    program = tl.program_id(0)
+    if many:
+        tensor = tl.load(tensor_of + program)
+        values = tl.load(addresses + tensor).to(x_pointer.dtype)
+        end = tl.load(sizes + tensor)
+        start = tl.load(chunk_of + program).to(tl.int64) * chunk
+    else:
+        values = x_pointer
+        end = size.to(tl.int64)
+        start = program.to(tl.int64) * chunk
+    return values, start, tl.minimum(end, start + chunk)
+
+
+@triton.jit
+def _split_of(x, finite, magnitude, accumulator: tl.constexpr):
+    """Return what adds to the sums: usual values, large ones scaled down, small ones scaled up, those between."""
+    large = finite & (magnitude > _LARGE)
+    small = finite & (magnitude < _SMALL)
+    usual = tl.where(finite & (magnitude <= _LARGE), x, 0.0)
+    down = tl.where(large, x * _DOWN, 0.0)
+    up = tl.where(small, x * _UP, 0.0)
+    middle = tl.where(magnitude >= _SMALL, usual, 0.0)
+    return usual.to(accumulator), down.to(accumulator), up.to(accumulator), middle.to(accumulator)
+
+
+@triton.jit
+def _norm_of_split(large, usual, small):
+    below = tl.where(usual > 0, tl.sqrt(usual + small * _DOWN * _DOWN), tl.sqrt(small) * _DOWN)
+    return tl.where(large > 0, tl.sqrt(large + usual * _DOWN * _DOWN) * _UP, below)
+
+
+@triton.jit
 def _store_partial(
     row,
     low,
@@ -83,17 +117,7 @@ def partial_rows(
 ):
     """Write a partial row: of chunk `program_id` of one tensor, or (`many`) of one chunk of one of many tensors."""
     program = tl.program_id(0)
-    if many:
-        tensor = tl.load(tensor_of + program)
-        values = tl.load(addresses + tensor).to(x_pointer.dtype)
-        end = tl.load(sizes + tensor)
-        start = tl.load(chunk_of + program).to(tl.int64) * chunk
-    else:
-        values = x_pointer
-        end = size.to(tl.int64)
-        start = program.to(tl.int64) * chunk
-    end = tl.minimum(end, start + chunk)
-
+    values, start, end = _place_of(x_pointer, addresses, sizes, tensor_of, chunk_of, size, chunk, many)
     low = tl.full([block], float("inf"), tl.float32)
     high = tl.full([block], float("-inf"), tl.float32)
     total = tl.zeros([block], accumulator)
@@ -116,13 +140,8 @@ def partial_rows(
         infs += (magnitude == float("inf")).to(tl.int32)
         zeros += (magnitude <= eps).to(tl.int32)
         if split:
-            large = finite & (magnitude > _LARGE)
-            small = finite & (magnitude < _SMALL)
-            usual = finite & (magnitude <= _LARGE)
-            total += tl.where(usual, x, 0.0).to(accumulator)
-            down = tl.where(large, x * _DOWN, 0.0).to(accumulator)
-            up = tl.where(small, x * _UP, 0.0).to(accumulator)
-            middle = tl.where(usual & (magnitude >= _SMALL), x, 0.0).to(accumulator)
+            usual, down, up, middle = _split_of(x, finite, magnitude, accumulator)
+            total += usual
             total_large += down
             squares_large += down * down
             squares_small += up * up
@@ -187,11 +206,8 @@ def combine_rows(
     mean = tl.sum(total) / finite
     norm = tl.sqrt(tl.sum(squares))
     if split:
-        large, usual, small = tl.sum(squares_large), tl.sum(squares), tl.sum(squares_small)
         mean += tl.sum(total_large) / finite * _UP
-        below = tl.sqrt(usual + small * _DOWN * _DOWN)
-        below = tl.where(usual > 0, below, tl.sqrt(small) * _DOWN)
-        norm = tl.where(large > 0, tl.sqrt(large + usual * _DOWN * _DOWN) * _UP, below)
+        norm = _norm_of_split(tl.sum(squares_large), tl.sum(squares), tl.sum(squares_small))
     to = rows + tl.load(slots + program) * _ROW
     tl.store(to + 0, tl.where(some, tl.min(low), nothing))
     tl.store(to + 1, tl.where(some, tl.max(high), nothing))
