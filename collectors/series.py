@@ -13,6 +13,9 @@ GRADIENT_UNREDUCED = "gradient_unreduced"
 PARAMETER = "parameter"
 UPDATE = "update"
 
+UNKNOWN_REGION = "?"
+"""The region of a tensor whose place in the whole is not known."""
+
 FOUND_INF = "found_inf"
 """The scalar by which a fused optimizer tells that the loss scaler makes it skip; 0 or 1."""
 
@@ -53,11 +56,16 @@ class Layout:
     """Shape and dtype of an observed tensor; a record names them by id because they can change over time.
 
     `numel` counts elements (of the local shard when sharded); `dtype` is written without the framework's name.
+    Of a tensor that several ranks hold together, `whole` is the shape of all of it and `region` says which part this
+    is: "" for all, "a:b" for elements of the flattened tensor, "a:b,c:d" for a box, `UNKNOWN_REGION` for what is no
+    part of it that could be put together, such as a sum that is still to be reduced.
     """
 
     shape: tuple[int, ...]
     dtype: str
     numel: int
+    whole: tuple[int, ...] | None = None
+    region: str = ""
 
 
 class SeriesTable:
@@ -109,7 +117,7 @@ class SeriesTable:
             "series_from": series_from,
             "series": [asdict(s) for s in self.series[series_from:series_to]],
             "layouts_from": layouts_from,
-            "layouts": [[list(x.shape), x.dtype, x.numel] for x in self.layouts[layouts_from:layouts_to]],
+            "layouts": [[x.shape, x.dtype, x.numel, x.whole, x.region] for x in self.layouts[layouts_from:layouts_to]],
         }
 
     def define(self, definitions: dict[str, Any]) -> None:
@@ -118,5 +126,5 @@ class SeriesTable:
         for item in new_series:
             self.series_id(Series(**item))
         new_layouts: Iterable[Any] = definitions["layouts"][len(self.layouts) - definitions["layouts_from"] :]
-        for shape, dtype, numel in new_layouts:
-            self.layout_id(Layout(tuple(shape), dtype, numel))
+        for shape, dtype, numel, whole, region in new_layouts:
+            self.layout_id(Layout(tuple(shape), dtype, numel, None if whole is None else tuple(whole), region))

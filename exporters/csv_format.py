@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainsentry.collectors.series import UPDATE, Series
+from trainsentry.collectors.series import GRADIENT_UNREDUCED, UPDATE, Series
 from trainsentry.collectors.statistics import COUNTS, STATISTICS
 
 SCALARS: Final = "scalars"
@@ -61,7 +61,8 @@ def columns_of(table: str, statistics: tuple[str, ...]) -> tuple[str, ...]:
     if table == SCALARS:
         return SCALAR_COLUMNS
     extra = ("ratio",) if table == UPDATE else ()
-    return (*LEAD, *statistics, *extra, *TAIL)
+    last = ("holds",) if table == GRADIENT_UNREDUCED else ()
+    return (*LEAD, *statistics, *extra, *TAIL, *last)
 
 
 def quote(text: str) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import UPDATE, SeriesTable
+from trainsentry.collectors.series import GRADIENT_UNREDUCED, UPDATE, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.exporters.csv_format import (
     SCALARS,
@@ -61,7 +61,8 @@ class CsvWriter:
                 if table == UPDATE:
                     fields.append(format_value(numbers[VALUE]))
                 order = record.first_order + row
-                line = f"{lead}{middle}{series.micro_step},{order},{','.join(fields)}{tail}\n"
+                holds = f",{series.index}" if table == GRADIENT_UNREDUCED else ""
+                line = f"{lead}{middle}{series.micro_step},{order},{','.join(fields)}{tail}{holds}\n"
             texts.setdefault(table, []).append(line)
         for table, lines in texts.items():
             self._file(table, record.step).write("".join(lines).encode())

@@ -12,7 +12,9 @@ class Framework:
     saving: Any
     rank_and_world_size: Any
     describe_environment: Any
+    meet: Any
     agreement: Any
+    follow: Any
 
 
 def framework_of(model: Any) -> Framework:
@@ -27,9 +29,17 @@ def framework_of(model: Any) -> Framework:
     if "torch" in bases:
         from trainsentry.collectors.torch import environment, saving
         from trainsentry.collectors.torch.agreement import Agreement
+        from trainsentry.collectors.torch.follow import follow
+        from trainsentry.collectors.torch.meeting import meet
         from trainsentry.collectors.torch.watch import TorchWatch
 
         return Framework(
-            TorchWatch, saving, environment.rank_and_world_size, environment.describe_environment, Agreement
+            watch=TorchWatch,
+            saving=saving,
+            rank_and_world_size=environment.rank_and_world_size,
+            describe_environment=environment.describe_environment,
+            meet=meet,
+            agreement=Agreement,
+            follow=follow,
         )
     raise TypeError(f"watch(model): got {type(first).__name__}, allowed: torch.nn.Module or a list of them")

@@ -26,6 +26,11 @@ class LateListener:
         if self.target is not None:
             self.target.after_optimizer(optimizer)
 
+    def after_part(self, optimizer: Any) -> None:
+        """An optimizer has updated a part of its parameters."""
+        if self.target is not None:
+            self.target.after_part(optimizer)
+
     def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
         """A loss scaler is about to step an optimizer, or to skip it."""
         if self.target is not None:

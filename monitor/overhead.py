@@ -1,6 +1,8 @@
 """The monitor's cost in a run: measured at each boundary, and kept inside the budget where there is one."""
 
+import math
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
@@ -11,41 +13,37 @@ from trainsentry.monitor.schedule import Schedule
 
 PART: Final = "overhead budget"
 
-PATIENCE_SECONDS: Final = 60.0
-"""How long ranks wait for one that is late with its numbers (it saves a checkpoint, it compiles), once in a run."""
-
 DECIDE_EVERY: Final = 5
 """Steps between two decisions: a function of the step's number, so that all ranks decide together."""
 
 
 class Overhead:
-    """Measures steps and stretches the schedule. `agreement` is the framework's; it makes the decision common."""
+    """Measures steps and stretches the schedule; on several ranks `common` makes the decision that of all."""
 
-    def __init__(self, guard: Guard, schedule: Schedule, share: float | None, agreement: Any) -> None:
+    def __init__(self, guard: Guard, schedule: Schedule, share: float | None) -> None:
         self.guard = guard
         self.schedule = schedule
         self.cost = Cost(guard)
         self.budget = Budget(share, schedule.every) if share is not None else None
-        self._agreement = agreement
 
-    def end_step(self, step: int, plan: frozenset[str]) -> bool:
-        """Close a step; return whether sampling changes from the next one on."""
+    def end_step(self, plan: frozenset[str]) -> None:
+        """Close a step, in which `plan` was collected."""
         measured = self.cost.end_step()
-        if self.budget is None or PART in self.guard.disabled:
-            return False
-        if measured is not None:
+        if self.budget is not None and measured is not None:
             self.budget.note(plan, *measured)
-        return bool(self.guard.run(PART, self._decide, step))
 
-    def _decide(self, step: int) -> bool:
-        assert self.budget is not None
-        if step % DECIDE_EVERY == 0:
-            bare, *costs = self.budget.measured()
-            self._agreement.propose([-bare, *costs])  # the greatest cost beside the shortest step
-        if step % DECIDE_EVERY != 1:
+    def costs(self, step: int) -> tuple[float, ...]:
+        """Return what was measured, at the end of a step where all ranks decide; of all ranks the greatest count."""
+        if self.budget is None or step % DECIDE_EVERY:
+            return ()
+        bare, *costs = self.budget.measured()
+        return (-bare, *costs)
+
+    def decide(self, costs: Sequence[float]) -> bool:
+        """Decide by costs that are known to all ranks; return whether sampling changes from the coming step on."""
+        if self.budget is None or not costs or not math.isfinite(costs[0]):
             return False
-        agreed = self._agreement.result()
-        if agreed is None or not self.budget.decide([-agreed[0], *agreed[1:]]):
+        if not self.guard.run(PART, self.budget.decide, [-costs[0], *costs[1:]]):
             return False
         self.schedule.stretch = self.budget.stretch
         return True

@@ -24,6 +24,7 @@ class TargetedDump:
         settings: Dump,
         directory: Path,
         *,
+        rank: int,
         capture: Any,
         optimizers: Sequence[Any],
         save: Any,
@@ -32,6 +33,7 @@ class TargetedDump:
     ) -> None:
         self.settings = settings
         self.directory = directory
+        self.rank = rank
         self.capture = capture
         self.optimizers = optimizers
         self.save = save
@@ -109,7 +111,7 @@ class TargetedDump:
     def _open(self, step: int) -> DumpFolder:
         assert self._incident is not None
         return DumpFolder(
-            self.directory / f"step{step}" / f"rank{self._incident.rank}",
+            self.directory / f"step{step}" / f"rank{self.rank}",
             framework=self.capture.framework,
             step=step,
             moment="before_update",

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
+from trainsentry.monitor.company import Company
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.config_file import load_config
 from trainsentry.monitor.ending import FLUSH_SECONDS, close_at_exit, end_recorder, is_closed
 from trainsentry.monitor.errors import ConfigError, TrainingStopped
 from trainsentry.monitor.flight import metrics_of, table_of_records
+from trainsentry.monitor.follower import Follower
 from trainsentry.monitor.late_listener import LateListener
-from trainsentry.monitor.overhead import PATIENCE_SECONDS
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.starting import check_number
 from trainsentry.monitor.step_loop import StepLoop
@@ -49,8 +50,8 @@ class TrainMonitor:
         self._callbacks: list[Callback] = []
         self._incidents: dict[int, Incident] = {}
         self._saved_state: dict[str, Any] | None = None
-        self._agreement: Any = None
-        self._left_out = False
+        self._company: Company | None = None
+        self._follower: Follower | None = None
         self._speaks = True
         self._closed = False
 
@@ -84,38 +85,58 @@ class TrainMonitor:
         from trainsentry.monitor.frameworks import framework_of
 
         framework = framework_of(model)
-        rank, world_size = framework.rank_and_world_size()
-        try:
-            watched = self.config.watched_ranks(world_size)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        self._left_out, self._speaks = rank not in watched, rank == watched[0]
-        if self._agreement is None and self.config.overhead_budget is not None:
-            self._agreement = framework.agreement(watched, PATIENCE_SECONDS)
-        if self._left_out:
+        rank, watched = self._meet(framework)
+        if start_step == 0 and self._saved_state is not None and self._loop is None:
+            start_step = int(self._saved_state["step"])
+        if rank not in watched:
+            self._follow(framework, (model, optimizer, grad_scaler), start_step)
             return self
         if self._loop is not None:
             self._loop.watch.add(model, optimizer, grad_scaler, self._loop)
         else:
-            if start_step == 0 and self._saved_state is not None:
-                start_step = int(self._saved_state["step"])
-            watch = framework.watch(self._table, self._guard, self.config.collect_settings())
-            listener = LateListener()
-            try:
-                watch.add(model, optimizer, grad_scaler, listener)
-                run = Run(self.config, framework, rank, world_size, start_step, self._agreement, self._saved_state)
-                shared = Shared(self._table, self._guard, self._callbacks, self._incidents)
-                self._loop = start_loop(run, watch, shared)
-            except BaseException:
-                watch.close()  # a call that fails leaves no hook behind
-                raise
-            listener.target = self._loop
-            listener.owner = self
+            self._loop = self._start(framework, (model, optimizer, grad_scaler), start_step)
             close_at_exit(self)
         if grad_acc_steps is not None:
             self._loop.grad_acc_steps = grad_acc_steps
         self._loop.begin()
         return self
+
+    def _meet(self, framework: Any) -> tuple[int, list[int]]:
+        """Meet the other ranks, the first time; return this rank and those that are watched."""
+        rank, world_size = framework.rank_and_world_size()
+        try:
+            watched = self.config.watched_ranks(world_size)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self._speaks = rank == watched[0]
+        if self._company is None and self._loop is None and self._follower is None:
+            meeting = framework.meet()
+            if meeting is not None:
+                self._company = Company(self.config, framework, meeting, watched, self._guard)
+        return rank, watched
+
+    def _start(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> StepLoop:
+        watch = framework.watch(self._table, self._guard, self.config.collect_settings())
+        listener = LateListener()
+        rank, world_size = framework.rank_and_world_size()
+        try:
+            watch.add(*watched, listener)
+            run = Run(self.config, framework, rank, world_size, start_step, self._company, self._saved_state)
+            shared = Shared(self._table, self._guard, self._callbacks, self._incidents)
+            listener.target = start_loop(run, watch, shared)
+        except BaseException:
+            watch.close()  # a call that fails leaves no hook behind
+            raise
+        listener.owner = self
+        return listener.target
+
+    def _follow(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> None:
+        """Count steps with the ranks that are watched."""
+        if self._company is None or self._follower is not None:
+            return
+        self._follower = Follower(self._company.common, self._company.schedule, self._guard, start_step)
+        self._follower.follow(framework.follow(*watched, self._follower))
+        close_at_exit(self)
 
     # ------------------------------------------------------------------ in the loop
 
@@ -126,6 +147,8 @@ class TrainMonitor:
             RuntimeError: when the boundaries are taken from a watched optimizer already.
 
         """
+        if self._follower is not None and not self._follower.steps.optimizers:
+            self._follower.boundary()
         loop = self._running("step")
         if loop is None:
             return
@@ -151,10 +174,15 @@ class TrainMonitor:
         self._callbacks.append(callback)
 
     def request_stop(self, reason: str) -> None:
-        """Stop training at the next step boundary with `TrainingStopped`."""
+        """Stop training on all ranks, at the same step boundary, with `TrainingStopped`.
+
+        A single rank stops at the next boundary; several need one boundary more to agree.
+        """
         loop = self._running("request_stop")
         if loop is not None:
             loop.triggers.stop = TrainingStopped(loop.step, reason)
+        elif self._follower is not None:
+            self._follower.stop = TrainingStopped(self._follower.step, reason)
 
     # ------------------------------------------------------------------ what was seen
 
@@ -193,6 +221,8 @@ class TrainMonitor:
         if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
             raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: what state_dict() returned")
         self._saved_state = {"step": state["step"], "detection": detection}
+        if self._follower is not None:
+            self._follower.go_to(state["step"])
         if self._loop is not None and not self._closed:
             self._loop.go_to(state["step"])
             self._loop.link.send(messages.LOAD_STATE, state=detection, step=state["step"])
@@ -211,6 +241,10 @@ class TrainMonitor:
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
             if self._speaks:
                 loop.overhead.tell_at_end(self.config.output_dir, len(self._incidents))
+        if self._follower is not None:
+            self._guard.run("close: hooks", self._follower.close)
+        if self._company is not None:
+            self._guard.run("close: ranks", self._company.close)
         is_closed(self)
 
     def __enter__(self) -> "Self":
@@ -230,7 +264,7 @@ class TrainMonitor:
             RuntimeError: before `watch`, or after `close`.
 
         """
-        if self._left_out:
+        if self._follower is not None:
             return None
         if self._loop is None:
             raise RuntimeError(f"{call}: nothing is watched yet; call watch(model, optimizer) first")

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
+from trainsentry.monitor.common import Wishes, kind_of
 from trainsentry.monitor.config import OnIncident
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.recorder import messages
@@ -52,6 +53,8 @@ class Triggers:
         self._new: list[int] = []
         self._due: list[int] = []
         self._suspicion = False
+        self._settled: dict[int, int] = {}
+        self._granted = 0
 
     def note_action(self, incident_id: int, action: str) -> None:
         """Write down, with the incident, what was done about it."""
@@ -84,6 +87,7 @@ class Triggers:
         if message["settled"] and incident.id not in self._acted:
             self._acted.add(incident.id)
             self._due.append(incident.id)
+            self._settled[message["settled"]] = incident.id
 
     def grant(self, next_step: int, *, under_way: int | None = None) -> None:
         """Do what was asked for. `next_step` is the first that is not open yet.
@@ -94,6 +98,45 @@ class Triggers:
         due, self._due = self._due, []
         for incident_id in due:
             self._act(self.incidents[incident_id], next_step, under_way)
+
+    # ------------------------------------------------------------------ with other ranks
+
+    def wishes(self, next_step: int, costs: tuple[float, ...]) -> Wishes:
+        """Return what this rank would like to be decided; the answer comes at the next boundary."""
+        dense = 0
+        if self.settings is not None and self.settings.sample_every_step_for:
+            if self._new:
+                dense = next_step + 1 + self.settings.sample_every_step_for
+            elif self._suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE):
+                self._looked, dense = next_step, next_step + 2
+        self._new, self._suspicion, self._due = [], False, []
+        return Wishes(kind_of(self.stop), dense, -max(self._settled, default=0), costs)
+
+    def grant_agreed(self, agreed: Wishes, next_step: int) -> None:
+        """Do what all ranks have agreed on."""
+        if agreed.dense_until > next_step:
+            steps = agreed.dense_until - next_step
+            self.schedule.sample_every_step(next_step, steps)
+            if steps > 1 and self.incidents:
+                incident_id = max(self.incidents)
+                self.note_action(incident_id, f"sampling every step from step {next_step} on, for {steps} steps")
+        for number in range(self._granted + 1, -agreed.unheard + 1):
+            incident = self.incidents.get(self._settled.get(number, 0))
+            if incident is not None:
+                self._act(incident, next_step, None)
+        self._granted = max(self._granted, -agreed.unheard)
+
+    def dump_now(self, step: int) -> None:
+        """Dump what the step under way still holds, on the rank that is suspected."""
+        for incident_id in self._due:
+            incident = self.incidents[incident_id]
+            if self.dump is not None and incident.rank == self.dump.rank and self.dump.allows(step):
+                self.guard.run(DUMP, self.dump.now, incident, step)
+
+    def take_stop(self) -> TrainingStopped | None:
+        """Return the stop that this rank asked for, if it did, and forget it."""
+        stop, self.stop, self.stop_before_update = self.stop, None, False
+        return stop
 
     def go_back(self) -> None:
         """Forget what was set off for steps that are no longer to come."""
@@ -180,6 +223,6 @@ class Triggers:
             TrainingStopped: when an incident, a request or the overflow limit asked for a stop.
 
         """
-        if self.stop is not None:
-            stop, self.stop, self.stop_before_update = self.stop, None, False
+        stop = self.take_stop()
+        if stop is not None:
             raise stop

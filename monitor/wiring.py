@@ -1,12 +1,13 @@
 """Starts the recorder of a run and wires everything to it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
+from trainsentry.monitor.company import Company
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.overhead import Overhead
 from trainsentry.monitor.recorder import messages
@@ -20,14 +21,14 @@ from trainsentry.monitor.triggers import Callback, Triggers
 
 @dataclass(frozen=True)
 class Run:
-    """What a run starts with: `framework` supplies the collectors, `agreement` makes decisions common to all ranks."""
+    """What a run starts with: `framework` supplies the collectors, `company` is there where there are several ranks."""
 
     config: MonitorConfig
     framework: Any
     rank: int
     world_size: int
     start_step: int
-    agreement: Any
+    company: Company | None
     saved_state: dict[str, Any] | None
 
 
@@ -46,8 +47,10 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     config, table, guard = run.config, shared.table, shared.guard
     root = Path(config.output_dir).absolute()
     restart = claim_restart(root / f"rank{run.rank}")
-    link = RecorderLink(hello_for(config, root, run.rank, run.start_step, restart), table)
-    schedule = Schedule(config)
+    company = run.company
+    hello = hello_for(config, root, run.rank, run.start_step, restart)
+    link = RecorderLink(replace(hello, place=company.place if company is not None else None), table)
+    schedule = company.schedule if company is not None else Schedule(config)
     triggers = Triggers(config.on_incident, schedule, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
     same_step = watch.on_host
@@ -57,18 +60,20 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
         triggers.dump = TargetedDump(
             settings,
             root / "dump",
+            rank=run.rank,
             capture=watch.capture,
             optimizers=watch.optimizers,
             save=run.framework.saving,
             quota=config.disk_quota,
             done=triggers.note_action,
         )
-    if run.rank == 0:
+    if company is None or company.speaks:
         described = describe_run(config, run.framework, run.world_size, run.start_step, restart)
         link.send(messages.RUN, run=described)
     link.send(messages.GRAPH, graph=watch.graph())
     if run.saved_state is not None:
         link.send(messages.LOAD_STATE, state=run.saved_state["detection"], step=run.start_step)
-    overhead = Overhead(guard, schedule, config.overhead_budget, run.agreement)
+    overhead = Overhead(guard, schedule, config.overhead_budget)
+    common = company.common if company is not None else None
     place = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}
-    return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, **place)
+    return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, common, **place)

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.activations import MAX_MICRO_STEPS
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.model_names import NamedParameter
+from trainsentry.collectors.torch.named import NamedParameter
 
 PART = "gradients"
 
@@ -25,16 +25,17 @@ class AccumulationHooks:
         self.guard = guard
         self.order: dict[nn.Parameter, int] = {}
         self._arrived = arrived
-        self._counts: Counter[nn.Parameter] = Counter()
+        self._counts: Counter[int] = Counter()
         self._handles: list[RemovableHandle] = []
 
     def attach(self, parameters: Iterable[NamedParameter]) -> None:
         """Hook the parameters that train."""
         for named in parameters:
-            lazy = isinstance(named.parameter, nn.parameter.UninitializedParameter)
-            if named.parameter.requires_grad and named.parameter.is_leaf and not lazy:
+            parameter = named.own
+            lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+            if parameter.requires_grad and parameter.is_leaf and not lazy:
                 hook = _Accumulated(self, named)
-                self._handles.append(named.parameter.register_post_accumulate_grad_hook(hook))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def detach(self) -> None:
         """Remove the hooks and forget the counts of the step."""
@@ -50,15 +51,15 @@ class AccumulationHooks:
 
     def note(self, named: NamedParameter) -> None:
         """Take note of one accumulated gradient."""
-        self.order.setdefault(named.parameter, len(self.order))
-        micro_step = self._counts[named.parameter]
-        self._counts[named.parameter] += 1
+        self.order.setdefault(named.own, len(self.order))
+        micro_step = self._counts[id(named)]
+        self._counts[id(named)] += 1
         if self._arrived is not None and micro_step < MAX_MICRO_STEPS:
             self._arrived(named, micro_step)
 
     def last_micro_step(self, named: NamedParameter) -> int:
         """Return the micro-step that reached a parameter last."""
-        return min(max(self._counts[named.parameter] - 1, 0), MAX_MICRO_STEPS - 1)
+        return min(max(self._counts[id(named)] - 1, 0), MAX_MICRO_STEPS - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from trainsentry.collectors.torch.compiled_activations import CompiledVisits, Si
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.model_graph import DataFlow
-from trainsentry.collectors.torch.model_names import NamedModule
 from trainsentry.collectors.torch.module_hooks import AfterForward, BeforeForward
+from trainsentry.collectors.torch.named import NamedModule
 from trainsentry.collectors.torch.step_rows import StepRows
 
 PART = "activations"

@@ -7,26 +7,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainsentry.collectors.torch.meeting import Meeting
+
 
 class Agreement:
     """Finds the greatest of what the ranks propose, while their steps go on.
 
-    Every rank makes it, watched or not; the ranks in `ranks` (all when None) take part. The numbers travel over a
-    gloo group of their own, so that no accelerator waits for them.
+    Every rank takes part, watched or not. Alone (`meeting` is None) a rank agrees with itself.
     """
 
-    def __init__(self, ranks: Sequence[int] | None, max_wait: float) -> None:
+    def __init__(self, meeting: Meeting | None, max_wait: float) -> None:
         self._max_wait = timedelta(seconds=max_wait)
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        self._group: Any = dist.new_group(ranks, backend="gloo") if several else None
+        self._meeting = meeting
         self._values: torch.Tensor | None = None
         self._work: Any = None
 
     def propose(self, values: Sequence[float]) -> None:
         """Begin to agree on values, as many on every rank."""
         self._values = torch.tensor(values, dtype=torch.float64)
-        if self._group is not None:
-            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, self._group, async_op=True)
+        if self._meeting is not None:
+            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, self._meeting.group, async_op=True)
 
     def result(self) -> list[float] | None:
         """Return the greatest of each value, waiting for the other ranks; None when nothing was proposed.

@@ -17,7 +17,9 @@ from trainsentry.collectors.torch.containers import tensors_in
 from trainsentry.collectors.torch.host_statistics import host_row
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.local_tensor import is_readable, local, stored_values
-from trainsentry.collectors.torch.model_names import ModelNames, NamedModule
+from trainsentry.collectors.torch.model_names import ModelNames
+from trainsentry.collectors.torch.named import NamedModule
+from trainsentry.collectors.torch.parameters import state_of
 
 PART = "dump"
 
@@ -77,13 +79,16 @@ class Capture:
             if named.module not in modules:
                 continue
             stem = _stem(by_name[named.module])
-            yield Piece(f"{stem}.forward.0", "parameters", named.leaf, named.parameter)
+            yield Piece(f"{stem}.forward.0", "parameters", named.leaf, named.part_of(named.parameter))
             if named.parameter.grad is not None:
-                yield Piece(f"{stem}.parameters_grad.0", "parameters_grad", named.leaf, named.parameter.grad)
+                gradient = named.part_of(named.parameter.grad)
+                yield Piece(f"{stem}.parameters_grad.0", "parameters_grad", named.leaf, gradient)
             for optimizer in optimizers:
-                for path, tensor in tensors_in(optimizer.state.get(named.parameter, {})):
+                for path, tensor in tensors_in(state_of(optimizer).get(named.parameter, {})):
                     key = f"{named.leaf}.{path}"
-                    yield Piece(f"{stem}.optimizer_state.0", "optimizer_state", key, tensor)
+                    like = tensor.numel() == named.parameter.numel()
+                    part = named.part_of(tensor) if like else tensor
+                    yield Piece(f"{stem}.optimizer_state.0", "optimizer_state", key, part)
 
     def attach(self, modules: Collection[str], taken: Callable[[Piece], None]) -> None:
         """Hand over inputs, outputs and their gradients of the named modules, each as it appears."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.model_names import NamedModule
+from trainsentry.collectors.torch.named import NamedModule
 
 
 class Observer(Protocol):

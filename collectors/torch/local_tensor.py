@@ -3,13 +3,24 @@
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.series import Layout
-
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the local shard of a DTensor, and any other tensor as it is, detached."""
+    """Return the local shard of a DTensor, and any other tensor as it is, detached.
+
+    The result of a functional collective is waited for, as its next use would.
+    """
+    if type(tensor) is Tensor:
+        return tensor.detach()
+    trigger_wait = getattr(tensor, "trigger_wait", None)
+    if trigger_wait is not None:
+        arrived: Tensor = trigger_wait()
+        return arrived.detach()
     to_local = getattr(tensor, "to_local", None)
-    return (to_local() if to_local is not None else tensor).detach()
+    if to_local is None:
+        return tensor.detach()
+    with torch.no_grad():  # no graph, and the very tensor that it holds
+        held: Tensor = to_local().detach()
+    return held
 
 
 def is_readable(tensor: Tensor) -> bool:
@@ -50,9 +61,3 @@ def stored_values(tensor: Tensor) -> tuple[Tensor, int]:
     if tensor.is_nested:
         return torch.cat([part.reshape(-1) for part in tensor.unbind()]), 0
     return tensor, 0
-
-
-def layout_of(tensor: Tensor) -> Layout:
-    """Return shape, dtype and number of elements of a local tensor."""
-    shape = () if tensor.is_nested else tuple(int(n) for n in tensor.shape)
-    return Layout(shape, str(tensor.dtype).removeprefix("torch."), tensor.numel())

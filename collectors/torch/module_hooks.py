@@ -14,7 +14,7 @@ from trainsentry.collectors.torch.compiled_activations import (
     trace_tensors,
 )
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.model_names import NamedModule
+from trainsentry.collectors.torch.named import NamedModule
 
 PART = "activations"
 

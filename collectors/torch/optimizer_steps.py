@@ -2,7 +2,8 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,9 @@ class StepListener(Protocol):
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer has updated."""
 
+    def after_part(self, optimizer: Optimizer) -> None:
+        """An optimizer has updated a part of its parameters; more may follow before `after_optimizer`."""
+
     def scaler_entered(self, scaler: Any, optimizer: Optimizer) -> None:
         """A loss scaler is about to step an optimizer, or to skip it."""
 
@@ -30,23 +34,38 @@ class StepListener(Protocol):
 
 
 class OptimizerSteps:
-    """Tells a listener where each optimizer's step begins and ends; `close` undoes everything."""
+    """Tells a listener where each optimizer's step begins and ends; `close` undoes everything.
 
-    def __init__(self, optimizers: Sequence[Optimizer], listener: StepListener) -> None:
+    `outer` holds, by the id of an optimizer, the wrapper that steps it: it may do so once for each group of
+    parameters, or not at all when it finds an overflow, and only its own step is the whole one. It has no hooks, so
+    its `step` is wrapped, on the instance.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], listener: StepListener, outer: Mapping[int, Any] | None = None
+    ) -> None:
         self.optimizers = list(optimizers)
         self.listener = listener
+        self.outer = dict(outer or {})
+        self.parts: Counter[int] = Counter()
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.in_scaler: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(_Before(self)))
             self._handles.append(optimizer.register_step_post_hook(_After(self)))
+            if id(optimizer) in self.outer:
+                wrapper = self.outer[id(optimizer)]
+                wrapper.step = _watched_outer(self, optimizer, wrapper.step)
 
     def close(self) -> None:
         """Remove every hook."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for wrapper in self.outer.values():
+            vars(wrapper).pop("step", None)
+        self.outer.clear()
         unwatch_scalers(self)
 
     def owns(self, optimizer: Any) -> bool:
@@ -75,12 +94,30 @@ class _After(InertWhenCopied):
 def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     owner.stepped.add(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
+    owner.parts[id(optimizer)] += 1
     owner.listener.before_optimizer(optimizer, has_closure=callable(closure))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after(owner: OptimizerSteps, optimizer: Optimizer) -> None:
-    owner.listener.after_optimizer(optimizer)
+    if id(optimizer) in owner.outer:
+        owner.listener.after_part(optimizer)
+    else:
+        owner.listener.after_optimizer(optimizer)
+
+
+def _watched_outer(owner: OptimizerSteps, optimizer: Optimizer, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        owner.parts[id(optimizer)] = 0
+        result = original(*args, **kwargs)
+        if owner.parts[id(optimizer)]:
+            owner.listener.after_optimizer(optimizer)
+        else:
+            owner.listener.scaler_skipped(None, optimizer)
+        return result
+
+    return step
 
 
 _scaler_watchers: "list[weakref.ref[OptimizerSteps]]" = []

@@ -1,17 +1,18 @@
 """Parameters, their gradients, their updates and the optimizer's state, read around an optimizer's step."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE, Series
+from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE, Series
 from trainsentry.collectors.torch.containers import tensors_in
+from trainsentry.collectors.torch.fragment import Fragment
 from trainsentry.collectors.torch.local_tensor import local, version_of
-from trainsentry.collectors.torch.model_names import NamedParameter
+from trainsentry.collectors.torch.named import NamedParameter
 from trainsentry.collectors.torch.step_rows import StepRows
 
 
@@ -29,7 +30,7 @@ class ParameterSeries:
         self._ids: dict[tuple[int, str, int, str], tuple[int, NamedParameter]] = {}
 
     def id_of(self, named: NamedParameter, quantity: str, micro_step: int = 0, path: str = "") -> int:
-        """Return the id of a quantity of a parameter."""
+        """Return the id of a quantity of a parameter; `path` tells apart the tensors that one key of state holds."""
         key = (id(named), quantity, micro_step, path)
         found = self._ids.get(key)
         if found is None:
@@ -37,6 +38,30 @@ class ParameterSeries:
             series = Series(name, quantity, micro_step, path, named.module, named.vpp_stage)
             found = self._ids[key] = (self.rows.table.series_id(series), named)  # kept alive: its id is the key
         return found[0]
+
+    def id_of_unreduced(self, named: NamedParameter, micro_step: int, holds: str) -> int:
+        """Return the id of a gradient before reduction, of which `holds` says what it is the sum of."""
+        key = (id(named), GRADIENT_UNREDUCED, micro_step, holds)
+        found = self._ids.get(key)
+        if found is None:
+            series = Series(named.name, GRADIENT_UNREDUCED, micro_step, holds, named.module, named.vpp_stage)
+            found = self._ids[key] = (self.rows.table.series_id(series), named)
+        return found[0]
+
+    def layouts_of(self, parameters: Sequence[NamedParameter]) -> list[int | None]:
+        """Return the layouts of what this rank holds of parameters; None stands for that of a plain tensor."""
+        return [self.rows.layouts.placed(named.parameter, named.fragment) for named in parameters]
+
+    def add(
+        self,
+        ids: Sequence[int],
+        parameters: Sequence[NamedParameter],
+        tensors: Sequence[Tensor],
+        divisor: Tensor | None = None,
+    ) -> None:
+        """Append a row for each parameter's part of a tensor that is laid out like the parameter."""
+        fragments = [named.fragment for named in parameters]
+        self.rows.add_many(ids, tensors, divisor, fragments=fragments if any(fragments) else None)
 
 
 class GradientReader:
@@ -48,17 +73,22 @@ class GradientReader:
 
     def read(self, parameters: Sequence[tuple[NamedParameter, int]], grad_scale: Tensor | None) -> None:
         """Append a row for each (parameter, micro-step): its gradient divided by `grad_scale` where still scaled."""
-        ids, gradients = [], []
+        ids, owners, gradients = [], [], []
         for named, micro_step in parameters:
             gradient = named.parameter.grad
             if gradient is not None:
                 ids.append(self.series.id_of(named, GRADIENT, micro_step))
+                owners.append(named)
                 gradients.append(gradient)
-        self.series.rows.add_many(ids, gradients, grad_scale)
+        self.series.add(ids, owners, gradients, grad_scale)
 
     def read_taken(self, parameters: Sequence[tuple[NamedParameter, int]], grad_scale: Tensor | None) -> None:
         """Append a row for each gradient that an optimizer takes, unless it is the one taken last."""
-        self.read([(named, turn) for named, turn in parameters if self._is_fresh(named.parameter)], grad_scale)
+        fresh: dict[int, bool] = {}  # a flat parameter holds many
+        for named, _ in parameters:
+            if id(named.parameter) not in fresh:
+                fresh[id(named.parameter)] = self._is_fresh(named.parameter)
+        self.read([(named, turn) for named, turn in parameters if fresh[id(named.parameter)]], grad_scale)
 
     def _is_fresh(self, parameter: nn.Parameter) -> bool:
         gradient = parameter.grad
@@ -75,25 +105,32 @@ class GradientReader:
 def read_parameters(series: ParameterSeries, parameters: Sequence[NamedParameter], micro_step: int = 0) -> None:
     """Append a row for each parameter."""
     ids = [series.id_of(named, PARAMETER, micro_step) for named in parameters]
-    series.rows.add_many(ids, [named.parameter for named in parameters])
+    series.add(ids, parameters, [named.parameter for named in parameters])
 
 
 def read_state(
     series: ParameterSeries, optimizer: Optimizer, parameters: Sequence[NamedParameter], micro_step: int = 0
 ) -> None:
     """Append a row for each tensor of the optimizer's state, under its own key."""
-    ids, tensors = [], []
+    ids: list[int] = []
+    tensors: list[Tensor] = []
+    fragments: list[Fragment | None] = []
+    state = state_of(optimizer)
     for named in parameters:
-        for key, value in optimizer.state.get(named.parameter, {}).items():
-            if type(value) is Tensor:
-                ids.append(series.id_of(named, state_quantity(key), micro_step))
-                tensors.append(value)
-                continue
-            for path, tensor in tensors_in(value):
+        for key, value in state.get(named.parameter, {}).items():
+            for path, tensor in [("", value)] if type(value) is Tensor else tensors_in(value):
                 inner = "" if isinstance(value, Tensor) else path
+                like = named.fragment is not None and tensor.numel() == named.parameter.numel()
                 ids.append(series.id_of(named, state_quantity(key), micro_step, inner))
                 tensors.append(tensor)
-    series.rows.add_many(ids, tensors)
+                fragments.append(named.fragment if like else None)
+    series.rows.add_many(ids, tensors, fragments=fragments if any(fragments) else None)
+
+
+def state_of(optimizer: Optimizer) -> Mapping[Any, Any]:
+    """Return an optimizer's state; that of a `ZeroRedundancyOptimizer` is its local optimizer's."""
+    local_optimizer = getattr(optimizer, "optim", None)
+    return local_optimizer.state if isinstance(local_optimizer, Optimizer) else optimizer.state
 
 
 _FIXED: Final = frozenset({GRADIENT, PARAMETER, UPDATE})
@@ -122,16 +159,16 @@ class UpdateReader:
             if named.parameter.is_floating_point() or named.parameter.is_complex():
                 by_device.setdefault(named.parameter.device, []).append(named)
         for device, moving in by_device.items():
-            weights = [local(named.parameter) for named in moving]
+            weights = [named.part_of(local(named.parameter)) for named in moving]
             self._kept[device] = (moving, list(torch._foreach_neg(weights)), self.series.rows.norms(weights))
 
     def read(self, micro_step: int = 0) -> None:
         """Append a row of new − old for each weight that was kept, which is new + (−old) to the bit."""
         kept, self._kept = self._kept, {}
         for moving, negated, norms in kept.values():
-            torch._foreach_add_(negated, [local(named.parameter) for named in moving])
+            torch._foreach_add_(negated, [named.part_of(local(named.parameter)) for named in moving])
             ids = [self.series.id_of(named, UPDATE, micro_step) for named in moving]
-            self.series.rows.add_many(ids, negated, norms=norms)
+            self.series.rows.add_many(ids, negated, norms=norms, layouts=self.series.layouts_of(moving))
 
     def forget(self) -> None:
         """Drop the copies of a step that had no update."""

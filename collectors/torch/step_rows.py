@@ -11,8 +11,10 @@ from torch import Tensor
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
+from trainsentry.collectors.torch.batch import Batch, take_held
 from trainsentry.collectors.torch.device_rows import DeviceRows
 from trainsentry.collectors.torch.device_statistics import row_dtype
+from trainsentry.collectors.torch.fragment import Fragment
 from trainsentry.collectors.torch.host_statistics import (
     PLAIN,
     ROW_BYTES,
@@ -22,9 +24,9 @@ from trainsentry.collectors.torch.host_statistics import (
     read_many_at,
     row_of_number,
 )
+from trainsentry.collectors.torch.layout_ids import LayoutIds
 from trainsentry.collectors.torch.local_tensor import (
     is_readable,
-    layout_of,
     local,
     stored_values,
     version_of,
@@ -56,7 +58,7 @@ class StepRows:
         self.eps = eps
         self.refused = refused
         self._device_rows_on_cpu = device_rows_on_cpu
-        self._layouts: dict[tuple[Any, Any], int] = {}
+        self.layouts = LayoutIds(table)
         self._devices: dict[torch.device, DeviceRows] = {}
         self._make_host(256)
         self._start()
@@ -76,7 +78,7 @@ class StepRows:
         if address:
             self._attempt(self._add_dense_one, address, series_id, tensor)
         else:
-            self._attempt(self._add_other, series_id, tensor, None, None)
+            self._attempt(self._add_other, series_id, tensor)
 
     def add_many(
         self,
@@ -84,23 +86,31 @@ class StepRows:
         tensors: Sequence[Tensor],
         divisor: Tensor | None = None,
         norms: Tensor | None = None,
+        fragments: "Sequence[Fragment | None] | None" = None,
+        layouts: "list[int | None] | None" = None,
     ) -> None:
         """Append the statistics of many tensors at once.
 
         They are divided by `divisor` where given. With `norms` (one number for each tensor) the value column gets
-        each tensor's norm divided by its number.
+        each tensor's norm divided by its number. `fragments` says of which tensor only a part is to be read;
+        `layouts`, of what this rank's part of something sharded was taken out already.
         """
+        layouts = layouts or [None] * len(tensors)
+        if fragments is not None or not PLAIN.issuperset(map(type, tensors)):
+            tensors = list(tensors)
+            self._attempt(take_held, tensors, fragments or [None] * len(tensors), layouts, self.layouts)
         ways: list[int | DeviceRows | None] = [None] * len(tensors)
         self._attempt(self._find_ways, tensors, ways)
         for start, end in runs_of(ways):
             part, way = slice(start, end), ways[start]
             some = None if norms is None else norms[part]
+            batch = Batch(series_ids[part], tensors[part], layouts[part], divisor, some)
             if isinstance(way, int):
-                self._attempt(self._add_dense, ways[part], series_ids[part], tensors[part], divisor, some)
+                self._attempt(self._add_dense, ways[part], batch)
             elif way is not None:
-                self._attempt(self._add_fused, way, series_ids[part], tensors[part], divisor, some)
+                self._attempt(self._add_fused, way, batch)
             else:
-                self._attempt(self._add_other, series_ids[start], tensors[start], divisor, some)
+                self._attempt(self._add_other, series_ids[start], tensors[start], batch)
 
     def norms(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the L2 norms of tensors of one device, shape (n,), on that device, without a row in the record."""
@@ -117,7 +127,7 @@ class StepRows:
         whole = whole_of(tensor)
         known = self._seen.get(id(whole))
         if known is not None and known[0]() is whole and known[1] == version_of(whole) is not None:
-            self._aliases.append((self._append(series_id, tensor), known[2]))
+            self._aliases.append((self._append(series_id, self.layouts.of(tensor)), known[2]))
             return
         position = len(self._ids)
         self.add(series_id, tensor)
@@ -129,11 +139,11 @@ class StepRows:
         if isinstance(value, Tensor):
             scalar = local(value).reshape(())
             if not self._on_host(scalar):
-                position = self._append(series_id, scalar)
+                position = self._append(series_id, self.layouts.of(scalar))
                 self._rows_on(scalar.device).add_scalar(position, scalar, self.eps)
                 return
             value = scalar.item()
-        position = self._append(series_id, _NUMBER)
+        position = self._append(series_id, self.layouts.of(_NUMBER))
         self._host[position] = (*row_of_number(float(value)), float(value))
 
     def take(self) -> PendingRows:
@@ -171,38 +181,29 @@ class StepRows:
         position = len(self._ids)
         self._make_room(position + 1)
         read_at(address, tensor, self.eps, self._host_address + ROW_BYTES * position)
-        self._append(series_id, tensor)  # behind the reading: one that fails leaves no row
+        self._append(series_id, self.layouts.of(tensor))  # behind the reading: one that fails leaves no row
 
-    def _add_dense(
-        self,
-        addresses: list[int],
-        series_ids: Sequence[int],
-        tensors: Sequence[Tensor],
-        divisor: Tensor | None,
-        norms: Tensor | None,
-    ) -> None:
+    def _add_dense(self, addresses: list[int], batch: "Batch") -> None:
         """Append CPU tensors that the kernel reads as they lie."""
-        start = len(self)
-        self._make_room(start + len(tensors))
-        read_many_at(addresses, tensors, self.eps, self._host_address + ROW_BYTES * start)
-        self._finish_on_host(slice(start, start + len(tensors)), divisor, norms)
-        layouts = list(map(self._layouts.get, [(x.shape, x.dtype) for x in tensors]))
-        self._layout_ids += [self._layout_of(x) if n is None else n for n, x in zip(layouts, tensors, strict=True)]
-        self._ids += series_ids
+        start, count = len(self), len(batch.tensors)
+        self._make_room(start + count)
+        read_many_at(addresses, batch.tensors, self.eps, self._host_address + ROW_BYTES * start)
+        self._finish_on_host(slice(start, start + count), batch.divisor, batch.norms)
+        self._note(batch)
 
-    def _add_fused(
-        self,
-        rows: DeviceRows,
-        series_ids: Sequence[int],
-        tensors: Sequence[Tensor],
-        divisor: Tensor | None,
-        norms: Tensor | None,
-    ) -> None:
+    def _add_fused(self, rows: DeviceRows, batch: "Batch") -> None:
         """Append tensors of one device that its fused kernels read as they lie."""
-        rows.add_many(range(len(self), len(self) + len(tensors)), tensors, self.eps)
-        rows.finish(len(tensors), divisor, norms)
-        for series_id, tensor in zip(series_ids, tensors, strict=True):
-            self._append(series_id, tensor)
+        start, count = len(self), len(batch.tensors)
+        rows.add_many(range(start, start + count), batch.tensors, self.eps)
+        rows.finish(count, batch.divisor, batch.norms)
+        self._make_room(start + count)
+        self._note(batch)
+
+    def _note(self, batch: "Batch") -> None:
+        """Take ids and layouts of tensors whose rows are written."""
+        of = self.layouts.of
+        self._layout_ids += [of(x) if n is None else n for n, x in zip(batch.layouts, batch.tensors, strict=True)]
+        self._ids += batch.ids
 
     def _find_ways(self, tensors: Sequence[Tensor], ways: "list[int | DeviceRows | None]") -> None:
         ways[:] = [self._way_of(x) for x in tensors]
@@ -218,22 +219,25 @@ class StepRows:
         rows = self._rows_on(x.device)
         return rows if rows.reads(x) else None
 
-    def _add_other(self, series_id: int, tensor: Tensor, divisor: Tensor | None, norm: Tensor | None) -> None:
+    def _add_other(self, series_id: int, tensor: Tensor, batch: "Batch | None" = None) -> None:
         """Append a tensor that the kernel cannot read as it lies: on a device, sharded, sparse, of another dtype."""
         values = local(tensor)
         if not is_readable(values):
             return
+        known = None if batch is None else batch.layouts[0]
+        layout = self.layouts.of(tensor) if known is None else known
+        divisor, norm = (None, None) if batch is None else (batch.divisor, batch.norms)
         stored, implicit = stored_values(values)
         if self._on_host(stored):
             row = host_row(stored, self.eps, implicit)
-            position = self._append(series_id, values)
+            position = self._append(series_id, layout)
             self._host[position] = row
             self._finish_on_host(slice(position, position + 1), divisor, norm)
         else:
             rows = self._rows_on(stored.device)
             rows.add(len(self), stored, self.eps, implicit)
             rows.finish(1, divisor, norm)
-            self._append(series_id, values)
+            self._append(series_id, layout)
 
     def _finish_on_host(self, positions: slice, divisor: Tensor | None, norms: Tensor | None) -> None:
         if divisor is not None:
@@ -260,20 +264,13 @@ class StepRows:
             rows = self._devices[device] = DeviceRows(device)
         return rows
 
-    def _append(self, series_id: int, tensor: Tensor) -> int:
+    def _append(self, series_id: int, layout_id: int) -> int:
         """Append a row to the record, whose numbers are written elsewhere; return its position."""
-        layout = self._layouts.get((tensor.shape, tensor.dtype)) if not tensor.is_nested else None
         position = len(self._ids)
         self._make_room(position + 1)
         self._ids.append(series_id)
-        self._layout_ids.append(self._layout_of(tensor) if layout is None else layout)
+        self._layout_ids.append(layout_id)
         return position
-
-    def _layout_of(self, tensor: Tensor) -> int:
-        layout = self.table.layout_id(layout_of(tensor))
-        if not tensor.is_nested:
-            self._layouts[tensor.shape, tensor.dtype] = layout
-        return layout
 
     def _make_room(self, rows: int) -> None:
         if rows > len(self._host):

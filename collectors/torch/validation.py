@@ -1,6 +1,6 @@
 """Mistakes in a call of `watch`, found before the first step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from trainsentry.collectors.settings import CollectSettings
 from trainsentry.collectors.targets import Selection, select
+from trainsentry.collectors.torch.deepspeed_partitions import is_engine, is_wrapper, wrappers_of
 from trainsentry.collectors.torch.model_names import ModelNames
 from trainsentry.collectors.torch.parameters import parameters_of
 
@@ -32,8 +33,10 @@ def checked_models(model: Any) -> list[nn.Module]:
     return chunks
 
 
-def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> list[Optimizer]:
-    """Return the optimizers.
+def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Optimizer, Any]:
+    """Return the optimizers, each with the wrapper of DeepSpeed that steps it, or None.
+
+    Of a DeepSpeed engine the optimizer need not be given.
 
     Raises:
         TypeError: when something else than torch optimizers was given.
@@ -41,20 +44,42 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> list[Opti
 
     """
     if optimizer is None:
-        return []
-    optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        optimizer = [chunk.optimizer for chunk in chunks if is_engine(chunk) and chunk.optimizer is not None]
+    given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    outer = {wrapper.optimizer: wrapper for wrapper in wrappers_of(chunks, given)}
     owned = {id(p) for chunk in chunks for p in chunk.parameters()}
-    for each in optimizers:
-        if not isinstance(each, Optimizer):
+    found: dict[Optimizer, Any] = {}
+    for each in given:
+        inner = each.optimizer if is_wrapper(each) else each
+        if not isinstance(inner, Optimizer):
             raise TypeError(
                 f"watch(optimizer): got {type(each).__name__}, allowed: torch.optim.Optimizer or a list of them"
             )
-        if not any(id(p) in owned for p in parameters_of(each)):
-            raise ValueError(
-                f"watch(optimizer): none of the parameters of {type(each).__name__} belongs to the watched model; "
-                "allowed: an optimizer made from model.parameters()"
-            )
-    return optimizers
+        if inner not in outer and not any(id(p) in owned for p in parameters_of(inner)):
+            raise ValueError(_stranger(inner, chunks))
+        found[inner] = outer.get(inner)
+    return found
+
+
+def _stranger(optimizer: Optimizer, chunks: Sequence[nn.Module]) -> str:
+    name = type(optimizer).__name__
+    if any(hasattr(p, "placements") for chunk in chunks for p in chunk.parameters()):
+        return (
+            f"watch(optimizer): {name} was made before fully_shard (or parallelize_module) put sharded parameters in "
+            "the place of those it holds, so it moves nothing; allowed: an optimizer made afterwards, from "
+            "model.parameters()"
+        )
+    return (
+        f"watch(optimizer): none of the parameters of {name} belongs to the watched model; "
+        "allowed: an optimizer made from model.parameters()"
+    )
+
+
+def names_of(chunks: Sequence[nn.Module], optimizers: Iterable[Any]) -> ModelNames:
+    """Return the names of model chunks."""
+    names = ModelNames()
+    names.add(chunks, optimizers)
+    return names
 
 
 def checked_targets(settings: CollectSettings, names: ModelNames) -> dict[str, Selection]:
@@ -89,19 +114,17 @@ def check_scaler(grad_scaler: Any) -> None:
         raise TypeError(f"watch(grad_scaler): got {type(grad_scaler).__name__}, allowed: torch.amp.GradScaler or None")
 
 
-def check_new(chunks: Sequence[nn.Module], names: ModelNames) -> None:
+def check_new(chunks: Sequence[nn.Module], optimizers: Iterable[Any], names: ModelNames) -> None:
     """Check that models can be told from those that are watched already.
 
     Raises:
         ValueError: when a model is watched already, or shares parameter names with one.
 
     """
-    known = {id(m.module) for m in names.modules}
+    known = {id(m.module) for m in names.modules} | {id(chunk) for chunk in names.chunks}
     if any(id(chunk) in known for chunk in chunks):
         raise ValueError("watch(model): this model is watched already; allowed: other modules, or close() first")
-    added = ModelNames()
-    added.add(chunks)
-    shared = {p.name for p in names.parameters} & {p.name for p in added.parameters}
+    shared = {p.name for p in names.parameters} & {p.name for p in names_of(chunks, optimizers).parameters}
     if shared:
         raise ValueError(
             f"watch(model): a model that is watched already has a parameter named {min(shared)!r} too; allowed: one "

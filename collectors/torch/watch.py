@@ -1,7 +1,6 @@
 """A watched torch model: what of it is read at a step, and when."""
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import GRADIENT_UNREDUCED, Series, SeriesTable
+from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     GRADIENTS,
@@ -23,19 +22,22 @@ from trainsentry.collectors.targets import Selection
 from trainsentry.collectors.torch.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.activations import ActivationHooks
 from trainsentry.collectors.torch.capture import Capture
+from trainsentry.collectors.torch.loss_scale import LossScale
 from trainsentry.collectors.torch.model_graph import DataFlow, describe
-from trainsentry.collectors.torch.model_names import ModelNames, NamedParameter
+from trainsentry.collectors.torch.model_names import ModelNames
+from trainsentry.collectors.torch.named import NamedParameter
 from trainsentry.collectors.torch.optimizer_steps import OptimizerSteps, StepListener, watch_scalers
+from trainsentry.collectors.torch.owners import Owners
 from trainsentry.collectors.torch.parameters import (
     GradientReader,
     ParameterSeries,
     UpdateReader,
-    parameters_of,
     read_parameters,
     read_state,
 )
 from trainsentry.collectors.torch.pending_rows import PendingRows
 from trainsentry.collectors.torch.step_rows import StepRows
+from trainsentry.collectors.torch.unreduced import MICRO_BATCH, RUNNING_SUM, UnreducedHooks, is_sharded
 from trainsentry.collectors.torch.validation import (
     check_new,
     check_scaler,
@@ -57,6 +59,7 @@ class TorchWatch:
         self.settings = settings
         self.names = ModelNames()
         self.optimizers: list[Optimizer] = []
+        self._outer: dict[int, Any] = {}
         self.flow = DataFlow()
         self.rows = StepRows(table, settings.eps, self._refused)
         self.capture = Capture(self.names, guard)
@@ -70,13 +73,13 @@ class TorchWatch:
         )
         self._per_micro_step = settings.per_micro_step or settings.before_reduction
         self._accumulation = AccumulationHooks(guard, self._gradient_arrived if self._per_micro_step else None)
-        self._scaler: Any = None
-        self._loss_scale: Tensor | None = None
+        self._unreduced = UnreducedHooks(guard, self._unreduced_arrived)
+        self._scale = LossScale()
         self._optimizer_steps: Counter[int] = Counter()
         self._read: set[nn.Parameter] = set()
         self._read_state_of: set[int] = set()
         self._plan: Plan = frozenset()
-        self._lists: dict[tuple[str, int, int, int], list[NamedParameter]] = {}
+        self._owners = Owners(self.names, self._accumulation.order)
 
     # ------------------------------------------------------------------ watching
 
@@ -92,24 +95,30 @@ class TorchWatch:
         chunks = checked_models(model)
         optimizers = checked_optimizers(optimizer, chunks)
         check_scaler(grad_scaler)
-        check_new(chunks, self.names)
-        names = ModelNames(list(self.names.modules), list(self.names.parameters))
-        names.add(chunks)
+        wrappers = [outer for outer in optimizers.values() if outer is not None]
+        check_new(chunks, wrappers, self.names)
+        names = self.names.copy()
+        names.add(chunks, wrappers)
         self._selections = checked_targets(self.settings, names)
-        self.names.modules, self.names.parameters = names.modules, names.parameters
+        self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self.optimizers += optimizers
-        self._scaler = grad_scaler or self._scaler
-        self._lists.clear()
+        self._outer.update({id(inner): outer for inner, outer in optimizers.items() if outer is not None})
+        self._scale.use(grad_scaler, wrappers)
+        self._owners.choose(self._selections)
         if self._steps is not None:
             self._steps.close()
-        self._steps = OptimizerSteps(self.optimizers, listener)
-        watch_scalers(self._steps, self._scaler)
+        self._steps = OptimizerSteps(self.optimizers, listener, self._outer)
+        watch_scalers(self._steps, self._scale.scaler)
         if ACTIVATIONS in self._selections:
             self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
         if GRADIENTS in self._selections:
             self._accumulation.detach()
             self._accumulation.order.clear()
-            self._accumulation.attach(self._selected(GRADIENTS))  # once, to learn the backward pass's order
+            self._accumulation.attach(self._owners.selected(GRADIENTS))  # once, to learn the backward pass's order
+
+    @property
+    def _device(self) -> torch.device:
+        return self.names.parameters[0].parameter.device
 
     @property
     def on_host(self) -> bool:
@@ -125,6 +134,7 @@ class TorchWatch:
         if self._steps is not None:
             self._steps.close()
         self._accumulation.detach()
+        self._unreduced.detach()
         self._activations.close()
         self.capture.close()
         self._updates.forget()
@@ -134,7 +144,7 @@ class TorchWatch:
     def open_step(self, plan: Plan) -> None:
         """Prepare the next step: attach the hooks that its plan needs."""
         self._plan = plan
-        self._loss_scale = None
+        self._scale.forget()
         self._optimizer_steps.clear()
         self._read.clear()
         self._read_state_of.clear()
@@ -142,7 +152,10 @@ class TorchWatch:
         if self._accumulation.attached and self._accumulation.order:
             self._accumulation.detach()
         if GRADIENTS in plan and self._per_micro_step and not self._accumulation.attached:
-            self._accumulation.attach(self._selected(GRADIENTS))
+            self._accumulation.attach(self._owners.selected(GRADIENTS))
+        self._unreduced.detach()
+        if GRADIENTS in plan and self.settings.before_reduction:
+            self._unreduced.attach(self._owners.selected(GRADIENTS), self.names.modules)
 
     def before_update(self, optimizer: Optimizer, *, gradients_ready: bool = True) -> None:
         """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
@@ -150,17 +163,17 @@ class TorchWatch:
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if PARAMETERS in self._plan:
-            owned = self._owned(PARAMETERS, optimizer)
+            owned = self._owners.owned(PARAMETERS, optimizer)
             if not self._read:  # weights that no optimizer moves break too: they are read with the first
-                owned = [*self._owned_by_nobody(), *owned]
+                owned = [*self._owners.nobodys(PARAMETERS, self.optimizers), *owned]
             self._read.update(p.parameter for p in owned)
             self.guard.run(PARAMETERS, read_parameters, self._series, owned, turn)
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
-            owned = self._owned(OPTIMIZER_STATE, optimizer)
+            owned = self._owners.owned(OPTIMIZER_STATE, optimizer)
             self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned, turn)
         if UPDATES in self._plan:
-            owned = self._owned(UPDATES, optimizer)
+            owned = self._owners.owned(UPDATES, optimizer)
             moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
             self.guard.run(UPDATES, self._updates.keep, moving)
 
@@ -172,6 +185,11 @@ class TorchWatch:
             self.guard.run(UPDATES, self._updates.read, self._turn(optimizer))
         self._optimizer_steps[id(optimizer)] += 1
 
+    def after_part(self, optimizer: Optimizer) -> None:
+        """Read what the update of a part of an optimizer's parameters did."""
+        if UPDATES in self._plan:
+            self.guard.run(UPDATES, self._updates.read, self._turn(optimizer))
+
     def skipped(self, optimizer: Optimizer) -> None:
         """Read a step that the loss scaler skipped: as before an update, with none to follow."""
         self.before_update(optimizer)
@@ -181,9 +199,9 @@ class TorchWatch:
     def without_optimizer(self) -> None:
         """Read a step that ends without any optimizer: gradients and parameters as they stand."""
         if GRADIENTS in self._plan:
-            self.guard.run(GRADIENTS, self._read_grads_of, self._selected(GRADIENTS), None, 0)
+            self.guard.run(GRADIENTS, self._read_grads_of, self._owners.selected(GRADIENTS), None, 0)
         if PARAMETERS in self._plan:
-            self.guard.run(PARAMETERS, read_parameters, self._series, self._selected(PARAMETERS))
+            self.guard.run(PARAMETERS, read_parameters, self._series, self._owners.selected(PARAMETERS))
 
     def examine(self) -> None:
         """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
@@ -193,7 +211,7 @@ class TorchWatch:
         for optimizer in self.optimizers:
             if id(optimizer) not in self._read_state_of:
                 self._read_state_of.add(id(optimizer))
-                self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, self._owned("", optimizer))
+                self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, self._owners.owned("", optimizer))
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
@@ -202,8 +220,8 @@ class TorchWatch:
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar, without asking the device for its value."""
-        self._scaler = scaler
-        scale = self._scale()
+        self._scale.use(scaler)
+        scale = self._scale.value(self._device)
         if scale is not None:
             self.log("loss_scale", scale, 0)
 
@@ -229,13 +247,6 @@ class TorchWatch:
             raise error
         self.guard.refuse("statistics of a tensor", error)
 
-    def _scale(self) -> Tensor | None:
-        """Return the loss scale as a tensor; asked once a step."""
-        if self._loss_scale is None and self._scaler is not None and self._scaler.is_enabled():
-            device = self.names.parameters[0].parameter.device
-            self._loss_scale = self._scaler.scale(torch.ones((), device=device))
-        return self._loss_scale
-
     def _turn(self, optimizer: Optimizer) -> int:
         """Return how often an optimizer has stepped before in this step: its rows' micro-step."""
         return self._optimizer_steps[id(optimizer)]
@@ -243,16 +254,20 @@ class TorchWatch:
     def _gradient_arrived(self, named: NamedParameter, micro_step: int) -> None:
         if GRADIENTS not in self._plan or named.parameter.grad is None:
             return
-        if self.settings.before_reduction:
-            series_id = self._series.id_of(named, GRADIENT_UNREDUCED, micro_step)
-            self.rows.add_many([series_id], [named.parameter.grad], self._scale())
+        if self.settings.before_reduction and not is_sharded(named):
+            series_id = self._series.id_of_unreduced(named, micro_step, RUNNING_SUM)
+            self.rows.add_many([series_id], [named.parameter.grad], self._scale.value(self._device))
         if self.settings.per_micro_step:
-            self._gradients.read([(named, micro_step)], self._scale())
+            self._gradients.read([(named, micro_step)], self._scale.value(self._device))
+
+    def _unreduced_arrived(self, named: NamedParameter, micro_step: int, gradient: Tensor) -> None:
+        series_id = self._series.id_of_unreduced(named, micro_step, MICRO_BATCH)
+        self.rows.add_many([series_id], [gradient], self._scale.value(self._device))
 
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
             scale = getattr(optimizer, "grad_scale", None)
-            self._read_grads_of(self._owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
+            self._read_grads_of(self._owners.owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
 
     def _read_grads_of(self, parameters: list[NamedParameter], grad_scale: Tensor | None, turn: int) -> None:
         if self.settings.per_micro_step:
@@ -261,28 +276,3 @@ class TorchWatch:
         else:
             turns = [(named, turn) for named in parameters]
         self._gradients.read_taken(turns, grad_scale)
-
-    def _owned_by_nobody(self) -> list[NamedParameter]:
-        owned = {p for optimizer in self.optimizers for p in parameters_of(optimizer)}
-        return [p for p in self._selected(PARAMETERS) if p.parameter not in owned]
-
-    def _owned(self, part: str, optimizer: Optimizer) -> list[NamedParameter]:
-        """Return the optimizer's parameters that `part` selects, in backward order once that is known.
-
-        The list is made anew only when the optimizer's groups or the known order have changed.
-        """
-        size = sum(len(group["params"]) for group in optimizer.param_groups)
-        order = self._accumulation.order
-        key = (part, id(optimizer), size, len(order))
-        found = self._lists.get(key)
-        if found is None:
-            names = self.names.by_parameter()
-            owned = [names[p] for p in parameters_of(optimizer) if p in names]
-            if part == GRADIENTS:
-                owned.sort(key=lambda p: order.get(p.parameter, len(order)))
-            found = self._lists[key] = self._selected(part, owned) if part else owned
-        return found
-
-    def _selected(self, part: str, among: Iterable[NamedParameter] | None = None) -> list[NamedParameter]:
-        chosen = self._selections[part].parameters
-        return [p for p in (self.names.parameters if among is None else among) if p.name in chosen]

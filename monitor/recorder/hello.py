@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainsentry.collectors.series import SeriesTable
+from trainsentry.monitor.recorder.place import Place
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,8 @@ class Hello:
     """Settings of one rank's recorder, and the series that are defined already.
 
     `slowest_every` is how many steps lie between two samples of what is sampled most seldom. `restart` numbers the
-    starts of a run in one directory; `relay` counts the recorders of this start. `max_wait` is in seconds.
+    starts of a run in one directory; `relay` counts the recorders of this start. `max_wait` is in seconds. `place` is
+    the rank's among several.
     """
 
     output_dir: str
@@ -33,6 +35,7 @@ class Hello:
     definitions: dict[str, Any] = field(default_factory=dict)
     descriptors: tuple[int, int] = (-1, -1)
     parent: int = 0
+    place: Place | None = None
 
     def encode(self) -> bytes:
         """Return the settings as JSON."""
@@ -44,6 +47,7 @@ class Hello:
         values = json.loads(data)
         values["statistics"] = tuple(values["statistics"])
         values["descriptors"] = tuple(values["descriptors"])
+        values["place"] = Place.decode(values["place"]) if values["place"] is not None else None
         return cls(**values)
 
 

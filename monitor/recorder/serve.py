@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any, Final
 
 from trainsentry.collectors.record import StepRecord
+from trainsentry.monitor.recorder import network
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.messages import CONTROL, DEFINITIONS, FRAGMENT, RECORD, decode, encode
 from trainsentry.monitor.recorder.session import Session
@@ -83,8 +84,12 @@ class Recorder:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         with selectors.DefaultSelector() as selector:
             selector.register(self.channel, events)
-            ready = selector.select(IDLE_SECONDS)
-        if ready and not any(mask & selectors.EVENT_READ for _, mask in ready):
+            if self.session.together is not None:
+                self.session.together.network.register(selector)
+            ready = selector.select(IDLE_SECONDS if self.session.together is None else network.RETRY_SECONDS)
+        if self.session.together is not None:
+            self.session.together.pump()
+        if ready and not any(key.fileobj is self.channel and mask & selectors.EVENT_READ for key, mask in ready):
             return False
         if not ready:
             self._announced = self.ring.head

@@ -12,17 +12,20 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.incident_log import QUIET_STEPS, IncidentLog
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import PARAMETER, SeriesTable
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.exporter import Exporter, ScalarExporter
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.exporters.csv_writer import next_restart
 from trainsentry.exporters.json_files import append_lines, read_lines, replace_json
 from trainsentry.exporters.quota import enforce_quota
 from trainsentry.exporters.run_file import write_run
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.findings import Findings
 from trainsentry.monitor.recorder.hello import Hello
+from trainsentry.monitor.recorder.incident_book import IncidentBook
+from trainsentry.monitor.recorder.place import Place
 from trainsentry.monitor.recorder.sink import Sink
 from trainsentry.monitor.recorder.status import status_of
+from trainsentry.monitor.recorder.together import Together
+from trainsentry.monitor.recorder.writers import Writers
 
 STATUS_SECONDS: Final = 1.0
 """How often `status.json` is renewed: often enough for a person, seldom enough for a shared file system."""
@@ -32,9 +35,6 @@ JOURNAL: Final = "journal"
 
 QUOTA_STEPS: Final = 100
 """Records between two looks at the disk quota."""
-
-SETTLED_AFTER: Final = 2
-"""Records after which an incident's ranking stands even when no weight was read meanwhile."""
 
 
 class Session:
@@ -54,36 +54,34 @@ class Session:
         )
         self.overflow = OverflowRule(self.table)
         self.journal = Sink(JOURNAL, hello.max_wait, self._sink_failed)
-        self.exporters: list[tuple[Sink, Exporter]] = self._make_exporters()
+        self.writers = Writers(hello, self.directory, self.table, hello.restart, self._sink_failed)
+        self.together: Together | None = None
+        self.global_writers: Writers | None = None
+        if hello.place is not None:
+            self._join(hello.place)
         self.counters: dict[str, Any] = {}
         self.gaps: list[dict[str, Any]] = []
         self.step = hello.start_step - 1
         self.records = 0
         self.restart = hello.restart
         self.findings = Findings(self.directory, self.table, self.overflow)
-        self._since_incident: dict[int, int] = {}
-        self._settled: set[int] = set()
-        self._written: dict[int, Incident] = {}
+        self.book = IncidentBook(self.incidents, self.table, self._tell_trainers, self._write_incident)
+        self._told_incident: int | None = None
         self._status_at = 0.0
 
-    def _make_exporters(self) -> list[tuple[Sink, Exporter]]:
-        made: list[tuple[str, Exporter]] = []
-        if self.hello.csv_steps_per_file is not None:
-            writer = CsvWriter(
-                self.directory,
-                self.table,
-                self.hello.statistics,
-                steps_per_file=self.hello.csv_steps_per_file,
-                start_step=self.hello.start_step,
-                restart=self.hello.restart,
-            )
-            made.append(("csv", writer))
-        if self.hello.tensorboard:
-            from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
+    def _join(self, place: Place) -> None:
+        """Take this rank's place among the others."""
+        self.together = Together(place, self, self.hello.max_wait)
+        if self.together.is_root and self.together.gathering is not None:
+            directory = self.root / "global"
+            restart = max(next_restart(directory), self.hello.restart)
+            table = self.together.gathering.table
+            self.global_writers = Writers(self.hello, directory, table, restart, self._sink_failed)
 
-            directory = self.root / "tensorboard" / f"rank{self.hello.rank}"
-            made.append(("tensorboard", TensorBoardWriter(directory, self.table, self.hello.statistics)))
-        return [(Sink(name, self.hello.max_wait, self._sink_failed), exporter) for name, exporter in made]
+    @property
+    def is_root(self) -> bool:
+        """Whether incidents are made here: on a single rank, at the root of several, on one that is cut off."""
+        return self.together is None or self.together.is_root or self.together.alone
 
     # ------------------------------------------------------------------ records
 
@@ -91,19 +89,19 @@ class Session:
         """Judge a record first, so that the trainer hears of trouble soon; then write it."""
         self.step, self.records = max(self.step, record.step), self.records + 1
         found = self._judge(record)
-        if record.examined:
+        if record.examined and self.is_root:
             self.send({"type": messages.EXAMINED, "step": record.step})
-        for sink, exporter in self.exporters:
-            sink.submit(lambda e=exporter: e.write(record), record.step)  # type: ignore[misc]
+        self.writers.write(record)
+        if self.together is not None:
+            self.together.take_own(record)
+            self.together.pump()
         checks_overflow = self.hello.overflow_check or (
-            self.hello.overflow_check_on_incident and bool(self.incidents.incidents)
+            self.hello.overflow_check_on_incident and self.current_id is not None
         )
         for path, lines in self.findings.take(
-            record, found, self.incidents.current_id, self.restart, checks_overflow=checks_overflow
+            record, found, self.current_id, self.restart, checks_overflow=checks_overflow
         ):
             self.journal.submit(lambda p=path, x=lines: append_lines(p, x), record.step)  # type: ignore[misc]
-        for sink, _ in self.exporters:
-            sink.settle()
         self.journal.settle()
         if self.records % QUOTA_STEPS == 0:
             self._keep_quota()
@@ -129,41 +127,50 @@ class Session:
         self.send({"type": messages.FAILURE, "part": part, "message": trace, "step": step})
 
     def _follow(self, record: StepRecord, found: list[Anomaly]) -> None:
-        """Update the incidents and tell the trainer what is new about them."""
+        """Update the incidents, or have the root do it, and tell the trainer what is new about them."""
         activations = bool(self.detection.facts.activation[record.ids].any()) if found and self.detection else False
-        changed = self.incidents.observe(record.step, found, activations=activations)
-        if found and not self.incidents.is_open:
-            self.send({"type": messages.SUSPICION, "step": record.step})
-        if changed is not None:
-            self._since_incident.setdefault(changed.id, 0)
-        for incident_id in [i for i in self._since_incident if i not in self._settled]:
-            if self._settles(incident_id, record):
-                self._settled.add(incident_id)
-                changed = self.incidents.incidents[incident_id]
-        if changed is not None:
-            self._tell(changed)
+        if not self.is_root and self.together is not None:
+            self.together.send_found(record, found, activations=activations)
+            return
+        self.book.observe(found, record.step, activations=activations)
+        self.book.settle(record)
 
-    def _settles(self, incident_id: int, record: StepRecord) -> bool:
-        """Whether the weights have been read since the trouble began, or it has been waited for long enough."""
-        self._since_incident[incident_id] += 1
-        if record.examined or self._since_incident[incident_id] > SETTLED_AFTER:
-            return True
-        return any(self.table.series[i].quantity == PARAMETER for i in record.ids.tolist())
+    def take_found(self, found: list[Anomaly], step: int, *, activations: bool) -> None:
+        """Take anomalies of another rank."""
+        self.book.observe(found, step, activations=activations)
 
-    def _tell(self, incident: Incident) -> None:
-        self.send(
-            {
-                "type": messages.INCIDENT,
-                "incident": incident.to_json(),
-                "settled": incident.id in self._settled,
-            }
-        )
-        self._write_incident(incident)
+    def _tell_trainers(self, message: dict[str, Any]) -> None:
+        """Tell this rank's trainer, and from the root all others."""
+        self.send(message)
+        if self.together is not None and self.is_root:
+            self.together.tell_all(message)
+
+    @property
+    def current_id(self) -> int | None:
+        """The id of the open incident, as far as it is known here."""
+        return self.incidents.current_id if self.is_root else self._told_incident
+
+    def take_action(self, message: dict[str, Any]) -> None:
+        """Write down what was done about an incident, or have the root do it."""
+        if not self.is_root and self.together is not None:
+            self.together.tell_root(message)
+            return
+        self.book.add_action(message["incident"], message["action"])
+
+    def take_from_root(self, message: dict[str, Any]) -> None:
+        """Pass on what the root says to this rank's trainer, unless it is for another's."""
+        if message.get("for", self.hello.rank) != self.hello.rank:
+            return
+        if message["type"] == messages.INCIDENT:
+            self._told_incident = message["incident"]["id"]
+        self.send(message)
+
+    def write_global(self, record: StepRecord) -> None:
+        """Write statistics of whole tensors."""
+        if self.global_writers is not None:
+            self.global_writers.write(record)
 
     def _write_incident(self, incident: Incident) -> None:
-        if self._written.get(incident.id) == incident:
-            return
-        self._written[incident.id] = incident
         line = incident.to_json()
         self.journal.submit(lambda: append_lines(self.root / "incidents.jsonl", [line]), incident.last_seen)
 
@@ -184,14 +191,15 @@ class Session:
         elif kind == messages.RUN:
             self.journal.submit(lambda: write_run(self.root / "run.json", message["run"]), self.step)
         elif kind == messages.ACTION:
-            changed = self.incidents.add_action(message["incident"], message["action"])
-            if changed is not None:
-                self._tell(changed)
+            self.take_action(message)
         elif kind == messages.GAP:
             self.gaps.append(message["gap"])
         elif kind == messages.FLUSH:
-            self._settle_all()
-            self.send({"type": messages.FLUSHED, "token": message["token"]})
+            self.settle_all()
+            if self.is_root or self.together is None:
+                self.send({"type": messages.FLUSHED, "token": message["token"]})
+            else:
+                self.together.ask_flush(message["token"])
         elif kind == messages.STATE:
             state = self.detection.state() if self.detection is not None else None
             self.send({"type": messages.STATE, "state": state, "token": message["token"]})
@@ -203,10 +211,7 @@ class Session:
         """Show the monitor's own cost beside what it records, in TensorBoard."""
         cost = self.counters["cost"]
         shown = {"monitor_share": cost["recent_share"], "monitor_seconds_a_step": cost["seconds_a_step"]}
-        for sink, exporter in self.exporters:
-            if isinstance(exporter, ScalarExporter):
-                sink.submit(lambda e=exporter: e.write_scalars(self.step, shown), self.step)  # type: ignore[misc]
-                sink.settle()
+        self.writers.write_scalars(self.step, shown)
 
     def _load(self, state: dict[str, Any] | None, step: int) -> None:
         """Go on from a checkpoint: with its detectors' state, and in new files when the steps go back."""
@@ -217,31 +222,30 @@ class Session:
         self.incidents.close_current()
         self.overflow.go_back()
         self.step = step - 1
-        for sink, exporter in self.exporters:
-            if isinstance(exporter, CsvWriter):
-                sink.submit(lambda e=exporter: e.begin_again(step), step)  # type: ignore[misc]
-                sink.settle()
-                self.restart = exporter.restart
+        if self.together is not None:
+            self.together.go_back(step)
+            if self.global_writers is not None:
+                self.global_writers.begin_again(step)
+        self.restart = self.writers.begin_again(step)
 
     def close(self, state: str) -> None:
         """Write what is still to be written. `state` says how the run ended, for `status.json`."""
-        self._settle_all()
+        self.settle_all()
+        if self.together is not None:
+            self.together.close()
+            self.settle_all()
         self._keep_quota()
         self._renew_status(state)
         self.journal.settle()
-        for sink, exporter in self.exporters:
-            sink.submit(exporter.close, self.step)
-            sink.settle()
-            sink.close()
+        for writers in (self.writers, self.global_writers):
+            if writers is not None:
+                writers.close(self.step)
         self.journal.close()
         self.send({"type": messages.CLOSED})
 
-    def _settle_all(self) -> None:
-        for incident in self.incidents.incidents.values():
-            if incident.id not in self._settled:
-                self._settled.add(incident.id)
-                self._tell(incident)
-            self._write_incident(incident)
+    def settle_all(self) -> None:
+        """Bring every incident to its end: what is known of it by now is written and told."""
+        self.book.settle_all()
         self._renew_status("running")
         self.journal.settle()
 

@@ -51,7 +51,7 @@ class ProcessRecorder:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trainsentry.monitor.recorder"],
                 stdin=settings,
-                pass_fds=descriptors,
+                pass_fds=descriptors if hello.place is None else (*descriptors, hello.place.descriptor),
                 env=_environment(),
                 cwd="/",
             )
@@ -80,6 +80,8 @@ class ThreadRecorder:
 
         own = Ring(os.dup(ring.descriptor), ring.size)
         own_channel = socket.socket(fileno=os.dup(channel.fileno()))
+        if hello.place is not None:
+            hello = replace(hello, place=replace(hello.place, descriptor=os.dup(hello.place.descriptor)))
 
         def work() -> None:
             try:

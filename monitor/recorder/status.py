@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def status_of(session: "Session", state: str) -> dict[str, Any]:
     """Return the status; `state` is `running`, or says how the run ended."""
-    sinks = [*(sink for sink, _ in session.exporters), session.journal]
+    sinks = [*(sink for sink, _ in session.writers.exporters), session.journal]
     return {
         "schema_version": SCHEMA_VERSION,
         "state": state,

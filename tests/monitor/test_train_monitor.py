@@ -121,20 +121,6 @@ def test_callbacks_run_in_the_training_thread_once_per_incident_and_may_fail(out
     assert monitor._guard.failures["on_incident"].count == 1
 
 
-def test_ranks_that_are_left_out_record_nothing_and_every_call_is_safe(out, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    model, optimizer, monitor = make(out, ranks=[0])
-    with monitor:
-        train(model, optimizer, 2, monitor)
-        monitor.flush()
-        monitor.request_stop("x")
-        assert monitor.records().empty
-        assert monitor.metrics("gradient") == {}
-        assert monitor.incidents == ()
-    assert not out.exists()
-
-
 def test_state_goes_into_a_checkpoint_and_the_run_goes_on_beside_the_old_files(out, tmp_path):
     model, optimizer, monitor = make(out)
     with monitor:

@@ -1,0 +1,90 @@
+"""Where the ranks of a run meet as they begin to be watched, and the group that the monitor talks over."""
+
+import os
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed as dist
+
+MEETING_SECONDS: Final = 60.0
+"""How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
+
+GROUP_SECONDS: Final = 600.0
+"""How long an exchange may take: as long as the training's own collectives usually may."""
+
+POLL_SECONDS: Final = 0.02
+
+_meetings = 0
+
+
+class Meeting:
+    """The ranks of a run, all of which take part, watched or not; `group` is a gloo group of the monitor's own.
+
+    Nothing that is sent over it waits for an accelerator, nor does it get between the training's own collectives.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self.group = group
+        self.rank = rank
+        self.size = size
+
+    def exchange(self, mine: Any) -> list[Any]:
+        """Return what every rank gives, in the order of ranks."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, mine, self.group)
+        return found
+
+    def close(self) -> None:
+        """Leave the group."""
+        group, self.group = self.group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+
+def meet(timeout: float = MEETING_SECONDS) -> Meeting | None:
+    """Wait until every rank has come; return None where there is one rank only.
+
+    Raises:
+        RuntimeError: when the launcher started several ranks and `torch.distributed` does not know of them, or when
+            some ranks have not come after `timeout` seconds.
+
+    """
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if not dist.is_available() or not dist.is_initialized():
+        if launched > 1:
+            raise RuntimeError(
+                f"watch: WORLD_SIZE is {launched}, but torch.distributed is not initialized; allowed: "
+                "init_process_group (or a wrapper that calls it) before watch()"
+            )
+        return None
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return None
+    _gather_at_store(rank, size, timeout)
+    return Meeting(dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS)), rank, size)
+
+
+def _gather_at_store(rank: int, size: int, timeout: float) -> None:
+    """Wait at the run's store until all ranks have come: it alone can say who has not."""
+    global _meetings  # noqa: PLW0603 - the same count on every rank: `watch` is called as often on each
+    _meetings += 1
+    place = f"trainsentry/meeting{_meetings}"
+    store = dist.distributed_c10d.PrefixStore(place, dist.distributed_c10d._get_default_store())
+    store.set(f"rank{rank}", "here")
+    if store.add("count", 1) == size:
+        store.set("all", "here")
+    end = time.monotonic() + timeout
+    while not store.check(["all"]):
+        if time.monotonic() > end:
+            missing = [r for r in range(size) if not store.check([f"rank{r}"])]
+            raise RuntimeError(
+                f"watch: {_ranks(missing)} did not call watch() within {timeout:.0f} s; allowed: watch() is called on "
+                "every rank, also on those that `ranks` leaves out"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

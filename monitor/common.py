@@ -1,0 +1,108 @@
+"""What all ranks decide together, at boundaries that the step's number alone determines."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.monitor.errors import OverflowLimitReached, TrainingStopped
+from trainsentry.monitor.schedule import Schedule
+
+PART: Final = "agreement of the ranks"
+
+AT_LEAST_EVERY: Final = 10
+"""Steps between two exchanges where nothing is sampled in between: how late a stop can come."""
+
+NO_STOP, STOP, OVERFLOW_STOP = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What one rank would like, or what all have agreed on: of everything the greatest counts.
+
+    `ahead` and `behind` are the step's number and minus it: they tell whether all ranks are at one step. `dense_until`
+    is the step up to which everything is to be sampled; `unheard` is minus the number of settled incidents that the
+    rank has heard of, so that all act on one only when the last has heard of it. `costs` are the overhead budget's
+    numbers.
+    """
+
+    stop: int = NO_STOP
+    dense_until: int = 0
+    unheard: int = -(2**40)
+    costs: tuple[float, ...] = ()
+    ahead: int = 0
+    behind: int = 0
+
+    def numbers(self, width: int) -> list[float]:
+        """Return the wishes as numbers, of which `width` are costs: as many on every rank, whatever it wishes."""
+        costs = [*self.costs, *[float("-inf")] * width][:width]  # gloo ends a process whose message has another size
+        return [*map(float, (self.stop, self.dense_until, self.unheard, self.ahead, self.behind)), *costs]
+
+    @classmethod
+    def of(cls, numbers: list[float]) -> "Wishes":
+        """Rebuild wishes from numbers."""
+        stop, dense_until, unheard, ahead, behind = map(int, numbers[:5])
+        return cls(stop, dense_until, unheard, tuple(numbers[5:]), ahead, behind)
+
+
+class Common:
+    """Exchanges wishes at one boundary and has the answer at the next; between them a step's time passes.
+
+    A rank whose own monitor has failed, or that is not watched, goes on taking part. Once an answer fails to come,
+    this rank takes no more part, and no more common decisions are taken.
+    """
+
+    def __init__(self, meeting: Any, agreement: Any, schedule: Schedule, guard: Guard, *, costs: int) -> None:
+        self.meeting = meeting
+        self.agreement = agreement
+        self.schedule = schedule
+        self.guard = guard
+        self.rank = meeting.rank
+        self._costs = costs
+        self._every = min([AT_LEAST_EVERY, *schedule.every.values()])
+
+    def exchanges(self, step: int) -> bool:
+        """Whether wishes are exchanged at the end of `step`.
+
+        That follows from the step's number and from what was agreed on: a rank that went by its own sampling, which a
+        failure may have changed, would leave the others waiting.
+        """
+        return step % self._every == 0 or step in self.schedule.dense
+
+    def at_boundary(self, step: int, wishes: Wishes) -> Wishes | None:
+        """Return what was agreed on since the last boundary, and tell the others this rank's wishes."""
+        agreed: Wishes | None = self.guard.run(PART, self._result)
+        if self.exchanges(step):
+            wishes = replace(wishes, ahead=step, behind=-step)
+            self.guard.run(PART, self.agreement.propose, wishes.numbers(self._costs))
+        if agreed is not None and agreed.ahead != -agreed.behind:
+            self.guard.warn_once(
+                "steps of the ranks",
+                f"the ranks count steps differently: one ends step {-agreed.behind} as another ends step "
+                f"{agreed.ahead}. Statistics of whole tensors and sampling may not fit together.",
+            )
+        return agreed
+
+    def _result(self) -> Wishes | None:
+        numbers = self.agreement.result()
+        return Wishes.of(numbers) if numbers is not None else None
+
+    def close(self) -> None:
+        """Take the last answer, for which the others wait as well."""
+        self.guard.run(PART, self.agreement.result)
+
+    def stop_together(self, step: int, own: TrainingStopped | None) -> TrainingStopped:
+        """Return the stop that all ranks raise, once they have agreed to: the lowest rank's that asked for one."""
+        mine = None if own is None else (isinstance(own, OverflowLimitReached), own.reason)
+        told = self.guard.run(PART, self.meeting.exchange, mine) or [mine]
+        asked = [(rank, *said) for rank, said in enumerate(told) if said is not None]
+        rank, overflow, reason = asked[0] if asked else (self.rank, False, "another rank asked for a stop")
+        kind = OverflowLimitReached if overflow else TrainingStopped
+        where = "" if rank == self.rank else f"rank {rank}: "
+        return kind(step, f"{where}{reason}", own.incident if own is not None else None)
+
+
+def kind_of(stop: TrainingStopped | None) -> int:
+    """Return the number by which the ranks tell each other of a stop."""
+    if stop is None:
+        return NO_STOP
+    return OVERFLOW_STOP if isinstance(stop, OverflowLimitReached) else STOP

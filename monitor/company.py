@@ -1,0 +1,52 @@
+"""The ranks of a run together: their meeting, what they decide, and the place of this rank's recorder among theirs."""
+
+from typing import Any, Final
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.monitor.common import Common
+from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.errors import ConfigError
+from trainsentry.monitor.listening import Listening, find_place
+from trainsentry.monitor.schedule import Schedule
+
+PATIENCE_SECONDS: Final = 60.0
+"""How long a rank waits for one that is late with its wishes (it saves a checkpoint, it compiles), once in a run."""
+
+
+class Company:
+    """What a rank has to do with the others; every rank has one, watched or not."""
+
+    def __init__(self, config: MonitorConfig, framework: Any, meeting: Any, watched: list[int], guard: Guard) -> None:
+        self.meeting = meeting
+        self.speaks = meeting.rank == watched[0]
+        self.schedule = Schedule(config)
+        _check_same(config, meeting)
+        costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
+        agreement = framework.agreement(meeting, PATIENCE_SECONDS)
+        self.common = Common(meeting, agreement, self.schedule, guard, costs=costs)
+        self._listening = Listening(meeting.rank)
+        self.place = find_place(meeting, self._listening, meeting.rank in watched)
+
+    def close(self) -> None:
+        """Leave the others, who go on without this rank."""
+        self._listening.close()
+        self.common.close()
+        self.meeting.close()
+
+
+def _check_same(config: MonitorConfig, meeting: Any) -> None:
+    """Check that all ranks have one configuration, without which they would not sample the same steps.
+
+    Raises:
+        ConfigError: when another rank has another, naming the rank and a key.
+
+    """
+    own = config.model_dump(mode="json")
+    for rank, other in enumerate(meeting.exchange(own)):
+        different = [key for key in own if key != "output_dir" and own[key] != other.get(key)]
+        if different:
+            key = different[0]
+            raise ConfigError(
+                f"{key}: {own[key]!r} on rank {meeting.rank}, {other[key]!r} on rank {rank}; allowed: the same "
+                "configuration on every rank"
+            )

@@ -1,0 +1,72 @@
+"""A rank that is not watched: it counts steps, decides with the others, and stops with them."""
+
+from typing import Any
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.monitor.common import Common, Wishes, kind_of
+from trainsentry.monitor.errors import TrainingStopped
+from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.step_end import StepEnd
+
+
+class Follower:
+    """Listens to the optimizers' steps and reads nothing. `steps` is the framework's, and removes the hooks."""
+
+    def __init__(self, common: Common, schedule: Schedule, guard: Guard, start_step: int) -> None:
+        self.common = common
+        self.schedule = schedule
+        self.guard = guard
+        self.step = start_step
+        self.stop: TrainingStopped | None = None
+        self.steps: Any = None
+        self._end = StepEnd(())
+
+    def follow(self, steps: Any) -> None:
+        """Take the steps to listen to."""
+        self.steps = steps
+        self._end = StepEnd(id(optimizer) for optimizer in steps.optimizers)
+
+    def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
+        """Do nothing: what an optimizer takes is not read here."""
+
+    def after_part(self, optimizer: Any) -> None:
+        """Do nothing."""
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """End the step with the last optimizer."""
+        if self._end.stepped(id(optimizer)):
+            self.boundary()
+
+    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
+        """Do nothing."""
+
+    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
+        """End the step, as where the optimizer was called."""
+        self.after_optimizer(optimizer)
+
+    def boundary(self) -> None:
+        """End a step.
+
+        Raises:
+            TrainingStopped: when the ranks have agreed to stop.
+
+        """
+        step, self.step = self.step, self.step + 1
+        agreed = self.common.at_boundary(step, Wishes(stop=kind_of(self.stop)))
+        if agreed is None:
+            return
+        if agreed.dense_until > self.step:
+            self.schedule.sample_every_step(self.step, agreed.dense_until - self.step)
+        if agreed.stop:
+            stop, self.stop = self.stop, None
+            raise self.common.stop_together(step, stop)
+
+    def go_to(self, step: int) -> None:
+        """Go on from another step."""
+        self.step = step
+        self.schedule.dense = range(0)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        if self.steps is not None:
+            self.steps.close()

@@ -1,0 +1,164 @@
+"""Puts together, step by step, what the ranks hold of each tensor."""
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.collectors.combined import combine
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import (
+    GRADIENT,
+    PARAMETER,
+    UNKNOWN_REGION,
+    UPDATE,
+    Layout,
+    Series,
+    SeriesTable,
+)
+
+PENDING_STEPS: Final = 64
+"""Steps that may wait for a slow rank: with 10,000 series and 8 ranks a step takes 6 MB."""
+
+ALL: Final = 2**62
+"""The step that a rank has finished when nothing more will come from it."""
+
+
+def is_global(series: Series) -> bool:
+    """Whether a series is a part of one tensor that the ranks hold together, or a replica of it."""
+    return series.quantity in {GRADIENT, PARAMETER, UPDATE} or series.is_state
+
+
+@dataclass
+class _Source:
+    """One rank's records: how its ids translate into ours, and how far it has come."""
+
+    table: SeriesTable
+    series: list[int] = field(default_factory=list)
+    layouts: list[int] = field(default_factory=list)
+    done: int = -1
+
+
+Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
+
+
+class Gathering:
+    """Combines rows of the same series from several ranks. Replicas, which cover the same region, count once.
+
+    With `final` only tensors that are covered whole give a row, with their whole shape; without, the parts that are
+    there are combined for the next in the tree, and their regions written down as one.
+    """
+
+    def __init__(self, rank: int, ranks: "set[int]", *, final: bool) -> None:
+        self.rank = rank
+        self.final = final
+        self.table = SeriesTable()
+        self.incomplete = 0
+        self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
+        self._pending: dict[int, list[Rows]] = {}
+        self._written = -1
+
+    def define(self, rank: int, definitions: dict[str, Any]) -> None:
+        """Take the series that a rank has defined."""
+        if rank in self._sources:
+            self._sources[rank].table.define(definitions)
+
+    def use_table(self, rank: int, table: SeriesTable) -> None:
+        """Take the series of a rank whose table is at hand."""
+        self._sources[rank].table = table
+
+    def take(self, rank: int, record: StepRecord) -> None:
+        """Take a rank's rows of a step."""
+        source = self._sources.get(rank)
+        if source is None or record.step <= self._written or not len(record):
+            return
+        self._translate(source)
+        series = np.asarray(source.series, np.int64)[record.ids]
+        wanted = series >= 0
+        layouts = np.asarray(source.layouts, np.int64)[record.layouts]
+        rows = (series[wanted], layouts[wanted], record.values[wanted])
+        self._pending.setdefault(record.step, []).append(rows)
+        source.done = max(source.done, record.step - 1)
+
+    def finish(self, rank: int, step: int) -> None:
+        """Note that a rank has sent everything up to `step`; `ALL` when it is gone."""
+        if rank in self._sources:
+            self._sources[rank].done = max(self._sources[rank].done, step)
+
+    def go_back(self, step: int) -> None:
+        """Take steps from `step` on anew."""
+        self._written = min(self._written, step - 1)
+        for source in self._sources.values():
+            source.done = min(source.done, step - 1)
+        self._pending = {s: rows for s, rows in self._pending.items() if s < step}
+
+    @property
+    def done(self) -> int:
+        """The last step that every rank has sent."""
+        return min((source.done for source in self._sources.values()), default=ALL)
+
+    def complete(self) -> Iterator[StepRecord]:
+        """Yield the records of steps that every rank has sent, in order, and of those that have waited too long."""
+        done = self.done
+        for step in sorted(self._pending):
+            if step > done and len(self._pending) <= PENDING_STEPS:
+                return
+            self._written = step
+            record = self._combine(step, self._pending.pop(step))
+            if len(record):
+                yield record
+
+    def _translate(self, source: _Source) -> None:
+        """Extend the translation of a rank's ids by what it has defined since."""
+        for series in source.table.series[len(source.series) :]:
+            source.series.append(self.table.series_id(series) if is_global(series) else -1)
+        for layout in source.table.layouts[len(source.layouts) :]:
+            source.layouts.append(self.table.layout_id(layout))
+
+    def _combine(self, step: int, rows: list[Rows]) -> StepRecord:
+        series, layouts = (np.concatenate([r[i] for r in rows]) for i in (0, 1))
+        values = np.concatenate([r[2] for r in rows])
+        # Rows of one series beside each other; of those that cover the same region only the first.
+        _, first = np.unique(series << 32 | layouts, return_index=True)
+        known = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts])
+        first = first[known[layouts[first]]]
+        series, layouts, values = series[first], layouts[first], values[first]
+        starts = np.flatnonzero(np.diff(series, prepend=-1)).astype(np.intp)
+        numel = np.asarray([x.numel for x in self.table.layouts], np.int64)[layouts]
+        ids = series[starts]
+        ratios = np.asarray([s.quantity == UPDATE for s in self.table.series], bool)[ids]
+        whole = combine(values, numel, starts, ratios)
+        joined = [self._joined(part) for part in np.split(layouts, starts[1:])] if len(starts) else []
+        kept = np.asarray([layout is not None for layout in joined], bool)
+        self.incomplete += int(np.count_nonzero(~kept))
+        found = [self.table.layout_id(layout) for layout in joined if layout is not None]
+        return StepRecord(
+            step,
+            self.rank,
+            ids[kept].astype(np.int32),
+            np.asarray(found, np.int32),
+            whole[kept],
+            time=time.time(),
+        )
+
+    def _joined(self, parts: npt.NDArray[np.int64]) -> Layout | None:
+        """Return the layout of what parts of one tensor make together; None when they are not the whole."""
+        layouts: list[Layout] = [self.table.layouts[i] for i in parts.tolist()]
+        first = layouts[0]
+        shape = first.whole if first.whole is not None else first.shape
+        numel = sum(x.numel for x in layouts)
+        if numel == math.prod(shape) and len({x.dtype for x in layouts}) == 1:
+            return Layout(shape, first.dtype, numel)
+        if self.final:
+            return None
+        regions = ";".join(sorted(x.region for x in layouts))
+        return first if len(layouts) == 1 else replace(first, numel=numel, region=_short(regions))
+
+
+def _short(regions: str) -> str:
+    return f"#{hashlib.blake2b(regions.encode(), digest_size=12).hexdigest()}"

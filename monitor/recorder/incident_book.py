@@ -1,0 +1,85 @@
+"""The incidents of a run as they are told to the trainers and written down."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.incident_log import IncidentLog
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import PARAMETER, SeriesTable
+from trainsentry.monitor.recorder import messages
+
+SETTLED_AFTER: Final = 2
+"""Records after which an incident's ranking stands even when no weight was read meanwhile."""
+
+
+class IncidentBook:
+    """Follows the incidents, tells the trainers what is new (`tell`), and has each change written (`write`).
+
+    An incident has settled when the weights were read since the trouble began. Settled ones are numbered from 1 on,
+    in the order in which they settled: by that number several ranks know which of them they have heard of.
+    """
+
+    def __init__(
+        self,
+        log: IncidentLog,
+        table: SeriesTable,
+        tell: Callable[[dict[str, Any]], None],
+        write: Callable[[Incident], None],
+    ) -> None:
+        self.log = log
+        self.table = table
+        self._tell_trainers = tell
+        self._write = write
+        self._since: dict[int, int] = {}
+        self._settled: dict[int, int] = {}
+        self._written: dict[int, Incident] = {}
+
+    def observe(self, found: Sequence[Anomaly], step: int, *, activations: bool) -> None:
+        """Take the anomalies of a step, of whichever rank."""
+        changed = self.log.observe(step, found, activations=activations)
+        if found and not self.log.is_open:
+            self._tell_trainers({"type": messages.SUSPICION, "step": step})
+        if changed is not None:
+            self._since.setdefault(changed.id, 0)
+            self._tell(changed)
+
+    def settle(self, record: StepRecord) -> None:
+        """Settle the incidents that a record brings to that point."""
+        for incident_id in [i for i in self._since if i not in self._settled]:
+            self._since[incident_id] += 1
+            waited = self._since[incident_id] > SETTLED_AFTER
+            if (
+                waited
+                or record.examined
+                or any(self.table.series[i].quantity == PARAMETER for i in record.ids.tolist())
+            ):
+                self._settle(self.log.incidents[incident_id])
+
+    def settle_all(self) -> None:
+        """Settle every incident, and write what is known of each."""
+        for incident in self.log.incidents.values():
+            if incident.id not in self._settled:
+                self._settle(incident)
+            self._write_changed(incident)
+
+    def add_action(self, incident_id: int, action: str) -> None:
+        """Note what was done about an incident."""
+        changed = self.log.add_action(incident_id, action)
+        if changed is not None:
+            self._tell(changed)
+
+    def _settle(self, incident: Incident) -> None:
+        self._settled[incident.id] = len(self._settled) + 1
+        self._tell(incident)
+
+    def _tell(self, incident: Incident) -> None:
+        settled = self._settled.get(incident.id, 0)
+        self._tell_trainers({"type": messages.INCIDENT, "incident": incident.to_json(), "settled": settled})
+        self._write_changed(incident)
+
+    def _write_changed(self, incident: Incident) -> None:
+        if self._written.get(incident.id) != incident:
+            self._written[incident.id] = incident
+            self._write(incident)

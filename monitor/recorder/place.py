@@ -1,0 +1,67 @@
+"""A recorder's place among those of the other ranks: who sends to it, and to whom it sends."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+FANOUT: Final = 8
+"""Hosts that send to one: three levels join 584 hosts, and none has more than 8 beside its own ranks to listen to."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a rank's recorder listens, on which host it runs, and the word that lets others in."""
+
+    rank: int
+    host: str
+    ip: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """`ranks` are all whose records come together; `parent` is None at the root, which puts them together."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    children: tuple[int, ...]
+    parent: Address | None
+    token: str
+    descriptor: int = -1
+
+    @classmethod
+    def decode(cls, values: dict[str, Any]) -> "Place":
+        """Rebuild a place from plain data."""
+        parent = values["parent"]
+        return cls(
+            values["rank"],
+            tuple(values["ranks"]),
+            tuple(values["children"]),
+            Address(**parent) if parent is not None else None,
+            values["token"],
+            values["descriptor"],
+        )
+
+
+def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> Place:
+    """Return a rank's place in the tree: ranks of a host send to its first, and the first ones to each other.
+
+    >>> at = [Address(r, f"host{r // 2}", "", 0, "") for r in range(6)]
+    >>> [place_of(r, at).parent and place_of(r, at).parent.rank for r in range(6)]
+    [None, 0, 0, 2, 0, 4]
+    """
+    known = {address.rank: address for address in addresses}
+    heads: dict[str, int] = {}
+    for address in sorted(addresses, key=lambda a: a.rank):
+        heads.setdefault(address.host, address.rank)
+    order = list(heads.values())
+    parents = {}
+    for address in addresses:
+        head = heads[address.host]
+        position = order.index(head) if address.rank == head else -1
+        if position != 0:
+            parents[address.rank] = head if position < 0 else order[(position - 1) // FANOUT]
+    children = tuple(sorted(r for r, parent in parents.items() if parent == rank))
+    parent = known[parents[rank]] if rank in parents else None
+    return Place(rank, tuple(sorted(known)), children, parent, known[rank].token, descriptor)

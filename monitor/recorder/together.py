@@ -1,0 +1,245 @@
+"""What a rank's recorder has to do with the others': records and anomalies go up the tree, incidents come down."""
+
+import json
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.monitor.recorder import messages, network
+from trainsentry.monitor.recorder.gathering import ALL, Gathering, is_global
+from trainsentry.monitor.recorder.network import Network
+from trainsentry.monitor.recorder.place import Place
+
+FOUND: Final = "found"
+DEFINE: Final = "define"
+DONE: Final = "done"
+
+
+class Owner(Protocol):
+    """The session, as far as the other ranks concern it."""
+
+    table: SeriesTable
+
+    def take_found(self, found: list[Anomaly], step: int, *, activations: bool) -> None:
+        """Take anomalies of another rank."""
+
+    def take_from_root(self, message: dict[str, Any]) -> None:
+        """Take what the root says to all."""
+
+    def take_action(self, message: dict[str, Any]) -> None:
+        """Take what was done about an incident."""
+
+    def settle_all(self) -> None:
+        """Bring every incident to its end, as before a flush is answered."""
+
+    def write_global(self, record: StepRecord) -> None:
+        """Write statistics of whole tensors."""
+
+    def failed(self, part: str, error: Exception, step: int) -> None:
+        """Report a fault of ours."""
+
+
+class Together:
+    """Sends what this rank saw to its parent in the tree of recorders, or puts it together where it has none.
+
+    A rank whose parent cannot be reached goes on by itself: `alone` says so.
+    """
+
+    def __init__(self, place: Place, owner: Owner, max_wait: float) -> None:
+        self.place = place
+        self.owner = owner
+        self.max_wait = max_wait
+        self.network = Network(place)
+        self.is_root = place.parent is None
+        self.gathering: Gathering | None = None
+        if place.children or self.is_root:
+            members = {place.rank, *place.children}
+            self.gathering = Gathering(place.rank, members, final=self.is_root)
+            self.gathering.use_table(place.rank, owner.table)
+        self._sent: tuple[int, int] = (0, 0)
+        self._waiting: deque[tuple[SeriesTable, StepRecord] | dict[str, Any]] = deque()
+        self._waiting_bytes = 0
+        self._connected = False
+        self._known_children: set[int] = set()
+        self._closing = False
+        self._told_waiting = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether this rank has a parent that it cannot reach."""
+        return not self.is_root and self.network.lost_parent
+
+    # ------------------------------------------------------------------ from this rank
+
+    def take_own(self, record: StepRecord) -> None:
+        """Send this rank's part of tensors that the ranks hold together, or keep it until all have come."""
+        wanted = np.asarray([is_global(s) for s in self.owner.table.series], bool)[record.ids]
+        rows = record.select(wanted)
+        if self.gathering is not None:
+            self.gathering.take(self.place.rank, rows)
+            self._pass_on_complete()
+        else:
+            self._send_record(self.owner.table, rows)
+
+    def send_found(self, record: StepRecord, found: list[Anomaly], *, activations: bool) -> None:
+        """Send anomalies to the root, and ask for its verdict where the trainer waits for one."""
+        if not found and not record.examined:
+            return
+        self._send_message(
+            {
+                "type": FOUND,
+                "rank": self.place.rank,
+                "step": record.step,
+                "anomalies": [a.to_json() for a in found],
+                "activations": activations,
+                "examined": record.examined,
+            }
+        )
+
+    def tell_root(self, message: dict[str, Any]) -> None:
+        """Send a message up the tree."""
+        self._send_message(message)
+
+    def ask_flush(self, token: int) -> None:
+        """Have the root answer when it has judged what was sent."""
+        self._send_message({"type": messages.FLUSH, "for": self.place.rank, "token": token})
+
+    def tell_all(self, message: dict[str, Any]) -> None:
+        """Send a message down the tree."""
+        self.network.tell_children(message)
+
+    def go_back(self, step: int) -> None:
+        """Take steps from `step` on anew."""
+        if self.gathering is not None:
+            self.gathering.go_back(step)
+
+    # ------------------------------------------------------------------ from the others
+
+    def pump(self) -> None:
+        """Send and receive what is possible now, without waiting."""
+        for rank, kind, data in self.network.pump():
+            try:
+                self._handle(rank, kind, data)
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                self.owner.failed("messages of other ranks", error, -1)
+        self._note_coming_and_going()
+        self._pass_on_complete()
+
+    def _handle(self, rank: int, kind: int, data: bytes) -> None:
+        if kind == network.RECORD and self.gathering is not None:
+            self.gathering.take(rank, StepRecord.decode(data))
+            return
+        message = json.loads(data)
+        if self.network.parent is not None and rank == self.network.parent.rank:
+            self.network.tell_children(message)
+            self.owner.take_from_root(message)
+        elif message["type"] == DEFINE and self.gathering is not None:
+            self.gathering.define(rank, message)
+        elif message["type"] == DONE and self.gathering is not None:
+            self.gathering.finish(rank, message["step"])
+        elif not self.is_root:
+            self._send_message(message)
+        elif message["type"] == FOUND:
+            self._judge(message)
+        elif message["type"] == messages.ACTION:
+            self.owner.take_action(message)
+        elif message["type"] == messages.FLUSH:
+            self.owner.settle_all()
+            self.tell_all({"type": messages.FLUSHED, "for": message["for"], "token": message["token"]})
+
+    def _judge(self, message: dict[str, Any]) -> None:
+        found = [Anomaly.from_json(a) for a in message["anomalies"]]
+        self.owner.take_found(found, message["step"], activations=message["activations"])
+        if message["examined"]:
+            self.tell_all({"type": messages.EXAMINED, "for": message["rank"], "step": message["step"]})
+
+    def _note_coming_and_going(self) -> None:
+        """Define everything anew for a new parent; wait no longer for children that are gone or never came."""
+        connected = self.network.parent is not None
+        if connected and not self._connected:
+            self._sent = (0, 0)
+            self._send_waiting()
+        self._connected = connected
+        children = set(self.network.children)
+        if self.gathering is not None:
+            missing = self._known_children - children
+            if not self.network.awaited:
+                missing |= set(self.place.children) - children
+            for rank in missing:
+                self.gathering.finish(rank, ALL)
+        self._known_children |= children
+
+    def _pass_on_complete(self) -> None:
+        if self.gathering is None:
+            return
+        for record in self.gathering.complete():
+            if self.is_root:
+                self.owner.write_global(record)
+            else:
+                self._send_record(self.gathering.table, record)
+
+    def _send_record(self, table: SeriesTable, record: StepRecord) -> None:
+        if self.network.parent is None:
+            self._keep((table, record), record.nbytes)
+            return
+        series, layouts = self._sent
+        if len(table.series) > series or len(table.layouts) > layouts:
+            self.network.tell_parent({"type": DEFINE, **table.definitions(series, layouts)})
+            self._sent = (len(table.series), len(table.layouts))
+        self.network.send_up(network.RECORD, b"".join(record.encode()))
+
+    def _send_message(self, message: dict[str, Any]) -> None:
+        if self.network.parent is None:
+            self._keep(message, 1000)
+        else:
+            self.network.tell_parent(message)
+
+    def _keep(self, what: tuple[SeriesTable, StepRecord] | dict[str, Any], size: int) -> None:
+        """Keep what is for a parent that is not there yet; the trainer is told when it never comes."""
+        if self.network.lost_parent or self._waiting_bytes + size > network.MOST_UNSENT:
+            return
+        self._waiting.append(what)
+        self._waiting_bytes += size
+
+    def _send_waiting(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+        for what in waiting:
+            if isinstance(what, dict):
+                self._send_message(what)
+            else:
+                self._send_record(*what)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Send what is still to be sent; at the root, wait for the others to end, at most `max_wait` seconds."""
+        if self.gathering is not None:
+            self.gathering.finish(self.place.rank, ALL)
+        self._wait_until(lambda: self.gathering is None or self.gathering.done == ALL)
+        if not self.is_root:
+            self._send_message({"type": DONE, "rank": self.place.rank, "step": ALL})
+            self._wait_until(lambda: not self.network.unsent and not self._waiting)
+        self.network.close()
+
+    def _wait_until(self, finished: Callable[[], bool]) -> None:
+        end = time.monotonic() + self.max_wait
+        self.pump()
+        while not finished() and (left := end - time.monotonic()) > 0:
+            with selectors.DefaultSelector() as selector:
+                self.network.register(selector)
+                if selector.get_map():
+                    selector.select(min(left, 0.1))
+                else:
+                    time.sleep(min(left, 0.05))
+            self.pump()
+        if not finished() and self.gathering is not None:
+            for rank in self.place.children:
+                self.gathering.finish(rank, ALL)
+            self._pass_on_complete()

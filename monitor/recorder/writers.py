@@ -1,0 +1,72 @@
+"""The writers of a directory's tables and event file, each with a thread that may fail without the others."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.exporter import Exporter, ScalarExporter
+from trainsentry.monitor.recorder.hello import Hello
+from trainsentry.monitor.recorder.sink import Sink
+
+
+class Writers:
+    """Writes records to `directory` as the configuration asks for; `failed` hears of a writer that is switched off."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        directory: Path,
+        table: SeriesTable,
+        restart: int,
+        failed: Callable[[str, str, int], None],
+    ) -> None:
+        self.restart = restart
+        self.exporters: list[tuple[Sink, Exporter]] = []
+        if hello.csv_steps_per_file is not None:
+            csv = CsvWriter(
+                directory,
+                table,
+                hello.statistics,
+                steps_per_file=hello.csv_steps_per_file,
+                start_step=hello.start_step,
+                restart=restart,
+            )
+            self.exporters.append((Sink("csv", hello.max_wait, failed), csv))
+        if hello.tensorboard:
+            from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
+
+            events = Path(hello.output_dir) / "tensorboard" / directory.name
+            writer = TensorBoardWriter(events, table, hello.statistics)
+            self.exporters.append((Sink("tensorboard", hello.max_wait, failed), writer))
+
+    def write(self, record: StepRecord) -> None:
+        """Have every writer write a record."""
+        for sink, exporter in self.exporters:
+            sink.submit(lambda e=exporter: e.write(record), record.step)  # type: ignore[misc]
+        for sink, _ in self.exporters:
+            sink.settle()
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Have numbers that belong to no record written, where there is a place for them."""
+        for sink, exporter in self.exporters:
+            if isinstance(exporter, ScalarExporter):
+                sink.submit(lambda e=exporter: e.write_scalars(step, scalars), step)  # type: ignore[misc]
+                sink.settle()
+
+    def begin_again(self, step: int) -> int:
+        """Go on from an earlier step in new files; return the number of the start that they carry."""
+        for sink, exporter in self.exporters:
+            if isinstance(exporter, CsvWriter):
+                sink.submit(lambda e=exporter: e.begin_again(step), step)  # type: ignore[misc]
+                sink.settle()
+                self.restart = exporter.restart
+        return self.restart
+
+    def close(self, step: int) -> None:
+        """Close every writer."""
+        for sink, exporter in self.exporters:
+            sink.submit(exporter.close, step)
+            sink.settle()
+            sink.close()

@@ -1,0 +1,84 @@
+"""The gradient of one rank alone, before any other's is added to it, is told apart from the reduced one."""
+
+import importlib.util
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from sharded_training import batches, make_net, train
+
+deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+SHARDED = ["Fsdp2", "Fsdp2Kept", "Fsdp2Mixed", "Fsdp1", "Fsdp1Original", *(
+    pytest.param(n, marks=deepspeed) for n in ("Zero1", "Zero2", "Zero3")
+)]  # fmt: skip
+ALL = ["Ddp", "DdpViews", *SHARDED]
+CONFIG = {"collect": {"gradients": {"every": 1, "before_reduction": True}}}
+
+
+def poison(strategy, out, micro_step):
+    """Make what flows back NaN on rank 1, in the second micro-batch where there are two."""
+    if dist.get_rank() == 1 and micro_step == strategy.micro_steps - 1:
+        out.register_hook(lambda gradient: gradient * math.nan)
+    return out
+
+
+def by_rank(out, quantity):
+    found = []
+    for rank in range(2):
+        own = {}
+        for path in (out / f"rank{rank}").glob(f"{quantity}_[0-9]*.csv"):
+            own |= read(path)
+        found.append(own)
+    return found
+
+
+def read(path):
+    import csv
+
+    with path.open(newline="") as file:
+        return {(int(r["step"]), int(r["micro_step"]), r["name"]): r for r in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_nan_of_one_ranks_gradient_shows_before_reduction_on_that_rank_alone(two_ranks, tmp_path, name):
+    two_ranks.run(train, name, tmp_path, steps=1, config=CONFIG, poison=poison, gather=False)
+    before, after = by_rank(tmp_path, "gradient_unreduced"), by_rank(tmp_path, "gradient")
+    assert {r["name"] for r in before[0].values()} == {r["name"] for r in before[1].values()} == set(names())
+    assert all(r["nans"] == "0" for r in before[0].values())
+    assert all(int(r["nans"]) > 0 for r in before[1].values())
+    assert all(int(r["nans"]) > 0 for own in after for r in own.values() if r["shape"] != "[0]" and numel(r))
+
+
+def names():
+    return [n for n, _ in make_net().named_parameters()]
+
+
+def numel(row):
+    return math.prod(int(n) for n in row["shape"].strip("[]").split(",") if n.strip())
+
+
+def local_gradients(rank, dtype=torch.float32):
+    """What each of two micro-batches adds on a rank, by (micro-step, name)."""
+    net, found = make_net(dtype), {}
+    for i, x in enumerate(batches(1, 2)[0]):
+        (net(x[rank::2]).square().mean() / 2).backward()
+        for name, parameter in net.named_parameters():
+            found[i, name] = parameter.grad.double().clone()
+            parameter.grad = None
+    return found
+
+
+@pytest.mark.parametrize("name", ["Ddp", *(n for n in SHARDED if n != "Fsdp2Mixed")])
+def test_a_row_says_whether_it_is_a_running_sum_or_one_micro_batch(two_ranks, tmp_path, name):
+    two_ranks.run(train, name, tmp_path, steps=1, micro_steps=2, config=CONFIG, gather=False)
+    for rank, own in enumerate(by_rank(tmp_path, "gradient_unreduced")):
+        expected = local_gradients(rank)
+        assert set(own) == {(0, i, n) for i, n in expected}
+        for (_, micro_step, parameter), row in own.items():
+            value = expected[micro_step, parameter]
+            if row["holds"] == "running_sum":
+                value = sum(expected[i, parameter] for i in range(micro_step + 1))
+            assert row["holds"] == ("running_sum" if name == "Ddp" else "micro_batch")
+            assert row["shape"] == str(list(value.shape))
+            assert math.isclose(float(row["norm"]), float(value.norm()), rel_tol=1e-5, abs_tol=1e-7), (name, row)

@@ -1,0 +1,129 @@
+"""Under every strategy the numbers are right: each rank's own, those of whole tensors, and names that never change."""
+
+import csv
+import importlib.util
+import json
+
+import pytest
+import sharded_training
+from sharded_training import STRATEGIES, batches, train
+from whole_tensors import assert_global_equals, assert_norms_agree, rows
+
+import trainsentry
+
+SINGLE = [
+    "Ddp", "DdpStatic", "DdpUnused", "DdpViews", "ZeroRedundancy", "Fsdp2", "Fsdp2Kept", "Fsdp2Mixed", "Fsdp2Offload",
+    "TensorParallel", "Fsdp1", "Fsdp1Original", "Fsdp1Grad", "Fsdp1None",
+]  # fmt: skip
+ENGINES = ["DeepSpeed", "Zero1", "Zero2", "Zero2Offload", "Zero3"]
+NAMES = {
+    "inner.0.weight", "inner.0.bias", "inner.2.weight", "inner.2.bias", "norm.weight", "norm.bias", "module.weight",
+    "module.bias", "gain",
+}  # fmt: skip
+
+deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+
+@pytest.fixture(scope="module")
+def unsharded(tmp_path_factory):
+    """Tables of the same training in one process, without any wrapper."""
+    import torch
+
+    def run(dtype, micro_steps=1):
+        out = tmp_path_factory.mktemp(f"unsharded-{dtype}")
+        net = sharded_training.make_net(getattr(torch, dtype))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=sharded_training.LR)
+        everything = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state")}
+        with trainsentry.TrainMonitor({"output_dir": str(out), "collect": everything}).watch(net, optimizer):
+            for micro_batches in batches(5, micro_steps):
+                for x in micro_batches:
+                    (net(x.to(getattr(torch, dtype))).float().square().mean() / len(micro_batches)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return out / "rank0"
+
+    return run
+
+
+def names_in(directory, quantity):
+    return {name for _, name in rows(directory, quantity)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*SINGLE, *(pytest.param(n, marks=deepspeed) for n in ENGINES)])
+def test_statistics_of_whole_tensors_are_those_of_the_gathered_shards(two_ranks, tmp_path, name, dtype):
+    steps = two_ranks.run(train, name, tmp_path, dtype=dtype)[0]
+    assert_global_equals(tmp_path / "global", steps)
+    for rank in range(2):
+        assert names_in(tmp_path / f"rank{rank}", "parameter") == NAMES
+
+
+@pytest.mark.parametrize("name", ["Ddp", "Hsdp", "Fsdp2", "Fsdp1Hybrid", "Fsdp1HybridGrad", "TensorParallel", "Fsdp1"])
+def test_on_four_ranks_too_with_replicas_counted_once(four_ranks, tmp_path, name):
+    steps = four_ranks.run(train, name, tmp_path)[0]
+    assert_global_equals(tmp_path / "global", steps)
+
+
+@deepspeed
+@pytest.mark.parametrize("name", ["Zero1", "Zero2", "Zero3"])
+def test_on_four_ranks_too_with_partitions_smaller_than_a_parameter(four_ranks, tmp_path, name):
+    steps = four_ranks.run(train, name, tmp_path)[0]
+    assert_global_equals(tmp_path / "global", steps)
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+@pytest.mark.parametrize(
+    "name", ["Ddp", "ZeroRedundancy", "Fsdp2", "Fsdp1", *(pytest.param(n, marks=deepspeed) for n in ENGINES[1:])]
+)
+def test_in_fp32_a_sharded_run_has_the_norms_of_an_unsharded_one(two_ranks, tmp_path, unsharded, name, micro_steps):
+    two_ranks.run(train, name, tmp_path, micro_steps=micro_steps, gather=False)
+    assert_norms_agree(tmp_path / "global", unsharded("float32", micro_steps), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Fsdp2", "Fsdp1", pytest.param("Zero3", marks=deepspeed)])
+def test_each_rank_has_its_own_part_with_its_own_shape(two_ranks, tmp_path, name):
+    two_ranks.run(train, name, tmp_path, steps=1, gather=False)
+    sizes = dict.fromkeys(NAMES, 0)
+    for rank in range(2):
+        for row in rows(tmp_path / f"rank{rank}", "parameter").values():
+            numel = 1
+            for n in json.loads(row["shape"]):
+                numel *= n
+            sizes[row["name"]] += numel
+    whole = {name: p.numel() for name, p in sharded_training.make_net().named_parameters()}
+    assert sizes == whole
+
+
+@pytest.mark.parametrize("name", ["Ddp", "Fsdp2", "Fsdp1", pytest.param("Zero3", marks=deepspeed)])
+def test_activations_have_the_users_names(two_ranks, tmp_path, name):
+    two_ranks.run(train, name, tmp_path, steps=1, gather=False)
+    modules = {"inner", "inner.0", "inner.1", "inner.2", "norm", "module"}
+    for rank in range(2):
+        seen = names_in(tmp_path / f"rank{rank}", "activation_output")
+        assert seen == {f"{m}.output.0" for m in modules} | {"output.0"}
+        graph = json.loads((tmp_path / f"rank{rank}" / "graph.json").read_text())
+        assert {m["name"] for m in graph["modules"]} == modules | {""}
+
+
+def test_one_run_json_and_no_table_of_whole_tensors_on_a_single_rank(tmp_path):
+    import torch
+
+    net = sharded_training.make_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with trainsentry.TrainMonitor({"output_dir": str(tmp_path)}).watch(net, optimizer):
+        net(batches(1)[0][0]).sum().backward()
+        optimizer.step()
+    assert not (tmp_path / "global").exists()
+
+
+def test_every_strategy_of_this_file_is_run():
+    assert {*SINGLE, *ENGINES, "Hsdp", "Fsdp1Hybrid", "Fsdp1HybridGrad"} == {
+        name for name in STRATEGIES if name not in {"Strategy", "Plain"}
+    }
+
+
+def test_tables_of_whole_tensors_have_the_columns_of_a_ranks(two_ranks, tmp_path):
+    two_ranks.run(train, "Fsdp2", tmp_path, steps=1, gather=False)
+    for path in sorted((tmp_path / "global").glob("*.csv")):
+        with path.open(newline="") as mine, (tmp_path / "rank0" / path.name).open(newline="") as theirs:
+            assert next(csv.reader(mine)) == next(csv.reader(theirs))
