@@ -37,6 +37,10 @@ class Follower:
         if self._end.stepped(id(optimizer)):
             self.boundary()
 
+    def update_refused(self, optimizer: Any) -> None:
+        """End the step."""
+        self.after_optimizer(optimizer)
+
     def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
         """Do nothing."""
 

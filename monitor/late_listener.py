@@ -31,6 +31,11 @@ class LateListener:
         if self.target is not None:
             self.target.after_part(optimizer)
 
+    def update_refused(self, optimizer: Any) -> None:
+        """An optimizer has not updated, though it was to."""
+        if self.target is not None:
+            self.target.update_refused(optimizer)
+
     def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
         """A loss scaler is about to step an optimizer, or to skip it."""
         if self.target is not None:

@@ -119,6 +119,11 @@ class StepLoop:
         self._run(self._skip, optimizer)
         self._stepped(optimizer)
 
+    def update_refused(self, optimizer: Any) -> None:
+        """Record a step whose update did not happen, though no loss scale is sought."""
+        self._run(self._refused, optimizer)
+        self._stepped(optimizer)
+
     def boundary(self) -> None:
         """End a step that has no optimizer."""
         self._run(self._without_optimizer)
@@ -133,7 +138,8 @@ class StepLoop:
         self.guard.run(PART, function, *args)
         if PART in self.guard.disabled and not self._shut and self.guard.in_training_process:
             self._shut = True
-            self.guard.run("close", self.watch.close)
+            # With other ranks the steps go on being counted: they decide and stop together.
+            self.guard.run("close", self.watch.close if self.common is None else self.watch.stop_reading)
 
     # ------------------------------------------------------------------ a step
 
@@ -154,6 +160,9 @@ class StepLoop:
         if not self.skipped and self.schedule.plan(self.step):
             self.watch.log(SKIPPED, 1.0, 0)
         self.skipped = True
+        self._refused(optimizer)
+
+    def _refused(self, optimizer: Any) -> None:
         self.watch.skipped(optimizer)
         self._look.judge()
 

@@ -59,6 +59,33 @@ def loss_scale(optimizer: Any) -> float:
     return float(getattr(optimizer, "loss_scale", 1.0) or 1.0)
 
 
+def is_scaling(optimizer: Any) -> bool:
+    """Whether an optimizer looks for a loss scale, so that it skips a step now and then as its normal work."""
+    return bool(getattr(optimizer, "dynamic_loss_scale", False))
+
+
+def reduced_gradients(optimizer: Any) -> dict[int, Tensor]:
+    """Return, by the id of a model's parameter, this rank's reduced gradient as it stands before the step.
+
+    They are references. A step that finds an overflow lets go of its own, and then these are what is left of it.
+    """
+    gradients = getattr(optimizer, "averaged_gradients", None) or {}
+    groups: Any = getattr(optimizer, "fp16_groups", None) or getattr(optimizer, "bit16_groups", ())
+    found = {}
+    for i, parameters in enumerate(groups):
+        own = gradients.get(i) or ()
+        for position, parameter in enumerate(parameters):
+            place = position if hasattr(parameter, "ds_id") else _place(parameter)
+            if place is not None and place < len(own):
+                found[id(parameter)] = own[place]
+    return found
+
+
+def _place(parameter: Any) -> int | None:
+    """Return where a partition's list of gradients has that of a parameter; None where it has none of it."""
+    return parameter._index_in_param_group if getattr(parameter, "_hp_mapping", None) is not None else None
+
+
 def _stage_3(optimizer: Any) -> Iterator[tuple[int, tuple[Tensor, Fragment]]]:
     for parameters, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
         start = 0

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from trainsentry.collectors.torch.deepspeed_partitions import is_scaling, reduced_gradients
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 
 
@@ -25,6 +27,9 @@ class StepListener(Protocol):
 
     def after_part(self, optimizer: Optimizer) -> None:
         """An optimizer has updated a part of its parameters; more may follow before `after_optimizer`."""
+
+    def update_refused(self, optimizer: Optimizer) -> None:
+        """An optimizer has found something that is not finite and has not updated, though no loss scale is sought."""
 
     def scaler_entered(self, scaler: Any, optimizer: Optimizer) -> None:
         """A loss scaler is about to step an optimizer, or to skip it."""
@@ -48,6 +53,7 @@ class OptimizerSteps:
         self.listener = listener
         self.outer = dict(outer or {})
         self.parts: Counter[int] = Counter()
+        self.gradients: dict[int, Tensor] = {}
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.in_scaler: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._handles: list[RemovableHandle] = []
@@ -110,11 +116,18 @@ def _watched_outer(owner: OptimizerSteps, optimizer: Optimizer, original: Callab
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         owner.parts[id(optimizer)] = 0
-        result = original(*args, **kwargs)
-        if owner.parts[id(optimizer)]:
-            owner.listener.after_optimizer(optimizer)
-        else:
-            owner.listener.scaler_skipped(None, optimizer)
+        wrapper = owner.outer[id(optimizer)]
+        owner.gradients = reduced_gradients(wrapper)
+        try:
+            result = original(*args, **kwargs)
+            if owner.parts[id(optimizer)]:
+                owner.listener.after_optimizer(optimizer)
+            elif is_scaling(wrapper):
+                owner.listener.scaler_skipped(wrapper, optimizer)
+            else:
+                owner.listener.update_refused(optimizer)
+        finally:
+            owner.gradients = {}
         return result
 
     return step

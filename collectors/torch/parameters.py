@@ -82,6 +82,17 @@ class GradientReader:
                 gradients.append(gradient)
         self.series.add(ids, owners, gradients, grad_scale)
 
+    def read_tensors(
+        self, parameters: Sequence[NamedParameter], gradients: Sequence[Tensor], grad_scale: Tensor | None
+    ) -> None:
+        """Append a row for each parameter's part of its gradient, given as a tensor of its own."""
+        ids = [self.series.id_of(named, GRADIENT) for named in parameters]
+        parts = [
+            x.detach().reshape(-1)[: p.fragment.numel] if p.fragment is not None else x
+            for p, x in zip(parameters, gradients, strict=True)
+        ]
+        self.series.rows.add_many(ids, parts, grad_scale, layouts=self.series.layouts_of(parameters))
+
     def read_taken(self, parameters: Sequence[tuple[NamedParameter, int]], grad_scale: Tensor | None) -> None:
         """Append a row for each gradient that an optimizer takes, unless it is the one taken last."""
         fresh: dict[int, bool] = {}  # a flat parameter holds many

@@ -1,6 +1,7 @@
 """A watched torch model: what of it is read at a step, and when."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -133,6 +134,10 @@ class TorchWatch:
         """Remove every hook and patch."""
         if self._steps is not None:
             self._steps.close()
+        self.stop_reading()
+
+    def stop_reading(self) -> None:
+        """Remove every hook but those that tell of the optimizers' steps."""
         self._accumulation.detach()
         self._unreduced.detach()
         self._activations.close()
@@ -191,8 +196,10 @@ class TorchWatch:
             self.guard.run(UPDATES, self._updates.read, self._turn(optimizer))
 
     def skipped(self, optimizer: Optimizer) -> None:
-        """Read a step that the loss scaler skipped: as before an update, with none to follow."""
+        """Read a step that was skipped: as before an update, with none to follow."""
         self.before_update(optimizer)
+        if GRADIENTS in self._plan and self._steps is not None and self._steps.gradients:
+            self.guard.run(GRADIENTS, self._read_refused, self._steps.gradients)
         self._updates.forget()
         self._optimizer_steps[id(optimizer)] += 1
 
@@ -263,6 +270,11 @@ class TorchWatch:
     def _unreduced_arrived(self, named: NamedParameter, micro_step: int, gradient: Tensor) -> None:
         series_id = self._series.id_of_unreduced(named, micro_step, MICRO_BATCH)
         self.rows.add_many([series_id], [gradient], self._scale.value(self._device))
+
+    def _read_refused(self, gradients: Mapping[int, Tensor]) -> None:
+        """Read the gradients that DeepSpeed's optimizer let go of without an update."""
+        held = [p for p in self._owners.selected(GRADIENTS) if id(p.own) in gradients]
+        self._gradients.read_tensors(held, [gradients[id(p.own)] for p in held], self._scale.value(self._device))
 
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
