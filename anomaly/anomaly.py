@@ -7,8 +7,9 @@ from typing import Any, Final
 NONFINITE: Final = "nonfinite"
 OVERFLOW: Final = "overflow"
 SPIKE: Final = "spike"
+REPLICA_MISMATCH: Final = "replica_mismatch"
 
-HARD: Final = frozenset({NONFINITE, OVERFLOW})
+HARD: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH})
 """Kinds that need no statistics: they are wrong whatever came before."""
 
 

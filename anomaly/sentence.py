@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainsentry.anomaly.anomaly import NONFINITE, OVERFLOW, SPIKE, Anomaly
+from trainsentry.anomaly.anomaly import NONFINITE, OVERFLOW, REPLICA_MISMATCH, SPIKE, Anomaly
 from trainsentry.anomaly.ranking import Ranked
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -58,7 +58,23 @@ def evidence(anomaly: Anomaly) -> str:
             f"{of}{what} is {anomaly.value:.3g} at step {anomaly.step}, {times:.3g} times "
             f"its usual {anomaly.expected:.3g}{since}{passed}"
         )
+    if anomaly.kind == REPLICA_MISMATCH:
+        return _parted(anomaly, what)
     return f"{what} is abnormal at step {anomaly.step} ({anomaly.kind}){since}{passed}"
+
+
+def _parted(anomaly: Anomaly, what: str) -> str:
+    equal = f"; all were equal at step {anomaly.last_clean}"
+    if anomaly.value == anomaly.expected:
+        return (
+            f"{what} differs between ranks at step {anomaly.step}, and as many have rank {anomaly.rank}'s bits as "
+            f"others: a tie, so which is right cannot be told from this{equal}"
+        )
+    ranks = "rank has" if anomaly.expected == 1 else "ranks have"
+    return (
+        f"{what} on rank {anomaly.rank} has other bits at step {anomaly.step} than its replicas, of which "
+        f"{anomaly.expected:.0f} {ranks} the same{equal}"
+    )
 
 
 def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:

@@ -15,7 +15,8 @@ MIN, MAX, MEAN, NORM, NANS, INFS, ZEROS, VALUE = range(8)
 COLUMNS: Final = 8
 """Columns of a record: the seven statistics and `VALUE`.
 
-`VALUE` holds the ratio ‖Δ‖/‖w‖ of an update and the value of a scalar, and NaN elsewhere.
+`VALUE` holds the ratio ‖Δ‖/‖w‖ of an update, the value of a scalar, and of any other tensor a fingerprint of its bits
+(a whole number below 2^53: XOR and sum of its words, folded), or NaN where none was made.
 """
 
 COUNTS: Final = frozenset({"nans", "infs"})

@@ -20,7 +20,11 @@ class Company:
         self.meeting = meeting
         self.speaks = meeting.rank == watched[0]
         self.schedule = Schedule(config)
-        _check_same(config, meeting)
+        try:
+            _check_same(config, meeting)
+        except ConfigError:
+            meeting.close()
+            raise
         costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
         agreement = framework.agreement(meeting, PATIENCE_SECONDS)
         self.common = Common(meeting, agreement, self.schedule, guard, costs=costs)

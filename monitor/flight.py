@@ -1,5 +1,6 @@
 """The flight recorder's view: the last steps' records as a table, and the newest values by name."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def table_of_records(
                     "quantity": series.quantity,
                     "index": series.index,
                     **{name: numbers[STATISTICS.index(name)] for name in statistics},
-                    "value": numbers[VALUE],
+                    "value": numbers[VALUE] if series.scalar or series.quantity == UPDATE else math.nan,
                 }
             )
     lead = ["step", "rank", "micro_step", "order", "name", "quantity", "index"]

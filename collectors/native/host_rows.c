@@ -1,5 +1,5 @@
-/* Statistics of arrays in host memory: min, max, mean, norm, nans, infs, zeros, in one pass over each; in a second
- * one only where something is not finite, or where squares of doubles leave the range.
+/* Statistics of arrays in host memory: min, max, mean, norm, nans, infs, zeros, and a fingerprint of the bits, in one
+ * pass over each; in a second one only where something is not finite, or where squares of doubles leave the range.
  *
  * Each loop works on LANES independent accumulators, which the compiler turns into vectors, and sums in double. On x86-64 Linux the loops are compiled for
  * three instruction sets, and the one to use is chosen when the library is loaded.
@@ -31,6 +31,7 @@ enum kind { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
 typedef struct {
     double low, high, sum, squares;
     int64_t nans, infs, zeros;
+    uint64_t bits_xor, bits_sum;
 } totals;
 
 INLINE float from_bits(uint32_t bits) {
@@ -38,6 +39,19 @@ INLINE float from_bits(uint32_t bits) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
+
+INLINE uint32_t bits_float32(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+INLINE uint64_t bits_float64(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+INLINE uint32_t bits_bfloat16(uint16_t x) { return x; }
+INLINE uint32_t bits_float16(uint16_t x) { return x; }
 
 INLINE float load_float32(float x) { return x; }
 INLINE double load_float64(double x) { return x; }
@@ -55,8 +69,9 @@ INLINE float load_float16(uint16_t x) {
 
 /* One element into lane j. Where `careful`, NaN and Inf are counted and kept out of the rest; else they would show in
  * `squares`. Everything is written as a choice of values, never as a branch. */
-#define TAKE(j, value, real, MAGNITUDE, careful, LARGEST, INFINITE)                        \
+#define TAKE(j, value, bits, real, MAGNITUDE, careful, LARGEST, INFINITE)                  \
     do {                                                                                   \
+        bits_xor[j] ^= (bits), bits_sum[j] += (bits);                                      \
         real v = (value), magnitude = MAGNITUDE(v);                                        \
         real below = !(careful) || magnitude <= LARGEST ? v : INFINITE;                    \
         real above = !(careful) || magnitude <= LARGEST ? v : -INFINITE;                   \
@@ -71,15 +86,16 @@ INLINE float load_float16(uint16_t x) {
     } while (0)
 
 /* One pass over n elements. The counters have an element's width, so that they are emptied before they overflow. */
-#define DEFINE_PASS(name, stored, real, counter, LOAD, MAGNITUDE, careful, LARGEST, INFINITE)   \
+#define DEFINE_PASS(name, stored, real, counter, word, LOAD, BITS, MAGNITUDE, careful, LARGEST, INFINITE) \
     FOR_EACH_INSTRUCTION_SET                                                                    \
     static void name(const stored *x, int64_t n, real eps, totals *t) {                         \
         real low[LANES], high[LANES];                                                           \
         double sum[LANES], squares[LANES];                                                      \
         counter zeros[LANES], nans[LANES], bad[LANES];                                          \
+        word bits_xor[LANES], bits_sum[LANES];                                                  \
         for (int j = 0; j < LANES; j++) {                                                       \
             low[j] = INFINITE, high[j] = -INFINITE, sum[j] = squares[j] = 0;                    \
-            zeros[j] = nans[j] = bad[j] = 0;                                                    \
+            zeros[j] = nans[j] = bad[j] = 0, bits_xor[j] = bits_sum[j] = 0;                     \
         }                                                                                       \
         memset(t, 0, sizeof *t);                                                                \
         int64_t i = 0, whole = n / LANES * LANES;                                               \
@@ -87,9 +103,9 @@ INLINE float load_float16(uint16_t x) {
             int64_t end = whole - i < COUNT_BLOCK ? whole : i + COUNT_BLOCK;                    \
             for (; i < end; i += LANES)                                                         \
                 for (int j = 0; j < LANES; j++)                                                 \
-                    TAKE(j, LOAD(x[i + j]), real, MAGNITUDE, careful, LARGEST, INFINITE);       \
+                    TAKE(j, LOAD(x[i + j]), BITS(x[i + j]), real, MAGNITUDE, careful, LARGEST, INFINITE);       \
             for (; end == whole && i < n; i++)                                                  \
-                TAKE(0, LOAD(x[i]), real, MAGNITUDE, careful, LARGEST, INFINITE);               \
+                TAKE(0, LOAD(x[i]), BITS(x[i]), real, MAGNITUDE, careful, LARGEST, INFINITE);               \
             for (int j = 0; j < LANES; j++) {                                                   \
                 t->zeros += zeros[j], t->nans += nans[j], t->infs += bad[j] - nans[j];          \
                 zeros[j] = nans[j] = bad[j] = 0;                                                \
@@ -100,22 +116,23 @@ INLINE float load_float16(uint16_t x) {
             t->low = low[j] < t->low ? low[j] : t->low;                                         \
             t->high = high[j] > t->high ? high[j] : t->high;                                    \
             t->sum += sum[j], t->squares += squares[j];                                         \
+            t->bits_xor ^= bits_xor[j], t->bits_sum += bits_sum[j];                             \
         }                                                                                       \
     }
 
-#define DEFINE_PASSES(name, stored, real, counter, MAGNITUDE, LARGEST, INFINITE)                                        \
-    DEFINE_PASS(quick_##name, stored, real, counter, load_##name, MAGNITUDE, 0, LARGEST, INFINITE)                      \
-    DEFINE_PASS(careful_##name, stored, real, counter, load_##name, MAGNITUDE, 1, LARGEST, INFINITE)                    \
+#define DEFINE_PASSES(name, stored, real, counter, word, MAGNITUDE, LARGEST, INFINITE)                                        \
+    DEFINE_PASS(quick_##name, stored, real, counter, word, load_##name, bits_##name, MAGNITUDE, 0, LARGEST, INFINITE)                      \
+    DEFINE_PASS(careful_##name, stored, real, counter, word, load_##name, bits_##name, MAGNITUDE, 1, LARGEST, INFINITE)                    \
     static void read_##name(const void *x, int64_t n, double eps, totals *t) {                                          \
         quick_##name(x, n, (real)eps, t);                                                                               \
         if (!(t->squares <= DBL_MAX))                                                                                   \
             careful_##name(x, n, (real)eps, t);                                                                         \
     }
 
-DEFINE_PASSES(float32, float, float, int32_t, fabsf, FLT_MAX, HUGE_VALF)
-DEFINE_PASSES(bfloat16, uint16_t, float, int32_t, fabsf, FLT_MAX, HUGE_VALF)
-DEFINE_PASSES(float16, uint16_t, float, int32_t, fabsf, FLT_MAX, HUGE_VALF)
-DEFINE_PASSES(float64, double, double, int64_t, fabs, DBL_MAX, HUGE_VAL)
+DEFINE_PASSES(float32, float, float, int32_t, uint32_t, fabsf, FLT_MAX, HUGE_VALF)
+DEFINE_PASSES(bfloat16, uint16_t, float, int32_t, uint32_t, fabsf, FLT_MAX, HUGE_VALF)
+DEFINE_PASSES(float16, uint16_t, float, int32_t, uint32_t, fabsf, FLT_MAX, HUGE_VALF)
+DEFINE_PASSES(float64, double, double, int64_t, uint64_t, fabs, DBL_MAX, HUGE_VAL)
 
 /* The second pass over doubles whose squares or sum left the range: everything is divided by the largest magnitude. */
 static void rescale(const double *x, int64_t n, double largest, totals *t) {
@@ -131,6 +148,14 @@ static void rescale(const double *x, int64_t n, double largest, totals *t) {
 static float float_below(double eps) {
     float rounded = (float)eps;
     return rounded > eps ? nextafterf(rounded, -HUGE_VALF) : rounded;
+}
+
+/* Both words folded to 53 bits, which a double holds exactly. The sum is taken modulo the word that it was made in. */
+static double fingerprint(const totals *t, int kind) {
+    uint64_t sum = kind == FLOAT64 ? t->bits_sum : (uint32_t)t->bits_sum;
+    uint64_t mixed = (t->bits_xor * 0x9e3779b97f4a7c15u) ^ (sum * 0xc2b2ae3d27d4eb4fu + 0x165667b19e3779f9u);
+    mixed ^= mixed >> 29;
+    return (double)(mixed >> 11);
 }
 
 static void write_row(const void *x, int64_t n, int kind, double eps, double *row) {
@@ -155,7 +180,7 @@ static void write_row(const void *x, int64_t n, int kind, double eps, double *ro
     row[4] = (double)t.nans;
     row[5] = (double)t.infs;
     row[6] = n ? (double)t.zeros / (double)n : NAN;
-    row[7] = NAN;
+    row[7] = fingerprint(&t, kind);
 }
 
 static PyObject *read_one(PyObject *self, PyObject *const *args, Py_ssize_t count) {

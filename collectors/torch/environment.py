@@ -14,6 +14,11 @@ def rank_and_world_size() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def several_ranks() -> bool:
+    """Whether a process group is there; of one rank too, for wrappers work with it."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def describe_environment() -> dict[str, Any]:
     """Return the framework and the devices, for `run.json`."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -23,6 +23,7 @@ from trainsentry.collectors.targets import Selection
 from trainsentry.collectors.torch.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.activations import ActivationHooks
 from trainsentry.collectors.torch.capture import Capture
+from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.loss_scale import LossScale
 from trainsentry.collectors.torch.model_graph import DataFlow, describe
 from trainsentry.collectors.torch.model_names import ModelNames
@@ -46,6 +47,7 @@ from trainsentry.collectors.torch.validation import (
     checked_optimizers,
     checked_targets,
 )
+from trainsentry.collectors.torch.wrapped_late import FirstPass
 
 
 class TorchWatch:
@@ -61,6 +63,7 @@ class TorchWatch:
         self.names = ModelNames()
         self.optimizers: list[Optimizer] = []
         self._outer: dict[int, Any] = {}
+        self._first_passes: list[FirstPass] = []
         self.flow = DataFlow()
         self.rows = StepRows(table, settings.eps, self._refused)
         self.capture = Capture(self.names, guard)
@@ -110,6 +113,8 @@ class TorchWatch:
             self._steps.close()
         self._steps = OptimizerSteps(self.optimizers, listener, self._outer)
         watch_scalers(self._steps, self._scale.scaler)
+        if several_ranks():
+            self._first_passes += [FirstPass(chunk) for chunk in chunks]
         if ACTIVATIONS in self._selections:
             self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
         if GRADIENTS in self._selections:
@@ -141,6 +146,8 @@ class TorchWatch:
         self._accumulation.detach()
         self._unreduced.detach()
         self._activations.close()
+        for check in self._first_passes:
+            check.close()
         self.capture.close()
         self._updates.forget()
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.replicas import Copies, ReplicaRule
 from trainsentry.collectors.combined import combine
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
@@ -21,6 +23,7 @@ from trainsentry.collectors.series import (
     Series,
     SeriesTable,
 )
+from trainsentry.collectors.statistics import VALUE
 
 PENDING_STEPS: Final = 64
 """Steps that may wait for a slow rank: with 10,000 series and 8 ranks a step takes 6 MB."""
@@ -44,7 +47,8 @@ class _Source:
     done: int = -1
 
 
-Rows = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
+Rows = tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
+"""A rank, and the series, layouts and values of its rows."""
 
 
 class Gathering:
@@ -59,6 +63,8 @@ class Gathering:
         self.final = final
         self.table = SeriesTable()
         self.incomplete = 0
+        self.replicas = ReplicaRule()
+        self.parted: list[Anomaly] = []
         self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
         self._pending: dict[int, list[Rows]] = {}
         self._written = -1
@@ -81,7 +87,7 @@ class Gathering:
         series = np.asarray(source.series, np.int64)[record.ids]
         wanted = series >= 0
         layouts = np.asarray(source.layouts, np.int64)[record.layouts]
-        rows = (series[wanted], layouts[wanted], record.values[wanted])
+        rows = (rank, series[wanted], layouts[wanted], record.values[wanted])
         self._pending.setdefault(record.step, []).append(rows)
         source.done = max(source.done, record.step - 1)
 
@@ -121,12 +127,15 @@ class Gathering:
             source.layouts.append(self.table.layout_id(layout))
 
     def _combine(self, step: int, rows: list[Rows]) -> StepRecord:
-        series, layouts = (np.concatenate([r[i] for r in rows]) for i in (0, 1))
-        values = np.concatenate([r[2] for r in rows])
+        series, layouts = (np.concatenate([r[i] for r in rows]) for i in (1, 2))
+        values = np.concatenate([r[3] for r in rows])
+        ranks = np.concatenate([np.full(len(r[1]), r[0]) for r in rows])
         # Rows of one series beside each other; of those that cover the same region only the first.
-        _, first = np.unique(series << 32 | layouts, return_index=True)
+        keys = series << 32 | layouts
+        _, first = np.unique(keys, return_index=True)
+        strangers = self._compare(step, keys, ranks, values)
         known = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts])
-        first = first[known[layouts[first]]]
+        first = first[known[layouts[first]] & ~np.isin(keys[first], strangers)]
         series, layouts, values = series[first], layouts[first], values[first]
         starts = np.flatnonzero(np.diff(series, prepend=-1)).astype(np.intp)
         numel = np.asarray([x.numel for x in self.table.layouts], np.int64)[layouts]
@@ -146,6 +155,33 @@ class Gathering:
             time=time.time(),
         )
 
+    def _compare(
+        self, step: int, keys: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.int64]:
+        """Compare what several ranks hold alike; return the keys of what only has the name in common."""
+        order = np.lexsort((ranks, keys))
+        keys, ranks = keys[order], ranks[order]
+        updates = np.asarray([x.quantity == UPDATE for x in self.table.series], bool)[keys >> 32]
+        prints = fingerprints(values[order], updates)
+        again = np.append(False, (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1]))  # read twice in this step
+        keys, ranks, prints = keys[~again], ranks[~again], prints[~again]
+        if not len(keys):
+            return keys
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        ends = np.append(starts[1:], len(keys))
+        high, low = np.maximum.reduceat(prints, starts), np.minimum.reduceat(prints, starts)
+        several = ends - starts > 1
+        unequal = [
+            Copies(
+                int(keys[a]),
+                self.table.series[int(keys[a]) >> 32],
+                dict(zip(ranks[a:b].tolist(), prints[a:b].tolist(), strict=True)),
+            )
+            for a, b in zip(starts[several & (high != low)], ends[several & (high != low)], strict=True)
+        ]
+        self.parted += self.replicas.judge(step, unequal, keys[starts[several & (high == low)]].tolist())
+        return np.asarray(sorted(self.replicas.strangers), np.int64)
+
     def _joined(self, parts: npt.NDArray[np.int64]) -> Layout | None:
         """Return the layout of what parts of one tensor make together; None when they are not the whole."""
         layouts: list[Layout] = [self.table.layouts[i] for i in parts.tolist()]
@@ -158,6 +194,22 @@ class Gathering:
             return None
         regions = ";".join(sorted(x.region for x in layouts))
         return first if len(layouts) == 1 else replace(first, numel=numel, region=_short(regions))
+
+
+def fingerprints(values: npt.NDArray[np.float64], ratios: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return a fingerprint of each row's tensor: that of its bits where there is one, else one of its statistics.
+
+    Where `ratios` is set the value column holds something else.
+
+    Statistics are sums in float64, which the change of a single bit moves.
+    """
+    bits = values[:, VALUE]
+    words = np.ascontiguousarray(values[:, :VALUE]).view(np.int64)
+    mixed = (words * _MIX).sum(axis=1)
+    return np.where(np.isfinite(bits) & ~ratios, np.nan_to_num(bits).astype(np.int64), mixed ^ (mixed >> 29))
+
+
+_MIX: Final = np.arange(1, 2 * VALUE, 2, dtype=np.int64) * np.int64(0x1E3779B97F4A7C15)
 
 
 def _short(regions: str) -> str:

@@ -139,6 +139,13 @@ class Session:
         """Take anomalies of another rank."""
         self.book.observe(found, step, activations=activations)
 
+    def take_parted(self, found: list[Anomaly], step: int) -> None:
+        """Take what only the comparison of ranks shows: it is written here, for no rank has it."""
+        self.take_found(found, step, activations=False)
+        self.findings.anomalies += len(found)
+        lines = [{**a.to_json(), "restart": self.restart} for a in found]
+        self.journal.submit(lambda: append_lines(self.directory / "anomalies.jsonl", lines), step)
+
     def _tell_trainers(self, message: dict[str, Any]) -> None:
         """Tell this rank's trainer, and from the root all others."""
         self.send(message)

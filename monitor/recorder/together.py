@@ -30,6 +30,9 @@ class Owner(Protocol):
     def take_found(self, found: list[Anomaly], step: int, *, activations: bool) -> None:
         """Take anomalies of another rank."""
 
+    def take_parted(self, found: list[Anomaly], step: int) -> None:
+        """Take what only the comparison of ranks shows."""
+
     def take_from_root(self, message: dict[str, Any]) -> None:
         """Take what the root says to all."""
 
@@ -184,6 +187,20 @@ class Together:
                 self.owner.write_global(record)
             else:
                 self._send_record(self.gathering.table, record)
+        parted, self.gathering.parted = self.gathering.parted, []
+        if parted and self.is_root:
+            self.owner.take_parted(parted, parted[0].step)
+        elif parted:
+            self._send_message(
+                {
+                    "type": FOUND,
+                    "rank": self.place.rank,
+                    "step": parted[0].step,
+                    "anomalies": [a.to_json() for a in parted],
+                    "activations": False,
+                    "examined": False,
+                }
+            )
 
     def _send_record(self, table: SeriesTable, record: StepRecord) -> None:
         if self.network.parent is None:

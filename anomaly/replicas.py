@@ -1,0 +1,91 @@
+"""Replicas that have parted: what several ranks hold alike must be alike to the bit."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainsentry.anomaly.anomaly import REPLICA_MISMATCH, Anomaly
+from trainsentry.collectors.series import Series
+
+NAME: Final = "replicas"
+
+SCORE: Final = 100.0
+"""As strong as what is not finite: equal computations of equal numbers give equal bits."""
+
+
+KEPT_EQUAL: Final = 2
+"""Steps at which copies must have been equal before they are taken for replicas."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """One part of a tensor at one step, with the fingerprint that each rank has of it."""
+
+    key: int
+    series: Series
+    prints: Mapping[int, float | int]
+
+
+@dataclass
+class ReplicaRule:
+    """Names the ranks whose copy differs from that of most others, once for each copy.
+
+    Only what was equal before counts as replicas: ranks of a pipeline, or with experts of their own, may call
+    different tensors by one name, and those have differed from the start; and equal seeds make equal weights that
+    each rank then trains by itself. So it takes `KEPT_EQUAL` steps. `strangers` are the others.
+
+    With two ranks, or two camps of one size, none can be told from the other: then both sides are named, and
+    `value` equals `expected`, which are the numbers of ranks that agree with this one and with the most.
+    """
+
+    equal_at: dict[int, int] = field(default_factory=dict)
+    times_equal: Counter[int] = field(default_factory=Counter)
+    strangers: set[int] = field(default_factory=set)
+    _told: set[tuple[int, int]] = field(default_factory=set)
+
+    def judge(self, step: int, unequal: Iterable[Copies], equal: Iterable[int]) -> list[Anomaly]:
+        """Return an anomaly for each rank that has parted from the others.
+
+        `equal` are the keys of copies that were found equal at this step.
+        """
+        for key in equal:
+            self.times_equal[key] += self.equal_at.get(key) != step
+            self.equal_at[key] = step
+        found = []
+        for copies in unequal:
+            if self.times_equal[copies.key] < KEPT_EQUAL:
+                self.strangers.add(copies.key)
+                continue
+            found += self._parted(step, copies)
+        return found
+
+    def _parted(self, step: int, copies: Copies) -> list[Anomaly]:
+        camps = Counter(copies.prints.values())
+        most = max(camps.values())
+        tie = sum(count == most for count in camps.values()) > 1
+        found = []
+        for rank, fingerprint in copies.prints.items():
+            if (camps[fingerprint] == most and not tie) or (copies.key, rank) in self._told:
+                continue
+            self._told.add((copies.key, rank))
+            series = copies.series
+            found.append(
+                Anomaly(
+                    step=step,
+                    micro_step=series.micro_step,
+                    rank=rank,
+                    order=0,
+                    name=series.name,
+                    quantity=series.quantity,
+                    statistic="bits",
+                    value=float(camps[fingerprint]),
+                    expected=float(most),
+                    score=SCORE,
+                    detector=NAME,
+                    kind=REPLICA_MISMATCH,
+                    module=series.module,
+                    last_clean=self.equal_at[copies.key],
+                )
+            )
+        return found

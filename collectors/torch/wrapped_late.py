@@ -1,0 +1,61 @@
+"""Finds out that a model was wrapped after `watch`, so that what is watched is not what trains."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainsentry.collectors.torch.clean_names import is_holder
+from trainsentry.collectors.torch.inert_hook import InertWhenCopied
+
+
+class WrappedLate(ValueError):
+    """A model was wrapped or sharded after it was given to `watch`."""
+
+
+class FirstPass(InertWhenCopied):
+    """Forward pre-hook of a root, which looks in the first pass whether it is what was watched.
+
+    DistributedDataParallel says which of it is running; sharded parameters show. The hook removes itself.
+    """
+
+    def __init__(self, chunk: nn.Module) -> None:
+        self._distributed = any(is_holder(m) for m in chunk.modules())
+        self._sharded = is_sharded(chunk)
+        self._handle = chunk.register_forward_pre_hook(self)
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Check once.
+
+        Raises:
+            WrappedLate: when the model was wrapped since.
+
+        """
+        if torch.compiler.is_compiling():
+            return
+        self.close()
+        what = self._what_happened(module)
+        if what:
+            raise WrappedLate(
+                f"watch(model): the model was given to {what} after watch(); allowed: wrap and shard it first, make "
+                "the optimizer from what comes out, and then call watch(model, optimizer)"
+            )
+
+    def close(self) -> None:
+        """Remove the hook."""
+        self._handle.remove()
+
+    def _what_happened(self, module: nn.Module) -> str:
+        running = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+        if running is not None and not self._distributed:
+            return "DistributedDataParallel"
+        return "fully_shard or another wrapper that shards it" if is_sharded(module) and not self._sharded else ""
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model's parameters are sharded by FSDP, or are DTensors."""
+    if any(
+        getattr(m, "_is_fsdp_managed_module", False) or type(m).__name__.startswith("FSDP") for m in model.modules()
+    ):
+        return True
+    return any(hasattr(p, "placements") for p in model.parameters())
