@@ -10,6 +10,7 @@ from trainsentry.collectors.series import (
     ACTIVATION_GRAD_OUTPUT,
     ACTIVATION_INPUT,
     ACTIVATION_QUANTITIES,
+    COMMUNICATION_QUANTITIES,
     GRADIENT,
     GRADIENT_UNREDUCED,
     Series,
@@ -50,10 +51,18 @@ class SeriesFacts:
             self.activation = np.append(self.activation, [s.quantity in ACTIVATION_QUANTITIES for s in new])
             self.judged = np.append(self.judged, [_is_judged(s) for s in new])
             self.backward = np.append(self.backward, [s.quantity in BACKWARD for s in new])
-            self.watched = np.append(self.watched, [not s.scalar or s.name in WATCHED_SCALARS for s in new])
+            self.watched = np.append(self.watched, [_is_watched(s) for s in new])
+
+
+def _is_watched(series: Series) -> bool:
+    if series.quantity in COMMUNICATION_QUANTITIES:
+        return False  # buffers have padding that nobody writes; what ranks sent and received is compared instead
+    return not series.scalar or series.name in WATCHED_SCALARS
 
 
 def _is_judged(series: Series) -> bool:
+    if series.quantity in COMMUNICATION_QUANTITIES:
+        return False
     if series.quantity == ACTIVATION_INPUT:
         return series.module == ""
     return series.quantity != ACTIVATION_GRAD_OUTPUT

@@ -13,6 +13,12 @@ GRADIENT_UNREDUCED = "gradient_unreduced"
 PARAMETER = "parameter"
 UPDATE = "update"
 
+COMMUNICATION_INPUT = "communication_input"
+COMMUNICATION_OUTPUT = "communication_output"
+
+COMMUNICATION_CALL = "communication_call"
+"""Numbers of a collective call, in the place of statistics: its order in its group, seconds, bytes. It has no table."""
+
 UNKNOWN_REGION = "?"
 """The region of a tensor whose place in the whole is not known."""
 
@@ -25,7 +31,9 @@ SKIPPED = "skipped"
 ACTIVATION_QUANTITIES = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT})
 """Quantities whose names are `<module>.input.<i>` or `<module>.output.<i>`."""
 
-TENSOR_QUANTITIES = ACTIVATION_QUANTITIES | {GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE}
+COMMUNICATION_QUANTITIES = frozenset({COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, COMMUNICATION_CALL})
+
+TENSOR_QUANTITIES = ACTIVATION_QUANTITIES | COMMUNICATION_QUANTITIES | {GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE}
 """Every quantity that is not a logged scalar and not the optimizer's own state."""
 
 

@@ -8,13 +8,17 @@ PARAMETERS: Final = "parameters"
 OPTIMIZER_STATE: Final = "optimizer_state"
 UPDATES: Final = "updates"
 ACTIVATIONS: Final = "activations"
+COMMUNICATION: Final = "communication"
 PARTS: Final = (GRADIENTS, PARAMETERS, OPTIMIZER_STATE, UPDATES, ACTIVATIONS)
-"""The parts of a step that can be collected, as the configuration names them."""
+"""The parts of a step that can be collected of a model, as the configuration names them."""
 
 
 @dataclass(frozen=True)
 class CollectSettings:
-    """Targets of each part (shell-style patterns), and how the parts are read. `eps` is the bound of zeros."""
+    """Targets of each part (shell-style patterns), and how the parts are read.
+
+    `eps` is the bound of zeros; `call_sites` are patterns over the places in the code whose communication is recorded.
+    """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
     forward: bool = True
@@ -22,6 +26,7 @@ class CollectSettings:
     before_reduction: bool = False
     per_micro_step: bool = False
     eps: float = 0.0
+    call_sites: tuple[str, ...] = ("*",)
 
 
 Plan = frozenset[str]

@@ -6,13 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainsentry.collectors.series import GRADIENT_UNREDUCED, UPDATE, Series
+from trainsentry.collectors.series import (
+    COMMUNICATION_INPUT,
+    COMMUNICATION_OUTPUT,
+    GRADIENT_UNREDUCED,
+    UPDATE,
+    Layout,
+    Series,
+)
 from trainsentry.collectors.statistics import COUNTS, STATISTICS
 
 SCALARS: Final = "scalars"
 LEAD: Final = ("vpp_stage", "name", "step", "micro_step", "order")
 TAIL: Final = ("shape", "dtype")
 SCALAR_COLUMNS: Final = ("name", "step", "micro_step", "value")
+
+LAST: Final = {
+    GRADIENT_UNREDUCED: ("holds",),
+    COMMUNICATION_INPUT: ("op", "group", "sequence", "bytes", "seconds"),
+    COMMUNICATION_OUTPUT: ("op", "group", "sequence", "bytes", "seconds"),
+}
+"""Columns at the end of some tables."""
 
 _FILE = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)(?:\.r(?P<restart>\d+))?\.csv")
 
@@ -61,8 +75,7 @@ def columns_of(table: str, statistics: tuple[str, ...]) -> tuple[str, ...]:
     if table == SCALARS:
         return SCALAR_COLUMNS
     extra = ("ratio",) if table == UPDATE else ()
-    last = ("holds",) if table == GRADIENT_UNREDUCED else ()
-    return (*LEAD, *statistics, *extra, *TAIL, *last)
+    return (*LEAD, *statistics, *extra, *TAIL, *LAST.get(table, ()))
 
 
 def quote(text: str) -> str:
@@ -80,3 +93,13 @@ def format_value(value: float, *, count: bool = False) -> str:
 def column_indices(statistics: tuple[str, ...]) -> list[tuple[int, bool]]:
     """Return each statistic's column in a record, and whether it is a count."""
     return [(STATISTICS.index(name), name in COUNTS) for name in statistics]
+
+
+def bytes_of(layout: Layout) -> int:
+    """Return the bytes of a tensor.
+
+    >>> bytes_of(Layout((2, 3), "bfloat16", 6))
+    12
+    """
+    digits = re.match(r"[a-z]+(\d+)", layout.dtype)
+    return layout.numel * (int(digits[1]) // 8 if digits else 1)

@@ -1,14 +1,17 @@
 """Writes step records as CSV: one file per quantity and block of steps, whole after a kill."""
 
+import math
 from pathlib import Path
 from typing import BinaryIO
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import GRADIENT_UNREDUCED, UPDATE, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, GRADIENT_UNREDUCED, UPDATE, Series, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.exporters.csv_format import (
+    LAST,
     SCALARS,
     TableFile,
+    bytes_of,
     column_indices,
     columns_of,
     format_value,
@@ -42,6 +45,8 @@ class CsvWriter:
         self._files: dict[str, tuple[TableFile, BinaryIO]] = {}
         self._leads: dict[int, tuple[str, str]] = {}
         self._tails: dict[int, str] = {}
+        self._call_ids: set[int] = set()
+        self._looked_at = 0
 
     def write(self, record: StepRecord) -> None:
         """Append the record's rows to the files of their quantities."""
@@ -49,8 +54,11 @@ class CsvWriter:
         values = record.values.tolist()
         ids, layouts = record.ids.tolist(), record.layouts.tolist()
         middle = f",{record.step},"
+        calls = self._calls(record)
         for row in range(len(record)):
             table, lead = self._lead(ids[row])
+            if table == COMMUNICATION_CALL:
+                continue
             tail = self._tail(layouts[row])
             series = self.table.series[ids[row]]
             numbers = values[row]
@@ -61,11 +69,31 @@ class CsvWriter:
                 if table == UPDATE:
                     fields.append(format_value(numbers[VALUE]))
                 order = record.first_order + row
-                holds = f",{series.index}" if table == GRADIENT_UNREDUCED else ""
-                line = f"{lead}{middle}{series.micro_step},{order},{','.join(fields)}{tail}{holds}\n"
+                last = self._last(table, series, layouts[row], calls) if table in LAST else ""
+                line = f"{lead}{middle}{series.micro_step},{order},{','.join(fields)}{tail}{last}\n"
             texts.setdefault(table, []).append(line)
         for table, lines in texts.items():
             self._file(table, record.step).write("".join(lines).encode())
+
+    def _calls(self, record: StepRecord) -> dict[str, tuple[float, float]]:
+        """Return order and seconds of the record's collective calls, by name."""
+        new = enumerate(self.table.series[self._looked_at :], self._looked_at)
+        self._call_ids.update(i for i, series in new if series.quantity == COMMUNICATION_CALL)
+        self._looked_at = len(self.table.series)
+        if not self._call_ids:
+            return {}
+        rows = [(row, i) for row, i in enumerate(record.ids.tolist()) if i in self._call_ids]
+        return {self.table.series[i].name: tuple(record.values[row, :2].tolist()) for row, i in rows}
+
+    def _last(self, table: str, series: Series, layout: int, calls: dict[str, tuple[float, float]]) -> str:
+        """Return the text of the columns at the end of a table."""
+        if table == GRADIENT_UNREDUCED:
+            return f",{series.index}"
+        op, group, call = series.index.split("|")
+        sequence, seconds = calls.get(call, (math.nan, math.nan))
+        ended = "" if math.isnan(seconds) else format_value(seconds)
+        number = "" if math.isnan(sequence) else int(sequence)
+        return f",{op},{quote(group)},{number},{bytes_of(self.table.layouts[layout])},{ended}"
 
     def begin_again(self, step: int) -> None:
         """Go on from an earlier step in new files beside the old."""

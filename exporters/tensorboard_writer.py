@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import UPDATE, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
 from trainsentry.exporters.event_file import EventFile, tag
 
@@ -54,7 +54,9 @@ class TensorBoardWriter:
         found = self._tags.get(series_id)
         if found is None:
             s = self.table.series[series_id]
-            if s.scalar:
+            if s.quantity == COMMUNICATION_CALL:
+                found = []
+            elif s.scalar:
                 found = [(tag(s.quantity, "value", s.name, s.micro_step, scalar=True), VALUE)]
             else:
                 found = [(tag(s.quantity, name, s.name, s.micro_step), i) for name, i in self._columns]

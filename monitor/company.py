@@ -19,7 +19,7 @@ class Company:
     def __init__(self, config: MonitorConfig, framework: Any, meeting: Any, watched: list[int], guard: Guard) -> None:
         self.meeting = meeting
         self.speaks = meeting.rank == watched[0]
-        self.schedule = Schedule(config)
+        self.schedule = Schedule(config, several_ranks=True)
         try:
             _check_same(config, meeting)
         except ConfigError:

@@ -114,6 +114,11 @@ class Communication(Block):
     """Collectives and point-to-point operations; a run of one process has none."""
 
     every: Every = 10
+    call_sites: Annotated[
+        list[str],
+        BeforeValidator(_as_list, json_schema_input_type=list[str]),
+        Field(min_length=1, description="Shell-style patterns over <file>:<function> of who calls."),
+    ] = ["*"]
 
 
 def _optional(block: type[Block]) -> BeforeValidator:
@@ -240,6 +245,7 @@ class MonitorConfig(Block):
             before_reduction=gradients is not None and gradients.before_reduction,
             per_micro_step=gradients is not None and gradients.per_micro_step,
             eps=self.eps,
+            call_sites=tuple(self.collect.communication.call_sites if self.collect.communication else ()),
         )
 
     def watched_ranks(self, world_size: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import UPDATE, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def table_of_records(
             continue
         for row, series_id in enumerate(record.ids.tolist()):
             series = table.series[series_id]
+            if series.quantity == COMMUNICATION_CALL:
+                continue
             numbers = record.values[row]
             rows.append(
                 {

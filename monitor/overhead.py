@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.settings import PARTS
+from trainsentry.collectors.settings import COMMUNICATION, PARTS
 from trainsentry.monitor.budget import Budget
 from trainsentry.monitor.cost import Cost
 from trainsentry.monitor.schedule import Schedule
@@ -55,7 +55,9 @@ class Overhead:
     def summary(self) -> dict[str, Any]:
         """Return what `status.json` says: seconds, shares, and the budget."""
         budget = self.budget.share if self.budget is not None else None
-        seconds = {part: self.guard.spent_by[part] / 1e9 for part in PARTS if part in self.guard.spent_by}
+        seconds = {
+            part: self.guard.spent_by[part] / 1e9 for part in (*PARTS, COMMUNICATION) if part in self.guard.spent_by
+        }
         seconds["everything else"] = self.cost.added - sum(seconds.values())
         return {**self.cost.summary(), "seconds_by_part": seconds, "budget": budget}
 

@@ -1,6 +1,6 @@
 """Which parts of which steps are sampled."""
 
-from trainsentry.collectors.settings import PARTS, Plan
+from trainsentry.collectors.settings import COMMUNICATION, PARTS, Plan
 from trainsentry.monitor.config import MonitorConfig
 
 NOTHING: Plan = frozenset()
@@ -12,10 +12,11 @@ class Schedule:
     `stretch` multiplies the interval of a part, as a budget asks for; dense sampling goes before it.
     """
 
-    def __init__(self, config: MonitorConfig) -> None:
+    def __init__(self, config: MonitorConfig, *, several_ranks: bool = False) -> None:
         self.start = config.start_step
         self.stop = config.stop_step
-        blocks = {part: getattr(config.collect, part) for part in PARTS}
+        parts = (*PARTS, COMMUNICATION) if several_ranks else PARTS
+        blocks = {part: getattr(config.collect, part) for part in parts}
         self.every = {part: block.every for part, block in blocks.items() if block is not None}
         self.stretch = dict.fromkeys(self.every, 1)
         self.dense = range(0)

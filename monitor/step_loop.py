@@ -214,6 +214,7 @@ class StepLoop:
 
     def _close(self) -> None:
         """Close the step's rows, hand over what has arrived, and hear of what was found."""
+        self.watch.end_step()
         rows, record = self._look.seen
         if rows and rows == len(self.watch.rows):  # the update has added nothing to what was judged before it
             self.watch.rows.drop()

@@ -29,6 +29,11 @@ class Meeting:
         self.rank = rank
         self.size = size
 
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return str(self.group.group_name)
+
     def exchange(self, mine: Any) -> list[Any]:
         """Return what every rank gives, in the order of ranks."""
         found: list[Any] = [None] * self.size

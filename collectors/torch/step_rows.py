@@ -1,5 +1,6 @@
 """The rows of a step: statistics in execution order, copied to the host once."""
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -145,6 +146,12 @@ class StepRows:
             value = scalar.item()
         position = self._append(series_id, self.layouts.of(_NUMBER))
         self._host[position] = (*row_of_number(float(value)), float(value))
+
+    def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
+        """Append a row that holds some numbers in the place of statistics, and nothing else."""
+        position = self._append(series_id, self.layouts.of(_NUMBER))
+        self._host[position] = math.nan
+        self._host[position, : len(numbers)] = numbers
 
     def take(self) -> PendingRows:
         """Return the rows so far and start anew; starts one copy per device that holds rows."""

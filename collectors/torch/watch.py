@@ -12,6 +12,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
+    COMMUNICATION,
     GRADIENTS,
     OPTIMIZER_STATE,
     PARAMETERS,
@@ -23,6 +24,7 @@ from trainsentry.collectors.targets import Selection
 from trainsentry.collectors.torch.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.activations import ActivationHooks
 from trainsentry.collectors.torch.capture import Capture
+from trainsentry.collectors.torch.communication import Communication
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.loss_scale import LossScale
 from trainsentry.collectors.torch.model_graph import DataFlow, describe
@@ -64,6 +66,7 @@ class TorchWatch:
         self.optimizers: list[Optimizer] = []
         self._outer: dict[int, Any] = {}
         self._first_passes: list[FirstPass] = []
+        self.communication: Communication | None = None
         self.flow = DataFlow()
         self.rows = StepRows(table, settings.eps, self._refused)
         self.capture = Capture(self.names, guard)
@@ -122,6 +125,10 @@ class TorchWatch:
             self._accumulation.order.clear()
             self._accumulation.attach(self._owners.selected(GRADIENTS))  # once, to learn the backward pass's order
 
+    def watch_communication(self, own: str) -> None:
+        """Watch collectives too, but for those of the monitor's `own` group."""
+        self.communication = Communication(self.rows, self.guard, own, self.settings.call_sites)
+
     @property
     def _device(self) -> torch.device:
         return self.names.parameters[0].parameter.device
@@ -148,6 +155,8 @@ class TorchWatch:
         self._activations.close()
         for check in self._first_passes:
             check.close()
+        if self.communication is not None:
+            self.communication.close()
         self.capture.close()
         self._updates.forget()
 
@@ -161,6 +170,8 @@ class TorchWatch:
         self._read.clear()
         self._read_state_of.clear()
         self._activations.open_step(sampling=ACTIVATIONS in plan)
+        if self.communication is not None:
+            self.communication.open_step(sampling=COMMUNICATION in plan)
         if self._accumulation.attached and self._accumulation.order:
             self._accumulation.detach()
         if GRADIENTS in plan and self._per_micro_step and not self._accumulation.attached:
@@ -217,6 +228,11 @@ class TorchWatch:
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, read_parameters, self._series, self._owners.selected(PARAMETERS))
 
+    def end_step(self) -> None:
+        """Complete the rows of the step."""
+        if self.communication is not None:
+            self.guard.run(COMMUNICATION, self.communication.end_step)
+
     def examine(self) -> None:
         """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
         unread = [p for p in self.names.parameters if p.parameter not in self._read]
@@ -247,7 +263,7 @@ class TorchWatch:
     @property
     def left_out(self) -> int:
         """Passes and calls that were beyond what a record holds."""
-        return self._activations.left_out
+        return self._activations.left_out + (self.communication.left_out if self.communication is not None else 0)
 
     def take(self) -> PendingRows:
         """Return the rows of the step, or of its part since the last call."""

@@ -1,0 +1,225 @@
+"""Collectives and point-to-point operations: what goes in and comes out, how long each took, and which are open."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
+from trainsentry.collectors.torch.process_groups import Op, forget_calls, watch_calls
+from trainsentry.collectors.torch.step_rows import StepRows
+
+PART = "communication"
+
+MAX_CALLS: Final = 256
+"""Calls recorded in one step of one kind in one group; more are counted in `left_out`."""
+
+MAX_OPEN: Final = 1024
+"""Calls that nobody has waited for yet; older ones are forgotten, whoever started them."""
+
+_OURS: Final = str(Path(__file__).resolve().parents[2])
+_LIBRARIES: Final = ("torch", "deepspeed")
+
+
+@dataclass
+class Call:
+    """A call under way: the how many-th of its group since watching began, and since when (seconds, monotonic)."""
+
+    op: str
+    group: str
+    sequence: int
+    began: float
+    nbytes: int
+    name: str = ""
+    seconds: float = float("nan")
+    outputs: list[Tensor] = field(default_factory=list)
+    waited_since: float | None = None
+
+    def describe(self) -> str:
+        """Return the call as a message names it."""
+        return f"{self.op} number {self.sequence} of group {self.group!r} ({self.nbytes} bytes)"
+
+
+class Communication:
+    """Records the calls of sampled steps; counts those of all steps, so that ranks agree on their numbers.
+
+    `own` is the name of the monitor's own group, which is left out. `call_sites` are shell-style patterns over
+    `<file>:<function>` of the caller outside torch; others are counted, not recorded.
+    """
+
+    def __init__(self, rows: StepRows, guard: Guard, own: str, call_sites: Sequence[str] = ("*",)) -> None:
+        self.rows = rows
+        self.guard = guard
+        self.own = own
+        self.call_sites = tuple(call_sites)
+        self.sampling = False
+        self.left_out = 0
+        self.waiting_for: Call | None = None
+        self.seconds_waited = 0.0
+        self._sequences: Counter[str] = Counter()
+        self._in_step: Counter[tuple[str, str]] = Counter()
+        self._recorded: list[Call] = []
+        self._open: dict[int, tuple[Any, list[Call]]] = {}
+        self._together: dict[str, list[Call]] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+        watch_calls(self)
+
+    def open_step(self, *, sampling: bool) -> None:
+        """Begin a step: record in it or not."""
+        self.sampling = sampling
+        self._in_step.clear()
+        self._recorded.clear()
+        self.seconds_waited = 0.0
+
+    def end_step(self) -> None:
+        """Write down the order and time of the calls of the step."""
+        for call in self._recorded:
+            series = self._series(call, COMMUNICATION_CALL, "")
+            self.rows.add_numbers(series, (call.sequence, call.seconds, call.nbytes))
+
+    def close(self) -> None:
+        """Watch no more; every method is as it was."""
+        forget_calls(self)
+        self._open.clear()
+        self._recorded.clear()
+
+    @property
+    def open_calls(self) -> list[Call]:
+        """Calls that have not ended, the oldest first."""
+        return [call for _, calls in self._open.values() for call in calls]
+
+    # ------------------------------------------------------------------ what the process groups tell
+
+    def begin(self, op: Op, group: Any, tensors: list[Tensor]) -> Call | None:
+        """Number a call, and read what goes in."""
+        found: Call | None = self.guard.run(PART, self._begin, op, group, tensors)
+        return found
+
+    def started(self, call: Call, work: Any, tensors: list[Tensor]) -> None:
+        """Note what is to come out; a call without a `Work` has ended, or its result is waited for by its use."""
+        self.guard.run(PART, self._started, call, work, tensors)
+
+    def waiting(self, work: Any) -> None:
+        """Note what is waited for."""
+        self.guard.run(PART, self._waiting, work)
+
+    def finished(self, work: Any) -> None:
+        """Read what has come out."""
+        self.guard.run(PART, self._finished, work)
+
+    def coalescing(self, group: Any, *, begins: bool, work: Any) -> None:
+        """Note that several calls end with one `Work`."""
+        self.guard.run(PART, self._coalescing, group, begins, work)
+
+    def _begin(self, op: Op, group: Any, tensors: list[Tensor]) -> Call | None:
+        name = group_name(group)
+        if name == self.own:
+            return None
+        kind = f"{name}.{op.name}" if op.point_to_point else name
+        sequence = self._sequences[kind]
+        self._sequences[kind] += 1
+        call = Call(op.name, name, sequence, time.monotonic(), sum(x.numel() * x.element_size() for x in tensors))
+        if self.sampling and self._is_chosen():
+            number = self._in_step[name, op.name]
+            self._in_step[name, op.name] += 1
+            if number >= MAX_CALLS:
+                self.left_out += 1
+                return call
+            call.name = f"{name}.{op.name}.{number}"
+            self._recorded.append(call)
+            self._read(call, COMMUNICATION_INPUT, tensors)
+        return call
+
+    def _started(self, call: Call, work: Any, tensors: list[Tensor]) -> None:
+        call.nbytes = max(call.nbytes, sum(x.numel() * x.element_size() for x in tensors))
+        call.outputs = tensors if call.name else []
+        together = self._together.get(call.group)
+        if together is not None:
+            together.append(call)
+        elif work is None:
+            self._end([call])
+        else:
+            self._keep(work, [call])
+
+    def _keep(self, work: Any, calls: list[Call]) -> None:
+        while len(self._open) >= MAX_OPEN:
+            self._open.pop(next(iter(self._open)))
+        self._open[id(work)] = (work, calls)
+
+    def _waiting(self, work: Any) -> None:
+        _, calls = self._open.get(id(work), (None, []))
+        self.waiting_for = calls[0] if calls else None
+        if calls and calls[0].waited_since is None:
+            calls[0].waited_since = time.monotonic()
+
+    def _finished(self, work: Any) -> None:
+        _, calls = self._open.pop(id(work), (None, []))
+        if calls and calls[0].waited_since is not None:
+            self.seconds_waited += time.monotonic() - calls[0].waited_since
+        self.waiting_for = None
+        self._end(calls)
+
+    def _end(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            call.seconds = time.monotonic() - call.began
+            outputs, call.outputs = call.outputs, []
+            if self.sampling and call.name:
+                self._read(call, COMMUNICATION_OUTPUT, outputs)
+
+    def _coalescing(self, group: Any, begins: bool, work: Any) -> None:
+        name = group_name(group)
+        if begins:
+            self._together[name] = []
+            return
+        calls = self._together.pop(name, [])
+        if calls and work is not None:
+            self._keep(work, calls)
+        else:
+            self._end(calls)
+
+    def _read(self, call: Call, quantity: str, tensors: list[Tensor]) -> None:
+        for i, tensor in enumerate(tensors):
+            self.rows.add(self._series(call, quantity, str(i) if len(tensors) > 1 else ""), tensor)
+
+    def _series(self, call: Call, quantity: str, index: str) -> int:
+        name = f"{call.name}.{index}" if index else call.name
+        key = (name, quantity)
+        found = self._ids.get(key)
+        if found is None:
+            series = Series(name, quantity, 0, f"{call.op}|{call.group}|{call.name}")
+            found = self._ids[key] = self.rows.table.series_id(series)
+        return found
+
+    def _is_chosen(self) -> bool:
+        return "*" in self.call_sites or any(fnmatch(_call_site(), pattern) for pattern in self.call_sites)
+
+
+def group_name(group: Any) -> str:
+    """Return the name of a process group, or of one given by its name, its ranks or a mesh."""
+    name = getattr(group, "group_name", None)
+    if isinstance(name, str):
+        return "world" if name == "0" else name
+    get_group = getattr(group, "get_group", None)
+    if get_group is not None and getattr(group, "ndim", 1) == 1:
+        return group_name(get_group())
+    if isinstance(group, tuple) and len(group) == 2 and hasattr(group[0], "get_group"):
+        return group_name(group[0].get_group(group[1]))
+    return "world" if group is None else str(group)
+
+
+def _call_site() -> str:
+    """Return `<file>:<function>` of the innermost caller outside torch, DeepSpeed and ourselves."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if not str(path).startswith(_OURS) and not any(part in _LIBRARIES for part in path.parts):
+            return f"{path}:{frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""

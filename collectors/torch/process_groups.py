@@ -1,0 +1,194 @@
+"""What a process group is asked to do, seen where every way of asking comes together.
+
+Functions of `torch.distributed` are imported by name, wrapped and copied; in the end each calls a method of a process
+group, and waits for the `Work` that it returns. Those methods are wrapped on their classes while someone watches.
+What C++ asks by itself (the reducer of DistributedDataParallel) does not come by here.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Op:
+    """A method of a process group: what people call it, and which of its arguments go in and come out."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    point_to_point: bool = False
+
+
+_BOTH: Final = ((0,), (0,))
+_OUT_IN: Final = ((1,), (0,))
+
+OPS: Final = {
+    "allreduce": Op("all_reduce", *_BOTH),
+    "allreduce_coalesced": Op("all_reduce_coalesced", *_BOTH),
+    "broadcast": Op("broadcast", *_BOTH),
+    "reduce": Op("reduce", *_BOTH),
+    "allgather": Op("all_gather", *_OUT_IN),
+    "allgather_coalesced": Op("all_gather_coalesced", *_OUT_IN),
+    "_allgather_base": Op("all_gather_into_tensor", *_OUT_IN),
+    "all_gather_single": Op("all_gather_into_tensor", *_OUT_IN),
+    "allgather_into_tensor_coalesced": Op("all_gather_into_tensor_coalesced", *_OUT_IN),
+    "all_gather_single_coalesced": Op("all_gather_into_tensor_coalesced", *_OUT_IN),
+    "gather": Op("gather", *_OUT_IN),
+    "scatter": Op("scatter", *_OUT_IN),
+    "reduce_scatter": Op("reduce_scatter", *_OUT_IN),
+    "_reduce_scatter_base": Op("reduce_scatter_tensor", *_OUT_IN),
+    "reduce_scatter_single": Op("reduce_scatter_tensor", *_OUT_IN),
+    "reduce_scatter_tensor_coalesced": Op("reduce_scatter_tensor_coalesced", *_OUT_IN),
+    "reduce_scatter_single_coalesced": Op("reduce_scatter_tensor_coalesced", *_OUT_IN),
+    "alltoall": Op("all_to_all", *_OUT_IN),
+    "alltoall_base": Op("all_to_all_single", *_OUT_IN),
+    "all_to_all_single": Op("all_to_all_single", *_OUT_IN),
+    "send": Op("send", (0,), (), point_to_point=True),
+    "recv": Op("recv", (), (0,), point_to_point=True),
+    "recv_anysource": Op("recv", (), (0,), point_to_point=True),
+    "barrier": Op("barrier", (), ()),
+    "monitored_barrier": Op("barrier", (), ()),
+}
+"""Methods by name; newer names of torch 2.13 stand beside the older ones. `all_gather_base` is what people call
+`all_gather_into_tensor`."""
+
+FUNCTIONAL: Final = {
+    "all_reduce": "all_reduce",
+    "all_gather_tensor": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_tensor": "reduce_scatter_tensor",
+    "all_to_all_single": "all_to_all_single",
+    "broadcast": "broadcast",
+    "permute_tensor": "permute_tensor",
+}
+"""Functional collectives, which DTensor uses: they take a tensor and return another."""
+
+
+class Watcher(Protocol):
+    """Who is told of calls. Its methods contain their own failures."""
+
+    def begin(self, op: Op, group: Any, tensors: list[Tensor]) -> Any:
+        """A call is about to be made with these inputs; return what is to be known of it later, or None."""
+
+    def started(self, call: Any, work: Any, tensors: list[Tensor]) -> None:
+        """A call was made, with these outputs to come."""
+
+    def waiting(self, work: Any) -> None:
+        """Someone begins to wait for a call."""
+
+    def finished(self, work: Any) -> None:
+        """A call has ended, for whoever waits on this stream."""
+
+    def coalescing(self, group: Any, *, begins: bool, work: Any) -> None:
+        """Calls from here on, or up to here, are one."""
+
+
+_watchers: list[Watcher] = []
+_patched: list[tuple[Any, str, Any]] = []
+
+
+def watch_calls(watcher: Watcher) -> None:
+    """Tell `watcher` of every call from here on."""
+    _watchers.append(watcher)
+    if len(_watchers) > 1 or not dist.is_available():
+        return
+    from torch._C._distributed_c10d import ProcessGroup, Work
+    from torch.distributed import _functional_collectives as functional
+
+    for name, op in OPS.items():
+        _patch(ProcessGroup, name, functools.partial(_method, op))
+    _patch(ProcessGroup, "_start_coalescing", functools.partial(_coalescing, True))
+    _patch(ProcessGroup, "_end_coalescing", functools.partial(_coalescing, False))
+    _patch(Work, "wait", _wait)
+    for name, public in FUNCTIONAL.items():
+        _patch(functional, name, functools.partial(_function, Op(public, (0,), (0,))))
+
+
+def forget_calls(watcher: Watcher) -> None:
+    """Tell `watcher` no more; when it was the last, everything is as it was before."""
+    _watchers[:] = [w for w in _watchers if w is not watcher]
+    if not _watchers:
+        for owner, name, original in reversed(_patched):
+            setattr(owner, name, original)
+        _patched.clear()
+
+
+def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...]) -> list[Tensor]:
+    """Return the tensors at some positions of a call's arguments, also those in lists of lists."""
+    given = [*args, *kwargs.values()]
+    found: list[Tensor] = []
+    stack = [given[i] for i in reversed(positions) if i < len(given)]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            stack.extend(reversed(value))
+    return found
+
+
+def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    raw = vars(owner).get(name)  # a method of a class in C++ is bound by what wraps it there
+    if raw is not None:
+        _patched.append((owner, name, raw))
+        setattr(owner, name, make(getattr(owner, name)))
+
+
+def _method(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = tensors_of(args, kwargs, op.inputs)
+        calls = [(w, w.begin(op, self, inputs)) for w in _watchers]
+        work = original(self, *args, **kwargs)
+        for watcher, call in calls:
+            if call is not None:
+                watcher.started(call, work, tensors_of(args, kwargs, op.outputs))
+        return work
+
+    return method
+
+
+def _function(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not isinstance(self, Tensor):
+            return original(self, *args, **kwargs)
+        group = next((a for a in (*args, *kwargs.values()) if not isinstance(a, (str, int, float, bool))), None)
+        calls = [(w, w.begin(op, group, [self])) for w in _watchers]
+        result = original(self, *args, **kwargs)
+        for watcher, call in calls:
+            if call is not None:
+                watcher.started(call, None, [result])
+        return result
+
+    return function
+
+
+def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for watcher in _watchers:
+            watcher.waiting(self)
+        result = original(self, *args, **kwargs)
+        for watcher in _watchers:
+            watcher.finished(self)
+        return result
+
+    return wait
+
+
+def _coalescing(begins: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def coalescing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = original(self, *args, **kwargs)
+        for watcher in _watchers:
+            watcher.coalescing(self, begins=begins, work=work)
+        return work
+
+    return coalescing

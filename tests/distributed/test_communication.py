@@ -1,0 +1,79 @@
+"""Collectives and point-to-point operations are recorded as they are, and nothing is left behind."""
+
+import csv
+import importlib.util
+
+import communicating
+import pytest
+from sharded_training import train
+
+OPS = {
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
+    "reduce_scatter_tensor", "all_to_all_single", "send", "recv",
+}  # fmt: skip
+
+
+def table(out, rank, quantity):
+    rows = []
+    for path in sorted((out / f"rank{rank}").glob(f"{quantity}_[0-9]*.csv")):
+        with path.open(newline="") as file:
+            rows += list(csv.DictReader(file))
+    return rows
+
+
+def test_every_kind_of_call_with_its_order_bytes_and_time(two_ranks, tmp_path):
+    for bare, found, left, changed in two_ranks.run(communicating.watched, tmp_path):
+        assert found == [bare, bare], "waits return what they returned before"
+        assert left == 0
+        assert changed == []
+    for rank in range(2):
+        sent, got = table(tmp_path, rank, "communication_input"), table(tmp_path, rank, "communication_output")
+        assert {r["step"] for r in sent + got} == {"0"}
+        assert {r["op"] for r in sent} >= OPS - {"recv"} - ({"scatter"} if rank else set())
+        assert {r["op"] for r in got} >= OPS - {"send"} - ({"gather"} if rank else set())
+        assert {r["group"] for r in sent} == {"world"}
+        for row in sent + got:
+            assert int(row["bytes"]) == 4 * numel(row)
+            assert 0 <= float(row["seconds"]) < 60
+        summed = [r for r in got if r["op"] == "all_reduce"]
+        assert len(summed) == 3  # one of them asynchronous, one functional
+        assert all(float(r["mean"]) == 3.0 for r in summed)
+        assert {float(r["mean"]) for r in sent if r["op"] == "all_reduce"} == {rank + 1.0}
+        gathered = [float(r["mean"]) for r in got if r["op"] == "all_gather"]
+        assert gathered == [1.0, 2.0]
+        order = [int(r["sequence"]) for r in sent if r["op"] not in {"send", "recv"}]
+        assert order == sorted(order)
+    numbers = [{(r["name"], r["sequence"]) for r in table(tmp_path, rank, "communication_input")} for rank in range(2)]
+    common = {"world.all_reduce.0", "world.broadcast.0", "world.all_to_all_single.0"}
+    assert {n for n in numbers[0] if n[0] in common} == {n for n in numbers[1] if n[0] in common}
+
+
+def numel(row):
+    total = 1
+    for n in row["shape"].strip("[]").split(","):
+        total *= int(n) if n.strip() else 1
+    return total
+
+
+def test_only_the_call_sites_that_are_asked_for(two_ranks, tmp_path):
+    config = {"collect": {"communication": {"every": 1, "call_sites": ["*nowhere*"]}}}
+    two_ranks.run(communicating.watched, tmp_path, config=config)
+    assert table(tmp_path, 0, "communication_input") == []
+
+
+def test_padding_that_nobody_reads_raises_no_alarm(two_ranks, tmp_path):
+    assert two_ranks.run(communicating.padded, tmp_path) == [[], []]
+    assert {r["nans"] for r in table(tmp_path, 0, "communication_input")} == {"1"}
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("Fsdp2", {"all_gather_into_tensor", "reduce_scatter_tensor"}),
+    ("Fsdp1", {"all_gather", "reduce_scatter_tensor"}),
+    ("TensorParallel", {"all_reduce"}),
+    pytest.param("Zero2", {"all_reduce", "all_gather_into_tensor"}, marks=pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")),
+])  # fmt: skip
+def test_what_frameworks_issue_by_themselves(two_ranks, tmp_path, name, expected):
+    two_ranks.run(train, name, tmp_path, steps=2, gather=False, config={"collect": {"communication": {"every": 1}}})
+    for rank in range(2):
+        assert {r["op"] for r in table(tmp_path, rank, "communication_output")} >= expected
