@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.errors import OverflowLimitReached, TrainingStopped
+from trainsentry.monitor.hang_watch import HangWatch
 from trainsentry.monitor.schedule import Schedule
 
 PART: Final = "agreement of the ranks"
@@ -57,6 +58,7 @@ class Common:
         self.schedule = schedule
         self.guard = guard
         self.rank = meeting.rank
+        self.hangs: HangWatch | None = None
         self._costs = costs
         self._every = min([AT_LEAST_EVERY, *schedule.every.values()])
 
@@ -71,6 +73,8 @@ class Common:
     def at_boundary(self, step: int, wishes: Wishes) -> Wishes | None:
         """Return what was agreed on since the last boundary, and tell the others this rank's wishes."""
         agreed: Wishes | None = self.guard.run(PART, self._result)
+        if self.hangs is not None:
+            self.hangs.step_ended()
         if self.exchanges(step):
             wishes = replace(wishes, ahead=step, behind=-step)
             self.guard.run(PART, self.agreement.propose, wishes.numbers(self._costs))

@@ -1,11 +1,14 @@
 """The ranks of a run together: their meeting, what they decide, and the place of this rank's recorder among theirs."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.common import Common
-from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.config import HangCheck, MonitorConfig
 from trainsentry.monitor.errors import ConfigError
+from trainsentry.monitor.hang_watch import HangWatch
 from trainsentry.monitor.listening import Listening, find_place
 from trainsentry.monitor.schedule import Schedule
 
@@ -28,11 +31,26 @@ class Company:
         costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
         agreement = framework.agreement(meeting, PATIENCE_SECONDS)
         self.common = Common(meeting, agreement, self.schedule, guard, costs=costs)
+        self.hangs: HangWatch | None = None
         self._listening = Listening(meeting.rank)
         self.place = find_place(meeting, self._listening, meeting.rank in watched)
 
+    def watch_for_hangs(self, settings: HangCheck, directory: Path, report: Callable[[], dict[str, Any]]) -> None:
+        """Notice when no step ends any more."""
+        self.hangs = HangWatch(
+            settings.seconds,
+            report,
+            self.meeting.board,
+            directory,
+            rank=self.meeting.rank,
+            abort=settings.abort,
+        )
+        self.common.hangs = self.hangs
+
     def close(self) -> None:
         """Leave the others, who go on without this rank."""
+        if self.hangs is not None:
+            self.hangs.close()
         self._listening.close()
         self.common.close()
         self.meeting.close()

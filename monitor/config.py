@@ -200,6 +200,16 @@ class OnIncident(Block):
     stop: bool = False
 
 
+class HangCheck(Block):
+    """Says, with several ranks, which one the others wait for when no step has ended for `seconds`.
+
+    With `abort` the process ends then, so that a launcher can start anew.
+    """
+
+    seconds: Annotated[float, Field(gt=0)] = 600.0
+    abort: bool = False
+
+
 class MonitorConfig(Block):
     """The whole configuration. Sizes are bytes or texts such as "1GiB"."""
 
@@ -218,6 +228,7 @@ class MonitorConfig(Block):
     detect: Annotated[Detect | None, _optional(Detect)] = Detect()
     overflow_check: Annotated[OverflowCheck | None, _optional(OverflowCheck)] = OverflowCheck()
     on_incident: Annotated[OnIncident | None, _optional(OnIncident)] = OnIncident()
+    hang_check: Annotated[HangCheck | None, _optional(HangCheck)] = HangCheck()
     ring_size: Annotated[Size, Field(ge=2**20)] = 16 * 2**20
     disk_quota: Size = 20 * 2**30
     overhead_budget: Annotated[

@@ -65,6 +65,10 @@ class Follower:
             stop, self.stop = self.stop, None
             raise self.common.stop_together(step, stop)
 
+    def doing(self) -> dict[str, Any]:
+        """Return what this rank is doing, as far as it is known."""
+        return {"step": self.step, "waits_for": None, "open": []}
+
     def go_to(self, step: int) -> None:
         """Go on from another step."""
         self.step = step

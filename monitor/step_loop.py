@@ -253,6 +253,10 @@ class StepLoop:
         self._plan = self.schedule.plan(self.step)
         self.watch.open_step(self._plan)
 
+    def doing(self) -> dict[str, Any]:
+        """Return what this rank is doing: its step, the collective it waits in, and those that are open."""
+        return {"step": self.step, **self.watch.doing()}
+
     def publish(self, *, wait: bool = False) -> None:
         """Hand over the records whose rows have arrived; with `wait`, all of them."""
         for record, judged in self.records.arrived(wait=wait):

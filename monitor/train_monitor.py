@@ -130,7 +130,14 @@ class TrainMonitor:
             watch.close()  # a call that fails leaves no hook behind
             raise
         listener.owner = self
+        self._watch_for_hangs(rank, listener.target)
         return listener.target
+
+    def _watch_for_hangs(self, rank: int, loop: StepLoop | Follower) -> None:
+        if self._company is None or self.config.hang_check is None:
+            return
+        directory = Path(self.config.output_dir).absolute() / f"rank{rank}"
+        self._company.watch_for_hangs(self.config.hang_check, directory, loop.doing)
 
     def _follow(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> None:
         """Count steps with the ranks that are watched."""
@@ -138,6 +145,7 @@ class TrainMonitor:
             return
         self._follower = Follower(self._company.common, self._company.schedule, self._guard, start_step)
         self._follower.follow(framework.follow(*watched, self._follower))
+        self._watch_for_hangs(self._company.meeting.rank, self._follower)
         close_at_exit(self)
 
     # ------------------------------------------------------------------ in the loop

@@ -24,10 +24,11 @@ class Meeting:
     Nothing that is sent over it waits for an accelerator, nor does it get between the training's own collectives.
     """
 
-    def __init__(self, group: Any, rank: int, size: int) -> None:
+    def __init__(self, group: Any, rank: int, size: int, board: "Board") -> None:
         self.group = group
         self.rank = rank
         self.size = size
+        self.board = board
 
     @property
     def name(self) -> str:
@@ -45,6 +46,23 @@ class Meeting:
         group, self.group = self.group, None
         if group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
+
+
+class Board:
+    """Where ranks leave words for each other that are read without waiting: the run's store."""
+
+    def __init__(self, store: Any, size: int) -> None:
+        self.store = store
+        self.size = size
+
+    def put(self, key: str, text: str) -> None:
+        """Leave a word."""
+        self.store.set(key, text)
+
+    def all(self, prefix: str) -> dict[int, str]:
+        """Return what the ranks have left under `<prefix>/<rank>`."""
+        keys = {rank: f"{prefix}/{rank}" for rank in range(self.size)}
+        return {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
 
 
 def meet(timeout: float = MEETING_SECONDS) -> Meeting | None:
@@ -66,11 +84,13 @@ def meet(timeout: float = MEETING_SECONDS) -> Meeting | None:
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return None
-    _gather_at_store(rank, size, timeout)
-    return Meeting(dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS)), rank, size)
+    store = _gather_at_store(rank, size, timeout)
+    return Meeting(
+        dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS)), rank, size, Board(store, size)
+    )
 
 
-def _gather_at_store(rank: int, size: int, timeout: float) -> None:
+def _gather_at_store(rank: int, size: int, timeout: float) -> Any:
     """Wait at the run's store until all ranks have come: it alone can say who has not."""
     global _meetings  # noqa: PLW0603 - the same count on every rank: `watch` is called as often on each
     _meetings += 1
@@ -88,6 +108,7 @@ def _gather_at_store(rank: int, size: int, timeout: float) -> None:
                 "every rank, also on those that `ranks` leaves out"
             )
         time.sleep(POLL_SECONDS)
+    return store
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -228,6 +228,14 @@ class TorchWatch:
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, read_parameters, self._series, self._owners.selected(PARAMETERS))
 
+    def doing(self) -> dict[str, Any]:
+        """Return the collective that is waited in, and those that are open; called from another thread."""
+        if self.communication is None:
+            return {"waits_for": None, "open": []}
+        waits_for = self.communication.waiting_for
+        opened = [call.describe() for call in list(self.communication.open_calls)]
+        return {"waits_for": waits_for.describe() if waits_for is not None else None, "open": opened}
+
     def end_step(self) -> None:
         """Complete the rows of the step."""
         if self.communication is not None:
