@@ -8,8 +8,11 @@ NONFINITE: Final = "nonfinite"
 OVERFLOW: Final = "overflow"
 SPIKE: Final = "spike"
 REPLICA_MISMATCH: Final = "replica_mismatch"
+COMMUNICATION_MISMATCH: Final = "communication_mismatch"
+DUPLICATE_DATA: Final = "duplicate_data"
+STRAGGLER: Final = "straggler"
 
-HARD: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH})
+HARD: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH, COMMUNICATION_MISMATCH})
 """Kinds that need no statistics: they are wrong whatever came before."""
 
 

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trainsentry.anomaly.anomaly import REPLICA_MISMATCH, Anomaly
+from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, REPLICA_MISMATCH, Anomaly
 from trainsentry.collectors.series import Series
 
 NAME: Final = "replicas"
@@ -89,3 +89,10 @@ class ReplicaRule:
                 )
             )
         return found
+
+
+def explained_by_calls(found: Iterable[Anomaly]) -> list[Anomaly]:
+    """Return the anomalies of one step, those of replicas marked as passed on where a collective of the rank failed."""
+    found = list(found)
+    failed = {a.rank for a in found if a.kind == COMMUNICATION_MISMATCH}
+    return [replace(a, passed_on=True) if a.kind == REPLICA_MISMATCH and a.rank in failed else a for a in found]

@@ -2,12 +2,23 @@
 
 from collections.abc import Sequence
 
-from trainsentry.anomaly.anomaly import NONFINITE, OVERFLOW, REPLICA_MISMATCH, SPIKE, Anomaly
+from trainsentry.anomaly.anomaly import (
+    COMMUNICATION_MISMATCH,
+    DUPLICATE_DATA,
+    NONFINITE,
+    OVERFLOW,
+    REPLICA_MISMATCH,
+    SPIKE,
+    STRAGGLER,
+    Anomaly,
+)
 from trainsentry.anomaly.ranking import Ranked
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
+    COMMUNICATION_INPUT,
+    COMMUNICATION_OUTPUT,
     GRADIENT,
     GRADIENT_UNREDUCED,
     PARAMETER,
@@ -19,6 +30,8 @@ _WHAT = {
     GRADIENT: "the gradient of {}",
     GRADIENT_UNREDUCED: "the gradient of {} before reduction",
     UPDATE: "the update of {}",
+    COMMUNICATION_INPUT: "what goes into {}",
+    COMMUNICATION_OUTPUT: "what comes out of {}",
     ACTIVATION_OUTPUT: "activation {}",
     ACTIVATION_INPUT: "activation {}",
     ACTIVATION_GRAD_INPUT: "the gradient at {}",
@@ -58,8 +71,8 @@ def evidence(anomaly: Anomaly) -> str:
             f"{of}{what} is {anomaly.value:.3g} at step {anomaly.step}, {times:.3g} times "
             f"its usual {anomaly.expected:.3g}{since}{passed}"
         )
-    if anomaly.kind == REPLICA_MISMATCH:
-        return _parted(anomaly, what)
+    if anomaly.kind in _ACROSS_RANKS:
+        return _ACROSS_RANKS[anomaly.kind](anomaly, what)
     return f"{what} is abnormal at step {anomaly.step} ({anomaly.kind}){since}{passed}"
 
 
@@ -75,6 +88,35 @@ def _parted(anomaly: Anomaly, what: str) -> str:
         f"{what} on rank {anomaly.rank} has other bits at step {anomaly.step} than its replicas, of which "
         f"{anomaly.expected:.0f} {ranks} the same{equal}"
     )
+
+
+def _not_conserved(anomaly: Anomaly, what: str) -> str:
+    return (
+        f"{what} does not follow from what the ranks put in at step {anomaly.step}: its elements add up to "
+        f"{anomaly.value:.6g} on rank {anomaly.rank}, and should to {anomaly.expected:.6g}"
+    )
+
+
+def _duplicate(anomaly: Anomaly, _what: str) -> str:
+    return (
+        f"rank {anomaly.rank} trains on the same data as rank {anomaly.value:.0f}, up to step {anomaly.step}: their "
+        "inputs are equal to the bit, batch after batch"
+    )
+
+
+def _straggler(anomaly: Anomaly, _what: str) -> str:
+    return (
+        f"rank {anomaly.rank} is slow: its own work takes {anomaly.value:.3g} s a step at step {anomaly.step}, "
+        f"{anomaly.value / max(anomaly.expected, 1e-9):.3g} times the others', who wait for it"
+    )
+
+
+_ACROSS_RANKS = {
+    REPLICA_MISMATCH: _parted,
+    COMMUNICATION_MISMATCH: _not_conserved,
+    DUPLICATE_DATA: _duplicate,
+    STRAGGLER: _straggler,
+}
 
 
 def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:

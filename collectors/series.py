@@ -19,6 +19,12 @@ COMMUNICATION_OUTPUT = "communication_output"
 COMMUNICATION_CALL = "communication_call"
 """Numbers of a collective call, in the place of statistics: its order in its group, seconds, bytes. It has no table."""
 
+STEP_SECONDS = "step_seconds"
+"""The scalar that says how long a step took, with several ranks."""
+
+COMMUNICATION_SECONDS = "communication_seconds"
+"""The scalar that says how much of it a rank has waited in collectives."""
+
 UNKNOWN_REGION = "?"
 """The region of a tensor whose place in the whole is not known."""
 

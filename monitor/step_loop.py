@@ -1,11 +1,13 @@
 """The training process's side of a step: collect, judge what must be judged at once, hand over, go on."""
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from trainsentry.anomaly.first_sight import FirstSight
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import FOUND_INF, SKIPPED, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_SECONDS, FOUND_INF, SKIPPED, STEP_SECONDS, SeriesTable
+from trainsentry.collectors.settings import COMMUNICATION
 from trainsentry.monitor.common import Common, Wishes
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.hand_over import HandOver
@@ -75,6 +77,7 @@ class StepLoop:
         self._scale_noted = False
         self.counters = TrainerCounters(self)
         self._closure = False
+        self._began: float | None = None
         self._shut = False
 
     def go_to(self, step: int) -> None:
@@ -214,6 +217,7 @@ class StepLoop:
 
     def _close(self) -> None:
         """Close the step's rows, hand over what has arrived, and hear of what was found."""
+        self._note_times()
         self.watch.end_step()
         rows, record = self._look.seen
         if rows and rows == len(self.watch.rows):  # the update has added nothing to what was judged before it
@@ -229,6 +233,14 @@ class StepLoop:
         self.overhead.end_step(self._plan)
         self.steps += 1
         self.triggers.hear(self.link.poll())
+
+    def _note_times(self) -> None:
+        """With several ranks, record how long the step took and how much of it was waiting, for comparison."""
+        began, self._began = self._began, time.perf_counter()
+        waited = self.watch.seconds_waited
+        if waited is not None and began is not None and COMMUNICATION in self._plan:
+            self.watch.log(STEP_SECONDS, self._began - began, 0)
+            self.watch.log(COMMUNICATION_SECONDS, waited, 0)
 
     def _begin(self, agreed: Wishes | None) -> None:
         """Grant requests and open the next step."""

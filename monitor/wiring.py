@@ -71,6 +71,8 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
         described = describe_run(config, run.framework, run.world_size, run.start_step, restart)
         link.send(messages.RUN, run=described)
     link.send(messages.GRAPH, graph=watch.graph())
+    if company is not None and watch.data_parallel:
+        link.send(messages.DATA_PARALLEL, rank=run.rank)
     if run.saved_state is not None:
         link.send(messages.LOAD_STATE, state=run.saved_state["detection"], step=run.start_step)
     overhead = Overhead(guard, schedule, config.overhead_budget)

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
-from trainsentry.collectors.torch.process_groups import Op, forget_calls, watch_calls
+from trainsentry.collectors.torch.process_groups import Op, forget_calls, members_of, watch_calls
 from trainsentry.collectors.torch.step_rows import StepRows
 
 PART = "communication"
 
 MAX_CALLS: Final = 256
 """Calls recorded in one step of one kind in one group; more are counted in `left_out`."""
+
+POINT_TO_POINT: Final = frozenset({"send", "recv"})
 
 MAX_OPEN: Final = 1024
 """Calls that nobody has waited for yet; older ones are forgotten, whoever started them."""
@@ -37,6 +39,7 @@ class Call:
     sequence: int
     began: float
     nbytes: int
+    reduction: int = 0
     name: str = ""
     seconds: float = float("nan")
     outputs: list[Tensor] = field(default_factory=list)
@@ -69,6 +72,7 @@ class Communication:
         self._open: dict[int, tuple[Any, list[Call]]] = {}
         self._together: dict[str, list[Call]] = {}
         self._ids: dict[tuple[str, str], int] = {}
+        self._members: dict[str, list[int]] = {}
         watch_calls(self)
 
     def open_step(self, *, sampling: bool) -> None:
@@ -82,7 +86,10 @@ class Communication:
         """Write down the order and time of the calls of the step."""
         for call in self._recorded:
             series = self._series(call, COMMUNICATION_CALL, "")
-            self.rows.add_numbers(series, (call.sequence, call.seconds, call.nbytes))
+            members = () if call.op in POINT_TO_POINT else self._members.get(call.group, ())
+            first = min(members, default=0)
+            numbers = (call.sequence, call.seconds, call.nbytes, len(members), first, call.reduction)
+            self.rows.add_numbers(series, numbers)
 
     def close(self) -> None:
         """Watch no more; every method is as it was."""
@@ -97,9 +104,9 @@ class Communication:
 
     # ------------------------------------------------------------------ what the process groups tell
 
-    def begin(self, op: Op, group: Any, tensors: list[Tensor]) -> Call | None:
+    def begin(self, op: Op, group: Any, tensors: list[Tensor], reduction: int) -> Call | None:
         """Number a call, and read what goes in."""
-        found: Call | None = self.guard.run(PART, self._begin, op, group, tensors)
+        found: Call | None = self.guard.run(PART, self._begin, op, group, tensors, reduction)
         return found
 
     def started(self, call: Call, work: Any, tensors: list[Tensor]) -> None:
@@ -118,14 +125,15 @@ class Communication:
         """Note that several calls end with one `Work`."""
         self.guard.run(PART, self._coalescing, group, begins, work)
 
-    def _begin(self, op: Op, group: Any, tensors: list[Tensor]) -> Call | None:
+    def _begin(self, op: Op, group: Any, tensors: list[Tensor], reduction: int) -> Call | None:
         name = group_name(group)
         if name == self.own:
             return None
         kind = f"{name}.{op.name}" if op.point_to_point else name
         sequence = self._sequences[kind]
         self._sequences[kind] += 1
-        call = Call(op.name, name, sequence, time.monotonic(), sum(x.numel() * x.element_size() for x in tensors))
+        size = sum(x.numel() * x.element_size() for x in tensors)
+        call = Call(op.name, name, sequence, time.monotonic(), size, reduction)
         if self.sampling and self._is_chosen():
             number = self._in_step[name, op.name]
             self._in_step[name, op.name] += 1
@@ -133,6 +141,8 @@ class Communication:
                 self.left_out += 1
                 return call
             call.name = f"{name}.{op.name}.{number}"
+            if name not in self._members:
+                self._members[name] = members_of(group)
             self._recorded.append(call)
             self._read(call, COMMUNICATION_INPUT, tensors)
         return call

@@ -73,7 +73,7 @@ FUNCTIONAL: Final = {
 class Watcher(Protocol):
     """Who is told of calls. Its methods contain their own failures."""
 
-    def begin(self, op: Op, group: Any, tensors: list[Tensor]) -> Any:
+    def begin(self, op: Op, group: Any, tensors: list[Tensor], reduction: int) -> Any:
         """A call is about to be made with these inputs; return what is to be known of it later, or None."""
 
     def started(self, call: Any, work: Any, tensors: list[Tensor]) -> None:
@@ -133,6 +133,27 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[i
     return found
 
 
+def reduction_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how a call reduces: 1 for a sum, 2 for an average, 0 for anything else."""
+    for given in (*args, *kwargs.values()):
+        how = getattr(given, "reduceOp", given)
+        name = how.lower() if isinstance(how, str) else str(getattr(how, "op", how)).rpartition(".")[2].lower()
+        if name in {"sum", "avg"}:
+            return 1 if name == "sum" else 2
+    return 0
+
+
+def members_of(group: Any) -> list[int]:
+    """Return the ranks of a process group; empty when it cannot be told."""
+    try:
+        c10d: Any = dist.distributed_c10d
+        return list(
+            dist.get_process_group_ranks(c10d._resolve_process_group(group) if isinstance(group, str) else group)
+        )
+    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError):
+        return []
+
+
 def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     raw = vars(owner).get(name)  # a method of a class in C++ is bound by what wraps it there
     if raw is not None:
@@ -144,7 +165,8 @@ def _method(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = tensors_of(args, kwargs, op.inputs)
-        calls = [(w, w.begin(op, self, inputs)) for w in _watchers]
+        reduction = reduction_of(args, kwargs)
+        calls = [(w, w.begin(op, self, inputs, reduction)) for w in _watchers]
         work = original(self, *args, **kwargs)
         for watcher, call in calls:
             if call is not None:
@@ -160,7 +182,8 @@ def _function(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or not isinstance(self, Tensor):
             return original(self, *args, **kwargs)
         group = next((a for a in (*args, *kwargs.values()) if not isinstance(a, (str, int, float, bool))), None)
-        calls = [(w, w.begin(op, group, [self])) for w in _watchers]
+        reduction = reduction_of(args, kwargs)
+        calls = [(w, w.begin(op, group, [self], reduction)) for w in _watchers]
         result = original(self, *args, **kwargs)
         for watcher, call in calls:
             if call is not None:

@@ -49,7 +49,7 @@ from trainsentry.collectors.torch.validation import (
     checked_optimizers,
     checked_targets,
 )
-from trainsentry.collectors.torch.wrapped_late import FirstPass
+from trainsentry.collectors.torch.wrapped_late import FirstPass, is_data_parallel
 
 
 class TorchWatch:
@@ -227,6 +227,16 @@ class TorchWatch:
             self.guard.run(GRADIENTS, self._read_grads_of, self._owners.selected(GRADIENTS), None, 0)
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, read_parameters, self._series, self._owners.selected(PARAMETERS))
+
+    @property
+    def data_parallel(self) -> bool:
+        """Whether every rank is to have data of its own."""
+        return any(is_data_parallel(chunk) for chunk in self.names.chunks)
+
+    @property
+    def seconds_waited(self) -> float | None:
+        """Seconds of this step in which collectives were waited for, as far as they are seen; None where none was."""
+        return self.communication.seconds_waited if self.communication is not None else None
 
     def doing(self) -> dict[str, Any]:
         """Return the collective that is waited in, and those that are open; called from another thread."""

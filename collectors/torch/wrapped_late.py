@@ -59,3 +59,12 @@ def is_sharded(model: nn.Module) -> bool:
     ):
         return True
     return any(hasattr(p, "placements") for p in model.parameters())
+
+
+def is_data_parallel(model: nn.Module) -> bool:
+    """Whether every rank is to have data of its own: under DDP, FSDP or ZeRO, and without tensor parallelism."""
+    shards = [sum(p.is_shard() for p in x.placements) for x in model.parameters() if hasattr(x, "placements")]
+    if any(count > 1 for count in shards):
+        return False
+    fully_sharded = any(type(m).__name__.startswith("FSDP") for m in model.modules())
+    return fully_sharded or (not shards and any(is_holder(m) for m in model.modules()))

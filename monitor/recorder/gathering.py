@@ -78,6 +78,10 @@ class Gathering:
         """Take the series of a rank whose table is at hand."""
         self._sources[rank].table = table
 
+    def table_of(self, rank: int) -> SeriesTable:
+        """Return the series of a rank."""
+        return self._sources[rank].table
+
     def take(self, rank: int, record: StepRecord) -> None:
         """Take a rank's rows of a step."""
         source = self._sources.get(rank)

@@ -19,6 +19,7 @@ COUNTERS: Final = "counters"
 GAP: Final = "gap"
 RUN: Final = "run"
 SAMPLING: Final = "sampling"
+DATA_PARALLEL: Final = "data_parallel"
 
 INCIDENT: Final = "incident"
 SUSPICION: Final = "suspicion"

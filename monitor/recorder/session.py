@@ -199,6 +199,8 @@ class Session:
             self.journal.submit(lambda: write_run(self.root / "run.json", message["run"]), self.step)
         elif kind == messages.ACTION:
             self.take_action(message)
+        elif kind == messages.DATA_PARALLEL and self.together is not None:
+            self.together.note_data_parallel(message)
         elif kind == messages.GAP:
             self.gaps.append(message["gap"])
         elif kind == messages.FLUSH:

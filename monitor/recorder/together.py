@@ -10,9 +10,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.replicas import explained_by_calls
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages, network
+from trainsentry.monitor.recorder.comparison import Comparison, is_compared
 from trainsentry.monitor.recorder.gathering import ALL, Gathering, is_global
 from trainsentry.monitor.recorder.network import Network
 from trainsentry.monitor.recorder.place import Place
@@ -66,6 +68,7 @@ class Together:
             members = {place.rank, *place.children}
             self.gathering = Gathering(place.rank, members, final=self.is_root)
             self.gathering.use_table(place.rank, owner.table)
+        self.comparison = Comparison()
         self._sent: tuple[int, int] = (0, 0)
         self._waiting: deque[tuple[SeriesTable, StepRecord] | dict[str, Any]] = deque()
         self._waiting_bytes = 0
@@ -83,10 +86,11 @@ class Together:
 
     def take_own(self, record: StepRecord) -> None:
         """Send this rank's part of tensors that the ranks hold together, or keep it until all have come."""
-        wanted = np.asarray([is_global(s) for s in self.owner.table.series], bool)[record.ids]
+        wanted = np.asarray([is_global(s) or is_compared(s) for s in self.owner.table.series], bool)[record.ids]
         rows = record.select(wanted)
         if self.gathering is not None:
             self.gathering.take(self.place.rank, rows)
+            self.comparison.take(self.place.rank, self.owner.table, rows)
             self._pass_on_complete()
         else:
             self._send_record(self.owner.table, rows)
@@ -95,16 +99,25 @@ class Together:
         """Send anomalies to the root, and ask for its verdict where the trainer waits for one."""
         if not found and not record.examined:
             return
+        self._send_found(found, record.step, activations=activations, examined=record.examined)
+
+    def _send_found(self, found: list[Anomaly], step: int, *, activations: bool, examined: bool) -> None:
         self._send_message(
             {
                 "type": FOUND,
                 "rank": self.place.rank,
-                "step": record.step,
+                "step": step,
                 "anomalies": [a.to_json() for a in found],
                 "activations": activations,
-                "examined": record.examined,
+                "examined": examined,
             }
         )
+
+    def note_data_parallel(self, message: dict[str, Any]) -> None:
+        """Note that a rank is to have data of its own; every recorder on the way to the root compares some."""
+        self.comparison.data_parallel.add(message["rank"])
+        if not self.is_root:
+            self._send_message(message)
 
     def tell_root(self, message: dict[str, Any]) -> None:
         """Send a message up the tree."""
@@ -137,7 +150,9 @@ class Together:
 
     def _handle(self, rank: int, kind: int, data: bytes) -> None:
         if kind == network.RECORD and self.gathering is not None:
-            self.gathering.take(rank, StepRecord.decode(data))
+            record = StepRecord.decode(data)
+            self.gathering.take(rank, record)
+            self.comparison.take(rank, self.gathering.table_of(rank), record)
             return
         message = json.loads(data)
         if self.network.parent is not None and rank == self.network.parent.rank:
@@ -145,6 +160,8 @@ class Together:
             self.owner.take_from_root(message)
         elif message["type"] == DEFINE and self.gathering is not None:
             self.gathering.define(rank, message)
+        elif message["type"] == messages.DATA_PARALLEL:
+            self.note_data_parallel(message)
         elif message["type"] == DONE and self.gathering is not None:
             self.gathering.finish(rank, message["step"])
         elif not self.is_root:
@@ -188,19 +205,17 @@ class Together:
             else:
                 self._send_record(self.gathering.table, record)
         parted, self.gathering.parted = self.gathering.parted, []
-        if parted and self.is_root:
-            self.owner.take_parted(parted, parted[0].step)
-        elif parted:
-            self._send_message(
-                {
-                    "type": FOUND,
-                    "rank": self.place.rank,
-                    "step": parted[0].step,
-                    "anomalies": [a.to_json() for a in parted],
-                    "activations": False,
-                    "examined": False,
-                }
-            )
+        by_step: dict[int, list[Anomaly]] = {}
+        for anomaly in parted:
+            by_step.setdefault(anomaly.step, []).append(anomaly)
+        for step, found in self.comparison.judge(self.gathering.done):
+            by_step.setdefault(step, []).extend(found)
+        for step in sorted(by_step):
+            found = explained_by_calls(by_step[step])
+            if self.is_root:
+                self.owner.take_parted(found, step)
+            else:
+                self._send_found(found, step, activations=False, examined=False)
 
     def _send_record(self, table: SeriesTable, record: StepRecord) -> None:
         if self.network.parent is None:

@@ -1,0 +1,120 @@
+"""Ranks that do the same work are alike: the one that is not, is named."""
+
+import math
+import statistics
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainsentry.anomaly.anomaly import DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly
+
+NAME: Final = "peers"
+
+SLOWER: Final = 1.25
+"""How many times the others' work a straggler's takes; below it, a rank with a fuller machine is found every day."""
+
+WAITED: Final = 0.05
+"""Share of a step that the others must wait, so that being slow costs something."""
+
+LASTING: Final = 5
+"""Samples in a row that a straggler must be slow: a checkpoint or a full disk takes one or two."""
+
+LOSS_RATIO: Final = 3.0
+"""How many times the median of the others a rank's loss must be, up or down, `LOSS_LASTING` samples in a row."""
+
+LOSS_LASTING: Final = 3
+"""Samples of an outlying loss: one or two can be the data."""
+
+DUPLICATES: Final = 3
+"""Different batches that two ranks must have had in common: one may be chance, where data are short."""
+
+
+@dataclass
+class Told:
+    """What one rank said of one step; `data` is a fingerprint of what went into its model."""
+
+    loss: float | None = None
+    seconds: float | None = None
+    waited: float | None = None
+    data: float | None = None
+
+
+@dataclass
+class PeerRule:
+    """Compares ranks that are told of; each finding is reported once, until it ends."""
+
+    _slow: Counter[int] = field(default_factory=Counter)
+    _odd: Counter[int] = field(default_factory=Counter)
+    _batches: dict[tuple[int, int], deque[float]] = field(default_factory=dict)
+    _told: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+
+    def judge(self, step: int, told: Mapping[int, Told], data_parallel: frozenset[int]) -> list[Anomaly]:
+        """Return what is odd at a step; only ranks of `data_parallel` are to have data of their own."""
+        return [
+            *self._stragglers(step, told),
+            *self._losses(step, told),
+            *self._duplicates(step, {r: t for r, t in told.items() if r in data_parallel}),
+        ]
+
+    def _stragglers(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
+        known = {r: t for r, t in told.items() if t.seconds is not None and t.waited is not None}
+        work = {r: max((t.seconds or 0.0) - (t.waited or 0.0), 0.0) for r, t in known.items()}
+        found = []
+        for rank, own in work.items():
+            others = [w for r, w in work.items() if r != rank]
+            usual = statistics.median(others) if others else own
+            waits = [(t.waited or 0.0) / (t.seconds or 1.0) for r, t in known.items() if r != rank]
+            slow = bool(others) and own > SLOWER * usual and statistics.median(waits) > WAITED
+            self._slow[rank] = self._slow[rank] + 1 if slow else 0
+            if self._slow[rank] == LASTING:
+                found.append(_anomaly(step, rank, "training", "step_seconds", STRAGGLER, (own, usual)))
+        return found
+
+    def _losses(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
+        losses = {r: t.loss for r, t in told.items() if t.loss is not None and math.isfinite(t.loss) and t.loss > 0}
+        found = []
+        for rank, own in losses.items():
+            others = [v for r, v in losses.items() if r != rank]
+            if len(others) < 2:
+                continue
+            usual = statistics.median(others)
+            odd = abs(math.log(own / usual)) > math.log(LOSS_RATIO)
+            self._odd[rank] = self._odd[rank] + 1 if odd else 0
+            if self._odd[rank] == LOSS_LASTING:
+                found.append(_anomaly(step, rank, "loss", "loss", SPIKE, (own, usual)))
+        return found
+
+    def _duplicates(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
+        ranks: dict[float, list[int]] = {}
+        for rank, t in sorted(told.items()):
+            if t.data is not None and math.isfinite(t.data):
+                ranks.setdefault(t.data, []).append(rank)
+        found = []
+        for fingerprint, same in ranks.items():
+            for rank in same[1:]:
+                pair = (same[0], rank)
+                batches = self._batches.setdefault(pair, deque(maxlen=DUPLICATES))
+                if fingerprint not in batches:  # one batch for ever is a benchmark, not a fault
+                    batches.append(fingerprint)
+                if len(batches) == DUPLICATES and ("data", pair) not in self._told:
+                    self._told.add(("data", pair))
+                    found.append(_anomaly(step, rank, "input.0", "data", DUPLICATE_DATA, (float(same[0]), math.nan)))
+        return found
+
+
+def _anomaly(step: int, rank: int, name: str, quantity: str, kind: str, values: tuple[float, float]) -> Anomaly:
+    return Anomaly(
+        step=step,
+        micro_step=0,
+        rank=rank,
+        order=0,
+        name=name,
+        quantity="training" if kind == STRAGGLER else quantity,
+        statistic=quantity,
+        value=values[0],
+        expected=values[1],
+        score=20.0,
+        detector=NAME,
+        kind=kind,
+    )

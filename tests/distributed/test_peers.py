@@ -1,0 +1,46 @@
+"""What only a comparison of ranks shows: lost payloads, equal data, a slow rank, an odd loss."""
+
+import json
+
+import pytest
+from peer_faults import FAULT_STEP, run
+
+
+@pytest.mark.parametrize("op", ["allreduce", "all_gather_single", "broadcast"])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_lost_payload_names_rank_and_call(four_ranks, tmp_path, op, rank):
+    known = four_ranks.run(run, tmp_path, op, rank=rank)
+    assert all(k == known[0] for k in known)
+    first = known[0][0]
+    public = {"allreduce": "all_reduce", "all_gather_single": "all_gather_into_tensor", "broadcast": "broadcast"}[op]
+    assert (first["rank"], first["kind"], first["step"]) == (rank, "communication_mismatch", FAULT_STEP)
+    assert first["name"].startswith(f"world.{public}.")
+    assert "does not follow from what the ranks put in" in first["summary"]
+
+
+def test_ranks_that_train_on_the_same_data(two_ranks, tmp_path):
+    first = two_ranks.run(run, tmp_path, "data", data_parallel=True)[0]
+    assert [(i["rank"], i["kind"], i["quantity"]) for i in first] == [(1, "duplicate_data", "data")]
+    assert "rank 1 trains on the same data as rank 0" in first[0]["summary"]
+
+
+def test_equal_data_is_no_fault_where_nothing_is_data_parallel(two_ranks, tmp_path):
+    assert two_ranks.run(run, tmp_path, "data") == [[], []]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_slow_rank_is_the_one_that_the_others_wait_for(two_ranks, tmp_path, rank):
+    first = two_ranks.run(run, tmp_path, "slow", rank=rank)[0]
+    assert [(i["rank"], i["kind"], i["severity"]) for i in first] == [(rank, "straggler", "warning")]
+
+
+def test_a_loss_that_stays_apart_from_the_others(four_ranks, tmp_path):
+    first = four_ranks.run(run, tmp_path, "loss", rank=2)[0]
+    assert {(i["rank"], i["name"]) for i in first} == {(2, "loss")}
+
+
+@pytest.mark.parametrize("data_parallel", [False, True])
+def test_a_clean_run_raises_no_alarm(four_ranks, tmp_path, data_parallel):
+    assert four_ranks.run(run, tmp_path, None, data_parallel=data_parallel) == [[]] * 4
+    for path in tmp_path.glob("rank*/status.json"):
+        assert json.loads(path.read_text())["failures"] == {}
