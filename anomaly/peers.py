@@ -17,8 +17,9 @@ SLOWER: Final = 1.25
 WAITED: Final = 0.05
 """Share of a step that the others must wait, so that being slow costs something."""
 
-LASTING: Final = 5
-"""Samples in a row that a straggler must be slow: a checkpoint or a full disk takes one or two."""
+WINDOW: Final = 20
+LASTING: Final = 16
+"""Of so many samples so many must be slow for a straggler: a checkpoint, a full disk, a busy neighbour pass."""
 
 LOSS_RATIO: Final = 3.0
 """How many times the median of the others a rank's loss must be, up or down, `LOSS_LASTING` samples in a row."""
@@ -44,7 +45,7 @@ class Told:
 class PeerRule:
     """Compares ranks that are told of; each finding is reported once, until it ends."""
 
-    _slow: Counter[int] = field(default_factory=Counter)
+    _slow: dict[int, deque[bool]] = field(default_factory=dict)
     _odd: Counter[int] = field(default_factory=Counter)
     _batches: dict[tuple[int, int], deque[float]] = field(default_factory=dict)
     _told: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
@@ -66,10 +67,21 @@ class PeerRule:
             usual = statistics.median(others) if others else own
             waits = [(t.waited or 0.0) / (t.seconds or 1.0) for r, t in known.items() if r != rank]
             slow = bool(others) and own > SLOWER * usual and statistics.median(waits) > WAITED
-            self._slow[rank] = self._slow[rank] + 1 if slow else 0
-            if self._slow[rank] == LASTING:
+            window = self._slow.setdefault(rank, deque(maxlen=WINDOW))
+            window.append(slow)
+            lasts = len(window) == WINDOW and sum(window) >= LASTING
+            if self._is_news("slow", rank, lasts):
                 found.append(_anomaly(step, rank, "training", "step_seconds", STRAGGLER, (own, usual)))
         return found
+
+    def _is_news(self, what: str, rank: int, holds: bool) -> bool:
+        """Whether something holds of a rank that did not before."""
+        known = (what, (rank,)) in self._told
+        if holds and not known:
+            self._told.add((what, (rank,)))
+        elif not holds:
+            self._told.discard((what, (rank,)))
+        return holds and not known
 
     def _losses(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
         losses = {r: t.loss for r, t in told.items() if t.loss is not None and math.isfinite(t.loss) and t.loss > 0}

@@ -167,6 +167,7 @@ class StepLoop:
 
     def _refused(self, optimizer: Any) -> None:
         self.watch.skipped(optimizer)
+        self._dump_before_update()
         self._look.judge()
 
     def _without_optimizer(self) -> None:

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from trainsentry.monitor.cli.console import FOUND, bad_input, out, tensorboard_command
+from trainsentry.monitor.cli.console import FOUND, bad_input, out
+from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
 
 if TYPE_CHECKING:
-    from trainsentry.anomaly.incident import Incident
     from trainsentry.monitor.demo.training import Outcome
 
 
@@ -25,6 +22,14 @@ class Fault(str, enum.Enum):
     FLIP = "flip"
     HARD = "hard"
     NONE = "none"
+
+
+class Strategy(str, enum.Enum):
+    """How several ranks share the work."""
+
+    DDP = "ddp"
+    FSDP2 = "fsdp2"
+    ZERO3 = "zero3"
 
 
 class Stop(str, enum.Enum):
@@ -46,11 +51,13 @@ def demo_command(
     ] = Stop.INCIDENT,
     overflow_nums: Annotated[int, typer.Option(min=1, help="Steps with an overflow before the stop.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of model, data and fault.")] = 0,
+    ranks: Annotated[int, typer.Option(min=1, max=8, help="Processes of this machine; one of them breaks.")] = 1,
+    strategy: Annotated[Strategy, typer.Option(help="How several ranks share the work.")] = Strategy.DDP,
     output_dir: Annotated[Path | None, typer.Option(help="Where to write; a new demo_output by default.")] = None,
 ) -> None:
     """Train a small GPT on real text, break one weight midway, and find it.
 
-    Example: trainsentry demo --fault-parameter blocks.2.up.weight
+    Example: trainsentry demo --fault-parameter blocks.2.up.weight, or with --ranks 2 --strategy fsdp2
     """
     if importlib.util.find_spec("torch") is None:
         bad_input("the demo needs torch: pip install 'trainsentry\\[torch]'")
@@ -68,9 +75,17 @@ def demo_command(
         "overflow_check": {"overflow_nums": overflow_nums if stop is Stop.OVERFLOW else -1},
         "on_incident": {"stop": stop is Stop.INCIDENT},
     }
+    if ranks > 1:
+        from trainsentry.monitor.cli.demo_ranks import demo_on_ranks
+        from trainsentry.monitor.demo.ranks import Task
+
+        broken = seed % ranks if fault is not Fault.NONE else -1
+        share = Task(config, strategy.value, steps, seed, fault.value, broken, fault_parameter)
+        demo_on_ranks(share, ranks, directory)
+        return
     out.print("[bold]trainsentry demo[/bold]: a byte-level GPT learns Python's language reference")
     started = time.monotonic()
-    with _progress_bar() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("training", total=steps, loss=float("nan"))
         try:
             outcome = train(
@@ -84,20 +99,9 @@ def demo_command(
         except ValueError as error:
             bad_input(str(error))
     _show(outcome, time.monotonic() - started)
-    _show_files(directory)
+    show_files(directory)
     if not outcome.found:
         raise typer.Exit(FOUND)
-
-
-def _progress_bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-        console=out,
-    )
 
 
 def _show(outcome: "Outcome", seconds: float) -> None:
@@ -109,7 +113,7 @@ def _show(outcome: "Outcome", seconds: float) -> None:
         + (" until a weight broke" if outcome.flip else "")
     )
     for incident in outcome.incidents:
-        out.print(_panel(incident))
+        out.print(panel(incident))
     if outcome.stopped is not None:
         kind = "overflow_nums" if isinstance(outcome.stopped, OverflowLimitReached) else "the incident"
         out.print(f"Stopped by {kind} at step {outcome.stopped.step}, before its update.")
@@ -128,35 +132,6 @@ def _show(outcome: "Outcome", seconds: float) -> None:
         out.print(f"[red]The first suspect was {outcome.incidents[0].name}, not the flipped parameter.[/red]")
     else:
         out.print("[red]Nothing was reported.[/red]")
-
-
-def _panel(incident: "Incident") -> Panel:
-    suspects = Table(box=None, padding=(0, 1))
-    for column in ("#", "suspect", "quantity", "kind", "since step"):
-        suspects.add_column(column, style="bold" if column == "suspect" else "")
-    for number, suspect in enumerate(incident.suspects[:4], 1):
-        suspects.add_row(str(number), suspect.name, suspect.quantity, suspect.kind, str(suspect.step))
-    body = Table.grid(padding=(0, 0, 1, 0))
-    body.add_row(incident.summary)
-    body.add_row(suspects)
-    body.add_row("\n".join(f"· {action}" for action in incident.actions))
-    return Panel(body, title=f"incident {incident.id}: {incident.severity}", border_style="red")
-
-
-def _show_files(directory: Path) -> None:
-    files = [p for p in directory.rglob("*") if p.is_file()]
-    size = sum(p.stat().st_size for p in files) / 2**20
-    out.print(f"\nWritten to [bold]{directory}[/bold]: {len(files)} files, {size:.1f} MB")
-    notes = {
-        "incidents.jsonl": "the incident, with suspects and evidence",
-        "rank0": "statistics of every step as CSV, anomalies, status",
-        "dump": "the suspects' tensors",
-        "tensorboard": "the same statistics as curves",
-    }
-    for name, note in notes.items():
-        if (directory / name).exists():
-            out.print(f"  {name:16} {note}")
-    out.print(f"Open it: [bold]{tensorboard_command()} --logdir {directory / 'tensorboard'}[/bold]")
 
 
 def _fresh(path: Path) -> Path:

@@ -56,7 +56,7 @@ def train(
     sizes = GptConfig()
     model = Gpt(sizes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
     if fault_parameter is not None:
         check_parameter(model, fault_parameter)
     batches = Batches(BATCH, sizes.context, seed)
@@ -85,7 +85,7 @@ def train(
     return Outcome(len(losses), tuple(losses), flip, at, monitor.incidents, stopped)
 
 
-def _rate(step: int, steps: int) -> float:
+def rate(step: int, steps: int) -> float:
     """Return the share of the learning rate: linear warm-up, then a cosine down to a tenth."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP

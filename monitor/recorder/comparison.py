@@ -45,12 +45,12 @@ class Comparison:
         self.data_parallel: set[int] = set()
         self._peers = PeerRule()
         self._told: dict[int, dict[int, Told]] = {}
-        self._calls: dict[int, dict[Key, _Gathered]] = {}
+        self._sides: dict[int, dict[int, dict[str, _Side]]] = {}
 
     def take(self, rank: int, table: SeriesTable, record: StepRecord) -> None:
         """Take one rank's rows of a step."""
         told = self._told.setdefault(record.step, {}).setdefault(rank, Told())
-        sides: dict[str, _Side] = {}
+        sides = self._sides.setdefault(record.step, {}).setdefault(rank, {})  # a step may come in several records
         for row, series_id in enumerate(record.ids.tolist()):
             series = table.series[series_id]
             if not is_compared(series):
@@ -64,19 +64,13 @@ class Comparison:
                 call = series.name if series.quantity == COMMUNICATION_CALL else series.index.split("|")[2]
                 layout = table.layouts[record.layouts[row]]
                 sides.setdefault(call, _Side()).take(series, values, layout.numel, layout.dtype, row)
-        calls = self._calls.setdefault(record.step, {})
-        for name, side in sides.items():
-            if side.key is not None:
-                calls.setdefault(side.key, _Gathered(name)).sides[rank] = side
 
     def judge(self, done: int) -> Iterator[tuple[int, list[Anomaly]]]:
         """Yield what is odd about each step up to `done`."""
         for step in sorted(s for s in self._told if s <= done):
-            told, calls = self._told.pop(step), self._calls.pop(step, {})
-            found = self._peers.judge(step, told, frozenset(self.data_parallel))
-            for gathered in calls.values():
-                call = gathered.call()
-                found += conservation.judge(step, call) if call is not None else []
+            found = self._peers.judge(step, self._told.pop(step), frozenset(self.data_parallel))
+            for call in _calls_of(self._sides.pop(step, {})):
+                found += conservation.judge(step, call)
             if found:
                 yield step, found
 
@@ -106,26 +100,24 @@ class _Side:
             self.order = row
 
 
-class _Gathered:
-    """One call on the ranks that have told of it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.sides: dict[int, _Side] = {}
-
-    def call(self) -> Call | None:
-        """Return the call once all its ranks have told of it."""
-        first = next(iter(self.sides.values()))
-        if first.key is None or len(self.sides) != first.size or first.size == 0:
-            return None
-        return Call(
-            self.name,
-            first.key[0],
-            first.reduction,
-            {r: Sums.of(s.inputs) for r, s in self.sides.items() if s.inputs},
-            {r: Sums.of(s.outputs) for r, s in self.sides.items() if s.outputs},
-            {r: s.order for r, s in self.sides.items()},
-        )
+def _calls_of(ranks: dict[int, dict[str, _Side]]) -> Iterator[Call]:
+    """Yield the calls of a step that all their ranks have told of, whole."""
+    gathered: dict[Key, dict[int, tuple[str, _Side]]] = {}
+    for rank, sides in ranks.items():
+        for name, side in sides.items():
+            if side.key is not None and side.inputs and side.outputs:
+                gathered.setdefault(side.key, {})[rank] = (name, side)
+    for key, told in gathered.items():
+        name, first = next(iter(told.values()))
+        if len(told) == first.size:
+            yield Call(
+                name,
+                key[0],
+                first.reduction,
+                {rank: Sums.of(side.inputs) for rank, (_, side) in told.items()},
+                {rank: Sums.of(side.outputs) for rank, (_, side) in told.items()},
+                {rank: side.order for rank, (_, side) in told.items()},
+            )
 
 
 def _note_scalar(told: Told, name: str, value: float) -> None:

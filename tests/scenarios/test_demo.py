@@ -60,3 +60,25 @@ def test_the_readmes_twelve_lines_run_as_they_stand(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "monitor_output" / "rank0" / "gradient_0-999.csv").exists()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+def test_on_two_ranks_the_rank_and_the_layer_are_named(tmp_path, strategy):
+    if strategy == "zero3":
+        pytest.importorskip("deepspeed")
+    out = tmp_path / "demo"
+    result = invoke("demo", "--ranks", 2, "--strategy", strategy, "--steps", 40, "--seed", 1, "--output-dir", out)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "The first suspect is that rank and that parameter." in text
+    assert "Stopped on 2 ranks, at step" in text
+    last = json.loads((out / "incidents.jsonl").read_text().splitlines()[-1])
+    assert last["rank"] == 1
+    assert not any(s["kind"] == "communication_mismatch" for s in last["suspects"])
+
+
+def test_a_clean_run_on_two_ranks_reports_nothing(tmp_path):
+    args = ["--ranks", 2, "--strategy", "fsdp2", "--fault", "none", "--steps", 40]
+    result = invoke("demo", *args, "--output-dir", tmp_path / "demo")
+    assert result.exit_code == 0, result.output
+    assert "nothing was reported" in result.output

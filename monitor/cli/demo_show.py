@@ -1,0 +1,56 @@
+"""What the demo prints."""
+
+from pathlib import Path
+
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from trainsentry.anomaly.incident import Incident
+from trainsentry.monitor.cli.console import out, tensorboard_command
+
+
+def progress_bar() -> Progress:
+    """Return the bar that shows training."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeElapsedColumn(),
+        console=out,
+    )
+
+
+def panel(incident: Incident) -> Panel:
+    """Return an incident as a box."""
+    suspects = Table(box=None, padding=(0, 1))
+    for column in ("#", "suspect", "rank", "quantity", "kind", "since step"):
+        suspects.add_column(column, style="bold" if column == "suspect" else "")
+    for number, suspect in enumerate(incident.suspects[:4], 1):
+        suspects.add_row(
+            str(number), suspect.name, str(suspect.rank), suspect.quantity, suspect.kind, str(suspect.step)
+        )
+    body = Table.grid(padding=(0, 0, 1, 0))
+    body.add_row(incident.summary)
+    body.add_row(suspects)
+    body.add_row("\n".join(f"· {action}" for action in incident.actions))
+    return Panel(body, title=f"incident {incident.id}: {incident.severity}", border_style="red")
+
+
+def show_files(directory: Path) -> None:
+    """Say what was written, and how to open it."""
+    files = [p for p in directory.rglob("*") if p.is_file()]
+    size = sum(p.stat().st_size for p in files) / 2**20
+    out.print(f"\nWritten to [bold]{directory}[/bold]: {len(files)} files, {size:.1f} MB")
+    notes = {
+        "incidents.jsonl": "the incident, with suspects and evidence",
+        "rank0": "statistics of every step as CSV, anomalies, status",
+        "global": "statistics of whole tensors, put together from all ranks",
+        "dump": "the suspects' tensors",
+        "tensorboard": "the same statistics as curves",
+    }
+    for name, note in notes.items():
+        if (directory / name).exists():
+            out.print(f"  {name:16} {note}")
+    out.print(f"Open it: [bold]{tensorboard_command()} --logdir {directory / 'tensorboard'}[/bold]")

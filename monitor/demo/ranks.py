@@ -1,0 +1,207 @@
+"""The demo on several ranks of this machine: one of them breaks, and the monitor names rank and layer.
+
+Run as `python -m trainsentry.monitor.demo.ranks JSON` on each rank, under the variables that torchrun sets. What a
+rank has to say it prints as JSON, one line each.
+"""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainsentry.collectors.torch.local_tensor import local
+from trainsentry.monitor.demo.fault import BITS, Flip
+from trainsentry.monitor.demo.model import Gpt, GptConfig
+from trainsentry.monitor.demo.text import Batches
+from trainsentry.monitor.demo.training import BATCH, LEARNING_RATE, rate
+from trainsentry.monitor.errors import TrainingStopped
+from trainsentry.monitor.train_monitor import TrainMonitor
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a rank is to do; `fault_rank` is the one that breaks, -1 for none."""
+
+    config: dict[str, Any]
+    strategy: str
+    steps: int
+    seed: int
+    fault: str
+    fault_rank: int
+    fault_parameter: str | None
+
+
+def start_ranks(task: Task, ranks: int) -> "list[subprocess.Popen[str]]":
+    """Start the ranks on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": "1"}
+    shared |= {"LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainsentry.monitor.demo.ranks", json.dumps(asdict(task))],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def lines_of(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    """Yield what a rank says, as it says it; other output is passed over."""
+    for line in process.stdout or ():
+        if line.startswith('{"demo"'):
+            yield json.loads(line)["demo"]
+
+
+def run_rank(task: Task) -> None:
+    """Train one rank's share, and break a weight on the way if this is the rank to break."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(task.seed)
+    trained = _STRATEGIES[task.strategy](Gpt(GptConfig()))
+    rank = dist.get_rank()
+    batches = Batches(BATCH, GptConfig().context, task.seed * 1000 + rank)
+    with TrainMonitor(task.config).watch(trained.model, trained.optimizer) as monitor:
+        try:
+            for step in range(task.steps):
+                tokens, targets = batches.draw()
+                if step == task.steps // 2 and rank == task.fault_rank:
+                    flip = _flip(trained.held(), task)
+                    _say(flip={**asdict(flip), "step": step, "rank": rank})
+                loss = trained.loss(tokens, targets)
+                monitor.log(loss=loss)
+                if rank == 0:
+                    _say(step=step, loss=loss.item())
+                trained.update(LEARNING_RATE * rate(step, task.steps))
+        except TrainingStopped as stop:
+            _say(stopped=stop.step, rank=rank)
+    dist.barrier()
+    os._exit(0)  # what the frameworks leave to be torn down is not the demo's
+
+
+class _Ddp:
+    """Every rank holds everything; gradients are averaged."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.plain = model
+        self.model: Any = nn.parallel.DistributedDataParallel(model)
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        return loss.detach()
+
+    def update(self, learning_rate: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def held(self) -> dict[str, Tensor]:
+        """Return what this rank holds of each parameter, as the optimizer moves it."""
+        return {name: p.detach() for name, p in self.plain.named_parameters()}
+
+
+class _Fsdp2(_Ddp):
+    """Every rank holds a shard of each parameter (`fully_shard`)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model.blocks:  # type: ignore[union-attr]
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        self.plain = self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+
+    def held(self) -> dict[str, Tensor]:
+        return {name: local(p) for name, p in self.plain.named_parameters()}
+
+
+class _Zero3(_Ddp):
+    """DeepSpeed's ZeRO stage 3: parameters, gradients and state are partitioned."""
+
+    def __init__(self, model: nn.Module) -> None:
+        import deepspeed
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+        config = {
+            "train_micro_batch_size_per_gpu": BATCH,
+            "gradient_clipping": 1.0,
+            "zero_optimization": {"stage": 3},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        self.plain = model
+        self.model, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
+        self.model.backward(loss)
+        return loss.detach()
+
+    def update(self, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.model.step()
+
+    def held(self) -> dict[str, Tensor]:
+        """Return the partitions that the optimizer moves; they lie one behind the other, in the model's order."""
+        held: dict[str, Tensor] = {}
+        names = {id(p): name for name, p in self.plain.named_parameters()}
+        for parameters, flat in zip(
+            self.optimizer.fp16_groups, self.optimizer.fp32_partitioned_groups_flat, strict=True
+        ):
+            start = 0
+            for parameter in parameters:
+                size = parameter.partition_numel()
+                own = max(0, min(size, parameter.ds_numel - dist.get_rank() * size))
+                held[names[id(parameter)]] = flat.detach()[start : start + own]
+                start += size
+        return held
+
+
+_STRATEGIES: Mapping[str, type[_Ddp]] = {"ddp": _Ddp, "fsdp2": _Fsdp2, "zero3": _Zero3}
+
+
+def _flip(held: Mapping[str, Tensor], task: Task) -> Flip:
+    """Flip a clear bit of what this rank holds of one parameter of the blocks."""
+    choice = random.Random(task.seed)  # noqa: S311 - a fault, not a secret
+    [bit] = choice.sample(BITS[task.fault], 1)
+    names = [task.fault_parameter] if task.fault_parameter else [n for n in held if n.startswith("blocks")]
+    for name in choice.sample(names, len(names)):
+        flat = held[name].view(-1)
+        words = flat.view(torch.int32)
+        clear = (((words >> bit) & 1 == 0) & (flat != 0)).nonzero().flatten().tolist()
+        if clear:
+            element = choice.choice(clear)
+            before = float(flat[element])
+            words[element] ^= 1 << bit
+            return Flip(name, element, bit, before, float(flat[element]))
+    raise ValueError(f"--fault-parameter: rank {task.fault_rank} holds no element of {names[0]!r} with bit {bit} clear")
+
+
+def _say(**what: Any) -> None:
+    sys.stdout.write(json.dumps({"demo": what}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    run_rank(Task(**json.loads(sys.argv[1])))
