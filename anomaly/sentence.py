@@ -131,7 +131,8 @@ def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
         when = f"Between step {clean + 1} and step {first.onset}"
     since = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly)
     others = len(ranked) - 1
-    if first.anomaly.name == first.anomaly.quantity and not activations_seen:
+    is_scalar = first.anomaly.name == first.anomaly.quantity and first.anomaly.kind not in _ACROSS_RANKS
+    if is_scalar and not activations_seen:
         since += "; what made it so was not sampled (activations are not sampled at every step)"
     if not others:
         return since + ". Nothing else is abnormal."

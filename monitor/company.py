@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.common import Common
-from trainsentry.monitor.config import HangCheck, MonitorConfig
+from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.hang_watch import HangWatch
 from trainsentry.monitor.listening import Listening, find_place
@@ -35,16 +35,14 @@ class Company:
         self._listening = Listening(meeting.rank)
         self.place = find_place(meeting, self._listening, meeting.rank in watched)
 
-    def watch_for_hangs(self, settings: HangCheck, directory: Path, report: Callable[[], dict[str, Any]]) -> None:
-        """Notice when no step ends any more."""
-        self.hangs = HangWatch(
-            settings.seconds,
-            report,
-            self.meeting.board,
-            directory,
-            rank=self.meeting.rank,
-            abort=settings.abort,
-        )
+    def watch_for_hangs(self, config: MonitorConfig, report: Callable[[], dict[str, Any]]) -> None:
+        """Notice when no step ends any more, if that is asked for; `report` says what this rank is doing."""
+        settings, rank = config.hang_check, self.meeting.rank
+        if settings is None:
+            return
+        directory = Path(config.output_dir).absolute() / f"rank{rank}"
+        board = self.meeting.board
+        self.hangs = HangWatch(settings.seconds, report, board, directory, rank=rank, abort=settings.abort)
         self.common.hangs = self.hangs
 
     def close(self) -> None:

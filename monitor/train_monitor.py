@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
@@ -17,6 +17,7 @@ from trainsentry.monitor.flight import metrics_of, table_of_records
 from trainsentry.monitor.follower import Follower
 from trainsentry.monitor.late_listener import LateListener
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.saved_state import checked_state, detection_for, state_of
 from trainsentry.monitor.starting import check_number
 from trainsentry.monitor.step_loop import StepLoop
 from trainsentry.monitor.triggers import Callback
@@ -25,8 +26,6 @@ from trainsentry.monitor.wiring import Run, Shared, start_loop
 if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
-
-DETECTION_KEYS: Final = {"series", "window", "count", "last_clean"}
 
 
 class TrainMonitor:
@@ -130,14 +129,9 @@ class TrainMonitor:
             watch.close()  # a call that fails leaves no hook behind
             raise
         listener.owner = self
-        self._watch_for_hangs(rank, listener.target)
+        if self._company is not None:
+            self._company.watch_for_hangs(self.config, listener.target.doing)
         return listener.target
-
-    def _watch_for_hangs(self, rank: int, loop: StepLoop | Follower) -> None:
-        if self._company is None or self.config.hang_check is None:
-            return
-        directory = Path(self.config.output_dir).absolute() / f"rank{rank}"
-        self._company.watch_for_hangs(self.config.hang_check, directory, loop.doing)
 
     def _follow(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> None:
         """Count steps with the ranks that are watched."""
@@ -145,7 +139,7 @@ class TrainMonitor:
             return
         self._follower = Follower(self._company.common, self._company.schedule, self._guard, start_step)
         self._follower.follow(framework.follow(*watched, self._follower))
-        self._watch_for_hangs(self._company.meeting.rank, self._follower)
+        self._company.watch_for_hangs(self.config, self._follower.doing)
         close_at_exit(self)
 
     # ------------------------------------------------------------------ in the loop
@@ -213,12 +207,16 @@ class TrainMonitor:
             self._guard.run("flush", self._flush, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return step and detector state, for the user's checkpoint. `detection` is None when it cannot be had."""
+        """Return step and detector state, for the user's checkpoint. `detection` is None when it cannot be had.
+
+        A `torch.distributed.checkpoint` takes the monitor itself, and keeps the state of one rank for all; what the
+        detectors of that rank have learned is taken up by it alone, and the others learn anew.
+        """
         loop = self._running("state_dict")
         if loop is None:
-            return self._saved_state or {"step": 0, "detection": None}
-        state = self._guard.run("state_dict", self._ask_state, loop)
-        return {"step": loop.step, "detection": state}
+            step = self._follower.step if self._follower is not None else 0
+            return self._saved_state or state_of(step)
+        return state_of(loop.step, self._guard.run("state_dict", self._ask_state, loop), loop.rank)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of an earlier run; called before `watch`, it also sets the first step.
@@ -227,15 +225,13 @@ class TrainMonitor:
             ValueError: when `state` is not one of `state_dict`.
 
         """
-        detection = state.get("detection")
-        if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
-            raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: what state_dict() returned")
-        self._saved_state = {"step": state["step"], "detection": detection}
+        self._saved_state = checked_state(state)
         if self._follower is not None:
             self._follower.go_to(state["step"])
         if self._loop is not None and not self._closed:
             self._loop.go_to(state["step"])
-            self._loop.link.send(messages.LOAD_STATE, state=detection, step=state["step"])
+            learned = detection_for(self._loop.rank, self._saved_state)
+            self._loop.link.send(messages.LOAD_STATE, state=learned, step=state["step"])
 
     # ------------------------------------------------------------------ the end
 
@@ -246,7 +242,7 @@ class TrainMonitor:
         self._closed = True
         if self._loop is not None:
             loop = self._loop
-            self._saved_state = {"step": loop.step, "detection": None}
+            self._saved_state = state_of(loop.step)
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
             if self._speaks:

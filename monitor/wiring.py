@@ -12,6 +12,7 @@ from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.overhead import Overhead
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.saved_state import detection_for
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.starting import claim_restart, describe_run, hello_for
 from trainsentry.monitor.step_loop import StepLoop
@@ -74,7 +75,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     if company is not None and watch.data_parallel:
         link.send(messages.DATA_PARALLEL, rank=run.rank)
     if run.saved_state is not None:
-        link.send(messages.LOAD_STATE, state=run.saved_state["detection"], step=run.start_step)
+        link.send(messages.LOAD_STATE, state=detection_for(run.rank, run.saved_state), step=run.start_step)
     overhead = Overhead(guard, schedule, config.overhead_budget)
     common = company.common if company is not None else None
     place = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}

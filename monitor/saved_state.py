@@ -1,0 +1,32 @@
+"""What a monitor puts into the user's checkpoint: the step, and what the detectors of one rank have learned."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+DETECTION_KEYS: Final = {"series", "window", "count", "last_clean"}
+
+NO_RANK: Final = -1
+
+
+def state_of(step: int, detection: dict[str, Any] | None = None, rank: int = NO_RANK) -> dict[str, Any]:
+    """Return a state as plain data."""
+    return {"step": step, "detection": detection, "rank": rank}
+
+
+def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state that a user gives back.
+
+    Raises:
+        ValueError: when it is none of `state_dict`.
+
+    """
+    detection = state.get("detection")
+    if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
+        raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: what state_dict() returned")
+    return state_of(state["step"], detection, state.get("rank", NO_RANK))
+
+
+def detection_for(rank: int, state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a rank's detectors had learned; None when the state is another rank's, which held other shards."""
+    detection: dict[str, Any] | None = state["detection"] if state["rank"] in {rank, NO_RANK} else None
+    return detection
