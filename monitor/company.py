@@ -16,6 +16,11 @@ PATIENCE_SECONDS: Final = 60.0
 """How long a rank waits for one that is late with its wishes (it saves a checkpoint, it compiles), once in a run."""
 
 
+MANY_RANKS: Final = 64
+"""Ranks from which on one of each host writes its files, and others once they are suspected: 4,096 ranks would make
+some forty thousand files, and a shared file system is slowest at opening them."""
+
+
 class Company:
     """What a rank has to do with the others; every rank has one, watched or not."""
 
@@ -34,6 +39,8 @@ class Company:
         self.hangs: HangWatch | None = None
         self._listening = Listening(meeting.rank)
         self.place = find_place(meeting, self._listening, meeting.rank in watched)
+        many = len(watched) >= MANY_RANKS and config.ranks == "all"
+        self.quiet = many and self.place is not None and not self.place.heads
 
     def watch_for_hangs(self, config: MonitorConfig, report: Callable[[], dict[str, Any]]) -> None:
         """Notice when no step ends any more, if that is asked for; `report` says what this rank is doing."""

@@ -50,7 +50,9 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     restart = claim_restart(root / f"rank{run.rank}")
     company = run.company
     hello = hello_for(config, root, run.rank, run.start_step, restart)
-    link = RecorderLink(replace(hello, place=company.place if company is not None else None), table)
+    if company is not None:
+        hello = replace(hello, place=company.place, quiet=company.quiet)
+    link = RecorderLink(hello, table)
     schedule = company.schedule if company is not None else Schedule(config)
     triggers = Triggers(config.on_incident, schedule, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents

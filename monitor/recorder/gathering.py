@@ -146,6 +146,8 @@ class Gathering:
         ids = series[starts]
         ratios = np.asarray([s.quantity == UPDATE for s in self.table.series], bool)[ids]
         whole = combine(values, numel, starts, ratios)
+        alone = (np.diff(np.append(starts, len(values))) == 1) & ~ratios
+        whole[alone, VALUE] = values[starts[alone], VALUE]  # the fingerprint of the one copy that counts
         joined = [self._joined(part) for part in np.split(layouts, starts[1:])] if len(starts) else []
         kept = np.asarray([layout is not None for layout in joined], bool)
         self.incomplete += int(np.count_nonzero(~kept))

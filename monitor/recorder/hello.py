@@ -14,7 +14,7 @@ class Hello:
 
     `slowest_every` is how many steps lie between two samples of what is sampled most seldom. `restart` numbers the
     starts of a run in one directory; `relay` counts the recorders of this start. `max_wait` is in seconds. `place` is
-    the rank's among several.
+    the rank's among several; a `quiet` one writes no files of its own before an incident names it.
     """
 
     output_dir: str
@@ -36,6 +36,7 @@ class Hello:
     descriptors: tuple[int, int] = (-1, -1)
     parent: int = 0
     place: Place | None = None
+    quiet: bool = False
 
     def encode(self) -> bytes:
         """Return the settings as JSON."""

@@ -21,7 +21,10 @@ class Address:
 
 @dataclass(frozen=True)
 class Place:
-    """`ranks` are all whose records come together; `parent` is None at the root, which puts them together."""
+    """`ranks` are all whose records come together; `parent` is None at the root, which puts them together.
+
+    `heads` says whether this is the first rank of its host.
+    """
 
     rank: int
     ranks: tuple[int, ...]
@@ -29,6 +32,7 @@ class Place:
     parent: Address | None
     token: str
     descriptor: int = -1
+    heads: bool = True
 
     @classmethod
     def decode(cls, values: dict[str, Any]) -> "Place":
@@ -41,6 +45,7 @@ class Place:
             Address(**parent) if parent is not None else None,
             values["token"],
             values["descriptor"],
+            values["heads"],
         )
 
 
@@ -64,4 +69,5 @@ def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> P
             parents[address.rank] = head if position < 0 else order[(position - 1) // FANOUT]
     children = tuple(sorted(r for r, parent in parents.items() if parent == rank))
     parent = known[parents[rank]] if rank in parents else None
-    return Place(rank, tuple(sorted(known)), children, parent, known[rank].token, descriptor)
+    heads_host = heads[known[rank].host] == rank
+    return Place(rank, tuple(sorted(known)), children, parent, known[rank].token, descriptor, heads_host)

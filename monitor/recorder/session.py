@@ -2,7 +2,9 @@
 
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +34,9 @@ STATUS_SECONDS: Final = 1.0
 
 JOURNAL: Final = "journal"
 """The sink of everything that is no table: incidents, anomalies, overflows, status, graph."""
+
+KEPT_RECORDS: Final = 20
+"""Records that a quiet rank keeps, so that its files begin before the trouble does."""
 
 QUOTA_STEPS: Final = 100
 """Records between two looks at the disk quota."""
@@ -67,6 +72,8 @@ class Session:
         self.findings = Findings(self.directory, self.table, self.overflow)
         self.book = IncidentBook(self.incidents, self.table, self._tell_trainers, self._write_incident)
         self._told_incident: int | None = None
+        self._graph: dict[str, Any] = {}
+        self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = 0.0
 
     def _join(self, place: Place) -> None:
@@ -92,6 +99,8 @@ class Session:
         if record.examined and self.is_root:
             self.send({"type": messages.EXAMINED, "step": record.step})
         self.writers.write(record)
+        if self.hello.quiet:
+            self._kept.append(record)
         if self.together is not None:
             self.together.take_own(record)
             self.together.pump()
@@ -101,7 +110,7 @@ class Session:
         for path, lines in self.findings.take(
             record, found, self.current_id, self.restart, checks_overflow=checks_overflow
         ):
-            self.journal.submit(lambda p=path, x=lines: append_lines(p, x), record.step)  # type: ignore[misc]
+            self._write_own(lambda p=path, x=lines: append_lines(p, x), record.step)  # type: ignore[misc]
         self.journal.settle()
         if self.records % QUOTA_STEPS == 0:
             self._keep_quota()
@@ -170,7 +179,20 @@ class Session:
             return
         if message["type"] == messages.INCIDENT:
             self._told_incident = message["incident"]["id"]
+            if self.hello.quiet and message["incident"]["rank"] == self.hello.rank:
+                self._speak_up()
         self.send(message)
+
+    def _speak_up(self) -> None:
+        """Write this rank's own files from here on, and what was kept of the last steps: it is suspected."""
+        self.hello = replace(self.hello, quiet=False)
+        self.writers = Writers(self.hello, self.directory, self.table, self.hello.restart, self._sink_failed)
+        for record in self._kept:
+            self.writers.write(record)
+        self._kept.clear()
+        graph = self._graph
+        self._write_own(lambda: replace_json(self.directory / "graph.json", graph), self.step)
+        self._renew_status("running")
 
     def write_global(self, record: StepRecord) -> None:
         """Write statistics of whole tensors."""
@@ -192,9 +214,10 @@ class Session:
             self._write_cost()
         elif kind == messages.SAMPLING:
             line = message["line"]
-            self.journal.submit(lambda: append_lines(self.directory / "sampling.jsonl", [line]), line["step"])
+            self._write_own(lambda: append_lines(self.directory / "sampling.jsonl", [line]), line["step"])
         elif kind == messages.GRAPH:
-            self.journal.submit(lambda: replace_json(self.directory / "graph.json", message["graph"]), self.step)
+            self._graph = message["graph"]
+            self._write_own(lambda: replace_json(self.directory / "graph.json", message["graph"]), self.step)
         elif kind == messages.RUN:
             self.journal.submit(lambda: write_run(self.root / "run.json", message["run"]), self.step)
         elif kind == messages.ACTION:
@@ -280,7 +303,12 @@ class Session:
             return
         self._status_at = now
         data = status_of(self, state or "running")
-        self.journal.submit(lambda: replace_json(self.directory / "status.json", data), self.step)
+        self._write_own(lambda: replace_json(self.directory / "status.json", data), self.step)
+
+    def _write_own(self, work: Callable[[], None], step: int) -> None:
+        """Have a file of this rank written, unless it is one of many that keep quiet."""
+        if not self.hello.quiet:
+            self.journal.submit(work, step)
 
 
 def next_incident_id(path: Path) -> int:

@@ -24,6 +24,8 @@ class Writers:
     ) -> None:
         self.restart = restart
         self.exporters: list[tuple[Sink, Exporter]] = []
+        if hello.quiet:
+            return
         if hello.csv_steps_per_file is not None:
             csv = CsvWriter(
                 directory,

@@ -1,0 +1,56 @@
+"""Step times of one strategy, with and without a monitor; run on every rank by `strategies.py`."""
+
+import statistics
+import time
+from pathlib import Path
+
+import sharded_training
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import trainsentry
+
+ROUNDS = 4
+STEPS = 40
+
+
+class Wide(sharded_training.Net):
+    """The tests' model with layers wide enough that a step takes some 50 ms."""
+
+    def __init__(self, hidden: int = 0) -> None:
+        del hidden
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Linear(7, 1520), nn.GELU(), nn.Linear(1520, 1520), nn.GELU(), nn.Linear(1520, 1520)
+        )
+        self.norm = nn.LayerNorm(1520)
+        self.module = nn.Linear(1520, 3)
+
+
+def overhead(name: str, out: Path) -> float:
+    """Return median step time with the default configuration over that without a monitor, of rounds in turn."""
+    net = sharded_training.Net
+    sharded_training.Net = Wide  # type: ignore[misc]
+    try:
+        strategy = sharded_training.STRATEGIES[name](torch.float32, 1)
+    finally:
+        sharded_training.Net = net  # type: ignore[misc]
+    batch = [torch.randn(256, 7)]
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for turn in range(2 * ROUNDS):
+        monitored = bool(turn % 2)
+        monitor = None
+        if monitored:
+            monitor = trainsentry.TrainMonitor({"output_dir": str(Path(out) / str(turn))})
+            monitor.watch(strategy.model, strategy.optimizer)
+        for step in range(STEPS):
+            began = time.perf_counter()
+            strategy.step(batch)
+            strategy.update()
+            if step >= 5:  # the first ones define series and warm up
+                times[monitored].append(time.perf_counter() - began)
+        if monitor is not None:
+            monitor.close()
+        dist.barrier()
+    return statistics.fmean(times[True]) / statistics.fmean(times[False])
