@@ -1,6 +1,7 @@
 """The incidents of a run as they are told to the trainers and written down."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.anomaly.anomaly import Anomaly
@@ -8,6 +9,7 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.incident_log import IncidentLog
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, SeriesTable
+from trainsentry.exporters.json_files import read_lines
 from trainsentry.monitor.recorder import messages
 
 SETTLED_AFTER: Final = 2
@@ -83,3 +85,11 @@ class IncidentBook:
         if self._written.get(incident.id) != incident:
             self._written[incident.id] = incident
             self._write(incident)
+
+
+def next_incident_id(path: Path) -> int:
+    """Return the id for the next incident of a directory: one more than any that stands in its file."""
+    if not path.is_file():
+        return 1
+    ids = [line.get("id") for _, line in read_lines(path, lambda *_: None)]
+    return 1 + max((i for i in ids if isinstance(i, int)), default=0)

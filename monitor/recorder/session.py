@@ -16,13 +16,13 @@ from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv_writer import next_restart
-from trainsentry.exporters.json_files import append_lines, read_lines, replace_json
+from trainsentry.exporters.json_files import append_lines, replace_json
 from trainsentry.exporters.quota import enforce_quota
 from trainsentry.exporters.run_file import write_run
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.findings import Findings
 from trainsentry.monitor.recorder.hello import Hello
-from trainsentry.monitor.recorder.incident_book import IncidentBook
+from trainsentry.monitor.recorder.incident_book import IncidentBook, next_incident_id
 from trainsentry.monitor.recorder.place import Place
 from trainsentry.monitor.recorder.sink import Sink
 from trainsentry.monitor.recorder.status import status_of
@@ -309,11 +309,3 @@ class Session:
         """Have a file of this rank written, unless it is one of many that keep quiet."""
         if not self.hello.quiet:
             self.journal.submit(work, step)
-
-
-def next_incident_id(path: Path) -> int:
-    """Return the id for the next incident of a directory: one more than any that stands in its file."""
-    if not path.is_file():
-        return 1
-    ids = [line.get("id") for _, line in read_lines(path, lambda *_: None)]
-    return 1 + max((i for i in ids if isinstance(i, int)), default=0)

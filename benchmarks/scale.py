@@ -1,0 +1,140 @@
+"""What several ranks cost at sizes that no test reaches: measured where it can be, modelled where it cannot.
+
+Measured here: the host time of a step's exchange in the training process (with torch's fake process group of as many
+ranks: nothing is sent, so that is the time of the call, not of communication), the bytes of a rank's records, and the
+time a recorder takes to put together what its children send. Modelled: the wire, from latency and bandwidth that are
+stated; the training process does not wait for it, unless an exchange takes longer than a step.
+
+    python benchmarks/scale.py
+"""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from machine import describe_machine
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import Layout, Series, SeriesTable
+from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.collectors.torch.agreement import Agreement
+from trainsentry.collectors.torch.meeting import Meeting
+from trainsentry.monitor.common import LAG, MANY_RANKS, Common, Wishes
+from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.recorder.gathering import Gathering
+from trainsentry.monitor.recorder.place import Address, place_of
+from trainsentry.monitor.schedule import Schedule
+
+LATENCY = 50e-6
+"""Seconds for a small message between hosts: TCP in one data centre."""
+
+BANDWIDTH = 1.25e9
+"""Bytes a second: 10 Gbit/s, the management network, not the accelerators'."""
+
+RANKS_A_HOST = 8
+STEP_SECONDS = 1.0
+NUMBERS = 5
+"""What ranks agree on, without an overhead budget."""
+
+
+def host_time(ranks: int, steps: int = 400) -> float:
+    """Return the median seconds that the exchange of one step takes the training process."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    meeting = Meeting(dist.group.WORLD, 0, ranks, None)
+    common = Common(meeting, Agreement(meeting, 1.0), Schedule(MonitorConfig(), several_ranks=True), Guard(), costs=0)
+    times = []
+    for step in range(steps):
+        began = time.perf_counter()
+        common.at_boundary(step, Wishes())
+        times.append(time.perf_counter() - began)
+    dist.destroy_process_group()
+    return float(np.median(times))
+
+
+def record_of(table: SeriesTable, count: int, rank: int, ranks: int) -> StepRecord:
+    """Return a record of shards of `count` parameters."""
+    ids = [table.series_id(Series(f"layers.{i}.weight", "gradient")) for i in range(count)]
+    layout = table.layout_id(Layout((1024,), "float32", 1024, (1024 * ranks,), f"{1024 * rank}:{1024 * rank + 1024}"))
+    values = np.random.default_rng(rank).standard_normal((count, COLUMNS))
+    values[:, 3] = np.abs(values[:, 3])
+    values[:, 4:7] = 0.0
+    return StepRecord(0, rank, np.asarray(ids, np.int32), np.full(count, layout, np.int32), values)
+
+
+def combine_time(children: int, count: int, steps: int = 5) -> tuple[float, int]:
+    """Return seconds that a recorder takes for one step of its children's records, and the bytes of one."""
+    ranks = children + 1
+    gathering = Gathering(0, set(range(ranks)), final=True)
+    records = []
+    for rank in range(ranks):
+        table = SeriesTable()
+        records.append(record_of(table, count, rank, ranks))
+        gathering.use_table(rank, table)
+    times = []
+    for step in range(steps):
+        began = time.perf_counter()
+        for rank, record in enumerate(records):
+            gathering.take(rank, replace(record, step=step))
+            gathering.finish(rank, step)
+        found = list(gathering.complete())
+        times.append(time.perf_counter() - began)
+        if len(found) != 1 or len(found[0]) != count:
+            raise AssertionError("a step is not whole")
+    return float(np.median(times)), records[0].nbytes
+
+
+def tree(ranks: int) -> tuple[int, int]:
+    """Return the most children that a recorder has, and how many hops the longest way to the root is."""
+    hosts = -(-ranks // RANKS_A_HOST)
+    heads = [Address(h * RANKS_A_HOST, f"host{h}", "", 0, "") for h in range(hosts)]
+    places = {head.rank: place_of(head.rank, heads) for head in heads} if hosts <= 1024 else {}
+    hops = 0
+    for place in places.values():
+        depth, at = 0, place
+        while at.parent is not None:
+            depth, at = depth + 1, places[at.parent.rank]
+        hops = max(hops, depth)
+    most = max(len(p.children) for p in places.values())
+    return most + min(RANKS_A_HOST, ranks) - 1, hops + 1
+
+
+def main() -> None:
+    """Print the tables."""
+    torch.set_num_threads(1)
+    print(describe_machine())
+    print(f"\nModelled with {LATENCY * 1e6:.0f} µs and {BANDWIDTH / 1e9:.2f} GB/s, {RANKS_A_HOST} ranks a host.\n")
+    print(
+        "| ranks | exchange: host (µs) | share of a 1 s step | bytes a rank | on the wire (ms, modelled) | waited for |"
+    )
+    print("|---|---|---|---|---|---|")
+    for ranks in (8, 64, 512, 4096):
+        host = host_time(ranks)
+        wire = 2 * (ranks - 1) * (LATENCY + NUMBERS * 8 / ranks / BANDWIDTH)
+        late = max(0.0, wire - STEP_SECONDS * (LAG if ranks >= MANY_RANKS else 1))
+        print(
+            f"| {ranks} | {host * 1e6:.0f} | {host / STEP_SECONDS:.4%} | {2 * NUMBERS * 8} | {wire * 1e3:.1f} | "
+            f"{late * 1e3:.0f} ms |",
+            flush=True,
+        )
+    print(
+        "\n| ranks | series | children | hops | a rank sends (MB) | a parent takes (MB) | to combine (ms) | wire (ms) |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for ranks in (8, 64, 512, 4096):
+        children, hops = tree(ranks)
+        for count in (1_000, 10_000, 20_000):
+            seconds, size = combine_time(children, count)
+            wire = hops * (LATENCY + children * size / BANDWIDTH)
+            print(
+                f"| {ranks} | {count:,} | {children} | {hops} | {size / 2**20:.2f} | {children * size / 2**20:.1f} | "
+                f"{seconds * 1e3:.0f} | {wire * 1e3:.1f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
