@@ -10,6 +10,7 @@ from sharded_training import STRATEGIES, batches
 
 import trainsentry
 from trainsentry.collectors.torch.watch import TorchWatch
+from trainsentry.monitor import common
 
 STEPS = 30
 FAULT_STEP = 4
@@ -22,8 +23,9 @@ def poisoned(rank):
     return poison
 
 
-def run(name, out, *, fault, rank, config=None, broken=None):
-    """Train until stopped; return (class, step, reason, steps done, whether hooks are left)."""
+def run(name, out, *, fault, rank, config=None, broken=None, many=False):
+    """Train until stopped, as if there were `many` ranks; return (class, step, reason, steps done, suspected ranks)."""
+    usual, common.MANY_RANKS = common.MANY_RANKS, 2 if many else common.MANY_RANKS
     strategy = STRATEGIES[name](torch.float32, 1)
     settings = {"output_dir": str(out), **(config or {})}
     monitor = trainsentry.TrainMonitor(settings).watch(strategy.model, strategy.optimizer)
@@ -46,6 +48,7 @@ def run(name, out, *, fault, rank, config=None, broken=None):
         return None, done, "", done, []
     finally:
         undo()
+        common.MANY_RANKS = usual
         monitor.close()
         watchdog.cancel()
 

@@ -54,6 +54,11 @@ def test_a_monitor_that_is_slow_or_broken_on_one_rank(four_ranks, tmp_path, how)
     assert_stopped_together(found, latest=FAULT_STEP + 1)
 
 
+def test_as_many_ranks_they_agree_less_often_and_still_together(four_ranks, tmp_path):
+    found = four_ranks.run(run, "Ddp", tmp_path, fault="request", rank=2, many=True)
+    assert_stopped_together(found, latest=FAULT_STEP + 15)
+
+
 def test_without_a_stop_every_rank_does_every_step(four_ranks, tmp_path):
     found = four_ranks.run(run, "Ddp", tmp_path, fault=None, rank=0)
     assert [(f[0], f[3]) for f in found] == [(None, STEPS)] * 4
