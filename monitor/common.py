@@ -89,6 +89,8 @@ class Common:
             agreed = self.guard.run(PART, self._result)
         if self.hangs is not None:
             self.hangs.step_ended()
+        if agreed is not None and agreed.ahead <= step:  # else asked for before a rollback
+            self._sample_densely(step + 1, agreed.dense_until)
         if self.exchanges(step):
             wishes = replace(wishes, ahead=step, behind=-step)
             self.guard.run(PART, self.agreement.propose, wishes.numbers(self._costs))
@@ -100,6 +102,16 @@ class Common:
                 f"{agreed.ahead}. Statistics of whole tensors and sampling may not fit together.",
             )
         return agreed
+
+    @property
+    def broken(self) -> bool:
+        """Whether an exchange has failed."""
+        return PART in self.guard.disabled
+
+    def _sample_densely(self, step: int, until: int) -> None:
+        """Sample as all have agreed on, here, where it happens whatever else of the monitor has failed."""
+        if until > step:
+            self.schedule.sample_every_step(step, until - step)
 
     def _result(self) -> Wishes | None:
         numbers = self.agreement.result()

@@ -37,7 +37,11 @@ class Company:
         agreement = framework.agreement(meeting, PATIENCE_SECONDS)
         self.common = Common(meeting, agreement, self.schedule, guard, costs=costs)
         self.hangs: HangWatch | None = None
-        self._listening = Listening(meeting.rank)
+        try:
+            self._listening: Listening | None = Listening(meeting.rank)
+        except OSError as error:
+            guard.warn_once("recorders of other ranks", f"no socket for other ranks can be opened: {error}")
+            self._listening = None
         self.place = find_place(meeting, self._listening, meeting.rank in watched)
         many = len(watched) >= MANY_RANKS and config.ranks == "all"
         self.quiet = many and self.place is not None and not self.place.heads
@@ -56,9 +60,10 @@ class Company:
         """Leave the others, who go on without this rank."""
         if self.hangs is not None:
             self.hangs.close()
-        self._listening.close()
+        if self._listening is not None:
+            self._listening.close()
         self.common.close()
-        self.meeting.close()
+        self.meeting.close(broken=self.common.broken)
 
 
 def _check_same(config: MonitorConfig, meeting: Any) -> None:

@@ -10,7 +10,7 @@ from trainsentry.monitor.step_end import StepEnd
 
 
 class Follower:
-    """Listens to the optimizers' steps and reads nothing. `steps` is the framework's, and removes the hooks."""
+    """Listens to the optimizers' steps and reads nothing. `steps` are the framework's, and remove the hooks."""
 
     def __init__(self, common: Common, schedule: Schedule, guard: Guard, start_step: int) -> None:
         self.common = common
@@ -18,13 +18,18 @@ class Follower:
         self.guard = guard
         self.step = start_step
         self.stop: TrainingStopped | None = None
-        self.steps: Any = None
+        self.steps: list[Any] = []
         self._end = StepEnd(())
 
     def follow(self, steps: Any) -> None:
-        """Take the steps to listen to."""
-        self.steps = steps
-        self._end = StepEnd(id(optimizer) for optimizer in steps.optimizers)
+        """Take steps to listen to, beside those that are listened to already."""
+        self.steps.append(steps)
+        self._end = StepEnd(id(optimizer) for optimizer in self.optimizers)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers whose steps are counted."""
+        return [optimizer for steps in self.steps for optimizer in steps.optimizers]
 
     def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
         """Do nothing: what an optimizer takes is not read here."""
@@ -57,11 +62,7 @@ class Follower:
         """
         step, self.step = self.step, self.step + 1
         agreed = self.common.at_boundary(step, Wishes(stop=kind_of(self.stop)))
-        if agreed is None:
-            return
-        if agreed.dense_until > self.step:
-            self.schedule.sample_every_step(self.step, agreed.dense_until - self.step)
-        if agreed.stop:
+        if agreed is not None and agreed.stop:
             stop, self.stop = self.stop, None
             raise self.common.stop_together(step, stop)
 
@@ -76,5 +77,5 @@ class Follower:
 
     def close(self) -> None:
         """Remove the hooks."""
-        if self.steps is not None:
-            self.steps.close()
+        for steps in self.steps:
+            steps.close()

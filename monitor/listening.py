@@ -27,14 +27,14 @@ class Listening:
         self.sock.close()
 
 
-def find_place(meeting: Any, listening: Listening, watched: bool) -> Place | None:
+def find_place(meeting: Any, listening: Listening | None, watched: bool) -> Place | None:
     """Tell the other ranks where this one's recorder listens; return its place among them.
 
-    None on a rank that is not watched; it takes part in the exchange all the same.
+    None on a rank that is not watched, or cannot listen; it takes part in the exchange all the same.
     """
-    told = meeting.exchange(asdict(listening.address) if watched else None)
+    told = meeting.exchange(asdict(listening.address) if watched and listening is not None else None)
     addresses = [Address(**values) for values in told if values is not None]
-    if not watched:
+    if not watched or listening is None:
         return None
     place = place_of(listening.address.rank, addresses, listening.sock.fileno())
     os.set_inheritable(listening.sock.fileno(), False)

@@ -135,7 +135,10 @@ class TrainMonitor:
 
     def _follow(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> None:
         """Count steps with the ranks that are watched."""
-        if self._company is None or self._follower is not None:
+        if self._company is None:
+            return
+        if self._follower is not None:
+            self._follower.follow(framework.follow(*watched, self._follower))
             return
         self._follower = Follower(self._company.common, self._company.schedule, self._guard, start_step)
         self._follower.follow(framework.follow(*watched, self._follower))
@@ -151,7 +154,7 @@ class TrainMonitor:
             RuntimeError: when the boundaries are taken from a watched optimizer already.
 
         """
-        if self._follower is not None and not self._follower.steps.optimizers:
+        if self._follower is not None and not self._follower.optimizers:
             self._follower.boundary()
         loop = self._running("step")
         if loop is None:

@@ -116,7 +116,6 @@ class Triggers:
         """Do what all ranks have agreed on."""
         if agreed.dense_until > next_step:
             steps = agreed.dense_until - next_step
-            self.schedule.sample_every_step(next_step, steps)
             if steps > 1 and self.incidents:
                 incident_id = max(self.incidents)
                 self.note_action(incident_id, f"sampling every step from step {next_step} on, for {steps} steps")

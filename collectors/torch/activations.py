@@ -160,7 +160,7 @@ class ActivationHooks:
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note that a module is entered, and observe its inputs."""
         self.flow.entered(named.name)
-        if not self.sampling or _in_backward():  # a forward that is computed anew may end without `leave`
+        if not self.sampling or in_backward():  # a forward that is computed anew may end without `leave`
             return
         if named.name:
             self._inner_ran = True
@@ -172,7 +172,7 @@ class ActivationHooks:
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Note that a module is left, and observe its outputs."""
-        if not self.sampling or _in_backward():
+        if not self.sampling or in_backward():
             return
         self._depth = max(self._depth - 1, 0)
         if self._recording and named.name in self._observed:
@@ -233,13 +233,13 @@ class ActivationHooks:
 
     def compiled_pass(self, named: NamedModule) -> None:
         """Begin a pass through an outermost module that is compiled."""
-        if self.sampling and not _in_backward():
+        if self.sampling and not in_backward():
             self.guard.run(PART, lambda: self._begin_pass(named, training=True))
 
     def compiled_tensor(self, site: Site, path: str, tensor: Tensor, *, hooked: bool) -> None:
         """Take an input or output inside a compiled graph."""
         self._inner_ran = self._inner_ran or bool(site.named.name)
-        if self.sampling and self._recording and not _in_backward():
+        if self.sampling and self._recording and not in_backward():
             self.guard.run(PART, self._take_compiled, site, path, tensor, hooked)
 
     def compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
@@ -282,6 +282,6 @@ class _GradientHook(InertWhenCopied):
             self.owner.guard.run(PART, self.owner.rows.add_shared, self.series_id, gradient)
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """Whether the backward pass runs; a forward inside it is a recomputation."""
     return torch._C._current_graph_task_id() != -1  # it has no public name

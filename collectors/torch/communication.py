@@ -1,6 +1,7 @@
 """Collectives and point-to-point operations: what goes in and comes out, how long each took, and which are open."""
 
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,15 @@ from torch import Tensor
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
-from trainsentry.collectors.torch.process_groups import Op, forget_calls, members_of, watch_calls
+from trainsentry.collectors.torch.activations import in_backward
+from trainsentry.collectors.torch.process_groups import (
+    Op,
+    forget_calls,
+    members_of,
+    reduction_of,
+    tensors_of,
+    watch_calls,
+)
 from trainsentry.collectors.torch.step_rows import StepRows
 
 PART = "communication"
@@ -73,13 +82,17 @@ class Communication:
         self._together: dict[str, list[Call]] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._members: dict[str, list[int]] = {}
+        self._thread = threading.get_ident()
         watch_calls(self)
 
     def open_step(self, *, sampling: bool) -> None:
         """Begin a step: record in it or not."""
         self.sampling = sampling
         self._in_step.clear()
+        for call in self._recorded:  # what ends later belongs to no step
+            call.name, call.outputs = "", []
         self._recorded.clear()
+        self._open = {key: (None, calls) for key, (_, calls) in self._open.items()}
         self.seconds_waited = 0.0
 
     def end_step(self) -> None:
@@ -104,14 +117,16 @@ class Communication:
 
     # ------------------------------------------------------------------ what the process groups tell
 
-    def begin(self, op: Op, group: Any, tensors: list[Tensor], reduction: int) -> Call | None:
-        """Number a call, and read what goes in."""
-        found: Call | None = self.guard.run(PART, self._begin, op, group, tensors, reduction)
+    def begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        """Number a call, and read what goes in. Calls of other threads (a checkpoint's) are none of the step's."""
+        if threading.get_ident() != self._thread and not in_backward():
+            return None
+        found: Call | None = self.guard.run(PART, self._begin, op, group, args, kwargs)
         return found
 
-    def started(self, call: Call, work: Any, tensors: list[Tensor]) -> None:
+    def started(self, call: Call, work: Any, result: Any) -> None:
         """Note what is to come out; a call without a `Work` has ended, or its result is waited for by its use."""
-        self.guard.run(PART, self._started, call, work, tensors)
+        self.guard.run(PART, self._started, call, work, result)
 
     def waiting(self, work: Any) -> None:
         """Note what is waited for."""
@@ -125,15 +140,16 @@ class Communication:
         """Note that several calls end with one `Work`."""
         self.guard.run(PART, self._coalescing, group, begins, work)
 
-    def _begin(self, op: Op, group: Any, tensors: list[Tensor], reduction: int) -> Call | None:
+    def _begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         name = group_name(group)
         if name == self.own:
             return None
         kind = f"{name}.{op.name}" if op.point_to_point else name
         sequence = self._sequences[kind]
         self._sequences[kind] += 1
+        tensors = tensors_of(args, kwargs, op.inputs)
         size = sum(x.numel() * x.element_size() for x in tensors)
-        call = Call(op.name, name, sequence, time.monotonic(), size, reduction)
+        call = Call(op.name, name, sequence, time.monotonic(), size)
         if self.sampling and self._is_chosen():
             number = self._in_step[name, op.name]
             self._in_step[name, op.name] += 1
@@ -141,15 +157,18 @@ class Communication:
                 self.left_out += 1
                 return call
             call.name = f"{name}.{op.name}.{number}"
+            call.reduction = reduction_of(args, kwargs)
+            call.outputs = tensors_of(args, kwargs, op.outputs)
             if name not in self._members:
                 self._members[name] = members_of(group)
             self._recorded.append(call)
             self._read(call, COMMUNICATION_INPUT, tensors)
         return call
 
-    def _started(self, call: Call, work: Any, tensors: list[Tensor]) -> None:
-        call.nbytes = max(call.nbytes, sum(x.numel() * x.element_size() for x in tensors))
-        call.outputs = tensors if call.name else []
+    def _started(self, call: Call, work: Any, result: Any) -> None:
+        if call.name and isinstance(result, Tensor):
+            call.outputs = [result]
+        call.nbytes = max(call.nbytes, sum(x.numel() * x.element_size() for x in call.outputs))
         together = self._together.get(call.group)
         if together is not None:
             together.append(call)
@@ -161,7 +180,8 @@ class Communication:
     def _keep(self, work: Any, calls: list[Call]) -> None:
         while len(self._open) >= MAX_OPEN:
             self._open.pop(next(iter(self._open)))
-        self._open[id(work)] = (work, calls)
+        # Only what is recorded holds the `Work`, until the step ends: many are never waited for in Python.
+        self._open[id(work)] = (work if any(call.name for call in calls) else None, calls)
 
     def _waiting(self, work: Any) -> None:
         _, calls = self._open.get(id(work), (None, []))

@@ -10,12 +10,13 @@ import torch.distributed as dist
 MEETING_SECONDS: Final = 60.0
 """How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
 
-GROUP_SECONDS: Final = 600.0
-"""How long an exchange may take: as long as the training's own collectives usually may."""
+GROUP_SECONDS: Final = 180.0
+"""How long an exchange may take. Ranks that train together are a step apart at most when one begins."""
 
 POLL_SECONDS: Final = 0.02
 
 _meetings = 0
+_left: list[Any] = []
 
 
 class Meeting:
@@ -41,10 +42,12 @@ class Meeting:
         dist.all_gather_object(found, mine, self.group)
         return found
 
-    def close(self) -> None:
-        """Leave the group."""
+    def close(self, *, broken: bool = False) -> None:
+        """Leave the group; one in which an exchange has failed is left as it is, for to end it would be to wait."""
         group, self.group = self.group, None
-        if group is not None and dist.is_initialized():
+        if broken:
+            _left.append(group)
+        elif group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
 
 

@@ -73,11 +73,11 @@ FUNCTIONAL: Final = {
 class Watcher(Protocol):
     """Who is told of calls. Its methods contain their own failures."""
 
-    def begin(self, op: Op, group: Any, tensors: list[Tensor], reduction: int) -> Any:
-        """A call is about to be made with these inputs; return what is to be known of it later, or None."""
+    def begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call is about to be made with these arguments; return what is to be known of it later, or None."""
 
-    def started(self, call: Any, work: Any, tensors: list[Tensor]) -> None:
-        """A call was made, with these outputs to come."""
+    def started(self, call: Any, work: Any, result: Any) -> None:
+        """A call was made; it has returned a `Work`, or its result."""
 
     def waiting(self, work: Any) -> None:
         """Someone begins to wait for a call."""
@@ -136,8 +136,13 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[i
 def reduction_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return how a call reduces: 1 for a sum, 2 for an average, 0 for anything else."""
     for given in (*args, *kwargs.values()):
-        how = getattr(given, "reduceOp", given)
-        name = how.lower() if isinstance(how, str) else str(getattr(how, "op", how)).rpartition(".")[2].lower()
+        if isinstance(given, str):
+            name = given.lower()
+        else:
+            how = getattr(given, "reduceOp", given)
+            if not isinstance(how, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+                continue
+            name = str(getattr(how, "op", how)).rpartition(".")[2].lower()
         if name in {"sum", "avg"}:
             return 1 if name == "sum" else 2
     return 0
@@ -164,13 +169,11 @@ def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[
 def _method(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        inputs = tensors_of(args, kwargs, op.inputs)
-        reduction = reduction_of(args, kwargs)
-        calls = [(w, w.begin(op, self, inputs, reduction)) for w in _watchers]
+        calls = [(w, w.begin(op, self, args, kwargs)) for w in _watchers]
         work = original(self, *args, **kwargs)
         for watcher, call in calls:
             if call is not None:
-                watcher.started(call, work, tensors_of(args, kwargs, op.outputs))
+                watcher.started(call, work, None)
         return work
 
     return method
@@ -182,12 +185,11 @@ def _function(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or not isinstance(self, Tensor):
             return original(self, *args, **kwargs)
         group = next((a for a in (*args, *kwargs.values()) if not isinstance(a, (str, int, float, bool))), None)
-        reduction = reduction_of(args, kwargs)
-        calls = [(w, w.begin(op, group, [self], reduction)) for w in _watchers]
+        calls = [(w, w.begin(op, group, (self, *args), kwargs)) for w in _watchers]
         result = original(self, *args, **kwargs)
         for watcher, call in calls:
             if call is not None:
-                watcher.started(call, None, [result])
+                watcher.started(call, None, result)
         return result
 
     return function

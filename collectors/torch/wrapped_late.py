@@ -1,5 +1,7 @@
 """Finds out that a model was wrapped after `watch`, so that what is watched is not what trains."""
 
+import gc
+import weakref
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ class FirstPass(InertWhenCopied):
     """
 
     def __init__(self, chunk: nn.Module) -> None:
-        self._distributed = any(is_holder(m) for m in chunk.modules())
+        self._known = [weakref.ref(m) for m in _living_wrappers()]
         self._sharded = is_sharded(chunk)
         self._handle = chunk.register_forward_pre_hook(self)
 
@@ -47,9 +49,14 @@ class FirstPass(InertWhenCopied):
 
     def _what_happened(self, module: nn.Module) -> str:
         running = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
-        if running is not None and not self._distributed:
+        if running is not None and all(known() is not running for known in self._known):
             return "DistributedDataParallel"
         return "fully_shard or another wrapper that shards it" if is_sharded(module) and not self._sharded else ""
+
+
+def _living_wrappers() -> list[nn.Module]:
+    """Return every DistributedDataParallel that there is: one that comes later is too late."""
+    return [x for x in gc.get_objects() if issubclass(type(x), nn.parallel.DistributedDataParallel)]
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -65,6 +72,8 @@ def is_data_parallel(model: nn.Module) -> bool:
     """Whether every rank is to have data of its own: under DDP, FSDP or ZeRO, and without tensor parallelism."""
     shards = [sum(p.is_shard() for p in x.placements) for x in model.parameters() if hasattr(x, "placements")]
     if any(count > 1 for count in shards):
+        return False
+    if any(getattr(m, "mpu", None) is not None for m in model.modules()):  # DeepSpeed with a model-parallel group
         return False
     fully_sharded = any(type(m).__name__.startswith("FSDP") for m in model.modules())
     return fully_sharded or (not shards and any(is_holder(m) for m in model.modules()))
