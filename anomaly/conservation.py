@@ -78,6 +78,8 @@ def judge(step: int, call: Call) -> list[Anomaly]:
 
 
 def _reduced(call: Call, put_in: Sums, size: int) -> float | None:
+    if put_in.dtype not in EPSILON:  # a flag's sum is an "or", and small whole numbers wrap around
+        return None
     if call.reduction == SUM:
         return put_in.total
     return put_in.total / size if call.reduction == AVERAGE else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, REPLICA_MISMATCH, Anomaly
-from trainsentry.collectors.series import Series
+from trainsentry.collectors.series import PARAMETER, Series
 
 NAME: Final = "replicas"
 
@@ -15,7 +15,8 @@ SCORE: Final = 100.0
 
 
 KEPT_EQUAL: Final = 2
-"""Steps at which copies must have been equal before they are taken for replicas."""
+"""Different values that copies must have had in common before they are taken for replicas: equal seeds make one, and
+zeros, ones and what is frozen stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +34,38 @@ class ReplicaRule:
 
     Only what was equal before counts as replicas: ranks of a pipeline, or with experts of their own, may call
     different tensors by one name, and those have differed from the start; and equal seeds make equal weights that
-    each rank then trains by itself. So it takes `KEPT_EQUAL` steps. `strangers` are the others.
+    each rank then trains by itself. So it takes `KEPT_EQUAL` different values. `stranger_names` are the names, with
+    their model chunk, of others, which are different tensors; `strangers` are the keys of what has never been equal.
 
     With two ranks, or two camps of one size, none can be told from the other: then both sides are named, and
     `value` equals `expected`, which are the numbers of ranks that agree with this one and with the most.
     """
 
     equal_at: dict[int, int] = field(default_factory=dict)
-    times_equal: Counter[int] = field(default_factory=Counter)
+    stranger_names: set[tuple[str, int]] = field(default_factory=set)
     strangers: set[int] = field(default_factory=set)
+    _values: dict[int, set[int]] = field(default_factory=dict)
     _told: set[tuple[int, int]] = field(default_factory=set)
 
-    def judge(self, step: int, unequal: Iterable[Copies], equal: Iterable[int]) -> list[Anomaly]:
+    def judge(self, step: int, unequal: Iterable[Copies], equal: Mapping[int, int]) -> list[Anomaly]:
         """Return an anomaly for each rank that has parted from the others.
 
-        `equal` are the keys of copies that were found equal at this step.
+        `equal` maps the keys of copies that were found equal at this step to their fingerprint.
         """
-        for key in equal:
-            self.times_equal[key] += self.equal_at.get(key) != step
+        for key, fingerprint in equal.items():
+            values = self._values.setdefault(key, set())
+            if len(values) < KEPT_EQUAL:
+                values.add(fingerprint)
             self.equal_at[key] = step
         found = []
         for copies in unequal:
-            if self.times_equal[copies.key] < KEPT_EQUAL:
+            name = (copies.series.name, copies.series.vpp_stage)
+            if len(self._values.get(copies.key, ())) >= KEPT_EQUAL and name not in self.stranger_names:
+                found += self._parted(step, copies)
+            elif copies.series.quantity == PARAMETER:
+                self.stranger_names.add(name)
+            elif copies.key not in self.equal_at:
                 self.strangers.add(copies.key)
-                continue
-            found += self._parted(step, copies)
         return found
 
     def _parted(self, step: int, copies: Copies) -> list[Anomaly]:

@@ -23,7 +23,7 @@ FIRST_STEPS: Final = 2
 """Steps that may take any time: kernels are compiled and memory is laid out in them."""
 
 GATHERING_SECONDS: Final = 5.0
-"""How long the ranks' reports are waited for, once one rank has waited too long: their clocks are a bit apart."""
+"""How long the ranks' reports are waited for beyond the time in which each of them looks."""
 
 FRAMEWORKS: Final = frozenset({"torch", "deepspeed", "mindspore"})
 """Folders whose code a rank that waits for others is in."""
@@ -56,7 +56,8 @@ class HangWatch:
         self._clock = clock
         self._steps = 0
         self._last = clock()
-        self._hangs = 0
+        self._interval = min(seconds / 4, 10.0)
+        self._reported = False
         self._told_of = -1
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="trainsentry-hang-watch", daemon=True)
@@ -72,7 +73,7 @@ class HangWatch:
         self._ended.set()
 
     def _work(self) -> None:
-        while not self._ended.wait(min(self.seconds / 4, 10.0)):
+        while not self._ended.wait(self._interval):
             try:
                 self._look()
             except Exception:  # a thread's own edge: a store that is gone, a full disk
@@ -82,16 +83,19 @@ class HangWatch:
     def _look(self) -> None:
         waited = self._clock() - self._last
         if self._steps < FIRST_STEPS or waited < self.seconds or self._told_of == self._steps:
+            if self._reported and waited < self.seconds:
+                self._reported = False
+                self.board.put(f"hang/{self.rank}", "{}")  # it went on
             return
         steps = self._told_of = self._steps
         own = {**self.report(), **where_now(), "rank": self.rank, "seconds": round(waited, 1)}
         self._write_stacks()
-        self.board.put(f"hang{self._hangs}/{self.rank}", json.dumps(own))
-        self._ended.wait(GATHERING_SECONDS)
+        self.board.put(f"hang/{self.rank}", json.dumps(own))
+        self._reported = True
+        self._ended.wait(self._interval + GATHERING_SECONDS)
         if self._steps != steps:
             return  # it went on meanwhile
-        reports = {rank: json.loads(text) for rank, text in self.board.all(f"hang{self._hangs}").items()}
-        self._hangs += 1
+        reports = {rank: found for rank, text in self.board.all("hang").items() if (found := json.loads(text))}
         self.told = message = describe_hang(own, reports, self.board.size)
         told = {"message": message, "reports": {str(r): report for r, report in sorted(reports.items())}}
         replace_json(self.directory / "hang.json", told)

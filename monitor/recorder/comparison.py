@@ -59,11 +59,16 @@ class Comparison:
             if series.scalar:
                 _note_scalar(told, series.name, float(values[VALUE]))
             elif series.quantity == ACTIVATION_INPUT:
-                told.data = float(values[VALUE]) if told.data is None else told.data
+                told.data = ((told.data or 0.0) * 31 + float(values[VALUE])) % 2.0**53  # all inputs together
             else:
                 call = series.name if series.quantity == COMMUNICATION_CALL else series.index.split("|")[2]
                 layout = table.layouts[record.layouts[row]]
                 sides.setdefault(call, _Side()).take(series, values, layout.numel, layout.dtype, row)
+
+    def go_back(self, step: int) -> None:
+        """Forget steps from `step` on."""
+        self._told = {s: told for s, told in self._told.items() if s < step}
+        self._sides = {s: sides for s, sides in self._sides.items() if s < step}
 
     def judge(self, done: int) -> Iterator[tuple[int, list[Anomaly]]]:
         """Yield what is odd about each step up to `done`."""

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -45,10 +45,11 @@ class _Source:
     series: list[int] = field(default_factory=list)
     layouts: list[int] = field(default_factory=list)
     done: int = -1
+    backs: int = 0
 
 
-Rows = tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
-"""A rank, and the series, layouts and values of its rows."""
+Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
+"""A rank and how often it has gone back to an earlier step, and the series, layouts and values of its rows."""
 
 
 class Gathering:
@@ -68,6 +69,7 @@ class Gathering:
         self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
         self._pending: dict[int, list[Rows]] = {}
         self._written = -1
+        self._backs = 0
 
     def define(self, rank: int, definitions: dict[str, Any]) -> None:
         """Take the series that a rank has defined."""
@@ -85,27 +87,51 @@ class Gathering:
     def take(self, rank: int, record: StepRecord) -> None:
         """Take a rank's rows of a step."""
         source = self._sources.get(rank)
-        if source is None or record.step <= self._written or not len(record):
+        if source is None or source.backs < self._backs:  # from before a rollback that it has not heard of yet
+            return
+        source.done = max(source.done, record.step - 1)
+        if record.step <= self._written or not len(record):
             return
         self._translate(source)
         series = np.asarray(source.series, np.int64)[record.ids]
         wanted = series >= 0
         layouts = np.asarray(source.layouts, np.int64)[record.layouts]
-        rows = (rank, series[wanted], layouts[wanted], record.values[wanted])
+        rows = ((rank, source.backs), series[wanted], layouts[wanted], record.values[wanted])
         self._pending.setdefault(record.step, []).append(rows)
-        source.done = max(source.done, record.step - 1)
 
     def finish(self, rank: int, step: int) -> None:
         """Note that a rank has sent everything up to `step`; `ALL` when it is gone."""
         if rank in self._sources:
             self._sources[rank].done = max(self._sources[rank].done, step)
 
-    def go_back(self, step: int) -> None:
-        """Take steps from `step` on anew."""
-        self._written = min(self._written, step - 1)
+    def go_back(self, rank: int, step: int) -> None:
+        """Take this rank's steps from `step` on anew, and those of others once they have gone back as well."""
+        self._backs += 1
+        self.source_goes_back(rank, step)
         for source in self._sources.values():
-            source.done = min(source.done, step - 1)
-        self._pending = {s: rows for s, rows in self._pending.items() if s < step}
+            if source.backs < self._backs and source.done < ALL:
+                source.done = min(source.done, step - 1)
+        self._drop(step, lambda of: of[1] < self._backs)
+
+    def source_goes_back(self, rank: int, step: int) -> None:
+        """Note that a rank begins anew with `step`; it may say so before this one does."""
+        source = self._sources.get(rank)
+        if source is not None:
+            source.backs += 1
+            source.done = step - 1
+            self._written = min(self._written, step - 1)
+            self._drop(step, lambda of: of[0] == rank and of[1] < source.backs)
+
+    def _drop(self, step: int, is_old: Callable[[tuple[int, int]], bool]) -> None:
+        for s in [s for s in self._pending if s >= step]:
+            self._pending[s] = [rows for rows in self._pending[s] if not is_old(rows[0])]
+            if not self._pending[s]:
+                del self._pending[s]
+
+    @property
+    def settled(self) -> int:
+        """The last step that every rank has sent, or that is not waited for any more."""
+        return max(self.done, self._written)
 
     @property
     def done(self) -> int:
@@ -133,13 +159,13 @@ class Gathering:
     def _combine(self, step: int, rows: list[Rows]) -> StepRecord:
         series, layouts = (np.concatenate([r[i] for r in rows]) for i in (1, 2))
         values = np.concatenate([r[3] for r in rows])
-        ranks = np.concatenate([np.full(len(r[1]), r[0]) for r in rows])
+        ranks = np.concatenate([np.full(len(r[1]), r[0][0]) for r in rows])
         # Rows of one series beside each other; of those that cover the same region only the first.
         keys = series << 32 | layouts
         _, first = np.unique(keys, return_index=True)
         strangers = self._compare(step, keys, ranks, values)
         known = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts])
-        first = first[known[layouts[first]] & ~np.isin(keys[first], strangers)]
+        first = first[known[layouts[first]] & ~np.isin(series[first], strangers)]
         series, layouts, values = series[first], layouts[first], values[first]
         starts = np.flatnonzero(np.diff(series, prepend=-1)).astype(np.intp)
         numel = np.asarray([x.numel for x in self.table.layouts], np.int64)[layouts]
@@ -164,15 +190,18 @@ class Gathering:
     def _compare(
         self, step: int, keys: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.int64]:
-        """Compare what several ranks hold alike; return the keys of what only has the name in common."""
+        """Compare what several ranks hold alike; return the series of what only has the name in common."""
         order = np.lexsort((ranks, keys))
+        # What an update or the state makes of parted copies is an effect; what is no known part is nobody's replica.
+        compared = np.asarray([x.quantity in {PARAMETER, GRADIENT} for x in self.table.series], bool)
+        placed = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts], bool)
+        order = order[compared[keys[order] >> 32] & placed[keys[order] & _LOW]]
         keys, ranks = keys[order], ranks[order]
-        updates = np.asarray([x.quantity == UPDATE for x in self.table.series], bool)[keys >> 32]
-        prints = fingerprints(values[order], updates)
+        prints = fingerprints(values[order])
         again = np.append(False, (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1]))  # read twice in this step
         keys, ranks, prints = keys[~again], ranks[~again], prints[~again]
         if not len(keys):
-            return keys
+            return np.zeros(0, np.int64)
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         ends = np.append(starts[1:], len(keys))
         high, low = np.maximum.reduceat(prints, starts), np.minimum.reduceat(prints, starts)
@@ -185,8 +214,15 @@ class Gathering:
             )
             for a, b in zip(starts[several & (high != low)], ends[several & (high != low)], strict=True)
         ]
-        self.parted += self.replicas.judge(step, unequal, keys[starts[several & (high == low)]].tolist())
-        return np.asarray(sorted(self.replicas.strangers), np.int64)
+        self.parted += self.replicas.judge(
+            step,
+            unequal,
+            {int(keys[a]): int(prints[a]) for a in starts[several & (high == low)]},
+        )
+        names = self.replicas.stranger_names
+        series = {key >> 32 for key in self.replicas.strangers}
+        series.update(i for i, s in enumerate(self.table.series) if names and (s.name, s.vpp_stage) in names)
+        return np.asarray(sorted(series), np.int64)
 
     def _joined(self, parts: npt.NDArray[np.int64]) -> Layout | None:
         """Return the layout of what parts of one tensor make together; None when they are not the whole."""
@@ -202,19 +238,18 @@ class Gathering:
         return first if len(layouts) == 1 else replace(first, numel=numel, region=_short(regions))
 
 
-def fingerprints(values: npt.NDArray[np.float64], ratios: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def fingerprints(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Return a fingerprint of each row's tensor: that of its bits where there is one, else one of its statistics.
-
-    Where `ratios` is set the value column holds something else.
 
     Statistics are sums in float64, which the change of a single bit moves.
     """
     bits = values[:, VALUE]
     words = np.ascontiguousarray(values[:, :VALUE]).view(np.int64)
     mixed = (words * _MIX).sum(axis=1)
-    return np.where(np.isfinite(bits) & ~ratios, np.nan_to_num(bits).astype(np.int64), mixed ^ (mixed >> 29))
+    return np.where(np.isfinite(bits), np.nan_to_num(bits).astype(np.int64), mixed ^ (mixed >> 29))
 
 
+_LOW: Final = np.int64(2**32 - 1)
 _MIX: Final = np.arange(1, 2 * VALUE, 2, dtype=np.int64) * np.int64(0x1E3779B97F4A7C15)
 
 

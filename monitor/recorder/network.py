@@ -31,6 +31,9 @@ LONGEST_WORD: Final = 1024
 RETRY_SECONDS: Final = 0.5
 """How often a parent that is not there yet is called."""
 
+AGAIN_SECONDS: Final = 5.0
+"""How long a parent that was there before is called: a successor of a recorder that died starts in a second."""
+
 PATIENCE_SECONDS: Final = 60.0
 """How long a parent is called, and a child waited for: ranks start at different times, a minute apart at most."""
 
@@ -97,7 +100,8 @@ class Network:
         self.lost_parent = False
         self._clock = clock
         self._strangers: list[Link] = []
-        self._began = clock()
+        self._began = self._started = clock()
+        self._patience = PATIENCE_SECONDS
         self._tried = -RETRY_SECONDS
         self._calling: socket.socket | None = None
         self._listening: socket.socket | None = None
@@ -127,7 +131,13 @@ class Network:
     @property
     def awaited(self) -> bool:
         """Whether children that have not come yet are still waited for."""
-        return self._clock() - self._began < PATIENCE_SECONDS
+        return self._clock() - self._started < PATIENCE_SECONDS
+
+    def lose_parent(self) -> None:
+        """Go on without the parent, which has said that it ends."""
+        self.lost_parent = True
+        if self.parent is not None:
+            self.parent.closed = True
 
     def tell_parent(self, message: dict[str, Any]) -> None:
         """Send a message up."""
@@ -191,7 +201,7 @@ class Network:
         elif state not in {errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK}:
             self._calling.close()
             self._calling = None
-            self.lost_parent = not self.awaited
+            self.lost_parent = self._clock() - self._began >= self._patience
 
     def _let_in(self) -> None:
         while self._listening is not None:
@@ -230,6 +240,7 @@ class Network:
         if self.parent is not None and self.parent.closed:
             self.parent.sock.close()
             self.parent, self._tried, self._began = None, self._clock(), self._clock()
+            self._patience = AGAIN_SECONDS
         for rank in [rank for rank, link in self.children.items() if link.closed]:
             self.children.pop(rank).sock.close()
         self._strangers = [link for link in self._strangers if not link.closed]

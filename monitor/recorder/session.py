@@ -296,6 +296,14 @@ class Session:
             enforce_quota(self.directory, self.hello.disk_quota, step, spared, restart=restart, events=events)
 
         self.journal.submit(enforce, step)
+        if self.global_writers is not None:
+            directory, tables = self.root / "global", self.global_writers.restart
+            curves = self.root / "tensorboard" / "global"
+
+            def enforce_global() -> None:
+                enforce_quota(directory, self.hello.disk_quota, step, spared, restart=tables, events=curves)
+
+            self.journal.submit(enforce_global, step)
 
     def _renew_status(self, state: str | None = None) -> None:
         now = time.time()

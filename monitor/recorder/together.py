@@ -22,6 +22,8 @@ from trainsentry.monitor.recorder.place import Place
 FOUND: Final = "found"
 DEFINE: Final = "define"
 DONE: Final = "done"
+BACK: Final = "back"
+END: Final = "end"
 
 
 class Owner(Protocol):
@@ -72,6 +74,7 @@ class Together:
         self._sent: tuple[int, int] = (0, 0)
         self._waiting: deque[tuple[SeriesTable, StepRecord] | dict[str, Any]] = deque()
         self._waiting_bytes = 0
+        self._asked: set[int] = set()
         self._connected = False
         self._known_children: set[int] = set()
         self._closing = False
@@ -125,6 +128,7 @@ class Together:
 
     def ask_flush(self, token: int) -> None:
         """Have the root answer when it has judged what was sent."""
+        self._asked.add(token)
         self._send_message({"type": messages.FLUSH, "for": self.place.rank, "token": token})
 
     def tell_all(self, message: dict[str, Any]) -> None:
@@ -133,8 +137,11 @@ class Together:
 
     def go_back(self, step: int) -> None:
         """Take steps from `step` on anew."""
+        self.comparison.go_back(step)
         if self.gathering is not None:
-            self.gathering.go_back(step)
+            self.gathering.go_back(self.place.rank, step)
+        if not self.is_root:
+            self._send_message({"type": BACK, "step": step})
 
     # ------------------------------------------------------------------ from the others
 
@@ -147,6 +154,11 @@ class Together:
                 self.owner.failed("messages of other ranks", error, -1)
         self._note_coming_and_going()
         self._pass_on_complete()
+        if self.alone and self._asked:
+            asked, self._asked = self._asked, set()
+            self.owner.settle_all()
+            for token in asked:  # nobody else will answer
+                self.owner.take_from_root({"type": messages.FLUSHED, "token": token})
 
     def _handle(self, rank: int, kind: int, data: bytes) -> None:
         if kind == network.RECORD and self.gathering is not None:
@@ -156,8 +168,9 @@ class Together:
             return
         message = json.loads(data)
         if self.network.parent is not None and rank == self.network.parent.rank:
-            self.network.tell_children(message)
-            self.owner.take_from_root(message)
+            self._hear_root(message)
+        elif message["type"] == BACK and self.gathering is not None:
+            self.gathering.source_goes_back(rank, message["step"])
         elif message["type"] == DEFINE and self.gathering is not None:
             self.gathering.define(rank, message)
         elif message["type"] == messages.DATA_PARALLEL:
@@ -173,6 +186,15 @@ class Together:
         elif message["type"] == messages.FLUSH:
             self.owner.settle_all()
             self.tell_all({"type": messages.FLUSHED, "for": message["for"], "token": message["token"]})
+
+    def _hear_root(self, message: dict[str, Any]) -> None:
+        if message["type"] == END:
+            self.network.lose_parent()
+            return
+        if message["type"] == messages.FLUSHED and message["for"] == self.place.rank:
+            self._asked.discard(message["token"])
+        self.network.tell_children(message)
+        self.owner.take_from_root(message)
 
     def _judge(self, message: dict[str, Any]) -> None:
         found = [Anomaly.from_json(a) for a in message["anomalies"]]
@@ -208,7 +230,7 @@ class Together:
         by_step: dict[int, list[Anomaly]] = {}
         for anomaly in parted:
             by_step.setdefault(anomaly.step, []).append(anomaly)
-        for step, found in self.comparison.judge(self.gathering.done):
+        for step, found in self.comparison.judge(self.gathering.settled):
             by_step.setdefault(step, []).extend(found)
         for step in sorted(by_step):
             found = explained_by_calls(by_step[step])
@@ -257,7 +279,8 @@ class Together:
         self._wait_until(lambda: self.gathering is None or self.gathering.done == ALL)
         if not self.is_root:
             self._send_message({"type": DONE, "rank": self.place.rank, "step": ALL})
-            self._wait_until(lambda: not self.network.unsent and not self._waiting)
+            self._wait_until(lambda: self.alone or not (self.network.unsent or self._waiting))
+        self.network.tell_children({"type": END})
         self.network.close()
 
     def _wait_until(self, finished: Callable[[], bool]) -> None:

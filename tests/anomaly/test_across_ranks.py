@@ -1,0 +1,95 @@
+"""Rules that compare ranks: what they find, and what they leave alone."""
+
+import random
+
+import pytest
+
+from trainsentry.anomaly.conservation import Call, Sums, judge
+from trainsentry.anomaly.peers import PeerRule, Told
+from trainsentry.anomaly.replicas import Copies, ReplicaRule
+from trainsentry.collectors.series import Series
+
+WEIGHT = Series("w", "parameter")
+
+
+def sums(total, norm=10.0, dtype="float32", finite=True):
+    return Sums(total, norm, 100, finite, dtype)
+
+
+def call(op, inputs, outputs, reduction=1):
+    ranks = range(len(inputs))
+    return Call("c", op, reduction, dict(zip(ranks, inputs, strict=True)), dict(zip(ranks, outputs, strict=True)), {})
+
+
+@pytest.mark.parametrize(
+    ("op", "outputs", "reduction", "bad"),
+    [
+        ("all_reduce", [3.0, 3.0], 1, []),
+        ("all_reduce", [1.5, 1.5], 2, []),
+        ("all_reduce", [3.0, 0.0], 1, [1]),
+        ("all_reduce", [3.0, 3.0], 2, [0, 1]),
+        ("all_reduce", [9.0, 9.0], 0, []),
+        ("reduce_scatter_tensor", [1.0, 2.0], 1, []),
+        ("reduce_scatter_tensor", [1.0, 1.0], 1, [0]),
+        ("all_gather", [3.0, 3.0], 0, []),
+        ("all_gather", [3.0, 1.0], 0, [1]),
+        ("all_to_all_single", [0.5, 2.5], 0, []),
+        ("all_to_all_single", [0.5, 0.5], 0, [0]),
+        ("broadcast", [2.0, 2.0], 0, []),
+        ("broadcast", [2.0, 0.0], 0, [1]),
+        ("gather", [7.0, 7.0], 0, []),
+    ],
+)
+def test_what_collectives_conserve(op, outputs, reduction, bad):
+    found = judge(5, call(op, [sums(1.0), sums(2.0)], [sums(x) for x in outputs], reduction))
+    assert [a.rank for a in found] == bad
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "complex64"])
+def test_sums_of_flags_and_of_small_whole_numbers_are_not_judged(dtype):
+    inputs = [sums(200.0, dtype=dtype)] * 2
+    assert judge(5, call("all_reduce", inputs, [sums(144.0, dtype=dtype)] * 2)) == []
+
+
+def test_what_is_not_finite_is_not_judged():
+    assert judge(5, call("all_reduce", [sums(1.0), sums(0.0, finite=False)], [sums(7.0)] * 2)) == []
+
+
+def test_replicas_part_once_they_have_changed_together():
+    rule = ReplicaRule()
+    for step, value in enumerate([11, 12, 12]):
+        assert rule.judge(step, [], {1: value}) == []
+    found = rule.judge(3, [Copies(1, WEIGHT, {0: 5, 1: 5, 2: 6})], {})
+    assert [(a.rank, a.last_clean, a.value, a.expected) for a in found] == [(2, 2, 1.0, 2.0)]
+    assert rule.judge(4, [Copies(1, WEIGHT, {0: 7, 1: 7, 2: 8})], {}) == [], "each once"
+
+
+@pytest.mark.parametrize("equal", [[], [11], [11, 11, 11]])
+def test_equal_seeds_and_what_never_changes_make_no_replicas(equal):
+    rule = ReplicaRule()
+    for step, value in enumerate(equal):
+        rule.judge(step, [], {1: value})
+    assert rule.judge(9, [Copies(1, WEIGHT, {0: 5, 1: 6})], {}) == []
+    assert rule.stranger_names == {("w", 0)}
+
+
+def test_losses_of_small_batches_raise_no_alarm():
+    rule, choice = PeerRule(), random.Random(0)
+    for step in range(3000):
+        told = {rank: Told(loss=choice.lognormvariate(0, 0.8)) for rank in range(8)}
+        assert rule.judge(step, told, frozenset()) == []
+
+
+def test_a_rank_with_harder_data_from_the_start_is_not_at_fault():
+    rule = PeerRule()
+    for step in range(200):
+        assert rule.judge(step, {0: Told(loss=1.0), 1: Told(loss=1.1), 2: Told(loss=9.0)}, frozenset()) == []
+
+
+def test_chance_matches_of_data_are_forgotten():
+    rule, both = PeerRule(), frozenset({0, 1})
+    for step in range(200):
+        same = step % 20 == 0
+        told = {0: Told(data=float(step)), 1: Told(data=float(step) if same else -1.0 - step)}
+        assert rule.judge(step, told, both) == []
+    assert rule.judge(0, {0: Told(data=5.0), 1: Told(data=5.0)}, frozenset()) == []

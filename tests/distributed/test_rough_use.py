@@ -1,0 +1,29 @@
+"""Rough uses of several ranks harm neither the run nor the monitor."""
+
+import rough_use
+
+
+def test_a_rank_that_closes_first_is_not_waited_for(two_ranks, tmp_path):
+    assert max(two_ranks.run(rough_use.rank_0_closes_first, tmp_path)) < 30
+
+
+def test_the_module_inside_a_wrapper_may_be_watched(two_ranks, tmp_path):
+    assert two_ranks.run(rough_use.inner_module, tmp_path) == [3, 3]
+
+
+def test_a_work_that_nobody_waits_for_is_not_held(two_ranks, tmp_path):
+    assert two_ranks.run(rough_use.works_nobody_waits_for, tmp_path) == [0, 0]
+
+
+def test_collectives_of_other_threads_are_none_of_the_steps(two_ranks, tmp_path):
+    assert two_ranks.run(rough_use.other_threads, tmp_path) == [({}, []), ({}, [])]
+
+
+def test_dense_sampling_is_agreed_on_with_a_rank_whose_monitor_failed(two_ranks, tmp_path):
+    found = two_ranks.run(rough_use.dense_beside_a_failed_monitor, tmp_path)
+    assert [broken for broken, _ in found] == [False, False]
+    assert found[0][1] == found[1][1] != (0, 0)
+
+
+def test_a_rank_that_is_not_watched_counts_the_steps_of_every_model(two_ranks, tmp_path):
+    assert two_ranks.run(rough_use.followers_of_two_watches, tmp_path) == [(4, False)] * 2

@@ -1,0 +1,75 @@
+"""Shards are combined exactly, once each, also when ranks go back to an earlier step at different times."""
+
+import numpy as np
+import pytest
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import Layout, Series, SeriesTable
+from trainsentry.collectors.statistics import COLUMNS, MEAN
+from trainsentry.monitor.recorder.gathering import ALL, Gathering
+
+
+def half(rank, step, value, name="w"):
+    """One rank's half of a parameter, every element of it `value`."""
+    table = SeriesTable()
+    ids = [table.series_id(Series(name, "parameter"))]
+    layout = table.layout_id(Layout((4,), "float32", 4, (8,), f"{4 * rank}:{4 * rank + 4}"))
+    row = [value, value, value, 2 * abs(value), 0, 0, 0, np.nan]
+    record = StepRecord(step, rank, np.asarray(ids, np.int32), np.asarray([layout], np.int32), np.asarray([row]))
+    assert len(row) == COLUMNS
+    return table, record
+
+
+@pytest.fixture
+def gathering():
+    made = Gathering(0, {0, 1}, final=True)
+    for rank in range(2):
+        made.use_table(rank, half(rank, 0, 0.0)[0])
+    return made
+
+
+def means(gathering):
+    return [(record.step, float(record.values[0, MEAN])) for record in gathering.complete()]
+
+
+def test_a_step_is_complete_when_every_rank_has_gone_on(gathering):
+    gathering.take(0, half(0, 0, 1.0)[1])
+    gathering.take(1, half(1, 0, 3.0)[1])
+    assert means(gathering) == []
+    gathering.take(0, half(0, 1, 1.0)[1])
+    gathering.take(1, half(1, 1, 1.0)[1])
+    assert means(gathering) == [(0, 2.0)]
+
+
+def test_what_is_not_the_whole_gives_no_row(gathering):
+    gathering.take(0, half(0, 0, 1.0)[1])
+    gathering.finish(0, ALL)
+    gathering.finish(1, ALL)
+    assert means(gathering) == []
+    assert gathering.incomplete == 1
+
+
+@pytest.mark.parametrize("root_first", [True, False])
+def test_after_a_rollback_no_old_row_counts_and_no_new_one_is_lost(gathering, root_first):
+    for step in range(6):
+        gathering.take(0, half(0, step, 1.0)[1])
+    for step in range(5):
+        gathering.take(1, half(1, step, 1.0)[1])
+    assert [s for s, _ in means(gathering)] == [0, 1, 2, 3]
+
+    def root_goes_back():
+        gathering.go_back(0, 2)
+        gathering.take(0, half(0, 2, 10.0)[1])
+
+    def other_goes_back():
+        gathering.take(1, half(1, 5, 1.0)[1])  # it was a step behind
+        gathering.source_goes_back(1, 2)
+        gathering.take(1, half(1, 2, 20.0)[1])
+
+    for goes_back in [root_goes_back, other_goes_back] if root_first else [other_goes_back, root_goes_back]:
+        goes_back()
+        assert 2 not in [s for s, _ in means(gathering)]
+    for step in range(3, 8):
+        gathering.take(0, half(0, step, 10.0)[1])
+        gathering.take(1, half(1, step, 20.0)[1])
+    assert means(gathering) == [(step, 15.0) for step in range(2, 7)]
