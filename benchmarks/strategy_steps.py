@@ -11,8 +11,8 @@ from torch import nn
 
 import trainsentry
 
-ROUNDS = 4
-STEPS = 40
+ROUNDS = 3
+STEPS = 25
 
 
 class Wide(sharded_training.Net):
