@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,12 +69,7 @@ def demo_command(
     logging.getLogger("trainsentry").setLevel(logging.ERROR)
     torch.set_num_threads(min(2, torch.get_num_threads()))
     directory = output_dir or _fresh(Path("demo_output"))
-    config = {
-        "output_dir": str(directory),
-        "export": {"tensorboard": True},
-        "overflow_check": {"overflow_nums": overflow_nums if stop is Stop.OVERFLOW else -1},
-        "on_incident": {"stop": stop is Stop.INCIDENT},
-    }
+    config = _config(directory, stop, overflow_nums)
     if ranks > 1:
         from trainsentry.monitor.cli.demo_ranks import demo_on_ranks
         from trainsentry.monitor.demo.ranks import Task
@@ -102,6 +97,16 @@ def demo_command(
     show_files(directory)
     if not outcome.found:
         raise typer.Exit(FOUND)
+
+
+def _config(directory: Path, stop: Stop, overflow_nums: int) -> dict[str, Any]:
+    """Return the monitor's configuration."""
+    return {
+        "output_dir": str(directory),
+        "export": {"tensorboard": True},
+        "overflow_check": {"overflow_nums": overflow_nums if stop is Stop.OVERFLOW else -1},
+        "on_incident": {"stop": stop is Stop.INCIDENT},
+    }
 
 
 def _show(outcome: "Outcome", seconds: float) -> None:
