@@ -11,8 +11,9 @@ REPLICA_MISMATCH: Final = "replica_mismatch"
 COMMUNICATION_MISMATCH: Final = "communication_mismatch"
 DUPLICATE_DATA: Final = "duplicate_data"
 STRAGGLER: Final = "straggler"
+HANG: Final = "hang"
 
-HARD: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH, COMMUNICATION_MISMATCH})
+HARD: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH, COMMUNICATION_MISMATCH, HANG})
 """Kinds that need no statistics: they are wrong whatever came before."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly
+from trainsentry.collectors.series import GRADIENT_UNREDUCED
 
 NAME: Final = "peers"
 
@@ -24,14 +25,15 @@ WINDOW: Final = 20
 LASTING: Final = 16
 """Of so many samples so many must be slow for a straggler: a checkpoint, a full disk, a busy neighbour pass."""
 
-LOSS_RATIO: Final = 5.0
-"""How many times the median of the others a rank's loss must be, up or down, `LOSS_LASTING` samples in a row."""
+PEER_RATIO: Final = 5.0
+"""How many times the median of the others a rank's loss, or the norm of its own gradients, must be, up or down,
+`PEER_LASTING` samples in a row."""
 
-LOSS_LASTING: Final = 10
-"""Samples of an outlying loss. With losses of small batches (lognormal, σ = 0.8) one sample is so far out in 4 of 100
+PEER_LASTING: Final = 10
+"""Samples of an outlying rank. With losses of small batches (lognormal, σ = 0.8) one sample is so far out in 4 of 100
 cases, and ten in a row in 1 of 10^14."""
 
-LOSS_ALIKE: Final = 20
+PEER_ALIKE: Final = 20
 """Samples in which a rank must have been alike before: one that has harder data from the start is not at fault."""
 
 DUPLICATES: Final = 3
@@ -41,9 +43,14 @@ DUPLICATES_WITHIN: Final = 10
 
 @dataclass
 class Told:
-    """What one rank said of one step; `data` is a fingerprint of what went into its model."""
+    """What one rank said of one step.
+
+    `data` is a fingerprint of what went into its model; `gradient` the square of the norm of its own gradients, as far
+    as they were seen before they were reduced.
+    """
 
     loss: float | None = None
+    gradient: float | None = None
     seconds: float | None = None
     waited: float | None = None
     data: float | None = None
@@ -54,17 +61,20 @@ class PeerRule:
     """Compares ranks that are told of; each finding is reported once, until it ends."""
 
     _slow: dict[int, deque[bool]] = field(default_factory=dict)
-    _odd: Counter[int] = field(default_factory=Counter)
-    _alike: Counter[int] = field(default_factory=Counter)
+    _odd: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _alike: Counter[tuple[str, int]] = field(default_factory=Counter)
     _samples: int = 0
     _batches: dict[tuple[int, int], dict[float, int]] = field(default_factory=dict)
     _told: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
 
     def judge(self, step: int, told: Mapping[int, Told], data_parallel: frozenset[int]) -> list[Anomaly]:
         """Return what is odd at a step; only ranks of `data_parallel` are to have data of their own."""
+        losses = {r: t.loss for r, t in told.items() if t.loss is not None}
+        own = {r: math.sqrt(t.gradient) for r, t in told.items() if t.gradient is not None and r in data_parallel}
         return [
             *self._stragglers(step, told),
-            *self._losses(step, told),
+            *self._outlying(step, losses, "loss", "loss"),
+            *self._outlying(step, own, "own gradients", GRADIENT_UNREDUCED),
             *self._duplicates(step, {r: t for r, t in told.items() if r in data_parallel}),
         ]
 
@@ -94,19 +104,20 @@ class PeerRule:
             self._told.discard((what, (rank,)))
         return holds and not known
 
-    def _losses(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
-        losses = {r: t.loss for r, t in told.items() if t.loss is not None and math.isfinite(t.loss) and t.loss > 0}
+    def _outlying(self, step: int, told: Mapping[int, float], name: str, quantity: str) -> list[Anomaly]:
+        known = {r: value for r, value in told.items() if math.isfinite(value) and value > 0}
         found = []
-        for rank, own in losses.items():
-            others = [v for r, v in losses.items() if r != rank]
+        for rank, own in known.items():
+            others = [v for r, v in known.items() if r != rank]
             if len(others) < 2:
                 continue
             usual = statistics.median(others)
-            odd = abs(math.log(own / usual)) > math.log(LOSS_RATIO)
-            self._odd[rank] = self._odd[rank] + 1 if odd else 0
-            self._alike[rank] += not odd
-            if self._odd[rank] == LOSS_LASTING and self._alike[rank] >= LOSS_ALIKE:
-                found.append(_anomaly(step, rank, "loss", "loss", SPIKE, (own, usual)))
+            odd = abs(math.log(own / usual)) > math.log(PEER_RATIO)
+            key = (name, rank)
+            self._odd[key] = self._odd[key] + 1 if odd else 0
+            self._alike[key] += not odd
+            if self._odd[key] == PEER_LASTING and self._alike[key] >= PEER_ALIKE:
+                found.append(_anomaly(step, rank, name, quantity, SPIKE, (own, usual)))
         return found
 
     def _duplicates(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:

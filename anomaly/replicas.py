@@ -100,7 +100,8 @@ class ReplicaRule:
 
 
 def explained_by_calls(found: Iterable[Anomaly]) -> list[Anomaly]:
-    """Return the anomalies of one step, those of replicas marked as passed on where a collective of the rank failed."""
+    """Return the anomalies of one step, those of replicas marked as passed on where a collective failed at the step."""
     found = list(found)
-    failed = {a.rank for a in found if a.kind == COMMUNICATION_MISMATCH}
-    return [replace(a, passed_on=True) if a.kind == REPLICA_MISMATCH and a.rank in failed else a for a in found]
+    if all(a.kind != COMMUNICATION_MISMATCH for a in found):
+        return found
+    return [replace(a, passed_on=True) if a.kind == REPLICA_MISMATCH else a for a in found]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from trainsentry.anomaly.anomaly import (
     COMMUNICATION_MISMATCH,
     DUPLICATE_DATA,
+    HANG,
     NONFINITE,
     OVERFLOW,
     REPLICA_MISMATCH,
@@ -111,7 +112,20 @@ def _straggler(anomaly: Anomaly, _what: str) -> str:
     )
 
 
+def _hang(anomaly: Anomaly, _what: str) -> str:
+    if anomaly.statistic == "sequence":
+        return (
+            f"rank {anomaly.rank} is missing in step {anomaly.step}: others wait for it in number "
+            f"{anomaly.value:.0f} of {anomaly.name}; hang.json and hang_stacks.txt of each rank say where it is"
+        )
+    return (
+        f"step {anomaly.step} does not end, for {anomaly.value:.0f} s so far; hang.json and hang_stacks.txt of each "
+        "rank say where it is"
+    )
+
+
 _ACROSS_RANKS = {
+    HANG: _hang,
     REPLICA_MISMATCH: _parted,
     COMMUNICATION_MISMATCH: _not_conserved,
     DUPLICATE_DATA: _duplicate,

@@ -68,7 +68,7 @@ class Follower:
 
     def doing(self) -> dict[str, Any]:
         """Return what this rank is doing, as far as it is known."""
-        return {"step": self.step, "waits_for": None, "open": []}
+        return {"step": self.step, "waits_for": None, "call": None, "open": []}
 
     def go_to(self, step: int) -> None:
         """Go on from another step."""

@@ -96,8 +96,12 @@ class HangWatch:
         if self._steps != steps:
             return  # it went on meanwhile
         reports = {rank: found for rank, text in self.board.all("hang").items() if (found := json.loads(text))}
-        self.told = message = describe_hang(own, reports, self.board.size)
-        told = {"message": message, "reports": {str(r): report for r, report in sorted(reports.items())}}
+        missing, message = describe_hang(own, reports, self.board.size)
+        self.told = message
+        call = next((r["call"] for r in reports.values() if r.get("call")), None)
+        told = {"message": message, "missing": missing, "call": call}
+        told |= {key: own[key] for key in ("step", "rank", "seconds")}
+        told["reports"] = {str(r): report for r, report in sorted(reports.items())}
         replace_json(self.directory / "hang.json", told)
         logger.critical("trainsentry: %s Stacks are in %s.", message, self.directory / "hang_stacks.txt")
         if self.abort:
@@ -120,41 +124,42 @@ def where_now() -> dict[str, Any]:
     return {"where": f"{path.name}:{frame.f_lineno} ({frame.f_code.co_name})", "in_framework": inside}
 
 
-def describe_hang(own: Mapping[str, Any], reports: Mapping[int, Mapping[str, Any]], size: int) -> str:
-    """Return what has stopped, and which rank the others seem to wait for.
+def describe_hang(own: Mapping[str, Any], reports: Mapping[int, Mapping[str, Any]], size: int) -> tuple[list[int], str]:
+    """Return which ranks the others seem to wait for, and in words what has stopped.
 
     That is a rank that has said nothing, else one that is in none of the calls that the others wait in, else one that
     is steps behind, else one that is in the user's code while the others are in the framework's.
 
     >>> at = {"step": 7, "seconds": 60.0, "where": "train.py:3 (main)", "in_framework": False}
     >>> first = {**at, "rank": 0, "waits_for": "all_reduce number 3 of group 'world'"}
-    >>> print(describe_hang(first, {0: first, 1: {**at, "rank": 1, "waits_for": None}}, 2).split(". ")[1])
-    Rank 1 is missing: it is in step 7 at train.py:3 (main), while others wait in all_reduce number 3 of group 'world'.
-    """
+    >>> missing, said = describe_hang(first, {0: first, 1: {**at, "rank": 1, "waits_for": None}}, 2)
+    >>> print(missing, said.split(". ")[1])
+    [1] Rank 1 is missing: it is in step 7 at train.py:3 (main), while others wait in all_reduce number 3 of group 'world'.
+    """  # noqa: E501 - what is printed is one line
     what = own["waits_for"] or own["where"]
     said = f"rank {own['rank']} has been in step {own['step']} for {own['seconds']:.0f} s, at {what}. "
     silent = sorted(set(range(size)) - set(reports))
     if silent:
-        return said + f"{_ranks(silent)} said nothing: dead, or stuck where no thread of Python runs."
+        return silent, said + f"{_ranks(silent)} said nothing: dead, or stuck where no thread of Python runs."
     waiting = {rank: report for rank, report in reports.items() if report["waits_for"]}
     inside = {rank: report for rank, report in reports.items() if report["in_framework"]}
     first = min(report["step"] for report in reports.values())
-    behind = {rank for rank, report in reports.items() if report["step"] == first}
+    behind = sorted(rank for rank, report in reports.items() if report["step"] == first)
     for present, key in ((waiting, "waits_for"), (inside, "where")):
         if present and len(present) < len(reports):
             others = ", ".join(sorted({report[key] for report in present.values()}))
             absent = [r for r in sorted(reports) if r not in present]
-            return said + " ".join(
+            return absent, said + " ".join(
                 f"Rank {r} is missing: it is in step {reports[r]['step']} at {reports[r]['where']}, while others wait "
                 f"in {others}."
                 for r in absent
             )
         if len(behind) < len(reports):
-            return said + f"{_ranks(sorted(behind))} is behind, in step {first}."
+            return behind, said + f"{_ranks(behind)} is behind, in step {first}."
     calls = {rank: report["waits_for"] or report["where"] for rank, report in reports.items()}
     if len(set(calls.values())) > 1:
-        return said + "The ranks are in different places: " + "; ".join(f"rank {r}: {c}" for r, c in calls.items())
-    return said + "All ranks are in the same place: the network, or what carries it, has stopped."
+        return [], said + "The ranks are in different places: " + "; ".join(f"rank {r}: {c}" for r, c in calls.items())
+    return [], said + "All ranks are in the same place: the network, or what carries it, has stopped."
 
 
 def _ranks(ranks: list[int]) -> str:

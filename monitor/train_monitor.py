@@ -120,8 +120,10 @@ class TrainMonitor:
         rank, world_size = framework.rank_and_world_size()
         try:
             watch.add(*watched, listener)
-            if self._company is not None and self.config.collect.communication is not None:
-                watch.watch_communication(self._company.meeting.name)
+            if self._company is not None:
+                watch.own_group = self._company.meeting.name
+                if self.config.collect.communication is not None:
+                    watch.watch_communication()
             run = Run(self.config, framework, rank, world_size, start_step, self._company, self._saved_state)
             shared = Shared(self._table, self._guard, self._callbacks, self._incidents)
             listener.target = start_loop(run, watch, shared)

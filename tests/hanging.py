@@ -30,6 +30,9 @@ def run(out, sleeper, ddp=False):
         optimizer.step()
     done = monitor._loop.step
     monitor.close()
+    dist.barrier()
     directory = Path(out) / f"rank{dist.get_rank()}"
     told = json.loads((directory / "hang.json").read_text())
-    return told["message"], done, (directory / "hang_stacks.txt").read_text()
+    lines = [json.loads(line) for line in (Path(out) / "incidents.jsonl").read_text().splitlines()]
+    incidents = list({line["id"]: line for line in lines}.values())  # the newest line of each
+    return told["message"], done, (directory / "hang_stacks.txt").read_text(), incidents

@@ -46,12 +46,13 @@ def run(out, fault, rank=None, data_parallel=False):
     try:
         monitor.watch(wrapped, optimizer)
         generator = torch.Generator().manual_seed(0 if fault == "data" else me)
-        for step in range(3 * STEPS if fault in {"slow", "loss"} else STEPS):
+        for step in range(3 * STEPS if fault in {"slow", "loss", "gradient"} else STEPS):
             x = torch.randn(4, 8, generator=generator)
             if fault == "slow" and me == rank:
                 time.sleep(0.03)
             loss = wrapped(x).square().mean()
-            loss.backward()
+            hard = fault == "gradient" and me == rank and step >= 5 * FAULT_STEP
+            (loss * 20 if hard else loss).backward()
             monitor.log(loss=loss * 20 if fault == "loss" and me == rank and step >= 5 * FAULT_STEP else loss)
             if not data_parallel:
                 for parameter in model.parameters():

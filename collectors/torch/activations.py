@@ -17,6 +17,7 @@ from trainsentry.collectors.series import (
     ACTIVATION_OUTPUT,
     Series,
 )
+from trainsentry.collectors.torch.backward_pass import in_backward
 from trainsentry.collectors.torch.compiled_activations import CompiledVisits, Site, is_compiled
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
@@ -280,8 +281,3 @@ class _GradientHook(InertWhenCopied):
     def __call__(self, gradient: Tensor) -> None:
         if self.generation == self.owner.generation:
             self.owner.guard.run(PART, self.owner.rows.add_shared, self.series_id, gradient)
-
-
-def in_backward() -> bool:
-    """Whether the backward pass runs; a forward inside it is a recomputation."""
-    return torch._C._current_graph_task_id() != -1  # it has no public name

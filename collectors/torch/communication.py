@@ -14,15 +14,17 @@ from torch import Tensor
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
-from trainsentry.collectors.torch.activations import in_backward
+from trainsentry.collectors.torch.backward_pass import in_backward
 from trainsentry.collectors.torch.process_groups import (
     Op,
     forget_calls,
+    group_name,
     members_of,
     reduction_of,
     tensors_of,
     watch_calls,
 )
+from trainsentry.collectors.torch.reducer_calls import ReducerCalls, group_of, reduction_in
 from trainsentry.collectors.torch.step_rows import StepRows
 
 PART = "communication"
@@ -63,10 +65,13 @@ class Communication:
     """Records the calls of sampled steps; counts those of all steps, so that ranks agree on their numbers.
 
     `own` is the name of the monitor's own group, which is left out. `call_sites` are shell-style patterns over
-    `<file>:<function>` of the caller outside torch; others are counted, not recorded.
+    `<file>:<function>` of the caller outside torch; others are counted, not recorded. `reducer` asks for the calls of
+    DistributedDataParallel's reducer.
     """
 
-    def __init__(self, rows: StepRows, guard: Guard, own: str, call_sites: Sequence[str] = ("*",)) -> None:
+    def __init__(
+        self, rows: StepRows, guard: Guard, own: str, call_sites: Sequence[str] = ("*",), *, reducer: bool = False
+    ) -> None:
         self.rows = rows
         self.guard = guard
         self.own = own
@@ -82,8 +87,9 @@ class Communication:
         self._together: dict[str, list[Call]] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._members: dict[str, list[int]] = {}
+        self._reducer = ReducerCalls(waits=self._reducer_waits, ended=self._end_of_reducer)
         self._thread = threading.get_ident()
-        watch_calls(self)
+        watch_calls(self, reducer=reducer)
 
     def open_step(self, *, sampling: bool) -> None:
         """Begin a step: record in it or not."""
@@ -92,6 +98,7 @@ class Communication:
         for call in self._recorded:  # what ends later belongs to no step
             call.name, call.outputs = "", []
         self._recorded.clear()
+        self._reducer.forget()  # a backward pass that failed, a call whose end nobody tells
         self._open = {key: (None, calls) for key, (_, calls) in self._open.items()}
         self.seconds_waited = 0.0
 
@@ -107,13 +114,14 @@ class Communication:
     def close(self) -> None:
         """Watch no more; every method is as it was."""
         forget_calls(self)
+        self._reducer.forget()
         self._open.clear()
         self._recorded.clear()
 
     @property
     def open_calls(self) -> list[Call]:
         """Calls that have not ended, the oldest first."""
-        return [call for _, calls in self._open.values() for call in calls]
+        return [*(call for _, calls in list(self._open.values()) for call in calls), *self._reducer.open]
 
     # ------------------------------------------------------------------ what the process groups tell
 
@@ -139,6 +147,37 @@ class Communication:
     def coalescing(self, group: Any, *, begins: bool, work: Any) -> None:
         """Note that several calls end with one `Work`."""
         self.guard.run(PART, self._coalescing, group, begins, work)
+
+    def reducer_begins(self, op: Op, args: tuple[Any, ...]) -> Call | None:
+        """Number a call of the reducer, and read what goes in."""
+        if threading.get_ident() != self._thread and not in_backward():
+            return None
+        found: Call | None = self.guard.run(PART, self._reducer_begins, op, args)
+        return found
+
+    def reducer_started(self, call: Call) -> None:
+        """Have a call of the backward pass end when that has waited for it."""
+        self.guard.run(PART, self._reducer.started, call)
+
+    def reducer_finished(self) -> None:
+        """Read what has come out of the calls of a forward pass."""
+        self.guard.run(PART, self._reducer.forward_ended)
+
+    def _reducer_begins(self, op: Op, args: tuple[Any, ...]) -> Call | None:
+        reduction = reduction_in(args[2]) if op.name == "all_reduce" else ""
+        return self._begin(op, group_of(args[1]), (args[0], reduction), {})
+
+    def _end_of_reducer(self, calls: list[Call]) -> None:
+        self.guard.run(PART, self._end_together, calls)
+
+    def _reducer_waits(self, call: Call) -> None:
+        self.waiting_for, call.waited_since = call, time.monotonic()
+
+    def _end_together(self, calls: list[Call]) -> None:
+        if calls[0].waited_since is not None:
+            self.seconds_waited += time.monotonic() - calls[0].waited_since
+            self.waiting_for = None
+        self._end(calls)
 
     def _begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         name = group_name(group)
@@ -229,19 +268,6 @@ class Communication:
 
     def _is_chosen(self) -> bool:
         return "*" in self.call_sites or any(fnmatch(_call_site(), pattern) for pattern in self.call_sites)
-
-
-def group_name(group: Any) -> str:
-    """Return the name of a process group, or of one given by its name, its ranks or a mesh."""
-    name = getattr(group, "group_name", None)
-    if isinstance(name, str):
-        return "world" if name == "0" else name
-    get_group = getattr(group, "get_group", None)
-    if get_group is not None and getattr(group, "ndim", 1) == 1:
-        return group_name(get_group())
-    if isinstance(group, tuple) and len(group) == 2 and hasattr(group[0], "get_group"):
-        return group_name(group[0].get_group(group[1]))
-    return "world" if group is None else str(group)
 
 
 def _call_site() -> str:

@@ -48,7 +48,7 @@ class DataFlow:
             self._producers[id(tensor)] = (weakref.ref(tensor), module)
 
 
-def describe(names: ModelNames, flow: DataFlow) -> dict[str, Any]:
+def describe(names: ModelNames, flow: DataFlow, process_groups: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the content of `graph.json`.
 
     Modules come in execution order once a pass was seen, before that in the order of registration.
@@ -68,7 +68,7 @@ def describe(names: ModelNames, flow: DataFlow) -> dict[str, Any]:
         ],
         "edges": [list(edge) for edge in flow.edges],
         "parameters": {p.name: p.module for p in names.parameters},
-        "process_groups": [],
+        "process_groups": process_groups,
     }
 
 

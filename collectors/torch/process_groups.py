@@ -2,7 +2,7 @@
 
 Functions of `torch.distributed` are imported by name, wrapped and copied; in the end each calls a method of a process
 group, and waits for the `Work` that it returns. Those methods are wrapped on their classes while someone watches.
-What C++ asks by itself (the reducer of DistributedDataParallel) does not come by here.
+What the reducer of DistributedDataParallel asks in C++ is seen where operators are dispatched.
 """
 
 import functools
@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from trainsentry.collectors.torch.reducer_calls import asked_in_python, watch_reducer
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,27 @@ class Watcher(Protocol):
     def coalescing(self, group: Any, *, begins: bool, work: Any) -> None:
         """Calls from here on, or up to here, are one."""
 
+    def reducer_begins(self, op: Op, args: tuple[Any, ...]) -> Any:
+        """C++ is about to make a call: tensors, then the boxed group, then a boxed reduction or other things."""
+
+    def reducer_started(self, call: Any) -> None:
+        """C++ has made a call."""
+
+    def reducer_finished(self) -> None:
+        """What C++ has called outside of a backward pass has ended."""
+
 
 _watchers: list[Watcher] = []
 _patched: list[tuple[Any, str, Any]] = []
+_undo: list[Callable[[], None]] = []
 
 
-def watch_calls(watcher: Watcher) -> None:
-    """Tell `watcher` of every call from here on."""
+def watch_calls(watcher: Watcher, *, reducer: bool = False) -> None:
+    """Tell `watcher` of every call from here on; with `reducer` of those of DistributedDataParallel's C++ too."""
     _watchers.append(watcher)
+    if reducer and not _undo:
+        _undo.append(watch_reducer(_around))
+        _patch(dist, "_broadcast_coalesced", _waits_for_reducer)
     if len(_watchers) > 1 or not dist.is_available():
         return
     from torch._C._distributed_c10d import ProcessGroup, Work
@@ -117,6 +132,9 @@ def forget_calls(watcher: Watcher) -> None:
         for owner, name, original in reversed(_patched):
             setattr(owner, name, original)
         _patched.clear()
+        for undo in _undo:
+            undo()
+        _undo.clear()
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...]) -> list[Tensor]:
@@ -159,6 +177,28 @@ def members_of(group: Any) -> list[int]:
         return []
 
 
+def known_groups(own: str) -> list[dict[str, Any]]:
+    """Return the process groups of this rank with their ranks, but for the monitor's `own`."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    groups = getattr(dist.distributed_c10d, "_world").pg_names  # noqa: B009 - torch has no public list
+    found = [{"name": group_name(group), "ranks": members_of(group)} for group in groups]
+    return [group for group in found if group["name"] != own and group["ranks"]]
+
+
+def group_name(group: Any) -> str:
+    """Return the name of a process group, or of one given by its name, its ranks or a mesh."""
+    name = getattr(group, "group_name", None)
+    if isinstance(name, str):
+        return "world" if name == "0" else name
+    get_group = getattr(group, "get_group", None)
+    if get_group is not None and getattr(group, "ndim", 1) == 1:
+        return group_name(get_group())
+    if isinstance(group, tuple) and len(group) == 2 and hasattr(group[0], "get_group"):
+        return group_name(group[0].get_group(group[1]))
+    return "world" if group is None else str(group)
+
+
 def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     raw = vars(owner).get(name)  # a method of a class in C++ is bound by what wraps it there
     if raw is not None:
@@ -170,7 +210,8 @@ def _method(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls = [(w, w.begin(op, self, args, kwargs)) for w in _watchers]
-        work = original(self, *args, **kwargs)
+        with asked_in_python():
+            work = original(self, *args, **kwargs)
         for watcher, call in calls:
             if call is not None:
                 watcher.started(call, work, None)
@@ -193,6 +234,26 @@ def _function(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return function
+
+
+def _around(method: str, arguments: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    calls = [(w, w.reducer_begins(OPS[method], arguments)) for w in _watchers]
+    result = make()
+    for watcher, call in calls:
+        if call is not None:
+            watcher.reducer_started(call)
+    return result
+
+
+def _waits_for_reducer(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        for watcher in _watchers:
+            watcher.reducer_finished()
+        return result
+
+    return broadcast_coalesced
 
 
 def _wait(original: Callable[..., Any]) -> Callable[..., Any]:

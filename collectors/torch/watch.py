@@ -40,6 +40,7 @@ from trainsentry.collectors.torch.parameters import (
     read_state,
 )
 from trainsentry.collectors.torch.pending_rows import PendingRows
+from trainsentry.collectors.torch.process_groups import known_groups
 from trainsentry.collectors.torch.step_rows import StepRows
 from trainsentry.collectors.torch.unreduced import MICRO_BATCH, RUNNING_SUM, UnreducedHooks, is_sharded
 from trainsentry.collectors.torch.validation import (
@@ -67,6 +68,7 @@ class TorchWatch:
         self._outer: dict[int, Any] = {}
         self._first_passes: list[FirstPass] = []
         self.communication: Communication | None = None
+        self.own_group = ""
         self.flow = DataFlow()
         self.rows = StepRows(table, settings.eps, self._refused)
         self.capture = Capture(self.names, guard)
@@ -125,9 +127,14 @@ class TorchWatch:
             self._accumulation.order.clear()
             self._accumulation.attach(self._owners.selected(GRADIENTS))  # once, to learn the backward pass's order
 
-    def watch_communication(self, own: str) -> None:
-        """Watch collectives too, but for those of the monitor's `own` group."""
-        self.communication = Communication(self.rows, self.guard, own, self.settings.call_sites)
+    def watch_communication(self) -> None:
+        """Watch collectives too, but for those of the monitor's own group."""
+        reducer = any(
+            isinstance(m, nn.parallel.DistributedDataParallel) for chunk in self.names.chunks for m in chunk.modules()
+        )
+        self.communication = Communication(
+            self.rows, self.guard, self.own_group, self.settings.call_sites, reducer=reducer
+        )
 
     @property
     def _device(self) -> torch.device:
@@ -140,7 +147,7 @@ class TorchWatch:
 
     def graph(self) -> dict[str, Any]:
         """Return the content of `graph.json`."""
-        return describe(self.names, self.flow)
+        return describe(self.names, self.flow, known_groups(self.own_group))
 
     def close(self) -> None:
         """Remove every hook and patch."""
@@ -241,10 +248,13 @@ class TorchWatch:
     def doing(self) -> dict[str, Any]:
         """Return the collective that is waited in, and those that are open; called from another thread."""
         if self.communication is None:
-            return {"waits_for": None, "open": []}
-        waits_for = self.communication.waiting_for
+            return {"waits_for": None, "call": None, "open": []}
+        call = self.communication.waiting_for
         opened = [call.describe() for call in list(self.communication.open_calls)]
-        return {"waits_for": waits_for.describe() if waits_for is not None else None, "open": opened}
+        if call is None:
+            return {"waits_for": None, "call": None, "open": opened}
+        known = {"op": call.op, "group": call.group, "sequence": call.sequence}
+        return {"waits_for": call.describe(), "call": known, "open": opened}
 
     def end_step(self) -> None:
         """Complete the rows of the step."""

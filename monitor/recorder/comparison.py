@@ -18,6 +18,7 @@ from trainsentry.collectors.series import (
     COMMUNICATION_INPUT,
     COMMUNICATION_QUANTITIES,
     COMMUNICATION_SECONDS,
+    GRADIENT_UNREDUCED,
     STEP_SECONDS,
     Series,
     SeriesTable,
@@ -25,6 +26,9 @@ from trainsentry.collectors.series import (
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM, VALUE
 
 SCALARS: Final = frozenset({"loss", STEP_SECONDS, COMMUNICATION_SECONDS})
+
+REDUCED: Final = frozenset({"all_reduce", "reduce_scatter_tensor", "reduce_scatter"})
+"""What gradients of data-parallel ranks go through."""
 
 Key = tuple[str, str, int, int]
 """A call on all ranks: op, group, the group's first rank, order in the group."""
@@ -35,7 +39,7 @@ def is_compared(series: Series) -> bool:
     if series.scalar:
         return series.name in SCALARS
     data = series.quantity == ACTIVATION_INPUT and series.module == ""
-    return data or series.quantity in COMMUNICATION_QUANTITIES
+    return data or series.quantity == GRADIENT_UNREDUCED or series.quantity in COMMUNICATION_QUANTITIES
 
 
 class Comparison:
@@ -60,6 +64,8 @@ class Comparison:
                 _note_scalar(told, series.name, float(values[VALUE]))
             elif series.quantity == ACTIVATION_INPUT:
                 told.data = ((told.data or 0.0) * 31 + float(values[VALUE])) % 2.0**53  # all inputs together
+            elif series.quantity == GRADIENT_UNREDUCED:
+                told.gradient = (told.gradient or 0.0) + float(values[NORM]) ** 2
             else:
                 call = series.name if series.quantity == COMMUNICATION_CALL else series.index.split("|")[2]
                 layout = table.layouts[record.layouts[row]]
@@ -73,8 +79,10 @@ class Comparison:
     def judge(self, done: int) -> Iterator[tuple[int, list[Anomaly]]]:
         """Yield what is odd about each step up to `done`."""
         for step in sorted(s for s in self._told if s <= done):
-            found = self._peers.judge(step, self._told.pop(step), frozenset(self.data_parallel))
-            for call in _calls_of(self._sides.pop(step, {})):
+            told, sides = self._told.pop(step), self._sides.pop(step, {})
+            _note_reduced(told, sides)
+            found = self._peers.judge(step, told, frozenset(self.data_parallel))
+            for call in _calls_of(sides):
                 found += conservation.judge(step, call)
             if found:
                 yield step, found
@@ -123,6 +131,22 @@ def _calls_of(ranks: dict[int, dict[str, _Side]]) -> Iterator[Call]:
                 {rank: Sums.of(side.outputs) for rank, (_, side) in told.items()},
                 {rank: side.order for rank, (_, side) in told.items()},
             )
+
+
+def _note_reduced(told: dict[int, Told], ranks: dict[int, dict[str, _Side]]) -> None:
+    """Take what goes into reductions for a rank's own gradients, where those are not collected by themselves."""
+    if any(t.gradient is not None for t in told.values()):
+        return
+    for rank, sides in ranks.items():
+        squares = [
+            part.norm**2
+            for side in sides.values()
+            if side.key is not None and side.key[0] in REDUCED and side.reduction
+            for part in side.inputs
+            if part.dtype in conservation.EPSILON
+        ]
+        if squares and rank in told:
+            told[rank].gradient = sum(squares)
 
 
 def _note_scalar(told: Told, name: str, value: float) -> None:

@@ -45,6 +45,7 @@ class Recorder:
             if not running:
                 break
             gone = self._wait()
+            self.session.look_for_hang()
             up_to = self.ring.head if gone or not self._announced else self._announced
             if gone:
                 state = "closed" if not self._drain(self.ring.head) else "trainer gone"

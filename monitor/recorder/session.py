@@ -17,10 +17,11 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv_writer import next_restart
 from trainsentry.exporters.json_files import append_lines, replace_json
-from trainsentry.exporters.quota import enforce_quota
 from trainsentry.exporters.run_file import write_run
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.disk_quota import quota_works
 from trainsentry.monitor.recorder.findings import Findings
+from trainsentry.monitor.recorder.hang_report import HangReport
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.incident_book import IncidentBook, next_incident_id
 from trainsentry.monitor.recorder.place import Place
@@ -75,6 +76,8 @@ class Session:
         self._graph: dict[str, Any] = {}
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = 0.0
+        self._hang = HangReport(self.directory)
+        self._looked_at = 0.0
 
     def _join(self, place: Place) -> None:
         """Take this rank's place among the others."""
@@ -154,6 +157,17 @@ class Session:
         self.findings.anomalies += len(found)
         lines = [{**a.to_json(), "restart": self.restart} for a in found]
         self.journal.submit(lambda: append_lines(self.directory / "anomalies.jsonl", lines), step)
+
+    def look_for_hang(self) -> None:
+        """Make an incident of a step that does not end; once a second, for the training process cannot say it."""
+        now = time.monotonic()
+        if not self.is_root or self.detection is None or now - self._looked_at < STATUS_SECONDS:
+            return
+        self._looked_at = now
+        found = self._hang.news()
+        if found is not None:
+            self.take_parted([found], found.step)
+            self.settle_all()
 
     def _tell_trainers(self, message: dict[str, Any]) -> None:
         """Tell this rank's trainer, and from the root all others."""
@@ -288,22 +302,8 @@ class Session:
         self.send({"type": messages.FAILURE, "part": name, "message": message, "step": step})
 
     def _keep_quota(self) -> None:
-        spared = [(i.first_seen, i.last_seen) for i in self.incidents.incidents.values()]
-        events = self.root / "tensorboard" / f"rank{self.hello.rank}"
-        step, restart = self.step, self.restart
-
-        def enforce() -> None:
-            enforce_quota(self.directory, self.hello.disk_quota, step, spared, restart=restart, events=events)
-
-        self.journal.submit(enforce, step)
-        if self.global_writers is not None:
-            directory, tables = self.root / "global", self.global_writers.restart
-            curves = self.root / "tensorboard" / "global"
-
-            def enforce_global() -> None:
-                enforce_quota(directory, self.hello.disk_quota, step, spared, restart=tables, events=curves)
-
-            self.journal.submit(enforce_global, step)
+        for work in quota_works(self):
+            self.journal.submit(work, self.step)
 
     def _renew_status(self, state: str | None = None) -> None:
         now = time.time()

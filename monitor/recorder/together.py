@@ -71,6 +71,7 @@ class Together:
             self.gathering = Gathering(place.rank, members, final=self.is_root)
             self.gathering.use_table(place.rank, owner.table)
         self.comparison = Comparison()
+        self._wanted = np.zeros(0, bool)
         self._sent: tuple[int, int] = (0, 0)
         self._waiting: deque[tuple[SeriesTable, StepRecord] | dict[str, Any]] = deque()
         self._waiting_bytes = 0
@@ -78,7 +79,7 @@ class Together:
         self._connected = False
         self._known_children: set[int] = set()
         self._closing = False
-        self._told_waiting = False
+        self._told_alone = False
 
     @property
     def alone(self) -> bool:
@@ -89,8 +90,10 @@ class Together:
 
     def take_own(self, record: StepRecord) -> None:
         """Send this rank's part of tensors that the ranks hold together, or keep it until all have come."""
-        wanted = np.asarray([is_global(s) or is_compared(s) for s in self.owner.table.series], bool)[record.ids]
-        rows = record.select(wanted)
+        new = self.owner.table.series[len(self._wanted) :]
+        if new:
+            self._wanted = np.append(self._wanted, [is_global(s) or is_compared(s) for s in new])
+        rows = record.select(self._wanted[record.ids])
         if self.gathering is not None:
             self.gathering.take(self.place.rank, rows)
             self.comparison.take(self.place.rank, self.owner.table, rows)
@@ -154,11 +157,22 @@ class Together:
                 self.owner.failed("messages of other ranks", error, -1)
         self._note_coming_and_going()
         self._pass_on_complete()
+        self._say_alone()
         if self.alone and self._asked:
             asked, self._asked = self._asked, set()
             self.owner.settle_all()
             for token in asked:  # nobody else will answer
                 self.owner.take_from_root({"type": messages.FLUSHED, "token": token})
+
+    def _say_alone(self) -> None:
+        """Tell the trainer, whose log is where people look, that this rank is judged by itself from here on."""
+        if self.alone and not self._told_alone:
+            self._told_alone = True
+            error = ConnectionError(
+                f"the recorder of rank {self.place.rank} cannot reach those of other ranks: its incidents are its own, "
+                "and global/ lacks what it holds"
+            )
+            self.owner.failed("recorders of other ranks", error, -1)
 
     def _handle(self, rank: int, kind: int, data: bytes) -> None:
         if kind == network.RECORD and self.gathering is not None:
@@ -189,6 +203,7 @@ class Together:
 
     def _hear_root(self, message: dict[str, Any]) -> None:
         if message["type"] == END:
+            self._told_alone = True  # it has ended as it was told to
             self.network.lose_parent()
             return
         if message["type"] == messages.FLUSHED and message["for"] == self.place.rank:

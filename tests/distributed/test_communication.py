@@ -1,24 +1,16 @@
 """Collectives and point-to-point operations are recorded as they are, and nothing is left behind."""
 
-import csv
 import importlib.util
 
 import communicating
 import pytest
+from communication_tables import numel, table
 from sharded_training import train
 
 OPS = {
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
     "reduce_scatter_tensor", "all_to_all_single", "send", "recv",
 }  # fmt: skip
-
-
-def table(out, rank, quantity):
-    rows = []
-    for path in sorted((out / f"rank{rank}").glob(f"{quantity}_[0-9]*.csv")):
-        with path.open(newline="") as file:
-            rows += list(csv.DictReader(file))
-    return rows
 
 
 def test_every_kind_of_call_with_its_order_bytes_and_time(two_ranks, tmp_path):
@@ -46,13 +38,6 @@ def test_every_kind_of_call_with_its_order_bytes_and_time(two_ranks, tmp_path):
     numbers = [{(r["name"], r["sequence"]) for r in table(tmp_path, rank, "communication_input")} for rank in range(2)]
     common = {"world.all_reduce.0", "world.broadcast.0", "world.all_to_all_single.0"}
     assert {n for n in numbers[0] if n[0] in common} == {n for n in numbers[1] if n[0] in common}
-
-
-def numel(row):
-    total = 1
-    for n in row["shape"].strip("[]").split(","):
-        total *= int(n) if n.strip() else 1
-    return total
 
 
 def test_only_the_call_sites_that_are_asked_for(two_ranks, tmp_path):

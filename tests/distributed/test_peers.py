@@ -44,3 +44,11 @@ def test_a_clean_run_raises_no_alarm(four_ranks, tmp_path, data_parallel):
     assert four_ranks.run(run, tmp_path, None, data_parallel=data_parallel) == [[]] * 4
     for path in tmp_path.glob("rank*/status.json"):
         assert json.loads(path.read_text())["failures"] == {}
+
+
+def test_gradients_of_one_rank_that_stay_apart_from_the_others(four_ranks, tmp_path):
+    four_ranks.run(run, tmp_path, "gradient", rank=2, data_parallel=True)
+    lines = [json.loads(line) for line in (tmp_path / "rank0" / "anomalies.jsonl").read_text().splitlines()]
+    apart = [a for a in lines if a["detector"] == "peers"]
+    assert {(a["rank"], a["name"], a["quantity"]) for a in apart} == {(2, "own gradients", "gradient_unreduced")}
+    assert all(a["value"] > 5 * a["expected"] for a in apart)

@@ -1,0 +1,58 @@
+"""What the training process says of a step that does not end, as an anomaly."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from trainsentry.anomaly.anomaly import HANG, Anomaly
+from trainsentry.collectors.series import COMMUNICATION_INPUT
+
+SCORE = 100.0
+"""As strong as what is not finite: nobody waits that long for nothing."""
+
+
+class HangReport:
+    """Reads `hang.json`, which the watch for hangs writes: a thread beside a stuck loop may not use the ring."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "hang.json"
+        self._seen = self._written_at()
+
+    def news(self) -> Anomaly | None:
+        """Return what was written since the last call."""
+        written = self._written_at()
+        if written == self._seen:
+            return None
+        self._seen = written
+        try:
+            return anomaly_of(json.loads(self._path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):  # what a person put there
+            return None
+
+    def _written_at(self) -> float:
+        try:
+            return self._path.stat().st_mtime
+        except OSError:  # there is none
+            return 0.0
+
+
+def anomaly_of(told: dict[str, Any]) -> Anomaly:
+    """Return the anomaly: the missing rank, and the collective that the others wait in, or the step."""
+    call = told["call"]
+    name = f"{call['group']}.{call['op']}" if call else "step"
+    return Anomaly(
+        step=told["step"],
+        micro_step=0,
+        rank=told["missing"][0] if told["missing"] else told["rank"],
+        order=0,
+        name=name,
+        quantity=COMMUNICATION_INPUT if call else "training",
+        statistic="sequence" if call else "seconds",
+        value=float(call["sequence"]) if call else told["seconds"],
+        expected=math.nan,
+        score=SCORE,
+        detector="hang",
+        kind=HANG,
+        last_clean=told["step"] - 1,
+    )
