@@ -12,6 +12,16 @@ COMMUNICATION_MISMATCH: Final = "communication_mismatch"
 DUPLICATE_DATA: Final = "duplicate_data"
 STRAGGLER: Final = "straggler"
 HANG: Final = "hang"
+SHIFT: Final = "shift"
+DRIFT: Final = "drift"
+DEAD: Final = "dead"
+UNDERFLOW: Final = "underflow"
+FROZEN: Final = "frozen"
+UPDATE_SIZE: Final = "update_size"
+STATE_RESET: Final = "state_reset"
+MODE_CHANGE: Final = "mode_change"
+DTYPE_CHANGE: Final = "dtype_change"
+LOSS_SCALE_COLLAPSE: Final = "loss_scale_collapse"
 
 HARD: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH, COMMUNICATION_MISMATCH, HANG})
 """Kinds that need no statistics: they are wrong whatever came before."""
@@ -23,7 +33,8 @@ class Anomaly:
 
     `expected` is what would be normal (a median, a bound, 0 for counts); `score` grows with the strength of
     the evidence. `last_clean` is the last step at which the series was seen healthy, -1 for never: between it
-    and `step` the trouble began. `passed_on` says that what the series is computed from was abnormal already.
+    and `step` the trouble began. `passed_on` says that what the series is computed from was abnormal already. `alarm`
+    says that it is enough for an incident; without, it joins one that is open, and is else a suspicion.
     """
 
     step: int
@@ -41,6 +52,7 @@ class Anomaly:
     module: str = ""
     last_clean: int = -1
     passed_on: bool = False
+    alarm: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; numbers that JSON does not know become null."""

@@ -1,61 +1,65 @@
 """Judges step records: which rows are abnormal, and which of those only pass on what they were given."""
 
-import math
-from collections import defaultdict
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import numpy as np
 
-from trainsentry.anomaly import dtype_edge, nonfinite, spike
-from trainsentry.anomaly.anomaly import NONFINITE, OVERFLOW, SPIKE, Anomaly
+from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
-from trainsentry.anomaly.history import FEATURES, History, log_magnitudes
+from trainsentry.anomaly.evidence import Evidence
+from trainsentry.anomaly.false_alarms import Allowed, Surprises, Verdict
+from trainsentry.anomaly.features import Floats
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.frozen import FrozenRule
+from trainsentry.anomaly.known_changes import KnownChanges
 from trainsentry.anomaly.nonfinite import NonfiniteRule
+from trainsentry.anomaly.own_detectors import load_detectors
+from trainsentry.anomaly.provenance import Provenance
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
-from trainsentry.anomaly.spike import SCORE_LIMIT, SpikeRule
+from trainsentry.anomaly.soft import OUTLIER, Soft, SoftRule
+from trainsentry.anomaly.state_reset import StateResetRule
+from trainsentry.anomaly.switches import SwitchRule
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import (
-    ACTIVATION_GRAD_INPUT,
-    ACTIVATION_GRAD_OUTPUT,
-    ACTIVATION_INPUT,
-    ACTIVATION_OUTPUT,
-    ACTIVATION_QUANTITIES,
-    GRADIENT,
-    UPDATE,
-    Series,
-    SeriesTable,
-)
+from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.statistics import INFS, NANS
 
-SOURCES = {
-    ACTIVATION_OUTPUT: (ACTIVATION_INPUT,),
-    ACTIVATION_GRAD_INPUT: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT),
-    GRADIENT: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, ACTIVATION_INPUT),
-}
-"""What a quantity of a module is computed from, within the module."""
+Detector = Callable[[StepRecord, SeriesTable], Iterable[Finding]]
+"""A user's own detector."""
 
-INSIDE = " inside"
-CONTAINED = (ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT)
-"""Quantities of a module that come from those of the modules it contains."""
+AFTERMATH: Final = 20
+"""Steps after an alarm in which single rows that are far out are listed too."""
 
-Sources = dict[tuple[str, str], set[int]]
+AFTERMATH_P: Final = 1e-3
+ALARM_P: Final = 1e-2
+LEAST_SCORE: Final = 4.0
+"""p-value and deviations of a row from which on it is listed in an alarm, or after one."""
 
 
 class Detection:
     """The detectors of one rank and their state. Records come in the order of their steps."""
 
-    def __init__(self, table: SeriesTable) -> None:
+    def __init__(self, table: SeriesTable, allowed: Allowed | None = None, own: Iterable[Detector] = ()) -> None:
         self.table = table
+        self.allowed = allowed or Allowed()
         self.facts = SeriesFacts(table)
-        self.history = History()
+        self.soft = SoftRule(table)
         self._nonfinite = NonfiniteRule(self.facts)
         self._edge = DtypeEdgeRule(self.facts)
-        self._spike = SpikeRule(self.facts, self.history)
-        self._sources: Sources = defaultdict(set)
-        self._sources_step = -1
+        self._rules: list[Detector] = [
+            lambda r, _: self._frozen.judge(r),
+            lambda r, _: self._reset.judge(r),
+            lambda r, _: self._switches.judge(r),
+            *own,
+        ]
+        self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
+        self._known = KnownChanges(table)
+        self._provenance = Provenance(table)
+        self._surprises: dict[str, Surprises] = {}
         self._saved: dict[Any, int] = {}
         self._saved_state: dict[str, Any] = {}
         self._adopted = 0
+        self._alarm_step = -AFTERMATH - 1
 
     def judge(self, record: StepRecord) -> list[Anomaly]:
         """Return the anomalies of a record and learn from the rows that have none.
@@ -67,132 +71,168 @@ class Detection:
             self._adopt_saved()
         bad = self._nonfinite.rows(record)
         at_edge, largest, edges = self._edge.rows(record)
-        z, feature, centre = self._spike.scores(record)
-        watched = self.facts.watched[record.ids]
-        spikes = (z > SCORE_LIMIT) & watched
-        bad &= watched
-        abnormal: Mask = bad | at_edge | spikes
-        found: list[Anomaly] = []
-        excused = self.facts.backward[record.ids] if record.skipped else np.zeros(len(record), bool)
-        if (abnormal & ~excused).any():
-            sources = self._abnormal_sources(record, abnormal)
-            for row in np.flatnonzero(abnormal & ~excused & self.facts.judged[record.ids]).tolist():
-                if bad[row]:
-                    what = _nonfinite_evidence(record, row)
-                elif at_edge[row]:
-                    score = 100.0 + math.log10(largest[row] / edges[row])
-                    what = (OVERFLOW, dtype_edge.NAME, "max", float(largest[row]), float(edges[row]), score)
-                else:
-                    statistic = FEATURES[int(feature[row])]
-                    value = self._value(record, row, statistic)
-                    what = (SPIKE, spike.NAME, statistic, value, math.exp(centre[row]), float(z[row]))
-                found.append(self._anomaly(record, row, what, sources))
-        self._learn(record, abnormal, spikes)
+        ids = record.ids
+        judged: Mask = self.facts.judged[ids] & self.facts.watched[ids]
+        if record.skipped:
+            judged &= ~self.facts.backward[ids]
+        if self._known.judge(record):
+            self.soft.expect_change()
+        soft, verdict, numel = self._judge_softly(record, judged & ~bad & ~at_edge)
+        wrong = (bad | at_edge) & self.facts.watched[ids]
+        listed = self._listed(soft, verdict, judged, record.step) & ~wrong
+        findings = [f for rule in self._rules for f in rule(record, self.table)]
+        evidence = Evidence(record, soft, numel, self._known.divisor)
+        findings += [evidence.of_hard(row, bad, largest, edges) for row in np.flatnonzero(wrong & judged).tolist()]
+        rows = np.flatnonzero(listed).tolist()
+        in_a_row = self.soft.baseline.outliers[ids]
+        findings += [evidence.of_soft(row, int(in_a_row[row]), alarm=verdict.alarm) for row in rows]
+        if verdict.alarm:
+            findings += evidence.of_common(self.soft.kinds, self._first_rows(record))
+        found = self._place(record, findings, soft, wrong)
+        self._learn(record, soft, verdict, wrong, judged)
+        self.soft.begin_drift_anew(ids[listed])
         return found
 
-    def _learn(self, record: StepRecord, abnormal: Mask, spikes: Mask) -> None:
+    # ------------------------------------------------------------------ soft evidence
+
+    def _judge_softly(self, record: StepRecord, judged: Mask) -> tuple[Soft, Verdict, Floats]:
+        ids = record.ids
+        numel = self._known.numel(record)
+        finite = self._known.finite_values(record)
+        divisor = self._known.divisors(record)
+        soft = self.soft.judge(ids, finite, numel, self.facts.scalar[ids], divisor, judged)
+        allowed = self.allowed.in_a_step(self._known.seconds)
+        verdict = self._surprises_of(record).judge(soft.surprise, allowed)
+        return soft, verdict, numel
+
+    def _surprises_of(self, record: StepRecord) -> Surprises:
+        kinds = np.bincount(self.soft.kinds.of[record.ids], minlength=len(self.soft.kinds.names)) > 0
+        key = ",".join(self.soft.kinds.names[i] for i in np.flatnonzero(kinds).tolist())
+        return self._surprises.setdefault(key, Surprises())
+
+    def _listed(self, soft: Soft, verdict: Verdict, judged: Mask, step: int) -> Mask:
+        p = np.minimum(soft.p, soft.drift_p)
+        if verdict.alarm:
+            self._alarm_step = step
+            limit = max(ALARM_P, float(p[judged].min(initial=1.0)))
+        elif step - self._alarm_step <= AFTERMATH:
+            limit = AFTERMATH_P
+        elif verdict.suspicious:
+            limit = float(p[judged].min(initial=1.0))
+        else:
+            return np.zeros(len(p), bool)
+        far = (soft.score >= LEAST_SCORE) | (soft.drift > 0)
+        listed: Mask = judged & (p <= limit) & far
+        return listed
+
+    def _learn(self, record: StepRecord, soft: Soft, verdict: Verdict, wrong: Mask, judged: Mask) -> None:
+        ids = record.ids
         finite = (record.values[:, NANS] == 0) & (record.values[:, INFS] == 0)
-        usual = self._nonfinite.is_usual(record.ids) & (record.values[:, NANS] == 0)
-        healthy = ~abnormal & (finite | usual)
-        self._spike.learn(record, healthy, spikes)
+        usual = self._nonfinite.is_usual(ids) & (record.values[:, NANS] == 0)
+        healthy = ~wrong & (finite | usual)
+        if record.skipped:
+            healthy &= ~self.facts.backward[ids]
+        self.soft.learn(ids, soft, healthy, record.step)
+        if verdict.alarm or wrong.any():
+            self._surprises_of(record).forget_last()
+        else:
+            self._surprises_of(record).learn()
+            self.soft.learn_tails(ids, soft, judged & healthy)
 
-    def _abnormal_sources(self, record: StepRecord, abnormal: Mask) -> Sources:
-        """Return, for each (module, quantity) with an abnormal row in this step, the micro-steps of those rows.
+    # ------------------------------------------------------------------ from findings to anomalies
 
-        A module is also listed, with `INSIDE`, for what is abnormal in the modules it contains.
-        """
-        if record.step != self._sources_step:
-            self._sources_step, self._sources = record.step, defaultdict(set)
-        found = self._sources
-        for row in np.flatnonzero(abnormal).tolist():
-            series = self.table.series[record.ids[row]]
-            found[series.module, series.quantity].add(series.micro_step)
-            inner = series.module
-            while inner and series.quantity in CONTAINED:
-                inner = inner.rpartition(".")[0]
-                found[inner, series.quantity + INSIDE].add(series.micro_step)
-        return found
+    def _place(self, record: StepRecord, findings: list[Finding], soft: Soft, wrong: Mask) -> list[Anomaly]:
+        if not findings:
+            return []
+        abnormal = wrong | (soft.score >= LEAST_SCORE) | (soft.drift > 0)
+        self._provenance.note(record, abnormal)
+        return [self._anomaly(record, f) for f in findings if f.series_id < len(self.table.series)]
 
-    def _anomaly(self, record: StepRecord, row: int, what: tuple[Any, ...], sources: Sources) -> Anomaly:
-        kind, detector, statistic, value, expected, score = what
-        series = self.table.series[record.ids[row]]
+    def _anomaly(self, record: StepRecord, f: Finding) -> Anomaly:
+        series = self.table.series[f.series_id] if f.series_id >= 0 else _WHOLE_RUN
+        known = self.soft.baseline.last_clean
+        clean = int(known[f.series_id]) if 0 <= f.series_id < len(known) else record.step - 1
+        passed_on = f.passed_on if f.passed_on is not None else self._provenance.is_passed_on(series)
         return Anomaly(
-            step=record.step,
+            step=record.step if f.step is None else f.step,
             micro_step=series.micro_step,
             rank=record.rank,
-            order=record.first_order + row,
-            name=series.name,
-            quantity=series.quantity,
-            statistic=statistic,
-            value=value,
-            expected=expected,
-            score=score,
-            detector=detector,
-            kind=kind,
+            order=record.first_order + max(f.row, 0),
+            name=self._provenance.name_of(series, f),
+            quantity=self._provenance.quantity_of(series),
+            statistic=f.statistic,
+            value=f.value,
+            expected=f.expected,
+            score=f.score,
+            detector=f.detector,
+            kind=f.kind,
             module=series.module,
-            last_clean=int(self.history.last_clean[record.ids[row]]),
-            passed_on=_is_passed_on(series, sources),
+            last_clean=clean if f.last_clean is None else f.last_clean,
+            passed_on=passed_on,
+            alarm=f.alarm,
         )
 
-    def _value(self, record: StepRecord, row: int, feature: str) -> float:
-        logs = log_magnitudes(record.values[row : row + 1], self.facts.scalar[record.ids[row : row + 1]])
-        return math.exp(logs[0, FEATURES.index(feature)])
+    def _first_rows(self, record: StepRecord) -> dict[int, int]:
+        """Return the first row of each kind."""
+        kinds = self.soft.kinds.of[record.ids]
+        return {int(k): int(np.argmax(kinds == k)) for k in np.unique(kinds)}
+
+    # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
         """Return what was learned, by series, as plain data."""
-        n = min(len(self.table.series), len(self.history.count))
-        window = self.history.window[:n]
+        n = min(len(self.table.series), len(self.soft.baseline.count))
         return {
+            "version": STATE_VERSION,
             "series": [_key(series) for series in self.table.series[:n]],
-            "window": np.where(np.isfinite(window), window, 0.0).astype(np.float32).tolist(),
-            "count": self.history.count[:n].tolist(),
-            "last_clean": self.history.last_clean[:n].tolist(),
+            **self.soft.saved(n),
+            "surprises": {key: s.saved() for key, s in self._surprises.items()},
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state of an earlier run; each series takes its part when it is next seen."""
+        """Go on from a state of an earlier run; each series takes its part when it is next seen.
+
+        A state of an earlier version is left aside: the detectors learn anew.
+        """
+        if state.get("version") != STATE_VERSION:
+            return
         self._saved = {tuple(key): position for position, key in enumerate(state["series"])}
         self._saved_state = state
         self._adopted = 0
-        self._sources_step = -1
+        self.soft.load_kinds(state)
+        for key, saved in state["surprises"].items():
+            self._surprises.setdefault(key, Surprises()).load(saved)
+        self._provenance.go_back()
 
     def _adopt_saved(self) -> None:
         """Give series that are new since the last record what an earlier run learned of them."""
         for series_id in range(self._adopted, len(self.table.series)):
             position = self._saved.get(_key(self.table.series[series_id]))
-            if position is None:
-                continue
-            self.history.grow(series_id + 1)
-            count = self._saved_state["count"][position]
-            window = np.asarray(self._saved_state["window"][position], np.float64)
-            window[:, min(count, window.shape[1]) :] = np.inf
-            self.history.window[series_id] = window
-            self.history.count[series_id] = count
-            self.history.last_clean[series_id] = self._saved_state["last_clean"][position]
+            if position is not None:
+                self.soft.baseline.adopt(series_id, self._saved_state, position)
         self._adopted = len(self.table.series)
 
 
-def _nonfinite_evidence(record: StepRecord, row: int) -> tuple[Any, ...]:
-    nans, infs = record.values[row, NANS], record.values[row, INFS]
-    statistic, count = ("nans", nans) if nans > 0 else ("infs", infs)
-    return NONFINITE, nonfinite.NAME, statistic, float(count), 0.0, nonfinite.SCORE
+def detection_for(table: SeriesTable, settings: dict[str, Any] | None) -> Detection | None:
+    """Return the detectors for settings as a recorder is told them; None without.
+
+    Raises:
+        ValueError: when a user's own detector cannot be loaded.
+
+    """
+    if settings is None:
+        return None
+    own = load_detectors(settings.get("detectors", []), settings.get("folders", []))
+    return Detection(table, Allowed(settings["per_step"], settings["per_day"]), own)
 
 
-def _is_passed_on(series: Series, sources: Sources) -> bool:
-    """Whether what a series is computed from was abnormal itself."""
-    if series.scalar:
-        return any(quantity == ACTIVATION_OUTPUT for _, quantity in sources)
-    if series.quantity == UPDATE:
-        own = {quantity for module, quantity in sources if module == series.module}
-        return bool(own - ACTIVATION_QUANTITIES - {UPDATE})
-    names = [*SOURCES.get(series.quantity, ()), *(q + INSIDE for q in CONTAINED if q == series.quantity)]
-    for name in names:
-        micro_steps = sources.get((series.module, name), set())
-        # A parameter's gradient is the sum over all micro-steps; an activation belongs to one.
-        if series.micro_step in micro_steps or (micro_steps and series.quantity == GRADIENT):
-            return True
-    return False
+STATE_VERSION: Final = 2
+
+_WHOLE_RUN = Series("training", "training", scalar=True)
 
 
 def _key(series: Series) -> tuple[str, str, int, int]:
     return series.name, series.quantity, series.micro_step, series.vpp_stage
+
+
+__all__ = ["OUTLIER", "Detection", "Detector"]

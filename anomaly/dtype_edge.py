@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from trainsentry.anomaly.features import Floats
 from trainsentry.anomaly.finite_range import LARGEST, edge
-from trainsentry.anomaly.history import Floats
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.statistics import MAX, MIN

@@ -20,13 +20,6 @@ MAX_MEMBERS: Final = 5000
 SUSPECTS: Final = 8
 """Suspects named in an incident, as many as msprobe's ranking shows."""
 
-LONE_SCORE: Final = 16.0
-"""A single soft anomaly needs twice the spike rule's limit to make an incident: among ten thousand series one
-is always far out. Weights are excepted: in healthy runs they stayed below a third of the limit."""
-
-TOGETHER: Final = 3
-"""So many soft anomalies at one step support each other."""
-
 
 class IncidentLog:
     """The incidents of a run. At most one is open at a time: while it lasts, everything abnormal joins it."""
@@ -61,7 +54,7 @@ class IncidentLog:
         if current is not None and step - current.last_seen > self.quiet_steps:
             current = None
             self.close_current()
-        if not new or (current is None and not _supports_incident(new)):
+        if not new or (current is None and not any(a.alarm for a in new)):
             return None
         if current is None:
             self._current = self._first_id + len(self.incidents)
@@ -130,12 +123,6 @@ class IncidentLog:
             first_seen=began,
             last_seen=step,
         )
-
-
-def _supports_incident(anomalies: list[Anomaly]) -> bool:
-    if any(a.kind in HARD or a.quantity == PARAMETER or a.score >= LONE_SCORE for a in anomalies):
-        return True
-    return len(anomalies) >= TOGETHER
 
 
 def _key(anomaly: Anomaly) -> tuple[int, str, str, int]:

@@ -28,6 +28,9 @@ COMMUNICATION_SECONDS = "communication_seconds"
 UNKNOWN_REGION = "?"
 """The region of a tensor whose place in the whole is not known."""
 
+TRAINING_MODE = "training_mode"
+"""With a dot and a module's name behind it, the scalar of a module that was switched to training (1), or away (0)."""
+
 FOUND_INF = "found_inf"
 """The scalar by which a fused optimizer tells that the loss scaler makes it skip; 0 or 1."""
 

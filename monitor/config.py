@@ -1,8 +1,9 @@
 """The configuration: every key, its default, its unit, and what is allowed."""
 
 import re
+import sys
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import Self
@@ -166,8 +167,39 @@ class Export(Block):
     max_wait: Annotated[float, Field(gt=0, le=600)] = 5.0
 
 
+FALSE_ALARMS: Final = 0.05
+"""False alarms in a thousand steps unless another rate is given: one in 20,000, a week of steps of half a minute."""
+
+
 class Detect(Block):
-    """Detection of anomalies."""
+    """Detection of anomalies; how many false alarms the whole run may give, whatever its series and ranks.
+
+    Of the two rates one is given. `detectors`: functions of your own, as `module:function`.
+    """
+
+    false_alarms_per_1000_steps: Annotated[float | None, Field(gt=0, le=100)] = None
+    false_alarms_per_day: Annotated[float | None, Field(gt=0, le=10000)] = None
+    detectors: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = []
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> Self:
+        if self.false_alarms_per_day is not None and self.false_alarms_per_1000_steps is not None:
+            raise ValueError(
+                "false_alarms_per_day and false_alarms_per_1000_steps are both given; allowed: one of them"
+            )
+        return self
+
+    def settings(self, ranks: int) -> dict[str, Any]:
+        """Return what one rank's detectors may do, as plain data: each rank has its share of the false alarms."""
+        a_thousand, a_day = self.false_alarms_per_1000_steps, self.false_alarms_per_day
+        if a_thousand is None and a_day is None:
+            a_thousand = FALSE_ALARMS
+        return {
+            "per_step": None if a_thousand is None else a_thousand / 1000 / ranks,
+            "per_day": None if a_day is None else a_day / ranks,
+            "detectors": self.detectors,
+            "folders": [folder for folder in sys.path if folder],
+        }
 
 
 def _not_zero(n: int) -> int:

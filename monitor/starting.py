@@ -19,15 +19,15 @@ def claim_restart(directory: Path) -> int:
     return restart
 
 
-def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, restart: int) -> Hello:
-    """Return what the recorder of this rank is told."""
+def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, restart: int, ranks: int = 1) -> Hello:
+    """Return what the recorder of this rank is told; `ranks` are watched."""
     return Hello(
         output_dir=str(root),
         rank=rank,
         statistics=tuple(config.statistics),
         csv_steps_per_file=config.export.csv.steps_per_file if config.export.csv else None,
         tensorboard=config.export.tensorboard is not None,
-        detect=config.detect is not None,
+        detect=config.detect.settings(ranks) if config.detect is not None else None,
         max_wait=config.export.max_wait,
         start_step=start_step,
         disk_quota=config.disk_quota,

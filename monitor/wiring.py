@@ -49,7 +49,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     root = Path(config.output_dir).absolute()
     restart = claim_restart(root / f"rank{run.rank}")
     company = run.company
-    hello = hello_for(config, root, run.rank, run.start_step, restart)
+    hello = hello_for(config, root, run.rank, run.start_step, restart, len(config.watched_ranks(run.world_size)))
     if company is not None:
         hello = replace(hello, place=company.place, quiet=company.quiet)
     link = RecorderLink(hello, table)

@@ -42,6 +42,7 @@ from trainsentry.collectors.torch.parameters import (
 from trainsentry.collectors.torch.pending_rows import PendingRows
 from trainsentry.collectors.torch.process_groups import known_groups
 from trainsentry.collectors.torch.step_rows import StepRows
+from trainsentry.collectors.torch.training_modes import TrainingModes
 from trainsentry.collectors.torch.unreduced import MICRO_BATCH, RUNNING_SUM, UnreducedHooks, is_sharded
 from trainsentry.collectors.torch.validation import (
     check_new,
@@ -85,6 +86,8 @@ class TorchWatch:
         self._unreduced = UnreducedHooks(guard, self._unreduced_arrived)
         self._scale = LossScale()
         self._optimizer_steps: Counter[int] = Counter()
+        self._logged: set[str] = set()
+        self._modes = TrainingModes(self.names, self.rows)
         self._read: set[nn.Parameter] = set()
         self._read_state_of: set[int] = set()
         self._plan: Plan = frozenset()
@@ -258,6 +261,11 @@ class TorchWatch:
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
+        if UPDATES in self._plan and "learning_rate" not in self._logged:
+            self.guard.run("learning_rate", self._log_rate)
+        if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
+            self.guard.run("training_mode", self._modes.read)
+        self._logged.clear()
         if self.communication is not None:
             self.guard.run(COMMUNICATION, self.communication.end_step)
 
@@ -273,8 +281,15 @@ class TorchWatch:
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
+        self._logged.add(name)
         series = Series(name, name, micro_step, scalar=True)
         self.rows.add_scalar(self.rows.table.series_id(series), value)
+
+    def _log_rate(self) -> None:
+        """Take the first group's learning rate as a scalar, where it is a plain number."""
+        rate = next((group.get("lr") for optimizer in self.optimizers for group in optimizer.param_groups), None)
+        if isinstance(rate, (int, float)):
+            self.log("learning_rate", rate, 0)
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar, without asking the device for its value."""

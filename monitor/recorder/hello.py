@@ -22,7 +22,7 @@ class Hello:
     statistics: tuple[str, ...]
     csv_steps_per_file: int | None
     tensorboard: bool
-    detect: bool
+    detect: dict[str, Any] | None
     max_wait: float
     start_step: int
     disk_quota: int

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.detection import detection_for
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.incident_log import QUIET_STEPS, IncidentLog
 from trainsentry.anomaly.overflow import OverflowRule
@@ -54,7 +54,7 @@ class Session:
             self.table.define(hello.definitions)
         self.root = Path(hello.output_dir)
         self.directory = self.root / f"rank{hello.rank}"
-        self.detection = Detection(self.table) if hello.detect else None
+        self.detection = detection_for(self.table, hello.detect)
         self.incidents = IncidentLog(
             self.table, next_incident_id(self.root / "incidents.jsonl"), max(QUIET_STEPS, 2 * hello.slowest_every)
         )

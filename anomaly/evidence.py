@@ -1,0 +1,83 @@
+"""Puts what was found in rows into findings: which statistic, how large, how large usually, and what kind of fault."""
+
+import math
+from typing import Any, Final
+
+from trainsentry.anomaly import dtype_edge, nonfinite
+from trainsentry.anomaly.anomaly import DEAD, DRIFT, NONFINITE, OVERFLOW, SHIFT, SPIKE, UNDERFLOW, UPDATE_SIZE
+from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, ZEROS_FEATURE, Floats, in_words
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.kinds import Kinds
+from trainsentry.anomaly.soft import LEAST_COMMON, Soft
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, UPDATE
+from trainsentry.collectors.statistics import INFS, NANS
+
+LASTING: Final = 2
+"""Samples in a row that were far out before, from which on it is no spike but a new level."""
+
+DEAD_RATIO: Final = 50.0
+"""Times smaller than usual that is dead: what is left of it does nothing."""
+
+
+class Evidence:
+    """The evidence of one record."""
+
+    def __init__(self, record: StepRecord, soft: Soft, numel: Floats, divisor: Floats) -> None:
+        self.record = record
+        self.soft = soft
+        self.numel = numel
+        self.divisor = divisor
+
+    def of_hard(self, row: int, bad: Any, largest: Floats, edges: Floats) -> Finding:
+        """Return what is not finite, or at the edge of its dtype."""
+        series_id = int(self.record.ids[row])
+        if not bad[row]:
+            score = 100.0 + math.log10(largest[row] / edges[row])
+            value, edge = float(largest[row]), float(edges[row])
+            return Finding(series_id, row, OVERFLOW, dtype_edge.NAME, "max", value, edge, score)
+        nans, infs = self.record.values[row, NANS], self.record.values[row, INFS]
+        statistic, count = ("nans", nans) if nans > 0 else ("infs", infs)
+        return Finding(series_id, row, NONFINITE, nonfinite.NAME, statistic, float(count), 0.0, nonfinite.SCORE)
+
+    def of_soft(self, row: int, in_a_row: int, *, alarm: bool) -> Finding:
+        """Return what is far from usual; `in_a_row` samples before it were too."""
+        soft = self.soft
+        drifts = soft.drift[row] > 0 and soft.drift_p[row] < soft.p[row]
+        feature = int(abs(soft.distance[row, :2]).argmax()) if drifts else int(soft.feature[row])
+        distance = float(soft.distance[row, feature])
+        value = in_words(feature, float(soft.features[row, feature]), self.numel[row], self.divisor[row])
+        usual = float(soft.features[row, feature]) - distance
+        expected = in_words(feature, usual, self.numel[row], self.divisor[row])
+        kind = (DRIFT if in_a_row < LASTING else SHIFT) if drifts else self._kind(feature, distance, in_a_row)
+        if drifts and distance < -math.log(DEAD_RATIO):
+            kind = DEAD
+        score = float(soft.drift[row] if drifts else soft.score[row])
+        detector = "drift" if drifts else "spike"
+        return Finding(int(self.record.ids[row]), row, kind, detector, FEATURES[feature], value, expected, score, alarm)
+
+    @staticmethod
+    def _kind(feature: int, distance: float, in_a_row: int) -> str:
+        if feature == ZEROS_FEATURE and distance > 0:
+            return UNDERFLOW
+        if feature < MEAN_FEATURE and distance < -math.log(DEAD_RATIO):
+            return DEAD
+        return SHIFT if in_a_row >= LASTING else SPIKE
+
+    def of_common(self, kinds: Kinds, first_rows: dict[int, int]) -> list[Finding]:
+        """Return what all series of a kind do at once."""
+        found = []
+        for number, common in self.soft.common.items():
+            if common.score < LEAST_COMMON:
+                continue
+            row = first_rows[number]
+            quantity = kinds.names[number]
+            kind = UPDATE_SIZE if quantity == UPDATE else SHIFT
+            passed_on = quantity not in {GRADIENT, GRADIENT_UNREDUCED, UPDATE}
+            found.append(
+                Finding(
+                    int(self.record.ids[row]), row, kind, "all_at_once", "norm", math.exp(common.change), 1.0,
+                    common.score, passed_on=passed_on or None,
+                )
+            )  # fmt: skip
+        return found

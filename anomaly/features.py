@@ -1,0 +1,66 @@
+"""What is followed of a row: a few numbers on a scale on which healthy noise is additive."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, VALUE, ZEROS
+
+Floats = npt.NDArray[np.float64]
+
+FEATURES: Final = ("max", "norm", "mean", "zeros")
+"""The largest magnitude, which one bad element moves; the norm, which a layer moves; the mean, for signs and offsets;
+the share of zeros, for what dies or underflows."""
+
+MEAN_FEATURE: Final = 2
+ZEROS_FEATURE: Final = 3
+SIZES: Final = 2
+"""The first features are sizes, on a log scale: they may spike and drift. The others are judged by their jumps."""
+
+NOTHING: Final = 1e-30
+"""Magnitudes up to this are as good as zero and not followed: near the smallest floats, noise spans decades."""
+
+
+def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], divisor: Floats) -> Floats:
+    """Return the features of rows, of shape (n, len(FEATURES)); NaN where there is nothing to follow.
+
+    `numel` counts the elements of each row, `divisor` is a factor that is known and taken out of its sizes (the
+    learning rate of an update). In order: log max|x|, log of the root mean square (which does not depend on how a
+    tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros with half an element added to each side.
+
+    >>> row = np.array([[-1.0, 2.0, 0.5, 4.0, 0, 0, 0.25, 0]])
+    >>> features_of(row, np.array([16.0]), np.array([False]), np.array([1.0])).round(2).tolist()
+    [[0.69, 0.0, 0.5, -1.02]]
+    """
+    sizes = np.empty((2, len(values)))
+    np.fmax(np.abs(values[:, MIN]), np.abs(values[:, MAX]), out=sizes[0])
+    root = np.sqrt(np.maximum(numel, 1.0))
+    sizes[1] = values[:, NORM] / root
+    sizes[:, scalar] = np.abs(values[scalar, VALUE])
+    # A history that lacks one of the two is judged by the other.
+    sizes = np.where(np.isnan(sizes), sizes[::-1], sizes)
+    sizes[~(np.isfinite(sizes) & (sizes > NOTHING))] = np.nan
+    found = np.empty((len(values), len(FEATURES)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found[:, 0] = np.log(sizes[0] / divisor)
+        found[:, 1] = np.log(sizes[1] / divisor)
+        found[:, 2] = values[:, MEAN] / sizes[1]
+        zeros = values[:, ZEROS] * numel
+        found[:, 3] = np.log((zeros + 0.5) / (numel - zeros + 0.5))
+    found[scalar, 2:] = np.nan
+    found[~np.isfinite(found)] = np.nan
+    return found
+
+
+def in_words(feature: int, value: float, numel: float, divisor: float) -> float:
+    """Return a feature as the statistic it was made of.
+
+    >>> round(in_words(1, 0.0, 16.0, 1.0), 6), round(in_words(3, 0.0, 16.0, 1.0), 6)
+    (4.0, 0.5)
+    """
+    if feature == 0:
+        return float(np.exp(value)) * divisor
+    if feature == 1:
+        return float(np.exp(value) * np.sqrt(max(numel, 1.0))) * divisor
+    return value if feature == 2 else float(1 / (1 + np.exp(-value)))

@@ -1,0 +1,48 @@
+"""Series of one kind are judged together: they share a tail, and what all of them do at once is taken out."""
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.anomaly.features import MEAN_FEATURE, ZEROS_FEATURE
+from trainsentry.anomaly.sensitivity import MEAN_FLOOR, MEAN_JUMP, ZEROS_FLOOR, ZEROS_JUMP, sensitivity_of
+from trainsentry.collectors.series import SeriesTable
+
+SCALARS = "scalars"
+
+
+class Kinds:
+    """Arrays over the series of a table: the number of each one's kind, and its limits of shape (n, features)."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.table = table
+        self.names: list[str] = []
+        self.of = np.zeros(0, np.int64)
+        self.floor = np.zeros((0, 4))
+        self.jump = np.zeros((0, 4))
+        self.young = np.zeros(0)
+        self._numbers: dict[str, int] = {}
+
+    def refresh(self) -> None:
+        """Take in series that were defined since the last call."""
+        new = self.table.series[len(self.of) :]
+        if not new:
+            return
+        rows = [(s, sensitivity_of(s)) for s in new]
+        self.of = np.append(self.of, [self.number(SCALARS if s.scalar else s.quantity) for s, _ in rows])
+        self.floor = np.concatenate([self.floor, [_spread(x.floor, MEAN_FLOOR, ZEROS_FLOOR) for _, x in rows]])
+        jumps = [_spread(float(np.log(x.ratio)), MEAN_JUMP, ZEROS_JUMP) for _, x in rows]
+        self.jump = np.concatenate([self.jump, jumps])
+        self.young = np.append(self.young, [x.young for _, x in rows])
+
+    def number(self, name: str) -> int:
+        """Return the number of a kind, new or known."""
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return self._numbers[name]
+
+
+def _spread(size: float, mean: float, zeros: float) -> npt.NDArray[np.float64]:
+    limits = np.full(4, size)
+    limits[MEAN_FEATURE], limits[ZEROS_FEATURE] = mean, zeros
+    return limits

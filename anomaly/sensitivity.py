@@ -1,0 +1,52 @@
+"""How each kind of series moves while nothing is wrong, before its own history says so."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainsentry.collectors.series import PARAMETER, Series
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """Limits of a kind of series.
+
+    `floor`: the smallest deviation assumed, in natural log units; `young`: added to it, divided by the number of
+    samples, for few samples say little about the spread; `ratio`: a jump is at least this many times the usual size, up
+    or down, and this many times the sample before it.
+    """
+
+    floor: float
+    young: float
+    ratio: float
+
+
+DEFAULT: Final = Sensitivity(floor=0.15, young=2.5, ratio=3.0)
+"""Gradients, activations and updates: heavy-tailed, and far from stationary while the model warms up."""
+
+WEIGHTS: Final = Sensitivity(floor=0.05, young=0.5, ratio=1.6)
+"""Weights move by a few percent between two looks."""
+
+STATE: Final = Sensitivity(floor=0.3, young=2.5, ratio=10.0)
+"""Moments follow the gradients' squares: in healthy runs they rose 35-fold within forty steps."""
+
+SCALAR: Final = Sensitivity(floor=0.06, young=0.5, ratio=1.5)
+"""A loss moves little from step to step, and half as much again is much."""
+
+MEAN_FLOOR: Final = 0.1
+"""Smallest deviation assumed of mean ÷ root mean square, which lies between -1 and 1."""
+
+ZEROS_FLOOR: Final = 0.5
+"""Smallest deviation assumed of the log-odds of zeros: a factor of 1.6 in the odds."""
+
+MEAN_JUMP: Final = 0.8
+ZEROS_JUMP: Final = 4.0
+"""Least jumps of the two: most of the range, and a factor of 50 in the odds."""
+
+
+def sensitivity_of(series: Series) -> Sensitivity:
+    """Return how a series is to be judged."""
+    if series.scalar:
+        return SCALAR
+    if series.is_state:
+        return STATE
+    return WEIGHTS if series.quantity == PARAMETER else DEFAULT

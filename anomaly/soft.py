@@ -1,0 +1,278 @@
+"""Soft evidence: how far each row is from what its series does, and how improbable that makes the step."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.anomaly.baseline import DOWN, LOCATION, NEWEST, SCALE, SIBLINGS, UP, Baseline
+from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
+from trainsentry.anomaly.kinds import SCALARS, Kinds
+from trainsentry.anomaly.tail import Tail
+from trainsentry.collectors.series import SeriesTable
+
+WARM_UP: Final = 5
+"""Samples before a series is judged: the fewest for which a centre and a deviation mean something."""
+
+OUTLIER: Final = 8.0
+"""Deviations from which on a sample is not learned from."""
+
+TOGETHER: Final = 8
+"""Series of a kind from which on their median says what all do at once."""
+
+COMMON_FLOOR: Final = 0.1
+COMMON_JUMP: Final = 0.9
+"""Smallest deviation of what all series of a kind do at once, and least jump of it (a factor of 2.5), in log units."""
+
+LEAST_COMMON: Final = 5.0
+"""Deviations of what all series of a kind do at once from which on it is listed in an alarm."""
+
+DRIFT_SLACK: Final = 1.5
+DRIFT_CLIP: Final = 4.0
+DRIFT_LEAST: Final = 12.0
+"""Of the cumulative test: deviations a sample that are no drift, deviations that count of one sample, and the sum from
+which on it counts: four samples in a row that are far out. (Page, "Continuous inspection schemes", 1954.)"""
+
+DRIFT_WARM_UP: Final = 40
+"""Samples before a drift counts: a young model drifts everywhere."""
+
+DRIFT_RATIO: Final = 0.7
+"""Least change of a size that is called a drift, in log units: a factor of two."""
+
+WEIGHT_OF_SCALARS: Final = 0.2
+WEIGHT_OF_COMMON: Final = 0.1
+"""Shares of the false alarms that logged scalars, and changes of all series at once, may use: there are few of them."""
+
+
+@dataclass
+class Soft:
+    """What was found in a record: arrays over its rows, and what all series of a kind do at once by kind.
+
+    `score` counts deviations of the feature `feature` (its sign in `sign`), `p` is its p-value within the row's kind;
+    `drift` is the cumulative sum. `surprise` is −log10 of the p-value of the whole record, by Bonferroni's rule.
+    """
+
+    features: Floats
+    state: Floats
+    score: Floats
+    feature: npt.NDArray[np.intp]
+    sign: Floats
+    distance: Floats
+    p: Floats
+    drift: Floats
+    drift_p: Floats
+    drift_up: npt.NDArray[np.bool_]
+    common: dict[int, "Common"]
+    p_all: float = 1.0
+
+    @property
+    def surprise(self) -> float:
+        """−log10 of the record's p-value."""
+        return float(-np.log10(max(self.p_all, 1e-300)))
+
+
+@dataclass
+class Common:
+    """What all series of a kind do at once: the median change of their size in log units, and how odd that is."""
+
+    change: float
+    score: float
+    p: float
+    rows: int
+
+
+class SoftRule:
+    """Judges records by what their series did before."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.kinds = Kinds(table)
+        self.baseline = Baseline()
+        self.together = Baseline()
+        self._spikes: dict[int, Tail] = {}
+        self._drifts: dict[int, Tail] = {}
+        self._common_tail = Tail()
+
+    def judge(self, ids: Any, values: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any) -> Soft:
+        """Return the evidence in rows; `judged` says which of them may be called abnormal."""
+        self.kinds.refresh()
+        self.baseline.grow(len(self.kinds.of))
+        features = features_of(values, numel, scalar, divisor)
+        state = self.baseline.state[ids]
+        held = self.baseline.count[ids]
+        kind = self.kinds.of[ids]
+        location, newest = state[:, LOCATION], state[:, NEWEST]
+        unit = self._unit(ids, state, held, kind)
+        distance, jump = features - location, features - newest
+        unknown = np.isnan(distance) | (held < WARM_UP)[:, None]
+        distance[unknown] = jump[unknown] = 0.0
+        common, shift, leap = self._common(kind, distance, jump)
+        distance -= shift[kind]
+        jump -= leap[kind]
+        distance[unknown] = jump[unknown] = 0.0
+        score = self._spike_scores(distance, jump, unit, self.kinds.jump[ids])
+        best = score.argmax(axis=1)
+        rows = np.arange(len(ids))
+        drift, upward = self._drift_scores(state, distance, unit)
+        young = held < DRIFT_WARM_UP
+        drift[young] = 0.0
+        state[young, UP:] = 0.0
+        found = Soft(
+            features=features,
+            state=state,
+            score=score[rows, best],
+            feature=best,
+            sign=np.sign(distance[rows, best]),
+            distance=distance,
+            p=np.ones(len(ids)),
+            drift=drift,
+            drift_p=np.ones(len(ids)),
+            drift_up=upward,
+            common=common,
+        )
+        found.p_all = self._combine(found, kind, judged)
+        return found
+
+    def learn(self, ids: Any, found: Soft, healthy: Any, step: int) -> None:
+        """Take healthy rows into the baselines and the tails; the others count as outliers."""
+        far = found.score > OUTLIER
+        self.baseline.state[ids, UP:] = found.state[:, UP:]
+        known = ~np.isnan(found.features).all(axis=1)
+        take = healthy & ~far & known
+        self.baseline.learn(ids[take], found.state[take], found.features[take], step)
+        self.baseline.last_clean[ids[healthy & ~known]] = step
+        self.baseline.note_outliers(ids[healthy & far])
+
+    def learn_tails(self, ids: Any, found: Soft, judged: Any) -> None:
+        """Take the scores of a record that raised no alarm as what is usual."""
+        kind = self.kinds.of[ids]
+        for number in np.unique(kind[judged]).tolist():
+            rows = judged & (kind == number)
+            self._spikes.setdefault(number, Tail()).learn(found.score[rows])
+            self._drifts.setdefault(number, Tail()).learn(found.drift[rows])
+        if found.common:
+            self._common_tail.learn(np.array([c.score for c in found.common.values()]))
+        self._learn_common(found, healthy=True)
+
+    def begin_drift_anew(self, ids: Any) -> None:
+        """Forget the cumulative sums of series that were reported."""
+        self.baseline.state[ids, UP:] = 0.0
+
+    def expect_change(self) -> None:
+        """Take the next sample of every series as its level: something is known to have changed."""
+        self.baseline.begin_anew(slice(None))
+        self.together.begin_anew(slice(None))
+
+    # ------------------------------------------------------------------ parts
+
+    def _unit(self, ids: Any, state: Floats, held: Any, kind: Any) -> Floats:
+        """Return one deviation of each feature: the series' own, drawn towards that of its kind while it is young."""
+        scale = np.maximum(state[:, SCALE], self.kinds.floor[ids])
+        logs = np.log(scale)
+        of_kind = np.zeros((len(self.kinds.names), len(FEATURES)))
+        old = held >= WARM_UP
+        for number in np.unique(kind[old]).tolist():
+            of_kind[number] = np.median(logs[old & (kind == number)], axis=0)
+        weight = (held / (held + SIBLINGS))[:, None]
+        drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_kind[kind], np.log(self.kinds.floor[ids])))
+        unit: Floats = np.maximum(drawn, self.kinds.floor[ids]) + (self.kinds.young[ids] / np.maximum(held, 1))[:, None]
+        return unit
+
+    def _common(self, kind: Any, distance: Floats, jump: Floats) -> tuple[dict[int, Common], Floats, Floats]:
+        """Return what all series of each kind do at once, and the shifts and leaps to take out, by kind."""
+        size = len(self.kinds.names)
+        shift, leap = np.zeros((size, len(FEATURES))), np.zeros((size, len(FEATURES)))
+        found: dict[int, Common] = {}
+        self.together.grow(size)
+        for number in np.unique(kind).tolist():
+            rows = kind == number
+            count = int(rows.sum())
+            if count < TOGETHER or self.kinds.names[number] == SCALARS:
+                continue
+            shift[number, :SIZES] = np.median(distance[rows, :SIZES], axis=0)
+            leap[number, :SIZES] = np.median(jump[rows, :SIZES], axis=0)
+            found[number] = self._judge_common(number, float(shift[number, 1]), float(leap[number, 1]), count)
+        return found, shift, leap
+
+    def _judge_common(self, number: int, change: float, leap: float, rows: int) -> Common:
+        state, held = self.together.state[number], int(self.together.count[number])
+        if held < WARM_UP:
+            return Common(change, 0.0, 1.0, rows)
+        unit = max(state[SCALE, 1], COMMON_FLOOR) + 1.0 / held
+        away = change - state[LOCATION, 1]
+        score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > COMMON_JUMP else 0.0
+        p = float(self._common_tail.survival(np.array([score]))[0])
+        return Common(change, score, p, rows)
+
+    def _learn_common(self, found: Soft, *, healthy: bool) -> None:
+        for number, common in found.common.items():
+            ids = np.array([number])
+            features = np.full((1, len(FEATURES)), np.nan)
+            features[0, 1] = common.change
+            if healthy and common.score <= OUTLIER:
+                self.together.learn(ids, self.together.state[ids], features, 0)
+            else:
+                self.together.note_outliers(ids)
+
+    @staticmethod
+    def _spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats) -> Floats:
+        """A trend leads away from the centre too; only a jump leads away from the sample before."""
+        nearer = np.minimum(np.abs(distance), np.abs(jump))
+        score: Floats = np.where((distance * jump > 0) & (nearer >= least), nearer / unit, 0.0)
+        return score
+
+    @staticmethod
+    def _drift_scores(state: Floats, distance: Floats, unit: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        z = np.clip(distance / unit, -DRIFT_CLIP, DRIFT_CLIP)
+        up = np.maximum(0.0, state[:, UP] + z - DRIFT_SLACK)
+        down = np.maximum(0.0, state[:, DOWN] - z - DRIFT_SLACK)
+        up[:, SIZES:] = down[:, SIZES:] = 0.0
+        state[:, UP], state[:, DOWN] = up, down
+        size = distance[:, :SIZES]
+        rises, falls = up[:, :SIZES].copy(), down[:, :SIZES].copy()
+        rises[(size < DRIFT_RATIO) | (rises < DRIFT_LEAST)] = 0.0
+        falls[(size > -DRIFT_RATIO) | (falls < DRIFT_LEAST)] = 0.0
+        up_most, down_most = rises.max(axis=1), falls.max(axis=1)
+        return np.maximum(up_most, down_most), up_most >= down_most
+
+    def _combine(self, found: Soft, kind: Any, judged: Any) -> float:
+        """Fill in the p-values of rows; return that of the record."""
+        numbers = np.unique(kind[judged]).tolist()
+        tensors = [n for n in numbers if self.kinds.names[n] != SCALARS]
+        share = (1 - WEIGHT_OF_SCALARS - WEIGHT_OF_COMMON) / max(len(tensors), 1)
+        smallest = 1.0
+        for number in numbers:
+            rows = judged & (kind == number)
+            weight = WEIGHT_OF_SCALARS if number not in tensors else share
+            count = int(rows.sum())
+            for scores, p, tails in ((found.score, found.p, self._spikes), (found.drift, found.drift_p, self._drifts)):
+                if not scores[rows].any():
+                    continue
+                p[rows] = tails.setdefault(number, Tail()).survival(scores[rows])
+                smallest = min(smallest, 2 * count * float(p[rows].min()) / weight)
+        for common in found.common.values():
+            smallest = min(smallest, common.p * len(found.common) / WEIGHT_OF_COMMON)
+        return smallest
+
+    def saved(self, size: int) -> dict[str, Any]:
+        """Return what was learned as plain data; `size` is the number of series."""
+        names = self.kinds.names
+        return {
+            **self.baseline.saved(min(size, len(self.baseline.count))),
+            "kinds": names,
+            "together": self.together.saved(min(len(names), len(self.together.count))),
+            "spikes": {names[n]: t.saved() for n, t in self._spikes.items()},
+            "drifts": {names[n]: t.saved() for n, t in self._drifts.items()},
+            "common": self._common_tail.saved(),
+        }
+
+    def load_kinds(self, saved: dict[str, Any]) -> None:
+        """Go on with the tails and the common changes that were saved."""
+        self._common_tail.load(saved["common"])
+        for place, name in enumerate(saved["kinds"]):
+            number = self.kinds.number(name)
+            if place < len(saved["together"]["count"]):
+                self.together.adopt(number, saved["together"], place)
+            for tails, key in ((self._spikes, "spikes"), (self._drifts, "drifts")):
+                if name in saved[key]:
+                    tails.setdefault(number, Tail()).load(saved[key][name])

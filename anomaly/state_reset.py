@@ -1,0 +1,65 @@
+"""Invariant: a running average of squares falls no faster than its decay allows, and is never negative."""
+
+from typing import Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import STATE_RESET
+from trainsentry.anomaly.features import NOTHING
+from trainsentry.anomaly.finding import Finding
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.statistics import MIN, NORM
+
+NAME: Final = "state_reset"
+SCORE: Final = 60.0
+
+SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "square_avg", "v"})
+"""State that averages squares: v' = β·v + (1 − β)·g² ≥ β·v (Kingma and Ba, "Adam", 2015; RMSprop)."""
+
+LEAST_DECAY: Final = 0.8
+"""The smallest β assumed: 0.9 is the smallest in use, and the norm is rounded."""
+
+SHARE: Final = 0.5
+"""Share of the rows that must have fallen, so that a group that was reset on purpose (a new token's row) is not all."""
+
+
+class StateResetRule:
+    """Finds state that has fallen below β^k of what it was k steps before, or is negative."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.table = table
+        self._mask = np.zeros(0, bool)
+        self._norm = np.zeros(0)
+        self._step = np.zeros(0, np.int64)
+
+    def judge(self, record: StepRecord) -> list[Finding]:
+        """Return what was lost."""
+        new = self.table.series[len(self._mask) :]
+        if new:
+            self._mask = np.append(self._mask, [s.quantity in SQUARES for s in new])
+            self._norm = np.append(self._norm, np.zeros(len(new)))
+            self._step = np.append(self._step, np.zeros(len(new), np.int64))
+        rows = np.flatnonzero(self._mask[record.ids])
+        if not len(rows):
+            return []
+        ids = record.ids[rows]
+        norm = record.values[rows, NORM]
+        apart = np.maximum(record.step - self._step[ids], 1)
+        least = self._norm[ids] * LEAST_DECAY ** np.minimum(apart, 100)
+        fallen = (norm < least) & (least > 0) & (apart < 100)
+        negative = record.values[rows, MIN] < -NOTHING
+        self._norm[ids], self._step[ids] = norm, record.step
+        found = []
+        if fallen.sum() > SHARE * len(rows):
+            for at in np.flatnonzero(fallen).tolist():
+                value, expected = float(norm[at]), float(least[at])
+                found.append(self._finding(int(ids[at]), int(rows[at]), "norm", value, expected))
+        for at in np.flatnonzero(negative).tolist():
+            value = float(record.values[rows[at], MIN])
+            found.append(self._finding(int(ids[at]), int(rows[at]), "min", value, 0.0))
+        return found
+
+    @staticmethod
+    def _finding(series_id: int, row: int, statistic: str, value: float, expected: float) -> Finding:
+        return Finding(series_id, row, STATE_RESET, NAME, statistic, value, expected, SCORE)

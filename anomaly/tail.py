@@ -1,0 +1,85 @@
+"""How far out scores go while nothing is wrong, learned from the run's own."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.anomaly.features import Floats
+
+LOWEST: Final = 1.0
+"""Scores below this are not told apart."""
+
+BINS_A_DECADE: Final = 32
+BINS: Final = 4 * BINS_A_DECADE
+
+EXCEEDING: Final = 60
+"""Scores beyond which a tail is extrapolated: the fewest whose mean says something about their distribution."""
+
+PRIOR_SAMPLES: Final = 400.0
+"""Samples that the tail assumed at the start counts for."""
+
+PRIOR_INDEX: Final = 4.0
+"""Its index: P(score > x) falls with x^-4, as under Student's t noise of four degrees of freedom."""
+
+PRIOR_WEIGHT: Final = 20.0
+"""Exceedances that the assumed index counts for beside those observed."""
+
+FORGET_AT: Final = 5e6
+"""Samples at which all counts are halved, so that a run of weeks follows its own change."""
+
+
+class Tail:
+    """Survival function of scores ≥ 0, pooled over series of one kind.
+
+    Counts in bins of log score; beyond the `EXCEEDING` largest scores a power law whose index is estimated from them
+    (Hill, "A simple general approach to inference about the tail of a distribution", 1975), with a prior.
+
+    >>> tail = Tail()
+    >>> bool(tail.survival(np.array([20.0]))[0] < 1e-3)
+    True
+    """
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BINS)
+        self.total = 0.0
+
+    def learn(self, scores: Floats) -> None:
+        """Take in scores, of any shape."""
+        flat = scores.ravel()
+        beyond = flat[flat > LOWEST]
+        self.total += flat.size
+        if beyond.size:
+            bins = np.minimum((np.log10(beyond / LOWEST) * BINS_A_DECADE).astype(np.intp), BINS - 1)
+            self.counts += np.bincount(bins, minlength=BINS)
+        if self.total > FORGET_AT:
+            self.counts /= 2
+            self.total /= 2
+
+    def survival(self, scores: Floats) -> Floats:
+        """Return P(score > x) for each x: 1 below `LOWEST`, never 0."""
+        above = np.append(np.cumsum(self.counts[::-1])[::-1], 0.0)
+        edges = np.arange(BINS + 1)
+        prior = PRIOR_SAMPLES * np.minimum(1.0, 3.8 * 10.0 ** (-PRIOR_INDEX * edges / BINS_A_DECADE))
+        share = (above + prior) / (self.total + PRIOR_SAMPLES)
+        start = int(np.searchsorted(-above, -EXCEEDING, side="right")) - 1  # the last edge that so many lie beyond
+        with np.errstate(invalid="ignore", divide="ignore"):
+            at = np.log10(np.maximum(scores, LOWEST) / LOWEST) * BINS_A_DECADE
+        at = np.nan_to_num(at, nan=0.0, posinf=BINS)
+        if start < 0:  # few samples so far: what is assumed
+            assumed: Floats = np.minimum(1.0, np.interp(at, edges, share))
+            return assumed
+        beyond = self.counts[start:]
+        middle = (np.arange(len(beyond)) + 0.5) / BINS_A_DECADE * np.log(10.0)
+        index = (beyond.sum() + PRIOR_WEIGHT) / (float(beyond @ middle) + PRIOR_WEIGHT / PRIOR_INDEX)
+        out = share[start] * 10.0 ** (-index * np.maximum(at - start, 0.0) / BINS_A_DECADE)
+        found: Floats = np.minimum(np.where(at > start, out, np.interp(at, edges, share)), 1.0)
+        return found
+
+    def saved(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"counts": self.counts.tolist(), "total": self.total}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self.counts = np.asarray(saved["counts"], np.float64)
+        self.total = float(saved["total"])

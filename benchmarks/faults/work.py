@@ -1,0 +1,53 @@
+"""Runs one case, in this process or on every rank of a pool."""
+
+import contextlib
+import importlib
+import io
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+for folder in (HERE, HERE / "cases"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+COLLECT = ("everything", "default")
+
+
+def load_cases() -> dict[str, Any]:
+    """Return all cases by id, in the order of their ids."""
+    names = sorted(p.stem for p in (HERE / "cases").glob("[a-z][0-9]*.py"))
+    cases = [importlib.import_module(name).CASE for name in names]
+    return {case.id: case for case in cases}
+
+
+def run_here(who: dict[str, Any], *, faulty: bool) -> dict[str, Any]:
+    """Run a single-rank case; return its outcome."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(who, Path(folder), faulty=faulty)
+
+
+def run_on_rank(who: dict[str, Any], folder: str, *, faulty: bool) -> dict[str, Any] | None:
+    """Run this rank's part of a case; rank 0 returns the outcome."""
+    import torch.distributed as dist
+
+    found = _run(who, Path(folder), faulty=faulty)
+    dist.barrier()
+    return found if dist.get_rank() == 0 else None
+
+
+def _run(who: dict[str, Any], out: Path, *, faulty: bool) -> dict[str, Any]:
+    import torch
+    from outcome import judge
+    from training import EVERYTHING, Run
+
+    logging.getLogger("trainsentry").setLevel(logging.CRITICAL + 1)
+    torch.set_num_threads(1)
+    case = load_cases()[who["case"]]
+    run = Run(case, who["family"], who["optimizer"], who["seed"], faulty=faulty)
+    with contextlib.redirect_stderr(io.StringIO()):
+        run.train(out, EVERYTHING if who["collect"] == "everything" else {})
+    return judge(case, who, out, run.fault_step, faulty=faulty, steps=run.steps).to_json()
