@@ -8,7 +8,7 @@ from trainsentry.anomaly.anomaly import FROZEN
 from trainsentry.anomaly.finding import Finding
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE, SeriesTable
-from trainsentry.collectors.statistics import NORM
+from trainsentry.collectors.statistics import NORM, VALUE
 
 NAME: Final = "frozen"
 SCORE: Final = 60.0
@@ -16,6 +16,9 @@ SCORE: Final = 60.0
 MOVED_BEFORE: Final = 10
 """Sampled updates in a row in which a parameter moved, before one without movement counts: in low precision small
 updates are rounded away now and then."""
+
+LEAST_RATIO: Final = 3e-6
+"""Least ‖Δ‖/‖w‖ that counts as a movement: some 25 units in the last place of float32."""
 
 NEVER_MOVED: Final = 0.1
 """Share of the parameters that may never move before that is taken for a design (adapters, a frozen backbone)."""
@@ -66,8 +69,10 @@ class FrozenRule:
         if self._excused:
             return found
         ids = record.ids[rows]
-        for series_id in ids[~still].tolist():
-            self._moved[series_id] = self._moved.get(series_id, 0) + 1
+        ratios = record.values[rows, VALUE]
+        for series_id, ratio in zip(ids[~still].tolist(), ratios[~still].tolist(), strict=True):
+            # What moves by a few units in the last place stands still by rounding.
+            self._moved[series_id] = 0 if ratio < LEAST_RATIO else self._moved.get(series_id, 0) + 1
             self._reported.discard(series_id)
         for row, series_id in zip(rows[still].tolist(), ids[still].tolist(), strict=True):
             name = self.table.series[series_id].name

@@ -1,4 +1,4 @@
-"""Faults planted in real runs, and controls in which nothing is wrong: is the alarm right, and its first suspect?
+"""Faults planted in real runs, and controls in which nothing is wrong; whether alarms and suspects are right.
 
     python benchmarks/faults/faults.py [--cases F01,F08] [--seeds 0-3] [--collect everything] [--twins] [--out FILE]
 
@@ -47,7 +47,10 @@ def outcomes(runs: list[dict[str, Any]], *, faulty: bool) -> Iterator[dict[str, 
 
 
 def _alone(item: tuple[dict[str, Any], bool]) -> dict[str, Any]:
-    return work.run_here(item[0], faulty=item[1])
+    try:
+        return work.run_here(item[0], faulty=item[1])
+    except Exception as error:  # noqa: BLE001 - one case that fails must not end the others
+        return {**item[0], "error": repr(error), "said": ""}
 
 
 def _together(runs: list[dict[str, Any]], *, faulty: bool) -> Iterator[dict[str, Any]]:
@@ -83,10 +86,8 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
         counts = [sum(o[k] for o in rows) for k in ("detected", "first_right", "within_three", "kind_right")]
         middle = delays[len(delays) // 2] if delays else "–"
         each = sum(o["incidents"] for o in rows) / n
-        yield (
-            f"| {name} | {cases[name].title} | {n} | {counts[0]} | {middle} | {counts[1]} | {counts[2]} | {counts[3]} | "
-            f"{each:.1f} | {early} |"
-        )
+        shown = [name, cases[name].title, n, counts[0], middle, *counts[1:], f"{each:.1f}", early]
+        yield "| " + " | ".join(map(str, shown)) + " |"
 
 
 def summary(found: list[dict[str, Any]]) -> Iterator[str]:
@@ -107,6 +108,14 @@ def summary(found: list[dict[str, Any]]) -> Iterator[str]:
     yield f"false incidents: {sum(o['early'] for o in good)} in {steps} clean steps"
 
 
+def _is_wrong(outcome: dict[str, Any]) -> bool:
+    if "error" in outcome or outcome["early"]:
+        return True
+    return not work.load_cases()[outcome["case"]].expect.silent and not (
+        outcome["first_right"] and outcome["kind_right"]
+    )
+
+
 def main() -> None:
     """Run what is asked for and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -121,19 +130,9 @@ def main() -> None:
     found = []
     for outcome in outcomes(wanted(options), faulty=not options.twins):
         found.append(outcome)
-        wrong = (
-            "error" in outcome or not outcome.get("first_right") or not outcome.get("kind_right") or outcome["early"]
-        )
-        if options.show and (wrong if not work.load_cases()[outcome["case"]].expect.silent else outcome.get("early")):
-            who = [outcome[k] for k in ("case", "family", "optimizer", "seed")]
-            print(
-                *who,
-                outcome.get("error"),
-                outcome.get("delay"),
-                outcome.get("early"),
-                outcome["said"][:700],
-                flush=True,
-            )
+        if options.show and _is_wrong(outcome):
+            who = [outcome.get(k) for k in ("case", "family", "optimizer", "seed", "error", "delay", "early")]
+            print(*who, outcome["said"][:700], flush=True)
     print("\n".join([*table(found), "", *summary(found)]))
     if options.out:
         Path(options.out).write_text("".join(json.dumps(o) + "\n" for o in found))

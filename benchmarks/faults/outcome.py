@@ -59,7 +59,8 @@ def judge(case: Case, who: dict[str, Any], out: Path, fault_step: int, *, faulty
     right = [case.expect.is_right(s, who["family"]) for s in suspects]
     wanted = case.expect.names.get(who["family"], case.expect.names.get("", ("*",)))[0]
     block = ".".join(wanted.split(".")[:2])
-    said = f"{first['summary']} || {[(s['name'], s['quantity'], s['kind'], s['step'], round(s['score'])) for s in suspects[:4]]}"
+    shown = [(s["name"], s["quantity"], s["kind"], s["step"], round(s["score"])) for s in suspects[:4]]
+    said = f"{first['summary']} || {shown}"
     return Outcome(
         **who,
         detected=detected,

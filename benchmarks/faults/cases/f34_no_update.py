@@ -1,7 +1,10 @@
 """The compiled step updates nothing."""
 
-import torch
+import importlib
+
 from case import Case, Expect
+
+ADAM, SGD = (importlib.import_module(f"torch.optim.{name}") for name in ("adam", "sgd"))
 
 
 def _nothing(*args, **kwargs):
@@ -10,10 +13,10 @@ def _nothing(*args, **kwargs):
 
 def _harm(run):
     if run.at_fault:
-        run.notes["kept"] = torch.optim.adam.adam, torch.optim.sgd.sgd
-        torch.optim.adam.adam = torch.optim.sgd.sgd = _nothing
+        run.notes["kept"] = ADAM.adam, SGD.sgd
+        ADAM.adam = SGD.sgd = _nothing
     if run.is_faulty and run.step == run.steps - 1:
-        torch.optim.adam.adam, torch.optim.sgd.sgd = run.notes["kept"]
+        ADAM.adam, SGD.sgd = run.notes["kept"]
 
 
 CASE = Case(
