@@ -1,6 +1,8 @@
 """Judges step records: which rows are abnormal, and which of those only pass on what they were given."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +19,7 @@ from trainsentry.anomaly.nonfinite import NonfiniteRule
 from trainsentry.anomaly.own_detectors import load_detectors
 from trainsentry.anomaly.provenance import Provenance
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
+from trainsentry.anomaly.siblings import SiblingRule
 from trainsentry.anomaly.soft import OUTLIER, Soft, SoftRule
 from trainsentry.anomaly.state_reset import StateResetRule
 from trainsentry.anomaly.switches import SwitchRule
@@ -30,10 +33,24 @@ Detector = Callable[[StepRecord, SeriesTable], Iterable[Finding]]
 AFTERMATH: Final = 20
 """Steps after an alarm in which single rows that are far out are listed too."""
 
+LOOK_BACK: Final = 8
+"""Records before an alarm of which what was odd is listed with it: as many as the longest sum of surprises takes."""
+
+MOST_CANDIDATES: Final = 64
+"""Rows kept of each of them."""
+
+LEARN_AFTER: Final = 12
+"""Records after which a record's scores count as usual, unless an alarm came in between: the first sign of a fault must
+not make its second one look normal."""
+
 AFTERMATH_P: Final = 1e-3
 ALARM_P: Final = 1e-2
 LEAST_SCORE: Final = 4.0
 """p-value and deviations of a row from which on it is listed in an alarm, or after one."""
+
+LEAST_OF_SCALARS: Final = 2.5
+LEAST_P_OF_SCALARS: Final = 0.05
+"""The same for logged scalars."""
 
 
 class Detection:
@@ -50,9 +67,11 @@ class Detection:
             lambda r, _: self._frozen.judge(r),
             lambda r, _: self._reset.judge(r),
             lambda r, _: self._switches.judge(r),
+            lambda r, _: self._siblings.judge(r, self._known.numel(r)),
             *own,
         ]
         self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
+        self._siblings = SiblingRule(table)
         self._known = KnownChanges(table)
         self._provenance = Provenance(table)
         self._surprises: dict[str, Surprises] = {}
@@ -60,6 +79,8 @@ class Detection:
         self._saved_state: dict[str, Any] = {}
         self._adopted = 0
         self._alarm_step = -AFTERMATH - 1
+        self._candidates: deque[list[Anomaly]] = deque(maxlen=LOOK_BACK)
+        self._pending: deque[tuple[Any, Soft, Mask, Surprises, list[float]]] = deque()
 
     def judge(self, record: StepRecord) -> list[Anomaly]:
         """Return the anomalies of a record and learn from the rows that have none.
@@ -79,19 +100,40 @@ class Detection:
             self.soft.expect_change()
         soft, verdict, numel = self._judge_softly(record, judged & ~bad & ~at_edge)
         wrong = (bad | at_edge) & self.facts.watched[ids]
-        listed = self._listed(soft, verdict, judged, record.step) & ~wrong
+        listed = self._listed(soft, verdict, judged, record) & ~wrong
         findings = [f for rule in self._rules for f in rule(record, self.table)]
         evidence = Evidence(record, soft, numel, self._known.divisor)
         findings += [evidence.of_hard(row, bad, largest, edges) for row in np.flatnonzero(wrong & judged).tolist()]
         rows = np.flatnonzero(listed).tolist()
         in_a_row = self.soft.baseline.outliers[ids]
         findings += [evidence.of_soft(row, int(in_a_row[row]), alarm=verdict.alarm) for row in rows]
-        if verdict.alarm:
-            findings += evidence.of_common(self.soft.kinds, self._first_rows(record))
+        common = evidence.of_common(self.soft.kinds, self._first_rows(record)) if verdict.suspicious else []
+        findings += common if verdict.alarm else []
         found = self._place(record, findings, soft, wrong)
+        if verdict.alarm or any(a.alarm for a in found):
+            found = [*self._before(), *found]
+        elif not found or not verdict.alarm:
+            self._note_candidates(record, evidence, common, soft, judged & ~wrong & ~listed)
         self._learn(record, soft, verdict, wrong, judged)
         self.soft.begin_drift_anew(ids[listed])
         return found
+
+    def _before(self) -> list[Anomaly]:
+        """Return what was odd in the records before an alarm, and too weak by itself."""
+        found = [anomaly for anomalies in self._candidates for anomaly in anomalies]
+        self._candidates.clear()
+        return found
+
+    def _note_candidates(
+        self, record: StepRecord, evidence: Evidence, common: list[Finding], soft: Soft, rows: Mask
+    ) -> None:
+        """Keep what is odd, in case that an alarm follows."""
+        far = (soft.score >= OUTLIER) & (soft.p <= ALARM_P)
+        odd = np.flatnonzero(rows & (far | self._scalars(soft, record.ids)))
+        odd = odd[np.argsort(-soft.score[odd])[:MOST_CANDIDATES]]
+        weak = [replace(f, alarm=False) for f in common]
+        weak += [evidence.of_soft(row, 0, alarm=False) for row in sorted(odd.tolist())]
+        self._candidates.append(self._place(record, weak, soft, np.zeros(len(record), bool)))
 
     # ------------------------------------------------------------------ soft evidence
 
@@ -110,7 +152,13 @@ class Detection:
         key = ",".join(self.soft.kinds.names[i] for i in np.flatnonzero(kinds).tolist())
         return self._surprises.setdefault(key, Surprises())
 
-    def _listed(self, soft: Soft, verdict: Verdict, judged: Mask, step: int) -> Mask:
+    def _scalars(self, soft: Soft, ids: Any) -> Mask:
+        """Return the scalars that are odd: one number a step tells less than a tensor's, and explains more."""
+        odd: Mask = self.facts.scalar[ids] & (soft.score >= LEAST_OF_SCALARS)
+        return odd
+
+    def _listed(self, soft: Soft, verdict: Verdict, judged: Mask, record: StepRecord) -> Mask:
+        step, ids = record.step, record.ids
         p = np.minimum(soft.p, soft.drift_p)
         if verdict.alarm:
             self._alarm_step = step
@@ -122,6 +170,9 @@ class Detection:
         else:
             return np.zeros(len(p), bool)
         far = (soft.score >= LEAST_SCORE) | (soft.drift > 0)
+        if verdict.alarm:
+            far |= self._scalars(soft, ids)
+            limit = max(limit, LEAST_P_OF_SCALARS)
         listed: Mask = judged & (p <= limit) & far
         return listed
 
@@ -133,18 +184,24 @@ class Detection:
         if record.skipped:
             healthy &= ~self.facts.backward[ids]
         self.soft.learn(ids, soft, healthy, record.step)
+        self.soft.learn_common(soft)
+        surprises = self._surprises_of(record)
         if verdict.alarm or wrong.any():
-            self._surprises_of(record).forget_last()
-        else:
-            self._surprises_of(record).learn()
-            self.soft.learn_tails(ids, soft, judged & healthy)
+            surprises.forget_last()
+            self._pending.clear()
+            return
+        self._pending.append((ids, soft, judged & healthy, surprises, surprises.sums))
+        if len(self._pending) > LEARN_AFTER:
+            ids, soft, rows, surprises, sums = self._pending.popleft()
+            surprises.learn(sums)
+            self.soft.learn_tails(ids, soft, rows)
 
     # ------------------------------------------------------------------ from findings to anomalies
 
     def _place(self, record: StepRecord, findings: list[Finding], soft: Soft, wrong: Mask) -> list[Anomaly]:
         if not findings:
             return []
-        abnormal = wrong | (soft.score >= LEAST_SCORE) | (soft.drift > 0)
+        abnormal = wrong | (soft.score >= LEAST_SCORE) | (soft.drift > 0) | self._scalars(soft, record.ids)
         self._provenance.note(record, abnormal)
         return [self._anomaly(record, f) for f in findings if f.series_id < len(self.table.series)]
 
@@ -159,7 +216,7 @@ class Detection:
             rank=record.rank,
             order=record.first_order + max(f.row, 0),
             name=self._provenance.name_of(series, f),
-            quantity=self._provenance.quantity_of(series),
+            quantity=self._provenance.quantity_of(series, f),
             statistic=f.statistic,
             value=f.value,
             expected=f.expected,

@@ -43,41 +43,46 @@ class Evidence:
     def of_soft(self, row: int, in_a_row: int, *, alarm: bool) -> Finding:
         """Return what is far from usual; `in_a_row` samples before it were too."""
         soft = self.soft
+        scalar = math.isnan(float(soft.features[row, ZEROS_FEATURE]))  # it has no share of zeros
         drifts = soft.drift[row] > 0 and soft.drift_p[row] < soft.p[row]
         feature = int(abs(soft.distance[row, :2]).argmax()) if drifts else int(soft.feature[row])
         distance = float(soft.distance[row, feature])
         value = in_words(feature, float(soft.features[row, feature]), self.numel[row], self.divisor[row])
         usual = float(soft.features[row, feature]) - distance
         expected = in_words(feature, usual, self.numel[row], self.divisor[row])
-        kind = (DRIFT if in_a_row < LASTING else SHIFT) if drifts else self._kind(feature, distance, in_a_row)
-        if drifts and distance < -math.log(DEAD_RATIO):
+        kind = (
+            (DRIFT if in_a_row < LASTING else SHIFT)
+            if drifts
+            else self._kind(feature, distance, in_a_row, value, scalar=scalar)
+        )
+        if drifts and distance < -math.log(DEAD_RATIO) and not scalar:
             kind = DEAD
         score = float(soft.drift[row] if drifts else soft.score[row])
         detector = "drift" if drifts else "spike"
         return Finding(int(self.record.ids[row]), row, kind, detector, FEATURES[feature], value, expected, score, alarm)
 
     @staticmethod
-    def _kind(feature: int, distance: float, in_a_row: int) -> str:
+    def _kind(feature: int, distance: float, in_a_row: int, zeros: float, *, scalar: bool) -> str:
         if feature == ZEROS_FEATURE and distance > 0:
-            return UNDERFLOW
-        if feature < MEAN_FEATURE and distance < -math.log(DEAD_RATIO):
+            return UNDERFLOW if zeros < 1 else DEAD
+        if feature < MEAN_FEATURE and distance < -math.log(DEAD_RATIO) and not scalar:
             return DEAD
         return SHIFT if in_a_row >= LASTING else SPIKE
 
     def of_common(self, kinds: Kinds, first_rows: dict[int, int]) -> list[Finding]:
         """Return what all series of a kind do at once."""
+        odd = {kinds.names[n]: c for n, c in self.soft.common.items() if c.score >= LEAST_COMMON}
+        origin = next((quantity for quantity in (GRADIENT, GRADIENT_UNREDUCED, UPDATE) if quantity in odd), None)
         found = []
         for number, common in self.soft.common.items():
-            if common.score < LEAST_COMMON:
+            quantity = kinds.names[number]
+            if quantity not in odd:
                 continue
             row = first_rows[number]
-            quantity = kinds.names[number]
             kind = UPDATE_SIZE if quantity == UPDATE else SHIFT
-            passed_on = quantity not in {GRADIENT, GRADIENT_UNREDUCED, UPDATE}
+            value, passed_on = math.exp(common.change), None if quantity == origin else True
+            series_id = int(self.record.ids[row])
             found.append(
-                Finding(
-                    int(self.record.ids[row]), row, kind, "all_at_once", "norm", math.exp(common.change), 1.0,
-                    common.score, passed_on=passed_on or None,
-                )
-            )  # fmt: skip
+                Finding(series_id, row, kind, "all_at_once", "norm", value, 1.0, common.score, passed_on=passed_on)
+            )
         return found

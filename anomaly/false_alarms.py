@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.calibration import Calibration
 
-SPANS: Final = (1, 2, 4)
+SPANS: Final = (1, 2, 4, 8)
 """Samples whose surprises are added up: what lasts is found when each sample alone is not enough."""
 
 MARGIN: Final = 0.4
@@ -57,21 +57,21 @@ class Surprises:
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=max(SPANS))
         self._calibrations = [Calibration() for _ in SPANS]
-        self._sums: list[float] = []
+        self.sums: list[float] = []
 
     def judge(self, surprise: float, allowed: float) -> Verdict:
         """Return what a step of this surprise is, where `allowed` is the probability of a false alarm."""
         recent = [*self._recent, surprise]
-        self._sums = [sum(recent[-span:]) / span**0.5 for span in SPANS if len(recent) >= span]
-        ps = [c.p_value(s) for c, s in zip(self._calibrations, self._sums, strict=False)]
+        self.sums = [sum(recent[-span:]) / span**0.5 for span in SPANS if len(recent) >= span]
+        ps = [c.p_value(s) for c, s in zip(self._calibrations, self.sums, strict=False)]
         p = min(1.0, min(ps) * len(SPANS)) if ps else 1.0
         self._recent.append(surprise)
         aim = min(allowed * MARGIN, MOST_LIKELY_ALARM)
         return Verdict(p <= aim, p <= max(SUSPICION * aim, SUSPICION_LEAST), p)
 
-    def learn(self) -> None:
-        """Take the step judged last as a healthy one."""
-        for calibration, value in zip(self._calibrations, self._sums, strict=False):
+    def learn(self, sums: list[float]) -> None:
+        """Take a step as a healthy one; `sums` are what `self.sums` was when it was judged."""
+        for calibration, value in zip(self._calibrations, sums, strict=False):
             calibration.learn(value)
 
     def forget_last(self) -> None:

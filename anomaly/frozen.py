@@ -7,7 +7,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import FROZEN
 from trainsentry.anomaly.finding import Finding
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE, SeriesTable
+from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE, UPDATED_PARAMETERS, SeriesTable
 from trainsentry.collectors.statistics import NORM, VALUE
 
 NAME: Final = "frozen"
@@ -43,7 +43,7 @@ class FrozenRule:
         self._zero_gradients: set[str] = set()
         self._excused = False
         self._order = 0
-        self._looks = 0
+        self._looks = self._some = 0
         self._ids: dict[str, list[int]] = {}
         self._known = 0
 
@@ -56,6 +56,7 @@ class FrozenRule:
             self._step, self._in_step, self._excused = record.step, set(), False
             self._zero_gradients = set()
         self._excused |= record.skipped or self._rate_is_zero(record)
+        found += self._none_at_all(record)
         updates = self._mask(UPDATE)[record.ids]
         if not updates.any():
             self._note_gradients(record)
@@ -80,6 +81,18 @@ class FrozenRule:
             if moved >= MOVED_BEFORE and name not in self._zero_gradients and series_id not in self._reported:
                 self._reported.add(series_id)
                 found.append(_finding(series_id, row, None, record.step))
+        return found
+
+    def _none_at_all(self, record: StepRecord) -> list[Finding]:
+        """Return that the optimizers took no parameter, where they took some at every sampled update before."""
+        found = []
+        for row in np.flatnonzero(np.isin(record.ids, self._ids.get(UPDATED_PARAMETERS, []))).tolist():
+            count = record.values[row, VALUE]
+            if count > 0:
+                self._some += 1
+            elif self._some >= MOVED_BEFORE and not self._excused:
+                self._some = 0
+                found.append(_finding(int(record.ids[row]), row, None, record.step))
         return found
 
     def _missing(self) -> list[Finding]:

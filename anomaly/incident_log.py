@@ -1,10 +1,11 @@
 """Groups anomalies into incidents and keeps each incident's ranking up to date."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from trainsentry.anomaly.anomaly import HARD, Anomaly
+from trainsentry.anomaly.anomaly import DEAD, HARD, SHIFT, SPIKE, Anomaly
 from trainsentry.anomaly.incident import Incident, Suspect, severity_of
 from trainsentry.anomaly.ranking import rank
 from trainsentry.anomaly.sentence import evidence, summary
@@ -21,6 +22,13 @@ SUSPECTS: Final = 8
 """Suspects named in an incident, as many as msprobe's ranking shows."""
 
 
+LOOK_BACK_STEPS: Final = 12
+"""Steps before an incident whose suspicions belong to it: a fault is often odd before it is an alarm."""
+
+MAX_SUSPICIONS: Final = 500
+"""Suspicions kept for that, a bound on memory."""
+
+
 class IncidentLog:
     """The incidents of a run. At most one is open at a time: while it lasts, everything abnormal joins it."""
 
@@ -30,6 +38,7 @@ class IncidentLog:
         self.incidents: dict[int, Incident] = {}
         self._members: dict[tuple[int, str, str, int], Anomaly] = {}
         self._worst: Anomaly | None = None
+        self._suspicions: deque[Anomaly] = deque(maxlen=MAX_SUSPICIONS)
         self._current: int | None = None
         self._activations_seen = False
         self._first_id = first_id
@@ -54,23 +63,39 @@ class IncidentLog:
         if current is not None and step - current.last_seen > self.quiet_steps:
             current = None
             self.close_current()
-        if not new or (current is None and not any(a.alarm for a in new)):
+        if current is None and not any(a.alarm for a in new):
+            self._suspicions.extend(new)
+            return None
+        if not new:
             return None
         if current is None:
             self._current = self._first_id + len(self.incidents)
+            new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
+            self._suspicions.clear()
         self._activations_seen |= activations
-        known = len(self._members)
-        for anomaly in new:
-            if len(self._members) < MAX_MEMBERS or anomaly.quantity == PARAMETER:
-                self._members.setdefault(_key(anomaly), anomaly)
-            if self._worst is None or _badness(anomaly) > _badness(self._worst):
-                self._worst = anomaly
-        if current is not None and len(self._members) == known:
+        is_news = [self._join(anomaly) for anomaly in new]
+        if current is not None and not any(is_news):
             self.incidents[current.id] = replace(current, last_seen=step)
             return None
         incident = self._build(self._current or 0, step, current.actions if current is not None else ())
         self.incidents[incident.id] = incident
         return incident
+
+    def _join(self, anomaly: Anomaly) -> bool:
+        """Take an anomaly into the open incident; return whether that changes it."""
+        if self._worst is None or _badness(anomaly) > _badness(self._worst):
+            self._worst = anomaly
+        key = _key(anomaly)
+        known = self._members.get(key)
+        if known is not None:
+            lasts = known.kind == SPIKE and anomaly.kind in {SHIFT, DEAD}
+            if lasts:
+                self._members[key] = replace(known, kind=anomaly.kind)
+            return lasts
+        if len(self._members) >= MAX_MEMBERS and anomaly.quantity != PARAMETER:
+            return False
+        self._members[key] = anomaly
+        return True
 
     def close_current(self) -> None:
         """End the open incident: what is abnormal from here on is another."""

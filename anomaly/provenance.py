@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from trainsentry.anomaly.anomaly import FROZEN
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.series_facts import BACKWARD, Mask
 from trainsentry.collectors.record import StepRecord
@@ -17,6 +18,7 @@ from trainsentry.collectors.series import (
     GRADIENT_UNREDUCED,
     TRAINING_MODE,
     UPDATE,
+    UPDATED_PARAMETERS,
     Series,
     SeriesTable,
 )
@@ -86,8 +88,10 @@ class Provenance:
         return False
 
     @staticmethod
-    def quantity_of(series: Series) -> str:
+    def quantity_of(series: Series, finding: Finding) -> str:
         """Return what kind of thing is at fault; what enters the model is data."""
+        if finding.kind == FROZEN:
+            return UPDATE
         if series.quantity == ACTIVATION_INPUT and series.module == "":
             return DATA
         if series.quantity.startswith(TRAINING_MODE):
@@ -97,6 +101,6 @@ class Provenance:
     @staticmethod
     def name_of(series: Series, finding: Finding) -> str:
         """Return what is at fault."""
-        if finding.detector == "all_at_once":
+        if finding.detector == "all_at_once" or series.name == UPDATED_PARAMETERS:
             return ALL
         return series.module or "model" if series.quantity.startswith(TRAINING_MODE) else series.name

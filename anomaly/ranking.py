@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.anomaly import HARD, MODE_CHANGE, Anomaly
 from trainsentry.collectors.series import GRADIENT, PARAMETER, TENSOR_QUANTITIES
 
 EVERYWHERE: Final = 0.5
@@ -25,14 +25,14 @@ class Ranked:
     held: bool
 
     @property
-    def key(self) -> tuple[int, bool, bool, float]:
+    def key(self) -> tuple[int, bool, bool, bool, float]:
         """The order of causes.
 
-        By step; then what was not passed on; then what was there before the forward pass, the strongest first;
-        then execution order.
+        By step; then what was not passed on; then what was there before the forward pass, the strongest first; then
+        what is wrong whatever came before; then execution order.
         """
         first = -self.anomaly.score if self.held else float(self.anomaly.order)
-        return self.onset, self.anomaly.passed_on, not self.held, first
+        return self.onset, self.anomaly.passed_on, not self.held, self.anomaly.kind not in HARD, first
 
 
 def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
@@ -88,6 +88,8 @@ class _Effects:
 def _place(anomaly: Anomaly, began: int, effects: _Effects) -> Ranked:
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
+    if anomaly.kind == MODE_CHANGE:
+        return Ranked(anomaly, anomaly.step, held=True)
     if (anomaly.quantity != PARAMETER and not is_state) or effects.explain(anomaly):
         return Ranked(anomaly, anomaly.step, held=False)
     onset = began if anomaly.last_clean < began else anomaly.step

@@ -20,7 +20,7 @@ class Sensitivity:
     ratio: float
 
 
-DEFAULT: Final = Sensitivity(floor=0.15, young=2.5, ratio=3.0)
+DEFAULT: Final = Sensitivity(floor=0.15, young=2.5, ratio=2.0)
 """Gradients, activations and updates: heavy-tailed, and far from stationary while the model warms up."""
 
 WEIGHTS: Final = Sensitivity(floor=0.05, young=0.5, ratio=1.6)
@@ -32,15 +32,15 @@ STATE: Final = Sensitivity(floor=0.3, young=2.5, ratio=10.0)
 SCALAR: Final = Sensitivity(floor=0.06, young=0.5, ratio=1.5)
 """A loss moves little from step to step, and half as much again is much."""
 
-MEAN_FLOOR: Final = 0.1
+MEAN_FLOOR: Final = 0.05
 """Smallest deviation assumed of mean ÷ root mean square, which lies between -1 and 1."""
 
-ZEROS_FLOOR: Final = 0.5
-"""Smallest deviation assumed of the log-odds of zeros: a factor of 1.6 in the odds."""
+ZEROS_FLOOR: Final = 0.6
+"""Smallest deviation assumed of the log-odds of zeros: a factor of 1.8 in the odds."""
 
 MEAN_JUMP: Final = 0.8
-ZEROS_JUMP: Final = 4.0
-"""Least jumps of the two: most of the range, and a factor of 50 in the odds."""
+ZEROS_JUMP: Final = 2.5
+"""Least jumps of the two: most of the range, and a factor of 12 in the odds."""
 
 
 def sensitivity_of(series: Series) -> Sensitivity:

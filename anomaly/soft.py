@@ -9,13 +9,13 @@ import numpy.typing as npt
 from trainsentry.anomaly.baseline import DOWN, LOCATION, NEWEST, SCALE, SIBLINGS, UP, Baseline
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
 from trainsentry.anomaly.kinds import SCALARS, Kinds
-from trainsentry.anomaly.tail import Tail
+from trainsentry.anomaly.tail import OF_COMMON, OF_DRIFTS, OF_SCALARS, OF_TENSORS, Tail
 from trainsentry.collectors.series import SeriesTable
 
 WARM_UP: Final = 5
 """Samples before a series is judged: the fewest for which a centre and a deviation mean something."""
 
-OUTLIER: Final = 8.0
+OUTLIER: Final = 5.0
 """Deviations from which on a sample is not learned from."""
 
 TOGETHER: Final = 8
@@ -29,7 +29,7 @@ LEAST_COMMON: Final = 5.0
 """Deviations of what all series of a kind do at once from which on it is listed in an alarm."""
 
 DRIFT_SLACK: Final = 1.5
-DRIFT_CLIP: Final = 4.0
+DRIFT_CLIP: Final = 8.0
 DRIFT_LEAST: Final = 12.0
 """Of the cumulative test: deviations a sample that are no drift, deviations that count of one sample, and the sum from
 which on it counts: four samples in a row that are far out. (Page, "Continuous inspection schemes", 1954.)"""
@@ -91,7 +91,7 @@ class SoftRule:
         self.together = Baseline()
         self._spikes: dict[int, Tail] = {}
         self._drifts: dict[int, Tail] = {}
-        self._common_tail = Tail()
+        self._common_tail = Tail(OF_COMMON)
 
     def judge(self, ids: Any, values: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any) -> Soft:
         """Return the evidence in rows; `judged` says which of them may be called abnormal."""
@@ -148,11 +148,10 @@ class SoftRule:
         kind = self.kinds.of[ids]
         for number in np.unique(kind[judged]).tolist():
             rows = judged & (kind == number)
-            self._spikes.setdefault(number, Tail()).learn(found.score[rows])
-            self._drifts.setdefault(number, Tail()).learn(found.drift[rows])
+            self._spike_tail(number).learn(found.score[rows])
+            self._drift_tail(number).learn(found.drift[rows])
         if found.common:
             self._common_tail.learn(np.array([c.score for c in found.common.values()]))
-        self._learn_common(found, healthy=True)
 
     def begin_drift_anew(self, ids: Any) -> None:
         """Forget the cumulative sums of series that were reported."""
@@ -191,25 +190,26 @@ class SoftRule:
                 continue
             shift[number, :SIZES] = np.median(distance[rows, :SIZES], axis=0)
             leap[number, :SIZES] = np.median(jump[rows, :SIZES], axis=0)
-            found[number] = self._judge_common(number, float(shift[number, 1]), float(leap[number, 1]), count)
+            found[number] = self._judge_common(number, float(shift[number, 1]), count)
         return found, shift, leap
 
-    def _judge_common(self, number: int, change: float, leap: float, rows: int) -> Common:
+    def _judge_common(self, number: int, change: float, rows: int) -> Common:
         state, held = self.together.state[number], int(self.together.count[number])
         if held < WARM_UP:
             return Common(change, 0.0, 1.0, rows)
         unit = max(state[SCALE, 1], COMMON_FLOOR) + 1.0 / held
-        away = change - state[LOCATION, 1]
+        away, leap = change - state[LOCATION, 1], change - state[NEWEST, 1]
         score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > COMMON_JUMP else 0.0
         p = float(self._common_tail.survival(np.array([score]))[0])
         return Common(change, score, p, rows)
 
-    def _learn_common(self, found: Soft, *, healthy: bool) -> None:
+    def learn_common(self, found: Soft) -> None:
+        """Take what all series do at once into its baseline."""
         for number, common in found.common.items():
             ids = np.array([number])
             features = np.full((1, len(FEATURES)), np.nan)
             features[0, 1] = common.change
-            if healthy and common.score <= OUTLIER:
+            if common.score <= OUTLIER:
                 self.together.learn(ids, self.together.state[ids], features, 0)
             else:
                 self.together.note_outliers(ids)
@@ -235,6 +235,13 @@ class SoftRule:
         up_most, down_most = rises.max(axis=1), falls.max(axis=1)
         return np.maximum(up_most, down_most), up_most >= down_most
 
+    def _spike_tail(self, number: int) -> Tail:
+        prior = OF_SCALARS if self.kinds.names[number] == SCALARS else OF_TENSORS
+        return self._spikes.setdefault(number, Tail(prior))
+
+    def _drift_tail(self, number: int) -> Tail:
+        return self._drifts.setdefault(number, Tail(OF_DRIFTS))
+
     def _combine(self, found: Soft, kind: Any, judged: Any) -> float:
         """Fill in the p-values of rows; return that of the record."""
         numbers = np.unique(kind[judged]).tolist()
@@ -245,10 +252,13 @@ class SoftRule:
             rows = judged & (kind == number)
             weight = WEIGHT_OF_SCALARS if number not in tensors else share
             count = int(rows.sum())
-            for scores, p, tails in ((found.score, found.p, self._spikes), (found.drift, found.drift_p, self._drifts)):
+            for scores, p, tail in (
+                (found.score, found.p, self._spike_tail(number)),
+                (found.drift, found.drift_p, self._drift_tail(number)),
+            ):
                 if not scores[rows].any():
                     continue
-                p[rows] = tails.setdefault(number, Tail()).survival(scores[rows])
+                p[rows] = tail.survival(scores[rows])
                 smallest = min(smallest, 2 * count * float(p[rows].min()) / weight)
         for common in found.common.values():
             smallest = min(smallest, common.p * len(found.common) / WEIGHT_OF_COMMON)
@@ -273,6 +283,6 @@ class SoftRule:
             number = self.kinds.number(name)
             if place < len(saved["together"]["count"]):
                 self.together.adopt(number, saved["together"], place)
-            for tails, key in ((self._spikes, "spikes"), (self._drifts, "drifts")):
+            for tail, key in ((self._spike_tail, "spikes"), (self._drift_tail, "drifts")):
                 if name in saved[key]:
-                    tails.setdefault(number, Tail()).load(saved[key][name])
+                    tail(number).load(saved[key][name])

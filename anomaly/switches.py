@@ -66,7 +66,9 @@ class SwitchRule:
     @staticmethod
     def _mode_finding(record: StepRecord, row: int) -> Finding:
         now = float(record.values[row, VALUE])
-        return Finding(int(record.ids[row]), row, MODE_CHANGE, "mode_change", "value", now, 1 - now, SCORE)
+        return Finding(
+            int(record.ids[row]), row, MODE_CHANGE, "mode_change", "value", now, 1 - now, SCORE, passed_on=False
+        )
 
     def _dtypes(self, record: StepRecord) -> list[Finding]:
         fixed = self._fixed[record.ids]
@@ -97,7 +99,9 @@ class SwitchRule:
             jumps = self._largest_rate > 0 and rate > RATE_RATIO * self._largest_rate
             if jumps and self._rates >= RATES_BEFORE:
                 usual = self._largest_rate
-                found.append(Finding(self._rate, row, UPDATE_SIZE, "learning_rate", "value", rate, usual, SCORE))
+                found.append(
+                    Finding(self._rate, row, UPDATE_SIZE, "learning_rate", "value", rate, usual, SCORE, passed_on=False)
+                )
             self._rates += 1
             self._largest_rate = max(self._largest_rate, rate if np.isfinite(rate) else 0.0)
         return found

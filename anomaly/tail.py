@@ -1,5 +1,6 @@
 """How far out scores go while nothing is wrong, learned from the run's own."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +19,29 @@ EXCEEDING: Final = 60
 PRIOR_SAMPLES: Final = 400.0
 """Samples that the tail assumed at the start counts for."""
 
-PRIOR_INDEX: Final = 4.0
-"""Its index: P(score > x) falls with x^-4, as under Student's t noise of four degrees of freedom."""
+PRIOR_INDEX: Final = 6.0
+"""Its index: P(score > x) falls with x^-6. In clean runs of small models scores fell off faster than any power."""
 
 PRIOR_WEIGHT: Final = 20.0
 """Exceedances that the assumed index counts for beside those observed."""
 
 FORGET_AT: Final = 5e6
 """Samples at which all counts are halved, so that a run of weeks follows its own change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is assumed at the start: P(score > x) = share·(x / start)^-PRIOR_INDEX from `start` on, `share` below."""
+
+    start: float
+    share: float
+
+
+OF_TENSORS: Final = Prior(4.0, 1e-4)
+OF_SCALARS: Final = Prior(4.0, 4e-3)
+OF_COMMON: Final = Prior(4.0, 4e-3)
+OF_DRIFTS: Final = Prior(12.0, 2e-4)
+"""Twice to ten times what clean runs showed (`benchmarks/clean_runs.py`, and the controls of `benchmarks/faults`)."""
 
 
 class Tail:
@@ -39,7 +55,9 @@ class Tail:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prior: Prior = OF_TENSORS) -> None:
+        beyond = np.maximum(LOWEST * 10.0 ** (np.arange(BINS + 1) / BINS_A_DECADE) / prior.start, 1.0)
+        self._assumed = PRIOR_SAMPLES * prior.share * beyond**-PRIOR_INDEX
         self.counts = np.zeros(BINS)
         self.total = 0.0
 
@@ -59,20 +77,20 @@ class Tail:
         """Return P(score > x) for each x: 1 below `LOWEST`, never 0."""
         above = np.append(np.cumsum(self.counts[::-1])[::-1], 0.0)
         edges = np.arange(BINS + 1)
-        prior = PRIOR_SAMPLES * np.minimum(1.0, 3.8 * 10.0 ** (-PRIOR_INDEX * edges / BINS_A_DECADE))
-        share = (above + prior) / (self.total + PRIOR_SAMPLES)
+        share = (above + self._assumed) / (self.total + PRIOR_SAMPLES)
         start = int(np.searchsorted(-above, -EXCEEDING, side="right")) - 1  # the last edge that so many lie beyond
         with np.errstate(invalid="ignore", divide="ignore"):
             at = np.log10(np.maximum(scores, LOWEST) / LOWEST) * BINS_A_DECADE
         at = np.nan_to_num(at, nan=0.0, posinf=BINS)
         if start < 0:  # few samples so far: what is assumed
-            assumed: Floats = np.minimum(1.0, np.interp(at, edges, share))
+            assumed: Floats = np.where(scores > LOWEST, np.minimum(1.0, np.interp(at, edges, share)), 1.0)
             return assumed
         beyond = self.counts[start:]
         middle = (np.arange(len(beyond)) + 0.5) / BINS_A_DECADE * np.log(10.0)
         index = (beyond.sum() + PRIOR_WEIGHT) / (float(beyond @ middle) + PRIOR_WEIGHT / PRIOR_INDEX)
         out = share[start] * 10.0 ** (-index * np.maximum(at - start, 0.0) / BINS_A_DECADE)
         found: Floats = np.minimum(np.where(at > start, out, np.interp(at, edges, share)), 1.0)
+        found[scores <= LOWEST] = 1.0
         return found
 
     def saved(self) -> dict[str, Any]:

@@ -31,6 +31,9 @@ UNKNOWN_REGION = "?"
 TRAINING_MODE = "training_mode"
 """With a dot and a module's name behind it, the scalar of a module that was switched to training (1), or away (0)."""
 
+UPDATED_PARAMETERS = "updated_parameters"
+"""The scalar that says of a step whose updates are sampled how many parameters the optimizers took."""
+
 FOUND_INF = "found_inf"
 """The scalar by which a fused optimizer tells that the loss scaler makes it skip; 0 or 1."""
 

@@ -153,11 +153,12 @@ def state_quantity(key: Any) -> str:
 
 
 class UpdateReader:
-    """Keeps the weights of a sampled step from before the update, and reads what the update added."""
+    """Keeps the weights of a sampled step from before the update, and reads what the update added; `moved` counts those."""
 
     def __init__(self, series: ParameterSeries) -> None:
         self.series = series
         self._kept: dict[torch.device, tuple[list[NamedParameter], list[Tensor], Tensor]] = {}
+        self.moved = 0
 
     def keep(self, parameters: Sequence[NamedParameter]) -> None:
         """Copy the weights, negated, on their device; the copies live until the step has ended.
@@ -178,6 +179,7 @@ class UpdateReader:
         kept, self._kept = self._kept, {}
         for moving, negated, norms in kept.values():
             torch._foreach_add_(negated, [named.part_of(local(named.parameter)) for named in moving])
+            self.moved += len(moving)
             ids = [self.series.id_of(named, UPDATE, micro_step) for named in moving]
             self.series.rows.add_many(ids, negated, norms=norms, layouts=self.series.layouts_of(moving))
 

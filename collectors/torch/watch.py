@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import Series, SeriesTable
+from trainsentry.collectors.series import UPDATED_PARAMETERS, Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -261,8 +261,8 @@ class TorchWatch:
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
-        if UPDATES in self._plan and "learning_rate" not in self._logged:
-            self.guard.run("learning_rate", self._log_rate)
+        if UPDATES in self._plan:
+            self.guard.run(UPDATES, self._log_rate)
         if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
             self.guard.run("training_mode", self._modes.read)
         self._logged.clear()
@@ -286,7 +286,11 @@ class TorchWatch:
         self.rows.add_scalar(self.rows.table.series_id(series), value)
 
     def _log_rate(self) -> None:
-        """Take the first group's learning rate as a scalar, where it is a plain number."""
+        """Note how many parameters were updated; and the first group's learning rate, where it is a plain number."""
+        self.log(UPDATED_PARAMETERS, self._updates.moved, 0)
+        self._updates.moved = 0
+        if "learning_rate" in self._logged:
+            return
         rate = next((group.get("lr") for optimizer in self.optimizers for group in optimizer.param_groups), None)
         if isinstance(rate, (int, float)):
             self.log("learning_rate", rate, 0)
