@@ -28,6 +28,9 @@ CLIP_SCALE: Final = 4.0
 USUAL: Final = 0.798
 """Scales that count of one sample, and the mean of min(|z|, 4) of a normal distribution."""
 
+LEAST_SCALE: Final = 1e-9
+"""Below this a series does not move at all; the scale must not vanish, for it grows by factors."""
+
 SIBLINGS: Final = 16
 """Samples that the scale of a kind counts for in that of one of its series."""
 
@@ -62,25 +65,17 @@ class Baseline:
     def learn(self, ids: Ids, state: Floats, features: Floats, step: int) -> None:
         """Take in healthy samples; `state` is that of the ids, as it was taken for judging, and is changed here."""
         held = self.count[ids]
-        first = held == 0
-        known = ~np.isnan(features)
-        location, scale = state[:, LOCATION], state[:, SCALE]
-        new = known & (np.isnan(location) | first[:, None])
-        location = np.where(new, features, location)
-        residual = np.where(known, features - location, 0.0)
-        gain = 1.0 / np.clip(held + 1, 1, MEMORY)[:, None]
-        bound = np.where(held[:, None] < YOUNG, np.inf, CLIP * scale)
-        state[:, LOCATION] = np.where(
-            known | ~first[:, None], location + gain * np.clip(residual, -bound, bound), np.nan
-        )
-        size = np.abs(residual)
-        young = scale + (size / USUAL - scale) / np.maximum(held, 1)[:, None]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = np.minimum(np.nan_to_num(size / scale, nan=0.0, posinf=CLIP_SCALE), CLIP_SCALE)
-        grown = np.maximum(scale, 1e-9) * (1 + (ratio - USUAL) / SCALE_MEMORY)
-        changed = np.where((held[:, None] < YOUNG) | (scale == 0), young, grown)
-        state[:, SCALE] = np.where(known & ~new, changed, np.where(first[:, None], 0.0, scale))
-        state[:, NEWEST] = np.where(known, features, state[:, NEWEST])
+        young = (held < YOUNG) | np.isnan(state[:, LOCATION]).any(axis=1)
+        if not young.any():
+            _follow(state, features)
+        else:
+            old = ~young
+            part = state[old]
+            _follow(part, features[old])
+            state[old] = part
+            part = state[young]
+            _begin(part, features[young], held[young])
+            state[young] = part
         self.state[ids] = state
         self.count[ids] = held + 1
         self.last_clean[ids] = step
@@ -111,3 +106,41 @@ class Baseline:
         self.state[series_id] = saved["state"][position]
         self.count[series_id] = saved["count"][position]
         self.last_clean[series_id] = saved["last_clean"][position]
+
+
+def _follow(state: Floats, features: Floats) -> None:
+    """Follow series that are known well."""
+    location, scale = state[:, LOCATION], state[:, SCALE]
+    residual = features - location
+    unknown = np.isnan(residual)
+    np.copyto(residual, 0.0, where=unknown)
+    np.maximum(scale, LEAST_SCALE, out=scale)
+    ratio = np.abs(residual)
+    ratio /= scale
+    np.minimum(ratio, CLIP_SCALE, out=ratio)
+    np.copyto(ratio, USUAL, where=unknown)
+    bound = CLIP * scale
+    np.clip(residual, -bound, bound, out=residual)
+    residual /= MEMORY
+    location += residual
+    ratio -= USUAL
+    ratio /= SCALE_MEMORY
+    ratio += 1.0
+    scale *= ratio
+    np.copyto(state[:, NEWEST], features, where=~unknown)
+
+
+def _begin(state: Floats, features: Floats, held: npt.NDArray[np.int64]) -> None:
+    """Take plain averages of series that are young, or that had nothing to follow so far."""
+    first = (held == 0)[:, None]
+    known = ~np.isnan(features)
+    location, scale = state[:, LOCATION], state[:, SCALE]
+    new = known & (np.isnan(location) | first)
+    location = np.where(new, features, np.where(first, np.nan, location))
+    residual = np.where(known, features - location, 0.0)
+    gain = 1.0 / np.clip(held + 1, 1, MEMORY)[:, None]
+    state[:, LOCATION] = location + gain * np.where(known, residual, 0.0)
+    size = np.abs(residual)
+    young = scale + (size / USUAL - scale) / np.maximum(held, 1)[:, None]
+    state[:, SCALE] = np.where(known & ~new, young, np.where(first, 0.0, scale))
+    state[:, NEWEST] = np.where(known, features, np.where(first, np.nan, state[:, NEWEST]))

@@ -111,16 +111,17 @@ class Detection:
         findings += common if verdict.alarm else []
         found = self._place(record, findings, soft, wrong)
         if verdict.alarm or any(a.alarm for a in found):
-            found = [*self._before(), *found]
-        elif not found or not verdict.alarm:
+            found = [*self._before(verdict.span - 1 if verdict.alarm else 0), *found]
+        else:
             self._note_candidates(record, evidence, common, soft, judged & ~wrong & ~listed)
         self._learn(record, soft, verdict, wrong, judged)
         self.soft.begin_drift_anew(ids[listed])
         return found
 
-    def _before(self) -> list[Anomaly]:
-        """Return what was odd in the records before an alarm, and too weak by itself."""
-        found = [anomaly for anomalies in self._candidates for anomaly in anomalies]
+    def _before(self, records: int) -> list[Anomaly]:
+        """Return what was odd in the last records before an alarm that they are part of, and too weak by itself."""
+        recent = list(self._candidates)[len(self._candidates) - records :] if records else []
+        found = [anomaly for anomalies in recent for anomaly in anomalies]
         self._candidates.clear()
         return found
 

@@ -44,11 +44,12 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a step is: an alarm, or suspicious, and how improbable."""
+    """What a step is: an alarm, or suspicious, and how improbable together with those before it, `span` in all."""
 
     alarm: bool
     suspicious: bool
     p: float
+    span: int = 1
 
 
 class Surprises:
@@ -64,10 +65,11 @@ class Surprises:
         recent = [*self._recent, surprise]
         self.sums = [sum(recent[-span:]) / span**0.5 for span in SPANS if len(recent) >= span]
         ps = [c.p_value(s) for c, s in zip(self._calibrations, self.sums, strict=False)]
-        p = min(1.0, min(ps) * len(SPANS)) if ps else 1.0
+        p = min(1.0, min(ps) * len(SPANS))
+        span = SPANS[ps.index(min(ps))]
         self._recent.append(surprise)
         aim = min(allowed * MARGIN, MOST_LIKELY_ALARM)
-        return Verdict(p <= aim, p <= max(SUSPICION * aim, SUSPICION_LEAST), p)
+        return Verdict(p <= aim, p <= max(SUSPICION * aim, SUSPICION_LEAST), p, span)
 
     def learn(self, sums: list[float]) -> None:
         """Take a step as a healthy one; `sums` are what `self.sums` was when it was judged."""

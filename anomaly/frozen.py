@@ -11,6 +11,7 @@ from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE, UPDATED_P
 from trainsentry.collectors.statistics import NORM, VALUE
 
 NAME: Final = "frozen"
+LEARNING_RATE: Final = "learning_rate"
 SCORE: Final = 60.0
 
 MOVED_BEFORE: Final = 10
@@ -36,16 +37,15 @@ class FrozenRule:
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
-        self._moved: dict[int, int] = {}
-        self._reported: set[int] = set()
+        self._moved = np.zeros(0, np.int64)
+        self._reported = np.zeros(0, bool)
+        self._in_step = np.zeros(0, bool)
         self._step = -1
-        self._in_step: set[int] = set()
+        self._updated = self._excused = False
         self._zero_gradients: set[str] = set()
-        self._excused = False
-        self._order = 0
         self._looks = self._some = 0
         self._ids: dict[str, list[int]] = {}
-        self._known = 0
+        self._masks = {quantity: np.zeros(0, bool) for quantity in (UPDATE, GRADIENT)}
 
     def judge(self, record: StepRecord) -> list[Finding]:
         """Return what stands still; what is missing is known when the next step begins."""
@@ -53,40 +53,40 @@ class FrozenRule:
         found = []
         if record.step != self._step:
             found = self._missing()
-            self._step, self._in_step, self._excused = record.step, set(), False
+            self._step, self._updated, self._excused = record.step, False, False
+            self._in_step[:] = False
             self._zero_gradients = set()
         self._excused |= record.skipped or self._rate_is_zero(record)
-        found += self._none_at_all(record)
-        updates = self._mask(UPDATE)[record.ids]
-        if not updates.any():
-            self._note_gradients(record)
-            return found
         self._note_gradients(record)
-        rows = np.flatnonzero(updates)
-        still = record.values[rows, NORM] == 0
-        for row, series_id in zip(rows.tolist(), record.ids[rows].tolist(), strict=True):
-            self._in_step.add(series_id)
-            self._order = max(self._order, record.first_order + row)
+        found += self._none_at_all(record)
+        rows = np.flatnonzero(self._masks[UPDATE][record.ids])
+        if len(rows):
+            found += self._still(record, rows)
+        return found
+
+    def _still(self, record: StepRecord, rows: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> list[Finding]:
+        ids, self._updated = record.ids[rows], True
+        self._in_step[ids] = True
         if self._excused:
-            return found
-        ids = record.ids[rows]
-        ratios = record.values[rows, VALUE]
-        for series_id, ratio in zip(ids[~still].tolist(), ratios[~still].tolist(), strict=True):
-            # What moves by a few units in the last place stands still by rounding.
-            self._moved[series_id] = 0 if ratio < LEAST_RATIO else self._moved.get(series_id, 0) + 1
-            self._reported.discard(series_id)
-        for row, series_id in zip(rows[still].tolist(), ids[still].tolist(), strict=True):
-            name = self.table.series[series_id].name
-            moved, self._moved[series_id] = self._moved.get(series_id, 0), 0
-            if moved >= MOVED_BEFORE and name not in self._zero_gradients and series_id not in self._reported:
-                self._reported.add(series_id)
-                found.append(_finding(series_id, row, None, record.step))
+            return []
+        still = record.values[rows, NORM] == 0
+        # What moves by a few units in the last place stands still by rounding.
+        moves = ~still & ~(record.values[rows, VALUE] < LEAST_RATIO)
+        before = self._moved[ids]
+        self._moved[ids] = np.where(moves, before + 1, 0)
+        self._reported[ids[~still]] = False
+        found = []
+        for at in np.flatnonzero(still & (before >= MOVED_BEFORE) & ~self._reported[ids]).tolist():
+            series_id = int(ids[at])
+            if self.table.series[series_id].name not in self._zero_gradients:
+                self._reported[series_id] = True
+                found.append(_finding(series_id, int(rows[at]), None, record.step))
         return found
 
     def _none_at_all(self, record: StepRecord) -> list[Finding]:
         """Return that the optimizers took no parameter, where they took some at every sampled update before."""
         found = []
-        for row in np.flatnonzero(np.isin(record.ids, self._ids.get(UPDATED_PARAMETERS, []))).tolist():
+        for row in self._rows_of(record, UPDATED_PARAMETERS).tolist():
             count = record.values[row, VALUE]
             if count > 0:
                 self._some += 1
@@ -97,19 +97,17 @@ class FrozenRule:
 
     def _missing(self) -> list[Finding]:
         """Return what the step before lacked."""
-        if not self._in_step or self._excused:
+        if not self._updated or self._excused:
             return []
         self._looks += 1
-        found = []
-        for series_id, moved in self._moved.items():
-            if series_id not in self._in_step and moved >= MOVED_BEFORE and series_id not in self._reported:
-                self._reported.add(series_id)
-                self._moved[series_id] = 0
-                found.append(_finding(series_id, -1, self._step, self._step))
+        gone = np.flatnonzero(~self._in_step & (self._moved >= MOVED_BEFORE) & ~self._reported)
+        self._reported[gone] = True
+        self._moved[gone] = 0
+        found = [_finding(series_id, -1, self._step, self._step) for series_id in gone.tolist()]
         return found + (self._never_moved() if self._looks == LOOKS else [])
 
     def _never_moved(self) -> list[Finding]:
-        moving = {self.table.series[i].name for i in self._moved}
+        moving = {self.table.series[i].name for i in np.flatnonzero(self._masks[UPDATE]).tolist()}
         parameters = {s.name: i for i, s in self.table.of_quantity(PARAMETER) if s.micro_step == 0}
         still = [i for name, i in parameters.items() if name not in moving]
         if not still or len(still) > NEVER_MOVED * len(parameters):
@@ -117,25 +115,30 @@ class FrozenRule:
         return [_finding(i, -1, self._step, -1) for i in still]
 
     def _note_gradients(self, record: StepRecord) -> None:
-        rows = np.flatnonzero(self._mask(GRADIENT)[record.ids] & (record.values[:, NORM] == 0))
+        rows = np.flatnonzero(self._masks[GRADIENT][record.ids] & (record.values[:, NORM] == 0))
         self._zero_gradients |= {self.table.series[i].name for i in record.ids[rows].tolist()}
 
     def _rate_is_zero(self, record: StepRecord) -> bool:
-        rates = self._ids.get("learning_rate", [])
-        return bool(rates) and bool((record.values[np.isin(record.ids, rates), NORM] == 0).any())
+        rows = self._rows_of(record, LEARNING_RATE)
+        return bool(len(rows)) and bool((record.values[rows, NORM] == 0).any())
 
-    def _mask(self, quantity: str) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-        return self._masks[quantity]
+    def _rows_of(self, record: StepRecord, quantity: str) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
+        ids = self._ids.get(quantity, [])
+        return np.flatnonzero(record.ids == ids[0]) if ids else np.zeros(0, np.intp)
 
     def _refresh(self) -> None:
-        if self._known == len(self.table.series):
+        known = len(self._moved)
+        new = self.table.series[known:]
+        if not new:
             return
-        for i, series in enumerate(self.table.series[self._known :], self._known):
-            self._ids.setdefault(series.quantity, []).append(i)
-        self._known = len(self.table.series)
-        self._masks = {q: np.zeros(self._known, bool) for q in (UPDATE, GRADIENT)}
+        for i, series in enumerate(new, known):
+            if series.scalar:
+                self._ids.setdefault(series.quantity, []).append(i)
+        self._moved = np.append(self._moved, np.zeros(len(new), np.int64))
+        self._reported = np.append(self._reported, np.zeros(len(new), bool))
+        self._in_step = np.append(self._in_step, np.zeros(len(new), bool))
         for quantity, mask in self._masks.items():
-            mask[self._ids.get(quantity, [])] = True
+            self._masks[quantity] = np.append(mask, [s.quantity == quantity for s in new])
 
 
 def _finding(series_id: int, row: int, step: int | None, last_clean: int) -> Finding:

@@ -22,7 +22,7 @@ SUSPECTS: Final = 8
 """Suspects named in an incident, as many as msprobe's ranking shows."""
 
 
-LOOK_BACK_STEPS: Final = 12
+LOOK_BACK_STEPS: Final = 8
 """Steps before an incident whose suspicions belong to it: a fault is often odd before it is an alarm."""
 
 MAX_SUSPICIONS: Final = 500
@@ -70,7 +70,8 @@ class IncidentLog:
             return None
         if current is None:
             self._current = self._first_id + len(self.incidents)
-            new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
+            if not any(a.kind in HARD for a in new):  # what is wrong by itself needs no signs before it
+                new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
             self._suspicions.clear()
         self._activations_seen |= activations
         is_news = [self._join(anomaly) for anomaly in new]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import HARD, MODE_CHANGE, Anomaly
@@ -11,6 +11,10 @@ from trainsentry.collectors.series import GRADIENT, PARAMETER, TENSOR_QUANTITIES
 EVERYWHERE: Final = 0.5
 """Share of the parameters from which on a trouble is everywhere: an update by bad gradients hits all of them,
 a fault in memory hits one."""
+
+DRIFTS: Final = "drift"
+SLOW_STEPS: Final = 8
+"""Steps within which changes that the cumulative test finds are one: it needs some ten to notice one."""
 
 FEW: Final = 3
 """So few anomalous parameters are never called everywhere, however small the model."""
@@ -55,7 +59,14 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
         return []
     began = min(a.step for a in candidates)
     effects = _Effects.of(candidates, parameters)
-    return sorted((_place(a, began, effects) for a in candidates), key=lambda r: r.key)
+    drifts = min((a.step for a in candidates if a.detector == DRIFTS), default=0)
+    return sorted((_place(_together(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)
+
+
+def _together(anomaly: Anomaly, drifts: int) -> Anomaly:
+    """Return an anomaly; of slow changes the first to be noticed is not the first to begin, so that they are one."""
+    slow = anomaly.detector == DRIFTS and anomaly.step <= drifts + SLOW_STEPS
+    return replace(anomaly, step=drifts) if slow else anomaly
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,11 @@ def _parted(anomaly: Anomaly, what: str) -> str:
 
 
 def _not_conserved(anomaly: Anomaly, what: str) -> str:
+    if anomaly.statistic == "factor":
+        return (
+            f"the reduced gradients at step {anomaly.step} are {anomaly.value:.3g} times the mean of the ranks' own, "
+            f"and were {anomaly.expected:.3g} times at most so far: summed for averaged?"
+        )
     return (
         f"{what} does not follow from what the ranks put in at step {anomaly.step}: its elements add up to "
         f"{anomaly.value:.6g} on rank {anomaly.rank}, and should to {anomaly.expected:.6g}"

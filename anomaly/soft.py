@@ -15,6 +15,13 @@ from trainsentry.collectors.series import SeriesTable
 WARM_UP: Final = 5
 """Samples before a series is judged: the fewest for which a centre and a deviation mean something."""
 
+FEW_ELEMENTS: Final = 0.7
+"""Deviation of the log size of one normal number, over the square root of how many there are: added to every tensor's
+own, so that a bias of four elements may vanish for once."""
+
+GROWN: Final = 200
+"""Samples from which on a series' own deviation is taken as it is."""
+
 OUTLIER: Final = 5.0
 """Deviations from which on a sample is not learned from."""
 
@@ -62,7 +69,6 @@ class Soft:
     p: Floats
     drift: Floats
     drift_p: Floats
-    drift_up: npt.NDArray[np.bool_]
     common: dict[int, "Common"]
     p_all: float = 1.0
 
@@ -103,17 +109,20 @@ class SoftRule:
         kind = self.kinds.of[ids]
         location, newest = state[:, LOCATION], state[:, NEWEST]
         unit = self._unit(ids, state, held, kind)
+        unit += np.where(scalar, 0.0, FEW_ELEMENTS / np.sqrt(np.maximum(numel, 1.0)))[:, None]
         distance, jump = features - location, features - newest
         unknown = np.isnan(distance) | (held < WARM_UP)[:, None]
-        distance[unknown] = jump[unknown] = 0.0
+        np.copyto(distance, 0.0, where=unknown)
+        np.copyto(jump, 0.0, where=unknown)
         common, shift, leap = self._common(kind, distance, jump)
-        distance -= shift[kind]
-        jump -= leap[kind]
-        distance[unknown] = jump[unknown] = 0.0
+        distance[:, :SIZES] -= shift[kind]
+        jump[:, :SIZES] -= leap[kind]
+        np.copyto(distance, 0.0, where=unknown)
+        np.copyto(jump, 0.0, where=unknown)
         score = self._spike_scores(distance, jump, unit, self.kinds.jump[ids])
         best = score.argmax(axis=1)
         rows = np.arange(len(ids))
-        drift, upward = self._drift_scores(state, distance, unit)
+        drift: Floats = self._drift_scores(state, distance, unit)
         young = held < DRIFT_WARM_UP
         drift[young] = 0.0
         state[young, UP:] = 0.0
@@ -127,7 +136,6 @@ class SoftRule:
             p=np.ones(len(ids)),
             drift=drift,
             drift_p=np.ones(len(ids)),
-            drift_up=upward,
             common=common,
         )
         found.p_all = self._combine(found, kind, judged)
@@ -166,21 +174,25 @@ class SoftRule:
 
     def _unit(self, ids: Any, state: Floats, held: Any, kind: Any) -> Floats:
         """Return one deviation of each feature: the series' own, drawn towards that of its kind while it is young."""
-        scale = np.maximum(state[:, SCALE], self.kinds.floor[ids])
-        logs = np.log(scale)
-        of_kind = np.zeros((len(self.kinds.names), len(FEATURES)))
-        old = held >= WARM_UP
-        for number in np.unique(kind[old]).tolist():
-            of_kind[number] = np.median(logs[old & (kind == number)], axis=0)
-        weight = (held / (held + SIBLINGS))[:, None]
-        drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_kind[kind], np.log(self.kinds.floor[ids])))
-        unit: Floats = np.maximum(drawn, self.kinds.floor[ids]) + (self.kinds.young[ids] / np.maximum(held, 1))[:, None]
+        floor = self.kinds.floor[ids]
+        unit: Floats = np.maximum(state[:, SCALE], floor)
+        young = held < GROWN
+        if young.any():
+            logs = np.log(unit)
+            of_kind = np.zeros((len(self.kinds.names), len(FEATURES)))
+            old = held >= WARM_UP
+            for number in np.unique(kind[old]).tolist():
+                of_kind[number] = np.median(logs[old & (kind == number)], axis=0)
+            weight = (held / (held + SIBLINGS))[:, None]
+            drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_kind[kind], np.log(floor)))
+            np.copyto(unit, np.maximum(drawn, floor), where=young[:, None])
+        unit += (self.kinds.young[ids] / np.maximum(held, 1))[:, None]
         return unit
 
     def _common(self, kind: Any, distance: Floats, jump: Floats) -> tuple[dict[int, Common], Floats, Floats]:
         """Return what all series of each kind do at once, and the shifts and leaps to take out, by kind."""
         size = len(self.kinds.names)
-        shift, leap = np.zeros((size, len(FEATURES))), np.zeros((size, len(FEATURES)))
+        shift, leap = np.zeros((size, SIZES)), np.zeros((size, SIZES))
         found: dict[int, Common] = {}
         self.together.grow(size)
         for number in np.unique(kind).tolist():
@@ -188,8 +200,8 @@ class SoftRule:
             count = int(rows.sum())
             if count < TOGETHER or self.kinds.names[number] == SCALARS:
                 continue
-            shift[number, :SIZES] = np.median(distance[rows, :SIZES], axis=0)
-            leap[number, :SIZES] = np.median(jump[rows, :SIZES], axis=0)
+            shift[number] = np.median(distance[rows, :SIZES], axis=0)
+            leap[number] = np.median(jump[rows, :SIZES], axis=0)
             found[number] = self._judge_common(number, float(shift[number, 1]), count)
         return found, shift, leap
 
@@ -222,18 +234,19 @@ class SoftRule:
         return score
 
     @staticmethod
-    def _drift_scores(state: Floats, distance: Floats, unit: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        z = np.clip(distance / unit, -DRIFT_CLIP, DRIFT_CLIP)
-        up = np.maximum(0.0, state[:, UP] + z - DRIFT_SLACK)
-        down = np.maximum(0.0, state[:, DOWN] - z - DRIFT_SLACK)
-        up[:, SIZES:] = down[:, SIZES:] = 0.0
-        state[:, UP], state[:, DOWN] = up, down
+    def _drift_scores(state: Floats, distance: Floats, unit: Floats) -> Floats:
         size = distance[:, :SIZES]
-        rises, falls = up[:, :SIZES].copy(), down[:, :SIZES].copy()
-        rises[(size < DRIFT_RATIO) | (rises < DRIFT_LEAST)] = 0.0
-        falls[(size > -DRIFT_RATIO) | (falls < DRIFT_LEAST)] = 0.0
-        up_most, down_most = rises.max(axis=1), falls.max(axis=1)
-        return np.maximum(up_most, down_most), up_most >= down_most
+        z = size / unit[:, :SIZES]
+        np.clip(z, -DRIFT_CLIP, DRIFT_CLIP, out=z)
+        up, down = state[:, UP, :SIZES], state[:, DOWN, :SIZES]
+        up += z - DRIFT_SLACK
+        down -= z + DRIFT_SLACK
+        np.maximum(up, 0.0, out=up)
+        np.maximum(down, 0.0, out=down)
+        up_most = np.where((size >= DRIFT_RATIO) & (up >= DRIFT_LEAST), up, 0.0).max(axis=1)
+        down_most = np.where((size <= -DRIFT_RATIO) & (down >= DRIFT_LEAST), down, 0.0).max(axis=1)
+        found: Floats = np.maximum(up_most, down_most)
+        return found
 
     def _spike_tail(self, number: int) -> Tail:
         prior = OF_SCALARS if self.kinds.names[number] == SCALARS else OF_TENSORS

@@ -58,7 +58,7 @@ def _together(runs: list[dict[str, Any]], *, faulty: bool) -> Iterator[dict[str,
 
     pool = RankPool(2)
     for who in runs:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a recorder may still be ending
             try:
                 yield pool.run(work.run_on_rank, who, folder, faulty=faulty, timeout=180)[0]
             except RankFailure as error:

@@ -153,7 +153,7 @@ def state_quantity(key: Any) -> str:
 
 
 class UpdateReader:
-    """Keeps the weights of a sampled step from before the update, and reads what the update added; `moved` counts those."""
+    """Keeps the weights of a sampled step from before the update, and reads what it added; `moved` counts them."""
 
     def __init__(self, series: ParameterSeries) -> None:
         self.series = series

@@ -11,6 +11,7 @@ from trainsentry.anomaly import conservation
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.conservation import Call, Sums
 from trainsentry.anomaly.peers import PeerRule, Told
+from trainsentry.anomaly.reductions import ReductionRule
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_INPUT,
@@ -50,9 +51,11 @@ class Comparison:
         self._peers = PeerRule()
         self._told: dict[int, dict[int, Told]] = {}
         self._sides: dict[int, dict[int, dict[str, _Side]]] = {}
+        self._reductions = ReductionRule()
 
     def take(self, rank: int, table: SeriesTable, record: StepRecord) -> None:
         """Take one rank's rows of a step."""
+        unreduced = False
         told = self._told.setdefault(record.step, {}).setdefault(rank, Told())
         sides = self._sides.setdefault(record.step, {}).setdefault(rank, {})  # a step may come in several records
         for row, series_id in enumerate(record.ids.tolist()):
@@ -65,16 +68,20 @@ class Comparison:
             elif series.quantity == ACTIVATION_INPUT:
                 told.data = ((told.data or 0.0) * 31 + float(values[VALUE])) % 2.0**53  # all inputs together
             elif series.quantity == GRADIENT_UNREDUCED:
+                unreduced = True
                 told.gradient = (told.gradient or 0.0) + float(values[NORM]) ** 2
             else:
                 call = series.name if series.quantity == COMMUNICATION_CALL else series.index.split("|")[2]
                 layout = table.layouts[record.layouts[row]]
                 sides.setdefault(call, _Side()).take(series, values, layout.numel, layout.dtype, row)
+        if unreduced:
+            self._reductions.take(rank, table, record)
 
     def go_back(self, step: int) -> None:
         """Forget steps from `step` on."""
         self._told = {s: told for s, told in self._told.items() if s < step}
         self._sides = {s: sides for s, sides in self._sides.items() if s < step}
+        self._reductions.go_back(step)
 
     def judge(self, done: int) -> Iterator[tuple[int, list[Anomaly]]]:
         """Yield what is odd about each step up to `done`."""
@@ -82,6 +89,7 @@ class Comparison:
             told, sides = self._told.pop(step), self._sides.pop(step, {})
             _note_reduced(told, sides)
             found = self._peers.judge(step, told, frozenset(self.data_parallel))
+            found += self._reductions.judge(step, self.data_parallel)
             for call in _calls_of(sides):
                 found += conservation.judge(step, call)
             if found:

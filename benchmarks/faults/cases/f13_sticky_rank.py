@@ -11,7 +11,7 @@ def _build(run):
         wrong = run.harmed and run.rank == 1 and float(torch.rand(1, generator=chance)) < 0.05
         if wrong:
             output = output.clone()
-            output.view(-1)[11] += 1e-2 * output.abs().max()
+            output.view(-1)[11] += 1e-2 * float(output.detach().abs().max())
         return output
 
     for module in run.plain.modules():

@@ -14,7 +14,7 @@ def _build(run):
             return future
         return average(bucket)
 
-    run.model = nn.parallel.DistributedDataParallel(run.plain, bucket_cap_mb=0.05)
+    run.model = nn.parallel.DistributedDataParallel(run.plain, bucket_cap_mb=0.01)
     run.model.register_comm_hook(None, hook)
 
 
