@@ -47,7 +47,7 @@ class Baseline:
     """
 
     def __init__(self) -> None:
-        self.state = np.zeros((0, PARTS, len(FEATURES)))
+        self.state = np.zeros((PARTS, 0, len(FEATURES)), np.float32)
         self.count = np.zeros(0, np.int64)
         self.last_clean = np.full(0, -1, np.int64)
         self.outliers = np.zeros(0, np.int64)
@@ -57,29 +57,39 @@ class Baseline:
         missing = size - len(self.count)
         if missing > 0:
             room = max(missing, len(self.count) // 2)
-            self.state = np.concatenate([self.state, np.zeros((room, PARTS, len(FEATURES)))])
+            more = np.zeros((PARTS, room, len(FEATURES)), np.float32)
+            self.state = np.concatenate([self.state, more], axis=1)
             self.count = np.append(self.count, np.zeros(room, np.int64))
             self.last_clean = np.append(self.last_clean, np.full(room, -1))
             self.outliers = np.append(self.outliers, np.zeros(room, np.int64))
 
-    def learn(self, ids: Ids, state: Floats, features: Floats, step: int) -> None:
+    def learn(self, ids: Any, state: Floats, features: Floats, step: int) -> None:
         """Take in healthy samples; `state` is that of the ids, as it was taken for judging, and is changed here."""
         held = self.count[ids]
-        young = (held < YOUNG) | np.isnan(state[:, LOCATION]).any(axis=1)
+        young = (held < YOUNG) | (np.isnan(state[LOCATION]) & ~np.isnan(features)).any(axis=1)
         if not young.any():
             _follow(state, features)
         else:
             old = ~young
-            part = state[old]
+            part = state[:, old]
             _follow(part, features[old])
-            state[old] = part
-            part = state[young]
+            state[:, old] = part
+            part = state[:, young]
             _begin(part, features[young], held[young])
-            state[young] = part
-        self.state[ids] = state
+            state[:, young] = part
+        if not isinstance(ids, slice):
+            self.state[:, ids] = state
         self.count[ids] = held + 1
         self.last_clean[ids] = step
         self.outliers[ids] = 0
+
+    def copy_of(self, ids: Ids) -> tuple[Any, ...]:
+        """Return what is known of series, to be put back."""
+        return self.state[:UP, ids].copy(), self.count[ids], self.last_clean[ids], self.outliers[ids]
+
+    def put_back(self, ids: Ids, kept: tuple[Any, ...]) -> None:
+        """Undo what was learned of series since `copy_of`."""
+        self.state[:UP, ids], self.count[ids], self.last_clean[ids], self.outliers[ids] = kept
 
     def note_outliers(self, ids: Ids) -> None:
         """Count outliers in a row; a series that stays away for long begins anew."""
@@ -88,14 +98,14 @@ class Baseline:
 
     def begin_anew(self, ids: Any) -> None:
         """Forget the level of series: what they did so far says nothing of what comes."""
-        self.state[ids] = 0.0
+        self.state[:, ids] = 0.0
         self.count[ids] = 0
         self.outliers[ids] = 0
 
     def saved(self, size: int) -> dict[str, Any]:
         """Return the first `size` series as plain data."""
         return {
-            "state": np.nan_to_num(self.state[:size], nan=0.0).astype(np.float32).tolist(),
+            "state": np.nan_to_num(self.state[:, :size], nan=0.0).swapaxes(0, 1).tolist(),
             "count": self.count[:size].tolist(),
             "last_clean": self.last_clean[:size].tolist(),
         }
@@ -103,14 +113,14 @@ class Baseline:
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
         """Give a series what was saved of it."""
         self.grow(series_id + 1)
-        self.state[series_id] = saved["state"][position]
+        self.state[:, series_id] = saved["state"][position]
         self.count[series_id] = saved["count"][position]
         self.last_clean[series_id] = saved["last_clean"][position]
 
 
 def _follow(state: Floats, features: Floats) -> None:
     """Follow series that are known well."""
-    location, scale = state[:, LOCATION], state[:, SCALE]
+    location, scale = state[LOCATION], state[SCALE]
     residual = features - location
     unknown = np.isnan(residual)
     np.copyto(residual, 0.0, where=unknown)
@@ -127,20 +137,20 @@ def _follow(state: Floats, features: Floats) -> None:
     ratio /= SCALE_MEMORY
     ratio += 1.0
     scale *= ratio
-    np.copyto(state[:, NEWEST], features, where=~unknown)
+    np.copyto(state[NEWEST], features, where=~unknown)
 
 
 def _begin(state: Floats, features: Floats, held: npt.NDArray[np.int64]) -> None:
     """Take plain averages of series that are young, or that had nothing to follow so far."""
     first = (held == 0)[:, None]
     known = ~np.isnan(features)
-    location, scale = state[:, LOCATION], state[:, SCALE]
+    location, scale = state[LOCATION], state[SCALE]
     new = known & (np.isnan(location) | first)
     location = np.where(new, features, np.where(first, np.nan, location))
     residual = np.where(known, features - location, 0.0)
     gain = 1.0 / np.clip(held + 1, 1, MEMORY)[:, None]
-    state[:, LOCATION] = location + gain * np.where(known, residual, 0.0)
+    state[LOCATION] = location + gain * np.where(known, residual, 0.0)
     size = np.abs(residual)
     young = scale + (size / USUAL - scale) / np.maximum(held, 1)[:, None]
-    state[:, SCALE] = np.where(known & ~new, young, np.where(first, 0.0, scale))
-    state[:, NEWEST] = np.where(known, features, np.where(first, np.nan, state[:, NEWEST]))
+    state[SCALE] = np.where(known & ~new, young, np.where(first, 0.0, scale))
+    state[NEWEST] = np.where(known, features, np.where(first, np.nan, state[NEWEST]))

@@ -43,6 +43,9 @@ LEARN_AFTER: Final = 12
 """Records after which a record's scores count as usual, unless an alarm came in between: the first sign of a fault must
 not make its second one look normal."""
 
+YOUNG_WEIGHT: Final = 0.1
+"""Weight of the scores of the first records: a model that begins to train is wilder than it will ever be."""
+
 AFTERMATH_P: Final = 1e-3
 ALARM_P: Final = 1e-2
 LEAST_SCORE: Final = 4.0
@@ -78,7 +81,7 @@ class Detection:
         self._saved: dict[Any, int] = {}
         self._saved_state: dict[str, Any] = {}
         self._adopted = 0
-        self._alarm_step = -AFTERMATH - 1
+        self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
         self._candidates: deque[list[Anomaly]] = deque(maxlen=LOOK_BACK)
         self._pending: deque[tuple[Any, Soft, Mask, Surprises, list[float]]] = deque()
 
@@ -189,7 +192,14 @@ class Detection:
         surprises = self._surprises_of(record)
         if verdict.alarm or wrong.any():
             surprises.forget_last()
-            self._pending.clear()
+            if record.step - self._last_trouble > AFTERMATH:  # a new trouble: its first signs are not usual either
+                self._pending.clear()
+                self._trouble_step = record.step
+            self._last_trouble = record.step
+        if record.step - self._trouble_step <= AFTERMATH:
+            return  # what lasts longer is how this run is
+        if not surprises.is_ready:
+            self.soft.learn_tails(ids, soft, judged & healthy, YOUNG_WEIGHT)
             return
         self._pending.append((ids, soft, judged & healthy, surprises, surprises.sums))
         if len(self._pending) > LEARN_AFTER:

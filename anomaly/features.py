@@ -1,13 +1,13 @@
 """What is followed of a row: a few numbers on a scale on which healthy noise is additive."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, VALUE, ZEROS
 
-Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating[Any]]
 
 FEATURES: Final = ("max", "norm", "mean", "zeros")
 """The largest magnitude, which one bad element moves; the norm, which a layer moves; the mean, for signs and offsets;
@@ -50,7 +50,7 @@ def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
         found[:, 3] = np.log((zeros + 0.5) / (numel - zeros + 0.5))
     found[scalar, 2:] = np.nan
     found[~np.isfinite(found)] = np.nan
-    return found
+    return found.astype(np.float32)
 
 
 def in_words(feature: int, value: float, numel: float, divisor: float) -> float:

@@ -17,9 +17,9 @@ class Kinds:
         self.table = table
         self.names: list[str] = []
         self.of = np.zeros(0, np.int64)
-        self.floor = np.zeros((0, 4))
-        self.jump = np.zeros((0, 4))
-        self.young = np.zeros(0)
+        self.floor = np.zeros((0, 4), np.float32)
+        self.jump = np.zeros((0, 4), np.float32)
+        self.young = np.zeros(0, np.float32)
         self._numbers: dict[str, int] = {}
 
     def refresh(self) -> None:
@@ -29,10 +29,12 @@ class Kinds:
             return
         rows = [(s, sensitivity_of(s)) for s in new]
         self.of = np.append(self.of, [self.number(SCALARS if s.scalar else s.quantity) for s, _ in rows])
-        self.floor = np.concatenate([self.floor, [_spread(x.floor, MEAN_FLOOR, ZEROS_FLOOR) for _, x in rows]])
+        self.floor = np.concatenate(
+            [self.floor, np.array([_spread(x.floor, MEAN_FLOOR, ZEROS_FLOOR) for _, x in rows])]
+        )
         jumps = [_spread(float(np.log(x.ratio)), MEAN_JUMP, ZEROS_JUMP) for _, x in rows]
-        self.jump = np.concatenate([self.jump, jumps])
-        self.young = np.append(self.young, [x.young for _, x in rows])
+        self.jump = np.concatenate([self.jump, np.array(jumps)])
+        self.young = np.append(self.young, np.array([x.young for _, x in rows], np.float32))
 
     def number(self, name: str) -> int:
         """Return the number of a kind, new or known."""
@@ -42,7 +44,7 @@ class Kinds:
         return self._numbers[name]
 
 
-def _spread(size: float, mean: float, zeros: float) -> npt.NDArray[np.float64]:
-    limits = np.full(4, size)
+def _spread(size: float, mean: float, zeros: float) -> npt.NDArray[np.float32]:
+    limits = np.full(4, size, np.float32)
     limits[MEAN_FEATURE], limits[ZEROS_FEATURE] = mean, zeros
     return limits

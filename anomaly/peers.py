@@ -23,7 +23,9 @@ LEAST_SECONDS: Final = 0.01
 
 WINDOW: Final = 20
 LASTING: Final = 16
-"""Of so many samples so many must be slow for a straggler: a checkpoint, a full disk, a busy neighbour pass."""
+START_UP: Final = 20
+"""Of so many samples so many must be slow for a straggler: a checkpoint, a full disk, a busy neighbour pass. So do the
+first samples, in which everything starts."""
 
 PEER_RATIO: Final = 5.0
 """How many times the median of the others a rank's loss, or the norm of its own gradients, must be, up or down,
@@ -89,7 +91,7 @@ class PeerRule:
             slower = own > SLOWER * usual and own - usual > LEAST_SECONDS
             slow = bool(others) and slower and statistics.median(waits) > WAITED
             window = self._slow.setdefault(rank, deque(maxlen=WINDOW))
-            window.append(slow)
+            window.append(slow and self._samples > START_UP)
             lasts = len(window) == WINDOW and sum(window) >= LASTING
             if self._is_news("slow", rank, lasts):
                 found.append(_anomaly(step, rank, "training", "step_seconds", STRAGGLER, (own, usual)))

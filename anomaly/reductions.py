@@ -57,8 +57,11 @@ class ReductionRule:
         if len(ranks) < 2 or len(ranks) != len(data_parallel):
             return []
         names = set.intersection(*(set(sums) for sums in ranks.values()))
+        totals = np.array([[sums[n][1] for n in sorted(names)] for sums in ranks.values()])
+        if not np.allclose(totals, totals[0], rtol=1e-6, atol=1e-12):  # replicas that have parted tell another story
+            return []
         mean = np.array([np.mean([sums[n][0] for sums in ranks.values()]) for n in sorted(names)])
-        got = np.array([ranks[min(ranks)][n][1] for n in sorted(names)])
+        got = totals[0]
         power = float(mean @ mean)
         factor = float(mean @ got) / power if power > 0 and np.isfinite(got).all() else math.nan
         if not math.isfinite(factor):

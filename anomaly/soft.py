@@ -10,7 +10,7 @@ from trainsentry.anomaly.baseline import DOWN, LOCATION, NEWEST, SCALE, SIBLINGS
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
 from trainsentry.anomaly.kinds import SCALARS, Kinds
 from trainsentry.anomaly.tail import OF_COMMON, OF_DRIFTS, OF_SCALARS, OF_TENSORS, Tail
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import ACTIVATION_INPUT, SeriesTable
 
 WARM_UP: Final = 5
 """Samples before a series is judged: the fewest for which a centre and a deviation mean something."""
@@ -19,7 +19,7 @@ FEW_ELEMENTS: Final = 0.7
 """Deviation of the log size of one normal number, over the square root of how many there are: added to every tensor's
 own, so that a bias of four elements may vanish for once."""
 
-GROWN: Final = 200
+GROWN: Final = 64
 """Samples from which on a series' own deviation is taken as it is."""
 
 OUTLIER: Final = 5.0
@@ -47,9 +47,10 @@ DRIFT_WARM_UP: Final = 40
 DRIFT_RATIO: Final = 0.7
 """Least change of a size that is called a drift, in log units: a factor of two."""
 
-WEIGHT_OF_SCALARS: Final = 0.2
+WEIGHTS: Final = {SCALARS: 0.2, ACTIVATION_INPUT: 0.1}
 WEIGHT_OF_COMMON: Final = 0.1
-"""Shares of the false alarms that logged scalars, and changes of all series at once, may use: there are few of them."""
+"""Shares of the false alarms that logged scalars, the data, and changes of all series at once may use: there are few of
+them. The other kinds share the rest."""
 
 
 @dataclass
@@ -103,13 +104,14 @@ class SoftRule:
         """Return the evidence in rows; `judged` says which of them may be called abnormal."""
         self.kinds.refresh()
         self.baseline.grow(len(self.kinds.of))
+        ids = as_slice(ids)
         features = features_of(values, numel, scalar, divisor)
-        state = self.baseline.state[ids]
+        state = self.baseline.state[:, ids]
         held = self.baseline.count[ids]
         kind = self.kinds.of[ids]
-        location, newest = state[:, LOCATION], state[:, NEWEST]
+        location, newest = state[LOCATION], state[NEWEST]
         unit = self._unit(ids, state, held, kind)
-        unit += np.where(scalar, 0.0, FEW_ELEMENTS / np.sqrt(np.maximum(numel, 1.0)))[:, None]
+        unit[:, :SIZES] += np.where(scalar, 0.0, FEW_ELEMENTS / np.sqrt(np.maximum(numel, 1.0)))[:, None]
         distance, jump = features - location, features - newest
         unknown = np.isnan(distance) | (held < WARM_UP)[:, None]
         np.copyto(distance, 0.0, where=unknown)
@@ -121,11 +123,11 @@ class SoftRule:
         np.copyto(jump, 0.0, where=unknown)
         score = self._spike_scores(distance, jump, unit, self.kinds.jump[ids])
         best = score.argmax(axis=1)
-        rows = np.arange(len(ids))
+        rows = np.arange(len(kind))
         drift: Floats = self._drift_scores(state, distance, unit)
         young = held < DRIFT_WARM_UP
         drift[young] = 0.0
-        state[young, UP:] = 0.0
+        state[UP:, young] = 0.0
         found = Soft(
             features=features,
             state=state,
@@ -133,9 +135,9 @@ class SoftRule:
             feature=best,
             sign=np.sign(distance[rows, best]),
             distance=distance,
-            p=np.ones(len(ids)),
+            p=np.ones(len(kind)),
             drift=drift,
-            drift_p=np.ones(len(ids)),
+            drift_p=np.ones(len(kind)),
             common=common,
         )
         found.p_all = self._combine(found, kind, judged)
@@ -144,26 +146,33 @@ class SoftRule:
     def learn(self, ids: Any, found: Soft, healthy: Any, step: int) -> None:
         """Take healthy rows into the baselines and the tails; the others count as outliers."""
         far = found.score > OUTLIER
-        self.baseline.state[ids, UP:] = found.state[:, UP:]
         known = ~np.isnan(found.features).all(axis=1)
         take = healthy & ~far & known
-        self.baseline.learn(ids[take], found.state[take], found.features[take], step)
+        where = as_slice(ids)
+        if isinstance(where, slice):  # found.state is the baseline's own
+            left_out = ids[~take]
+            kept = self.baseline.copy_of(left_out)
+            self.baseline.learn(where, found.state, found.features, step)
+            self.baseline.put_back(left_out, kept)
+        else:
+            self.baseline.state[UP:, ids] = found.state[UP:]
+            self.baseline.learn(ids[take], found.state[:, take], found.features[take], step)
         self.baseline.last_clean[ids[healthy & ~known]] = step
         self.baseline.note_outliers(ids[healthy & far])
 
-    def learn_tails(self, ids: Any, found: Soft, judged: Any) -> None:
-        """Take the scores of a record that raised no alarm as what is usual."""
+    def learn_tails(self, ids: Any, found: Soft, judged: Any, weight: float = 1.0) -> None:
+        """Take the scores of a record that raised no alarm as what is usual; they count for `weight` of others."""
         kind = self.kinds.of[ids]
-        for number in np.unique(kind[judged]).tolist():
+        for number in _numbers(kind[judged]):
             rows = judged & (kind == number)
-            self._spike_tail(number).learn(found.score[rows])
-            self._drift_tail(number).learn(found.drift[rows])
+            self._spike_tail(number).learn(found.score[rows], weight)
+            self._drift_tail(number).learn(found.drift[rows], weight)
         if found.common:
-            self._common_tail.learn(np.array([c.score for c in found.common.values()]))
+            self._common_tail.learn(np.array([c.score for c in found.common.values()]), weight)
 
     def begin_drift_anew(self, ids: Any) -> None:
         """Forget the cumulative sums of series that were reported."""
-        self.baseline.state[ids, UP:] = 0.0
+        self.baseline.state[UP:, ids] = 0.0
 
     def expect_change(self) -> None:
         """Take the next sample of every series as its level: something is known to have changed."""
@@ -175,13 +184,13 @@ class SoftRule:
     def _unit(self, ids: Any, state: Floats, held: Any, kind: Any) -> Floats:
         """Return one deviation of each feature: the series' own, drawn towards that of its kind while it is young."""
         floor = self.kinds.floor[ids]
-        unit: Floats = np.maximum(state[:, SCALE], floor)
+        unit: Floats = np.maximum(state[SCALE], floor)
         young = held < GROWN
         if young.any():
             logs = np.log(unit)
             of_kind = np.zeros((len(self.kinds.names), len(FEATURES)))
             old = held >= WARM_UP
-            for number in np.unique(kind[old]).tolist():
+            for number in _numbers(kind[old]):
                 of_kind[number] = np.median(logs[old & (kind == number)], axis=0)
             weight = (held / (held + SIBLINGS))[:, None]
             drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_kind[kind], np.log(floor)))
@@ -195,7 +204,7 @@ class SoftRule:
         shift, leap = np.zeros((size, SIZES)), np.zeros((size, SIZES))
         found: dict[int, Common] = {}
         self.together.grow(size)
-        for number in np.unique(kind).tolist():
+        for number in _numbers(kind):
             rows = kind == number
             count = int(rows.sum())
             if count < TOGETHER or self.kinds.names[number] == SCALARS:
@@ -206,7 +215,7 @@ class SoftRule:
         return found, shift, leap
 
     def _judge_common(self, number: int, change: float, rows: int) -> Common:
-        state, held = self.together.state[number], int(self.together.count[number])
+        state, held = self.together.state[:, number], int(self.together.count[number])
         if held < WARM_UP:
             return Common(change, 0.0, 1.0, rows)
         unit = max(state[SCALE, 1], COMMON_FLOOR) + 1.0 / held
@@ -222,7 +231,7 @@ class SoftRule:
             features = np.full((1, len(FEATURES)), np.nan)
             features[0, 1] = common.change
             if common.score <= OUTLIER:
-                self.together.learn(ids, self.together.state[ids], features, 0)
+                self.together.learn(ids, self.together.state[:, ids], features, 0)
             else:
                 self.together.note_outliers(ids)
 
@@ -238,7 +247,7 @@ class SoftRule:
         size = distance[:, :SIZES]
         z = size / unit[:, :SIZES]
         np.clip(z, -DRIFT_CLIP, DRIFT_CLIP, out=z)
-        up, down = state[:, UP, :SIZES], state[:, DOWN, :SIZES]
+        up, down = state[UP, :, :SIZES], state[DOWN, :, :SIZES]
         up += z - DRIFT_SLACK
         down -= z + DRIFT_SLACK
         np.maximum(up, 0.0, out=up)
@@ -257,13 +266,13 @@ class SoftRule:
 
     def _combine(self, found: Soft, kind: Any, judged: Any) -> float:
         """Fill in the p-values of rows; return that of the record."""
-        numbers = np.unique(kind[judged]).tolist()
-        tensors = [n for n in numbers if self.kinds.names[n] != SCALARS]
-        share = (1 - WEIGHT_OF_SCALARS - WEIGHT_OF_COMMON) / max(len(tensors), 1)
+        numbers = _numbers(kind[judged])
+        tensors = [n for n in numbers if self.kinds.names[n] not in WEIGHTS]
+        share = (1 - sum(WEIGHTS.values()) - WEIGHT_OF_COMMON) / max(len(tensors), 1)
         smallest = 1.0
         for number in numbers:
             rows = judged & (kind == number)
-            weight = WEIGHT_OF_SCALARS if number not in tensors else share
+            weight = WEIGHTS.get(self.kinds.names[number], share)
             count = int(rows.sum())
             for scores, p, tail in (
                 (found.score, found.p, self._spike_tail(number)),
@@ -299,3 +308,17 @@ class SoftRule:
             for tail, key in ((self._spike_tail, "spikes"), (self._drift_tail, "drifts")):
                 if name in saved[key]:
                     tail(number).load(saved[key][name])
+
+
+def as_slice(ids: Any) -> Any:
+    """Return consecutive ids as a slice: it needs no copy, and records usually hold all series in order."""
+    n = len(ids)
+    if n and int(ids[-1]) - int(ids[0]) == n - 1 and (np.diff(ids) == 1).all():
+        return slice(int(ids[0]), int(ids[0]) + n)
+    return ids
+
+
+def _numbers(kind: Any) -> list[int]:
+    """Return the kinds that there are, in order."""
+    found: list[int] = np.flatnonzero(np.bincount(kind)).tolist() if len(kind) else []
+    return found

@@ -61,14 +61,14 @@ class Tail:
         self.counts = np.zeros(BINS)
         self.total = 0.0
 
-    def learn(self, scores: Floats) -> None:
-        """Take in scores, of any shape."""
+    def learn(self, scores: Floats, weight: float = 1.0) -> None:
+        """Take in scores, of any shape, each of which counts for `weight` samples."""
         flat = scores.ravel()
         beyond = flat[flat > LOWEST]
-        self.total += flat.size
+        self.total += weight * flat.size
         if beyond.size:
             bins = np.minimum((np.log10(beyond / LOWEST) * BINS_A_DECADE).astype(np.intp), BINS - 1)
-            self.counts += np.bincount(bins, minlength=BINS)
+            self.counts += weight * np.bincount(bins, minlength=BINS)
         if self.total > FORGET_AT:
             self.counts /= 2
             self.total /= 2
