@@ -118,7 +118,8 @@ class Detection:
         else:
             self._note_candidates(record, evidence, common, soft, judged & ~wrong & ~listed)
         self._learn(record, soft, verdict, wrong, judged)
-        self.soft.begin_drift_anew(ids[listed])
+        if verdict.alarm:
+            self.soft.begin_drift_anew(ids[listed])
         return found
 
     def _before(self, records: int) -> list[Anomaly]:

@@ -11,7 +11,10 @@ SCALARS = "scalars"
 
 
 class Kinds:
-    """Arrays over the series of a table: the number of each one's kind, and its limits of shape (n, features)."""
+    """Arrays over the series of a table: the number of each one's kind, and its limits of shape (n, features).
+
+    `drifts`: may be judged by slow changes; optimizer state averages over a thousand steps, and does nothing else.
+    """
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
@@ -20,6 +23,7 @@ class Kinds:
         self.floor = np.zeros((0, 4), np.float32)
         self.jump = np.zeros((0, 4), np.float32)
         self.young = np.zeros(0, np.float32)
+        self.drifts = np.zeros(0, bool)
         self._numbers: dict[str, int] = {}
 
     def refresh(self) -> None:
@@ -34,6 +38,7 @@ class Kinds:
         )
         jumps = [_spread(float(np.log(x.ratio)), MEAN_JUMP, ZEROS_JUMP) for _, x in rows]
         self.jump = np.concatenate([self.jump, np.array(jumps)])
+        self.drifts = np.append(self.drifts, [not s.is_state for s, _ in rows])
         self.young = np.append(self.young, np.array([x.young for _, x in rows], np.float32))
 
     def number(self, name: str) -> int:

@@ -125,7 +125,7 @@ class SoftRule:
         best = score.argmax(axis=1)
         rows = np.arange(len(kind))
         drift: Floats = self._drift_scores(state, distance, unit)
-        young = held < DRIFT_WARM_UP
+        young = (held < DRIFT_WARM_UP) | ~self.kinds.drifts[ids]
         drift[young] = 0.0
         state[UP:, young] = 0.0
         found = Soft(

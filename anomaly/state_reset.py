@@ -56,7 +56,7 @@ class StateResetRule:
         norm = record.values[rows, NORM]
         apart = np.maximum(record.step - self._step[ids], 1)
         least = self._norm[ids] * LEAST_DECAY ** np.minimum(apart, 100)
-        fallen = (norm < least) & (least > 0) & (apart < 100)
+        fallen = (norm < least) & (least > NOTHING) & (apart < 100)
         negative = record.values[rows, MIN] < -NOTHING
         self._norm[ids], self._step[ids] = norm, record.step
         found = []

@@ -26,9 +26,15 @@ class Records:
             series = Series(name, quantity, micro[0] if micro else 0, module=module, scalar=scalar)
             ids.append(self.table.series_id(series))
             values.append(self.row(size, scalar))
+            values[-1][MIN] *= quantity != "exp_avg_sq"  # squares
         n = len(ids)
         return StepRecord(
-            number, self.rank, np.asarray(ids, np.int32), np.full(n, self.layout, np.int32), np.asarray(values), **flags
+            number,
+            self.rank,
+            np.asarray(ids, np.int32),
+            np.full(n, self.layout, np.int32),
+            np.asarray(values).reshape(n, COLUMNS),
+            **flags,
         )
 
     @staticmethod

@@ -41,11 +41,27 @@ def test_after_quiet_steps_there_is_a_new_incident():
     assert [i.id for i in incidents.incidents.values()] == [1, 2]
 
 
-def test_a_lone_soft_anomaly_is_no_incident_unless_it_is_strong_or_supported():
-    assert log().observe(5, [SOFT]) is None
-    assert log().observe(5, [replace(SOFT, score=20.0)]) is not None
-    assert log().observe(5, [replace(SOFT, quantity="parameter")]) is not None
-    assert log().observe(5, [replace(SOFT, name=f"p{i}") for i in range(3)]) is not None
+def test_a_suspicion_is_no_incident_and_joins_the_one_that_follows():
+    suspicion = replace(SOFT, name="a.weight", alarm=False)
+    both = log()
+    assert both.observe(5, [suspicion]) is None
+    incident = both.observe(7, [replace(SOFT, step=7)])
+    assert [(s.name, s.step) for s in incident.suspects] == [("a.weight", 5), ("fc.weight", 7)]
+    late = log()
+    late.observe(5, [suspicion])
+    assert len(late.observe(50, [replace(SOFT, step=50)]).suspects) == 1
+
+
+def test_what_is_wrong_by_itself_needs_no_signs_before_it():
+    both = log()
+    both.observe(4, [replace(SOFT, step=4, name="a.weight", alarm=False)])
+    assert both.observe(5, [HARD]).name == "fc.weight"
+
+
+def test_a_spike_that_lasts_becomes_a_shift():
+    one = log()
+    assert one.observe(5, [SOFT]).kind == "spike"
+    assert one.observe(8, [replace(SOFT, step=8, kind="shift")]).kind == "shift"
 
 
 def test_the_sentence_says_what_where_since_when_and_what_followed():
