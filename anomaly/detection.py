@@ -30,6 +30,9 @@ from trainsentry.collectors.statistics import INFS, NANS
 Detector = Callable[[StepRecord, SeriesTable], Iterable[Finding]]
 """A user's own detector."""
 
+WARM_UP: Final = 16
+"""Records before the first soft alarm: how far out healthy scores go must be seen before it is known."""
+
 AFTERMATH: Final = 20
 """Steps after an alarm in which single rows that are far out are listed too."""
 
@@ -82,6 +85,7 @@ class Detection:
         self._saved_state: dict[str, Any] = {}
         self._adopted = 0
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
+        self._records = 0
         self._candidates: deque[list[Anomaly]] = deque(maxlen=LOOK_BACK)
         self._pending: deque[tuple[Any, Soft, Mask, Surprises, list[float]]] = deque()
 
@@ -149,8 +153,12 @@ class Detection:
         divisor = self._known.divisors(record)
         soft = self.soft.judge(ids, finite, numel, self.facts.scalar[ids], divisor, judged)
         allowed = self.allowed.in_a_step(self._known.seconds)
-        verdict = self._surprises_of(record).judge(soft.surprise, allowed)
+        verdict = self._surprises_of(record).judge(soft.surprise, allowed, ready=self._is_ready)
         return soft, verdict, numel
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._records >= WARM_UP
 
     def _surprises_of(self, record: StepRecord) -> Surprises:
         kinds = np.bincount(self.soft.kinds.of[record.ids], minlength=len(self.soft.kinds.names)) > 0
@@ -199,7 +207,8 @@ class Detection:
             self._last_trouble = record.step
         if record.step - self._trouble_step <= AFTERMATH:
             return  # what lasts longer is how this run is
-        if not surprises.is_ready:
+        self._records += 1
+        if not self._is_ready:
             self.soft.learn_tails(ids, soft, judged & healthy, YOUNG_WEIGHT)
             return
         self._pending.append((ids, soft, judged & healthy, surprises, surprises.sums))
@@ -272,6 +281,7 @@ class Detection:
         for key, saved in state["surprises"].items():
             self._surprises.setdefault(key, Surprises()).load(saved)
         self._provenance.go_back()
+        self._records = WARM_UP
 
     def _adopt_saved(self) -> None:
         """Give series that are new since the last record what an earlier run learned of them."""

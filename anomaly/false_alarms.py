@@ -12,9 +12,6 @@ SPANS: Final = (1, 2, 4, 8)
 MARGIN: Final = 0.4
 """Share of the allowed rate that is aimed at, because rates are estimated."""
 
-WARM_UP: Final = 25
-"""Records of one make-up before the first soft alarm: how far out healthy scores go must be seen before it is known."""
-
 SUSPICION: Final = 20.0
 """Times the rate of alarms at which a step is suspicious: it is looked at closely, nobody is told."""
 
@@ -37,8 +34,8 @@ class Allowed:
     def in_a_step(self, seconds: float) -> float:
         """Return the probability of one in a step that takes `seconds`.
 
-        >>> Allowed(None, 0.864).in_a_step(1.0)
-        1e-05
+        >>> Allowed(None, 0.1).in_a_step(86.4)
+        0.0001
         """
         if self.per_day is not None:
             return self.per_day * max(seconds, 1e-3) / DAY
@@ -62,16 +59,9 @@ class Surprises:
         self._recent: deque[float] = deque(maxlen=max(SPANS))
         self._calibrations = [Calibration() for _ in SPANS]
         self.sums: list[float] = []
-        self._records = 0
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether enough records were seen."""
-        return self._records >= WARM_UP
-
-    def judge(self, surprise: float, allowed: float) -> Verdict:
+    def judge(self, surprise: float, allowed: float, *, ready: bool = True) -> Verdict:
         """Return what a step of this surprise is, where `allowed` is the probability of a false alarm."""
-        self._records += 1
         recent = [*self._recent, surprise]
         self.sums = [sum(recent[-span:]) / span**0.5 for span in SPANS if len(recent) >= span]
         ps = [c.p_value(s) for c, s in zip(self._calibrations, self.sums, strict=False)]
@@ -79,7 +69,7 @@ class Surprises:
         span = SPANS[ps.index(min(ps))]
         self._recent.append(surprise)
         aim = min(allowed * MARGIN, MOST_LIKELY_ALARM)
-        return Verdict(p <= aim and self.is_ready, p <= max(SUSPICION * aim, SUSPICION_LEAST), p, span)
+        return Verdict(p <= aim and ready, p <= max(SUSPICION * aim, SUSPICION_LEAST), p, span)
 
     def learn(self, sums: list[float]) -> None:
         """Take a step as a healthy one; `sums` are what `self.sums` was when it was judged."""
@@ -98,4 +88,3 @@ class Surprises:
         """Go on from what was saved."""
         for calibration, values in zip(self._calibrations, saved, strict=True):
             calibration.load(values)
-            self._records = max(self._records, len(values))

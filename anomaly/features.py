@@ -30,7 +30,7 @@ def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
     tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros with half an element added to each side.
 
     >>> row = np.array([[-1.0, 2.0, 0.5, 4.0, 0, 0, 0.25, 0]])
-    >>> features_of(row, np.array([16.0]), np.array([False]), np.array([1.0])).round(2).tolist()
+    >>> features_of(row, np.array([16.0]), np.array([False]), np.array([1.0])).astype(float).round(2).tolist()
     [[0.69, 0.0, 0.5, -1.02]]
     """
     sizes = np.empty((2, len(values)))

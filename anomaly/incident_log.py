@@ -39,6 +39,7 @@ class IncidentLog:
         self._members: dict[tuple[int, str, str, int], Anomaly] = {}
         self._worst: Anomaly | None = None
         self._suspicions: deque[Anomaly] = deque(maxlen=MAX_SUSPICIONS)
+        self._last_alarm = -1
         self._current: int | None = None
         self._activations_seen = False
         self._first_id = first_id
@@ -74,9 +75,11 @@ class IncidentLog:
                 new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
             self._suspicions.clear()
         self._activations_seen |= activations
+        if any(a.alarm for a in new):
+            self._last_alarm = step  # what is merely odd does not keep an incident open
         is_news = [self._join(anomaly) for anomaly in new]
         if current is not None and not any(is_news):
-            self.incidents[current.id] = replace(current, last_seen=step)
+            self.incidents[current.id] = replace(current, last_seen=self._last_alarm)
             return None
         incident = self._build(self._current or 0, step, current.actions if current is not None else ())
         self.incidents[incident.id] = incident
@@ -147,7 +150,7 @@ class IncidentLog:
             suspects=suspects,
             actions=actions,
             first_seen=began,
-            last_seen=step,
+            last_seen=self._last_alarm,
         )
 
 

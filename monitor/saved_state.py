@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-DETECTION_KEYS: Final = {"series", "window", "count", "last_clean"}
+DETECTION_KEYS: Final = {"series", "count", "last_clean"}
 
 NO_RANK: Final = -1
 

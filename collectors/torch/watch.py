@@ -285,15 +285,18 @@ class TorchWatch:
         series = Series(name, name, micro_step, scalar=True)
         self.rows.add_scalar(self.rows.table.series_id(series), value)
 
+    def _note(self, name: str, value: float) -> None:
+        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, scalar=True)), value)
+
     def _log_rate(self) -> None:
         """Note how many parameters were updated; and the first group's learning rate, where it is a plain number."""
-        self.log(UPDATED_PARAMETERS, self._updates.moved, 0)
+        self._note(UPDATED_PARAMETERS, self._updates.moved)
         self._updates.moved = 0
         if "learning_rate" in self._logged:
             return
         rate = next((group.get("lr") for optimizer in self.optimizers for group in optimizer.param_groups), None)
         if isinstance(rate, (int, float)):
-            self.log("learning_rate", rate, 0)
+            self._note("learning_rate", rate)
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar, without asking the device for its value."""

@@ -230,7 +230,7 @@ def test_a_nan_in_the_data_names_the_data(out):
         optimizer.step()
         monitor.flush()
         [incident] = monitor.incidents
-    assert (incident.name, incident.quantity) == ("input.0", "activation_input")
+    assert (incident.name, incident.quantity) == ("input.0", "data")
 
 
 def test_a_nan_made_by_a_module_names_the_module(out):
@@ -256,7 +256,7 @@ def test_a_suspicion_is_looked_into_at_the_next_step_and_costs_no_more_than_usua
     with monitor:
         for step in range(40):
             train(model, optimizer, 1, seed=step)
-            monitor.log(loss=2.0 if step >= 31 else 1.0)  # twice the usual: too little for an incident by itself
+            monitor.log(loss=2.0 if step == 31 else 1.0)  # twice the usual, once: too little for an incident
             monitor.flush()
         assert monitor.incidents == ()
         table = monitor.records()
