@@ -58,6 +58,10 @@ LEAST_OF_SCALARS: Final = 2.5
 LEAST_P_OF_SCALARS: Final = 0.05
 """The same for logged scalars."""
 
+FLAG_P: Final = 2e-3
+"""p-value from which on a logged scalar is suspicious by itself, however many tensors there are: the loss and the
+gradient norm are looked at first, and lead a divergence by steps."""
+
 
 class Detection:
     """The detectors of one rank and their state. Records come in the order of their steps."""
@@ -173,6 +177,7 @@ class Detection:
     def _listed(self, soft: Soft, verdict: Verdict, judged: Mask, record: StepRecord) -> Mask:
         step, ids = record.step, record.ids
         p = np.minimum(soft.p, soft.drift_p)
+        flagged: Mask = judged & self._scalars(soft, ids) & (p <= FLAG_P)
         if verdict.alarm:
             self._alarm_step = step
             limit = max(ALARM_P, float(p[judged].min(initial=1.0)))
@@ -181,12 +186,12 @@ class Detection:
         elif verdict.suspicious:
             limit = float(p[judged].min(initial=1.0))
         else:
-            return np.zeros(len(p), bool)
+            return flagged
         far = (soft.score >= LEAST_SCORE) | (soft.drift > 0)
         if verdict.alarm:
             far |= self._scalars(soft, ids)
             limit = max(limit, LEAST_P_OF_SCALARS)
-        listed: Mask = judged & (p <= limit) & far
+        listed: Mask = flagged | (judged & (p <= limit) & far)
         return listed
 
     def _learn(self, record: StepRecord, soft: Soft, verdict: Verdict, wrong: Mask, judged: Mask) -> None:

@@ -22,7 +22,7 @@ SUSPECTS: Final = 8
 """Suspects named in an incident, as many as msprobe's ranking shows."""
 
 
-LOOK_BACK_STEPS: Final = 8
+LOOK_BACK_STEPS: Final = 5
 """Steps before an incident whose suspicions belong to it: a fault is often odd before it is an alarm."""
 
 MAX_SUSPICIONS: Final = 500
