@@ -113,7 +113,7 @@ class Detection:
         wrong = (bad | at_edge) & self.facts.watched[ids]
         listed = self._listed(soft, verdict, judged, record) & ~wrong
         findings = [f for rule in self._rules for f in rule(record, self.table)]
-        evidence = Evidence(record, soft, numel, self._known.divisor)
+        evidence = Evidence(record, soft, numel, self._known.divisor, self.facts.scalar[ids])
         findings += [evidence.of_hard(row, bad, largest, edges) for row in np.flatnonzero(wrong & judged).tolist()]
         rows = np.flatnonzero(listed).tolist()
         in_a_row = self.soft.baseline.outliers[ids]

@@ -23,11 +23,12 @@ DEAD_RATIO: Final = 50.0
 class Evidence:
     """The evidence of one record."""
 
-    def __init__(self, record: StepRecord, soft: Soft, numel: Floats, divisor: Floats) -> None:
+    def __init__(self, record: StepRecord, soft: Soft, numel: Floats, divisor: Floats, scalar: Any) -> None:
         self.record = record
         self.soft = soft
         self.numel = numel
         self.divisor = divisor
+        self.scalar = scalar
 
     def of_hard(self, row: int, bad: Any, largest: Floats, edges: Floats) -> Finding:
         """Return what is not finite, or at the edge of its dtype."""
@@ -43,7 +44,7 @@ class Evidence:
     def of_soft(self, row: int, in_a_row: int, *, alarm: bool) -> Finding:
         """Return what is far from usual; `in_a_row` samples before it were too."""
         soft = self.soft
-        scalar = math.isnan(float(soft.features[row, ZEROS_FEATURE]))  # it has no share of zeros
+        scalar = bool(self.scalar[row])
         drifts = soft.drift[row] > 0 and soft.drift_p[row] < soft.p[row]
         feature = int(abs(soft.distance[row, :2]).argmax()) if drifts else int(soft.feature[row])
         distance = float(soft.distance[row, feature])

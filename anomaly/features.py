@@ -18,6 +18,9 @@ ZEROS_FEATURE: Final = 3
 SIZES: Final = 2
 """The first features are sizes, on a log scale: they may spike and drift. The others are judged by their jumps."""
 
+FEW: Final = 32
+"""Elements below which neither signs nor zeros are followed: the mean of a few numbers turns its sign by chance."""
+
 NOTHING: Final = 1e-30
 """Magnitudes up to this are as good as zero and not followed: near the smallest floats, noise spans decades."""
 
@@ -29,9 +32,9 @@ def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
     learning rate of an update). In order: log max|x|, log of the root mean square (which does not depend on how a
     tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros with half an element added to each side.
 
-    >>> row = np.array([[-1.0, 2.0, 0.5, 4.0, 0, 0, 0.25, 0]])
-    >>> features_of(row, np.array([16.0]), np.array([False]), np.array([1.0])).astype(float).round(2).tolist()
-    [[0.69, 0.0, 0.5, -1.02]]
+    >>> row = np.array([[-1.0, 2.0, 0.5, 8.0, 0, 0, 0.25, 0]])
+    >>> features_of(row, np.array([64.0]), np.array([False]), np.array([1.0])).astype(float).round(2).tolist()
+    [[0.69, 0.0, 0.5, -1.08]]
     """
     sizes = np.empty((2, len(values)))
     np.fmax(np.abs(values[:, MIN]), np.abs(values[:, MAX]), out=sizes[0])
@@ -48,7 +51,7 @@ def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
         found[:, 2] = values[:, MEAN] / sizes[1]
         zeros = values[:, ZEROS] * numel
         found[:, 3] = np.log((zeros + 0.5) / (numel - zeros + 0.5))
-    found[scalar, 2:] = np.nan
+    found[scalar | (numel < FEW), SIZES:] = np.nan
     found[~np.isfinite(found)] = np.nan
     return found.astype(np.float32)
 
