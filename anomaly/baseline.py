@@ -113,7 +113,10 @@ class Baseline:
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
         """Give a series what was saved of it."""
         self.grow(series_id + 1)
-        self.state[:, series_id] = saved["state"][position]
+        state = np.asarray(saved["state"][position], np.float32)
+        unknown = (state[LOCATION] == 0) & (state[SCALE] == 0) & (state[NEWEST] == 0)  # was saved as zeros
+        state[LOCATION, unknown] = state[NEWEST, unknown] = np.nan
+        self.state[:, series_id] = state
         self.count[series_id] = saved["count"][position]
         self.last_clean[series_id] = saved["last_clean"][position]
 

@@ -15,6 +15,7 @@ from trainsentry.anomaly.features import Floats
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.frozen import FrozenRule
 from trainsentry.anomaly.known_changes import KnownChanges
+from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
 from trainsentry.anomaly.nonfinite import NonfiniteRule
 from trainsentry.anomaly.own_detectors import load_detectors
 from trainsentry.anomaly.provenance import Provenance
@@ -85,9 +86,7 @@ class Detection:
         self._known = KnownChanges(table)
         self._provenance = Provenance(table)
         self._surprises: dict[str, Surprises] = {}
-        self._saved: dict[Any, int] = {}
-        self._saved_state: dict[str, Any] = {}
-        self._adopted = 0
+        self._saved: SavedSeries | None = None
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
         self._records = 0
         self._candidates: deque[list[Anomaly]] = deque(maxlen=LOOK_BACK)
@@ -99,8 +98,7 @@ class Detection:
         What the backward pass made in a step that the loss scaler skipped is the scaler's normal work: it is
         neither reported nor learned. A weight, an activation or the loss is none of its doing.
         """
-        if self._saved:
-            self._adopt_saved()
+        self._adopt_saved()
         bad = self._nonfinite.rows(record)
         at_edge, largest, edges = self._edge.rows(record)
         ids = record.ids
@@ -244,9 +242,9 @@ class Detection:
             name=self._provenance.name_of(series, f),
             quantity=self._provenance.quantity_of(series, f),
             statistic=f.statistic,
-            value=f.value,
-            expected=f.expected,
-            score=f.score,
+            value=float(f.value),
+            expected=float(f.expected),
+            score=float(f.score),
             detector=f.detector,
             kind=f.kind,
             module=series.module,
@@ -266,10 +264,11 @@ class Detection:
         """Return what was learned, by series, as plain data."""
         n = min(len(self.table.series), len(self.soft.baseline.count))
         return {
-            "version": STATE_VERSION,
-            "series": [_key(series) for series in self.table.series[:n]],
+            **described(self.table, n),
             **self.soft.saved(n),
             "surprises": {key: s.saved() for key, s in self._surprises.items()},
+            "learning_rate": self._switches.saved(),
+            "squares": self._reset.saved(n),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -277,24 +276,22 @@ class Detection:
 
         A state of an earlier version is left aside: the detectors learn anew.
         """
-        if state.get("version") != STATE_VERSION:
+        if not is_current(state):
             return
-        self._saved = {tuple(key): position for position, key in enumerate(state["series"])}
-        self._saved_state = state
-        self._adopted = 0
+        self._saved = SavedSeries(state)
         self.soft.load_kinds(state)
         for key, saved in state["surprises"].items():
             self._surprises.setdefault(key, Surprises()).load(saved)
+        self._switches.load(state["learning_rate"])
         self._provenance.go_back()
         self._records = WARM_UP
 
     def _adopt_saved(self) -> None:
         """Give series that are new since the last record what an earlier run learned of them."""
-        for series_id in range(self._adopted, len(self.table.series)):
-            position = self._saved.get(_key(self.table.series[series_id]))
-            if position is not None:
-                self.soft.baseline.adopt(series_id, self._saved_state, position)
-        self._adopted = len(self.table.series)
+        if self._saved is not None:
+            for series_id, position in self._saved.news(self.table):
+                self.soft.baseline.adopt(series_id, self._saved.state, position)
+                self._reset.adopt(series_id, self._saved.state["squares"][position])
 
 
 def detection_for(table: SeriesTable, settings: dict[str, Any] | None) -> Detection | None:
@@ -310,13 +307,4 @@ def detection_for(table: SeriesTable, settings: dict[str, Any] | None) -> Detect
     return Detection(table, Allowed(settings["per_step"], settings["per_day"]), own)
 
 
-STATE_VERSION: Final = 2
-
-_WHOLE_RUN = Series("training", "training", scalar=True)
-
-
-def _key(series: Series) -> tuple[str, str, int, int]:
-    return series.name, series.quantity, series.micro_step, series.vpp_stage
-
-
-__all__ = ["OUTLIER", "Detection", "Detector"]
+_WHOLE_RUN: Final = Series("training", "training", scalar=True)

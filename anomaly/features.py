@@ -18,7 +18,7 @@ ZEROS_FEATURE: Final = 3
 SIZES: Final = 2
 """The first features are sizes, on a log scale: they may spike and drift. The others are judged by their jumps."""
 
-FEW: Final = 32
+FEW: Final = 16
 """Elements below which neither signs nor zeros are followed: the mean of a few numbers turns its sign by chance."""
 
 NOTHING: Final = 1e-30

@@ -4,16 +4,21 @@ from collections.abc import Sequence
 
 from trainsentry.anomaly.anomaly import (
     COMMUNICATION_MISMATCH,
+    DEAD,
+    DRIFT,
     DUPLICATE_DATA,
     HANG,
     NONFINITE,
     OVERFLOW,
     REPLICA_MISMATCH,
+    SHIFT,
     SPIKE,
     STRAGGLER,
+    UNDERFLOW,
     Anomaly,
 )
 from trainsentry.anomaly.ranking import Ranked
+from trainsentry.anomaly.rule_sentences import SAID
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_INPUT,
@@ -47,6 +52,8 @@ def subject(name: str, quantity: str) -> str:
     """
     if name == quantity:
         return name
+    if quantity in {"data", "optimizer", "training"}:
+        return f"{name} ({quantity})" if quantity == "data" else name
     return _WHAT.get(quantity, f"optimizer state {quantity} of {{}}").format(name)
 
 
@@ -55,26 +62,50 @@ def evidence(anomaly: Anomaly) -> str:
     what = subject(anomaly.name, anomaly.quantity)
     since = f"; it was healthy at step {anomaly.last_clean}" if anomaly.last_clean >= 0 else ""
     passed = "; its inputs were abnormal already" if anomaly.passed_on else ""
+    if anomaly.kind in _ACROSS_RANKS:
+        return _ACROSS_RANKS[anomaly.kind](anomaly, what)
+    if anomaly.kind in SAID:
+        return SAID[anomaly.kind](anomaly, what) + since
+    said = _hard if anomaly.kind in {NONFINITE, OVERFLOW} else _change
+    return said(anomaly, what) + since + passed
+
+
+def _hard(anomaly: Anomaly, what: str) -> str:
     if anomaly.kind == NONFINITE:
         number = f"{anomaly.value:.0f}"
         kind = {"nans": "NaN", "infs": "Inf"}.get(anomaly.statistic, "non-finite")
         values = "value" if number == "1" else "values"
-        return f"{what} holds {number} {kind} {values} at step {anomaly.step}{since}{passed}"
-    if anomaly.kind == OVERFLOW:
+        return f"{what} holds {number} {kind} {values} at step {anomaly.step}"
+    return (
+        f"{what} reaches {anomaly.value:.3g} at step {anomaly.step}, past {anomaly.expected:.3g}, from where "
+        "its dtype is about to overflow"
+    )
+
+
+def _change(anomaly: Anomaly, what: str) -> str:
+    if anomaly.detector == "all_at_once":
+        return f"{_all_of(anomaly)} at once are {anomaly.value:.3g} times as large as usual at step {anomaly.step}"
+    if anomaly.kind not in _CHANGES:
+        return f"{what} is abnormal at step {anomaly.step} ({anomaly.kind})"
+    if anomaly.statistic in _SHARES:
+        usual = f"{anomaly.expected:.3g}"
         return (
-            f"{what} reaches {anomaly.value:.3g} at step {anomaly.step}, past {anomaly.expected:.3g}, from where "
-            f"its dtype is about to overflow{since}{passed}"
+            f"{_SHARES[anomaly.statistic]} of {what} is {anomaly.value:.3g} at step {anomaly.step}, and usually {usual}"
         )
-    if anomaly.kind == SPIKE and anomaly.expected > 0:
-        times = anomaly.value / anomaly.expected
-        of = "" if anomaly.name == anomaly.quantity else f"the {anomaly.statistic} of "
-        return (
-            f"{of}{what} is {anomaly.value:.3g} at step {anomaly.step}, {times:.3g} times "
-            f"its usual {anomaly.expected:.3g}{since}{passed}"
-        )
-    if anomaly.kind in _ACROSS_RANKS:
-        return _ACROSS_RANKS[anomaly.kind](anomaly, what)
-    return f"{what} is abnormal at step {anomaly.step} ({anomaly.kind}){since}{passed}"
+    statistic = _STATISTICS.get(anomaly.statistic, anomaly.statistic)
+    of = "" if anomaly.name == anomaly.quantity else f"the {statistic} of "
+    slowly = ", and changes slowly" if anomaly.kind == DRIFT else ""
+    times = f"{anomaly.value / anomaly.expected:.3g} times " if anomaly.expected > 0 else "beside "
+    return f"{of}{what} is {anomaly.value:.3g} at step {anomaly.step}, {times}its usual {anomaly.expected:.3g}{slowly}"
+
+
+_CHANGES = frozenset({SPIKE, SHIFT, DRIFT, DEAD, UNDERFLOW})
+_SHARES = {"zeros": "the share of zeros", "mean": "the mean ÷ root mean square"}
+_STATISTICS = {"max": "largest magnitude", "rms": "root mean square"}
+
+
+def _all_of(anomaly: Anomaly) -> str:
+    return {GRADIENT: "all gradients", UPDATE: "all updates"}.get(anomaly.quantity, f"all of {anomaly.quantity}")
 
 
 def _parted(anomaly: Anomaly, what: str) -> str:

@@ -39,15 +39,19 @@ class StateResetRule:
         self._norm = np.zeros(0)
         self._step = np.zeros(0, np.int64)
 
+    def saved(self, count: int) -> list[list[float]]:
+        """Return norm and step of the first `count` series as plain data."""
+        self._refresh()
+        return [[float(n), int(s)] for n, s in zip(self._norm[:count], self._step[:count], strict=True)]
+
+    def adopt(self, series_id: int, saved: list[float]) -> None:
+        """Go on from what was saved of a series: state that a restart has lost shows."""
+        self._refresh()
+        self._norm[series_id], self._step[series_id] = saved[0], int(saved[1])
+
     def judge(self, record: StepRecord) -> list[Finding]:
         """Return what was lost."""
-        new = self.table.series[len(self._mask) :]
-        if new:
-            self._mask = np.append(self._mask, [s.quantity in SQUARES for s in new])
-            self._parameter = np.append(self._parameter, [s.quantity == PARAMETER for s in new])
-            self._is_state = np.append(self._is_state, [s.is_state and s.quantity != "step" for s in new])
-            self._norm = np.append(self._norm, np.zeros(len(new)))
-            self._step = np.append(self._step, np.zeros(len(new), np.int64))
+        self._refresh()
         gone = self._gone(record)
         rows = np.flatnonzero(self._mask[record.ids])
         if not len(rows):
@@ -68,6 +72,15 @@ class StateResetRule:
             value = float(record.values[rows[at], MIN])
             found.append(self._finding(int(ids[at]), int(rows[at]), "min", value, 0.0))
         return found + gone
+
+    def _refresh(self) -> None:
+        new = self.table.series[len(self._mask) :]
+        if new:
+            self._mask = np.append(self._mask, [s.quantity in SQUARES for s in new])
+            self._parameter = np.append(self._parameter, [s.quantity == PARAMETER for s in new])
+            self._is_state = np.append(self._is_state, [s.is_state and s.quantity != "step" for s in new])
+            self._norm = np.append(self._norm, np.zeros(len(new)))
+            self._step = np.append(self._step, np.zeros(len(new), np.int64))
 
     def _gone(self, record: StepRecord) -> list[Finding]:
         """Return that the step before had weights and no state, where it had both so far; a step has several parts."""

@@ -49,6 +49,14 @@ class SwitchRule:
         self._refresh()
         return [*self._modes(record), *self._dtypes(record), *self._rate_jump(record), *self._collapse(record)]
 
+    def saved(self) -> list[float]:
+        """Return the largest learning rate so far, and of how many samples, as plain data."""
+        return [self._largest_rate, float(self._rates)]
+
+    def load(self, saved: list[float]) -> None:
+        """Go on from what was saved: a schedule that a restart begins anew shows."""
+        self._largest_rate, self._rates = float(saved[0]), int(saved[1])
+
     def _refresh(self) -> None:
         start = len(self._fixed)
         new = self.table.series[start:]

@@ -131,3 +131,27 @@ def test_a_detector_of_the_users_own(tmp_path, monkeypatch):
     assert [(a.detector, a.name) for a in found] == [("mine", "fc.weight")]
     with pytest.raises(ValueError, match=r"detect.detectors: 'nowhere:f' cannot be loaded"):
         load_detectors(["nowhere:f"])
+
+
+def test_after_a_restart_detectors_go_on_without_a_warm_up_and_what_was_lost_shows():
+    import json
+
+    series = [(f"p{i}.weight", q) for i in range(10) for q in ("gradient", "exp_avg_sq")]
+    rate = ("learning_rate", "learning_rate")
+    random = np.random.default_rng(2)
+
+    def sizes(level=1.0, lr=1e-3):
+        return {rate: lr} | {key: level * float(np.exp(0.05 * random.standard_normal())) for key in series}
+
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(60):
+        assert detection.judge(records.step(step, sizes())) == []
+    state = json.loads(json.dumps(detection.state()))
+    for change, kinds in (({}, set()), ({"level": 1e-3}, {"state_reset"}), ({"lr": 1e-1}, {"update_size"})):
+        later = Records()
+        restored = Detection(later.table)
+        restored.load(state)
+        found = restored.judge(later.step(60, sizes(**change)))
+        assert {a.kind for a in found if a.alarm and a.detector in {"state_reset", "learning_rate"}} == kinds
+        assert bool(found) is bool(kinds)
