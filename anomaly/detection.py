@@ -214,7 +214,7 @@ class Detection:
         if not self._is_ready:
             self.soft.learn_tails(ids, soft, judged & healthy, YOUNG_WEIGHT)
             return
-        self._pending.append((ids, soft, judged & healthy, surprises, surprises.sums))
+        self._pending.append((ids, soft.scores_alone(), judged & healthy, surprises, surprises.sums))
         if len(self._pending) > LEARN_AFTER:
             ids, soft, rows, surprises, sums = self._pending.popleft()
             surprises.learn(sums)

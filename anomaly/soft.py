@@ -73,6 +73,23 @@ class Soft:
     common: dict[int, "Common"]
     p_all: float = 1.0
 
+    def scores_alone(self) -> "Soft":
+        """Return what the tails learn of; the rest is not kept until they do."""
+        none: Floats = np.zeros(0)
+        return Soft(
+            features=none,
+            state=none,
+            score=self.score.astype(np.float32),
+            feature=np.zeros(0, np.intp),
+            sign=none,
+            distance=none,
+            p=none,
+            drift=self.drift.astype(np.float32),
+            drift_p=none,
+            common=self.common,
+            p_all=self.p_all,
+        )
+
     @property
     def surprise(self) -> float:
         """−log10 of the record's p-value."""
