@@ -17,7 +17,8 @@ PARTS: Final = (GRADIENTS, PARAMETERS, OPTIMIZER_STATE, UPDATES, ACTIVATIONS)
 class CollectSettings:
     """Targets of each part (shell-style patterns), and how the parts are read.
 
-    `eps` is the bound of zeros; `call_sites` are patterns over the places in the code whose communication is recorded.
+    `eps` is the bound of zeros; `call_sites` are patterns over the places in the code whose communication is recorded,
+    `reducer` asks for what DistributedDataParallel calls in C++ too.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
@@ -27,6 +28,7 @@ class CollectSettings:
     per_micro_step: bool = False
     eps: float = 0.0
     call_sites: tuple[str, ...] = ("*",)
+    reducer: bool = False
 
 
 Plan = frozenset[str]

@@ -115,6 +115,9 @@ class Communication(Block):
     """Collectives and point-to-point operations; a run of one process has none."""
 
     every: Every = 10
+    reducer: bool = Field(
+        default=False, description="Also what DistributedDataParallel's reducer calls in C++ (experimental)."
+    )
     call_sites: Annotated[
         list[str],
         BeforeValidator(_as_list, json_schema_input_type=list[str]),
@@ -288,6 +291,7 @@ class MonitorConfig(Block):
             before_reduction=gradients is not None and gradients.before_reduction,
             per_micro_step=gradients is not None and gradients.per_micro_step,
             eps=self.eps,
+            reducer=self.collect.communication is not None and self.collect.communication.reducer,
             call_sites=tuple(self.collect.communication.call_sites if self.collect.communication else ()),
         )
 

@@ -19,6 +19,7 @@ def run(out, sleeper, ddp=False):
     wrapped = nn.parallel.DistributedDataParallel(model) if ddp else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"output_dir": str(out), "hang_check": {"seconds": 0.8}}
+    settings["collect"] = {"communication": {"reducer": ddp}}
     monitor = trainsentry.TrainMonitor(settings).watch(wrapped, optimizer)
     for step in range(6):
         if step == 4 and dist.get_rank() == sleeper:

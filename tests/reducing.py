@@ -48,7 +48,7 @@ def train(out, *, monitored=True, lost_on=None, slow=None, steps=STEPS, fail_at=
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     undo = lose_payload(lambda: lost_on == me and step == LOST_STEP)
     config = {"output_dir": str(out), "strict": True, "on_incident": False}
-    config["collect"] = {"communication": {"every": 1}}
+    config["collect"] = {"communication": {"every": 1, "reducer": True}}
     monitor = trainsentry.TrainMonitor(config).watch(model, optimizer) if monitored else None
     generator = torch.Generator().manual_seed(me)
     try:

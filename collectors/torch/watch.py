@@ -136,7 +136,7 @@ class TorchWatch:
             isinstance(m, nn.parallel.DistributedDataParallel) for chunk in self.names.chunks for m in chunk.modules()
         )
         self.communication = Communication(
-            self.rows, self.guard, self.own_group, self.settings.call_sites, reducer=reducer
+            self.rows, self.guard, self.own_group, self.settings.call_sites, reducer=self.settings.reducer and reducer
         )
 
     @property

@@ -328,7 +328,7 @@ def test_a_recorder_that_hangs_is_waited_for_once(out, monkeypatch):
 
 
 def test_messages_larger_than_the_ring_takes_arrive_whole(out):
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(250)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(300)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     config = {"output_dir": str(out), "strict": True, "collect": EVERY_STEP, "ring_size": "1MiB"}
     with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
@@ -339,7 +339,7 @@ def test_messages_larger_than_the_ring_takes_arrive_whole(out):
         state = monitor.state_dict()
     assert len(json.dumps(state)) > 2**20
     graph = json.loads((out / "rank0" / "graph.json").read_text())
-    assert len(graph["modules"]) == 251
+    assert len(graph["modules"]) == 301
     resumed = trainsentry.TrainMonitor(config)
     resumed.load_state_dict(state)
     with resumed.watch(model, optimizer):
