@@ -57,7 +57,7 @@ them. The other kinds share the rest."""
 class Soft:
     """What was found in a record: arrays over its rows, and what all series of a kind do at once by kind.
 
-    `score` counts deviations of the feature `feature` (its sign in `sign`), `p` is its p-value within the row's kind;
+    `score` counts deviations of the feature `feature`, `p` is its p-value within the row's kind;
     `drift` is the cumulative sum. `surprise` is −log10 of the p-value of the whole record, by Bonferroni's rule.
     """
 
@@ -65,7 +65,6 @@ class Soft:
     state: Floats
     score: Floats
     feature: npt.NDArray[np.intp]
-    sign: Floats
     distance: Floats
     p: Floats
     drift: Floats
@@ -81,7 +80,6 @@ class Soft:
             state=none,
             score=self.score.astype(np.float32),
             feature=np.zeros(0, np.intp),
-            sign=none,
             distance=none,
             p=none,
             drift=self.drift.astype(np.float32),
@@ -150,7 +148,6 @@ class SoftRule:
             state=state,
             score=score[rows, best],
             feature=best,
-            sign=np.sign(distance[rows, best]),
             distance=distance,
             p=np.ones(len(kind)),
             drift=drift,

@@ -201,7 +201,7 @@ class Detect(Block):
             "per_step": None if a_thousand is None else a_thousand / 1000 / ranks,
             "per_day": None if a_day is None else a_day / ranks,
             "detectors": self.detectors,
-            "folders": [folder for folder in sys.path if folder],
+            "folders": [folder for folder in sys.path if folder] if self.detectors else [],
         }
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.own_detectors import load_detectors
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.company import Company
 from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.overhead import Overhead
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
@@ -46,6 +48,7 @@ class Shared:
 def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     """Start the recorder; return the loop that follows the steps of the framework's watched model."""
     config, table, guard = run.config, shared.table, shared.guard
+    _check_detectors(config)
     root = Path(config.output_dir).absolute()
     restart = claim_restart(root / f"rank{run.rank}")
     company = run.company
@@ -82,3 +85,16 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     common = company.common if company is not None else None
     place = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}
     return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, common, **place)
+
+
+def _check_detectors(config: MonitorConfig) -> None:
+    """Load the user's own detectors here too, where a mistake is seen: the recorder loads them for itself.
+
+    Raises:
+        ConfigError: for one that cannot be loaded.
+
+    """
+    try:
+        load_detectors(config.detect.detectors if config.detect is not None else [])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

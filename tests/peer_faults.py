@@ -41,7 +41,11 @@ def run(out, fault, rank=None, data_parallel=False):
 
     for name in raw:
         setattr(ProcessGroup, name, broken(name))
-    dense = {"communication": {"every": 1}, "activations": {"every": 1}}
+    dense = {
+        "communication": {"every": 1},
+        "activations": {"every": 1},
+        "gradients": {"every": 1, "before_reduction": fault == "gradient"},
+    }
     monitor = trainsentry.TrainMonitor({"output_dir": str(out), "collect": dense, "on_incident": False})
     try:
         monitor.watch(wrapped, optimizer)

@@ -17,7 +17,8 @@ STEPS = 130
 FAULT_STEP = 90
 BATCH = 16
 EVERYTHING = {
-    **{p: {"every": 1} for p in ("parameters", "optimizer_state", "updates", "activations", "communication")},
+    **{p: {"every": 1} for p in ("parameters", "optimizer_state", "updates", "activations")},
+    "communication": {"every": 1, "reducer": True},
     "gradients": {"every": 1, "before_reduction": True},
 }
 OPTIMIZERS = {

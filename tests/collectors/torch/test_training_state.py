@@ -66,3 +66,19 @@ def test_an_optimizer_that_no_longer_moves_the_model_is_named_at_once(tmp_path):
 def test_layers_frozen_midway_are_named(tmp_path):
     [incident], _ = run(tmp_path, lambda s, m, o: m[0].requires_grad_(False) if s == 12 else None)
     assert (incident.kind, incident.name, incident.step) == ("frozen", "0.weight", 12)
+
+
+def test_a_detector_that_cannot_be_loaded_is_refused_at_watch_and_one_that_can_finds_in_the_recorder(
+    tmp_path, monkeypatch
+):
+    with pytest.raises(trainsentry.ConfigError, match=r"detect.detectors: 'nowhere:f' cannot be loaded"):
+        run(tmp_path / "a", detect={"detectors": ["nowhere:f"]})
+    (tmp_path / "rules_of_mine.py").write_text(
+        "from trainsentry.anomaly.finding import Finding\n\n\n"
+        "def at_step_nine(record, table):\n"
+        "    if record.step != 9 or not len(record):\n        return []\n"
+        "    return [Finding(int(record.ids[0]), 0, 'shift', 'mine', 'norm', 1.0, 0.5, 9.0)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    incidents, _ = run(tmp_path / "b", detect={"detectors": ["rules_of_mine:at_step_nine"]})
+    assert [i.step for i in incidents] == [9]
