@@ -70,7 +70,7 @@ def parse_config(data: Any, where: str) -> MonitorConfig:
     try:
         return MonitorConfig.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(dict(e)) for e in error.errors()]
+        lines = [explain(dict(e), MonitorConfig) for e in error.errors()]
         raise ConfigError(f"{where}: " + "\n  ".join(dict.fromkeys(lines))) from None
 
 
@@ -87,12 +87,13 @@ def _parsers() -> dict[str, Any]:
     return {".json": json.loads, ".yaml": parse_yaml, ".yml": parse_yaml, ".toml": parse_toml}
 
 
-def _explain(error: dict[str, Any]) -> str:
+def explain(error: dict[str, Any], model: type[BaseModel]) -> str:
+    """Return a mistake that pydantic found in a configuration of `model`: key, value and what is allowed."""
     # Branches of a union appear in the location as their type's name; they are no key of the user's.
     path = [p for p in error["loc"] if isinstance(p, int) or (p.isidentifier() and p not in _TYPE_NAMES)]
     keys = [str(p) for p in path]
     if error["type"] == "extra_forbidden":
-        allowed = _keys_at(path[:-1])
+        allowed = _keys_at(path[:-1], model)
         close = difflib.get_close_matches(keys[-1], allowed, n=1, cutoff=0.0)
         nearest = f"; the closest known one is {close[0]!r}" if close else ""
         return f"{'.'.join(keys)}: unknown key{nearest}; allowed: {', '.join(allowed) or 'no keys'}"
@@ -102,8 +103,7 @@ def _explain(error: dict[str, Any]) -> str:
     return f"{'.'.join(keys)}: got {error['input']!r}: {message}"
 
 
-def _keys_at(path: list[Any]) -> list[str]:
-    model: type[BaseModel] = MonitorConfig
+def _keys_at(path: list[Any], model: type[BaseModel]) -> list[str]:
     for key in path:
         field = model.model_fields.get(str(key))
         candidates = (field.annotation, *get_args(field.annotation)) if field is not None else ()

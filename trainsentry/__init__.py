@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainsentry.anomaly.incident import Incident
+    from trainsentry.collectors.torch.seeding import seed_all
     from trainsentry.monitor.config import MonitorConfig
+    from trainsentry.monitor.debugger.precision_debugger import PrecisionDebugger
     from trainsentry.monitor.errors import ConfigError, OverflowLimitReached, TrainingStopped
     from trainsentry.monitor.train_monitor import TrainMonitor
 
@@ -22,6 +24,8 @@ _HOMES = {
     "TrainingStopped": "trainsentry.monitor.errors",
     "OverflowLimitReached": "trainsentry.monitor.errors",
     "Incident": "trainsentry.anomaly.incident",
+    "PrecisionDebugger": "trainsentry.monitor.debugger.precision_debugger",
+    "seed_all": "trainsentry.collectors.torch.seeding",
 }
 
 __all__ = [
@@ -29,9 +33,11 @@ __all__ = [
     "Incident",
     "MonitorConfig",
     "OverflowLimitReached",
+    "PrecisionDebugger",
     "TrainMonitor",
     "TrainingStopped",
     "__version__",
+    "seed_all",
 ]
 
 

@@ -1,6 +1,6 @@
 """Finds the tensors inside whatever a module takes or returns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
@@ -39,3 +39,17 @@ def tensors_in_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterato
     yield from tensors_in(args)
     if kwargs:
         yield from tensors_in(kwargs)
+
+
+_LEAVES: Final = frozenset({int, float, str, bool, bytes, type(None)})
+
+
+def list_tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors in values, in the order of `tensors_in`; quick where they stand side by side."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) not in _LEAVES:
+            found.extend(tensor for _, tensor in tensors_in(value))
+    return found

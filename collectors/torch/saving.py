@@ -13,8 +13,20 @@ SUFFIX = ".pt"
 
 def save_tensor(tensor: Tensor, path: Path) -> None:
     """Write what `tensor` holds on this rank; a view is saved without the storage behind it."""
+    held = local(tensor).cpu()
+    if held.layout is not torch.strided or held.untyped_storage().nbytes() != held.numel() * held.element_size():
+        held = held.clone()
     with path.open("wb") as file:
-        torch.save(local(tensor).cpu().clone(), file)
+        torch.save(held, file)
+
+
+def save_again(known: Path, path: Path, tensor: Tensor) -> None:
+    """Give a tensor's file that is there already a second name; where that cannot be, write another."""
+    try:
+        path.unlink(missing_ok=True)
+        path.hardlink_to(known)
+    except OSError:
+        save_tensor(tensor, path)
 
 
 def load_tensor(path: Path) -> Tensor:

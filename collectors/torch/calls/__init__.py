@@ -1,0 +1,1 @@
+"""Calls of modules and operations, forward and backward, as a debugger sees them."""

@@ -1,0 +1,296 @@
+"""Follows calls of modules and operations, forward and backward, and hands them to a task."""
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from trainsentry.collectors.call_entries import EntryWriter
+from trainsentry.collectors.call_selection import CallSelection
+from trainsentry.collectors.call_stacks import CallStacks
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch.backward_pass import after_backward, in_backward
+from trainsentry.collectors.torch.calls.call import Call
+from trainsentry.collectors.torch.calls.call_arguments import CallArguments
+from trainsentry.collectors.torch.calls.call_names import CallNames
+from trainsentry.collectors.torch.calls.gradients_of_call import Edges, GradientsOfCall, next_number
+from trainsentry.collectors.torch.calls.parameter_gradients import PART, ParameterGradients
+from trainsentry.collectors.torch.calls.watch_modules import ModuleHooks
+from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
+from trainsentry.collectors.torch.containers import list_tensors
+from trainsentry.collectors.torch.named import NamedModule
+
+CLIP_GRAD: Final = torch.nn.utils.clip_grad.__file__
+"""Operations called from here belong to no module, but to the clipping of gradients."""
+
+
+class Task(Protocol):
+    """What is done with a call; see `DumpTask`."""
+
+    writer: EntryWriter | None
+
+    def before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A call that is wanted begins."""
+
+    def after(self, call: Call, output: Any, module: nn.Module | None) -> None:
+        """It has ended."""
+
+    def gradients(self, call: Call, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+        """Its gradients are there."""
+
+    def parameter_gradients(self, name: str, gradients: Mapping[str, Tensor]) -> None:
+        """Those of a module's parameters are there."""
+
+    def flush(self) -> None:
+        """Nothing more will come for now."""
+
+    def forget(self) -> None:
+        """Tensors may have changed without a trace."""
+
+
+class CallWatcher:
+    """Numbers calls, knows which module is around each, and attaches to their backward passes."""
+
+    def __init__(
+        self, guard: Guard, task: Task, selection: CallSelection, names: CallNames, *, stacks: bool = True
+    ) -> None:
+        self.guard = guard
+        self.task = task
+        self.selection = selection
+        self.names = names
+        self.stacks = CallStacks() if stacks else None
+        self.running = False
+        self.calls = 0
+        self._arguments = CallArguments()
+        self._leaves = Edges()
+        self._counts: Counter[str] = Counter()
+        self._gradient_counts: Counter[str] = Counter()
+        self._threads = threading.local()
+        self._lock = threading.RLock()
+        self._mode: OperationMode | None = None
+        self._modules: ModuleHooks | None = None
+        self._parameters: dict[str, ParameterGradients] = {}
+        self._open: dict[int, Any] = {}
+        self._scope: str | None = None
+        self._handles: list[Any] = []
+
+    def start(self, modules: Sequence[NamedModule]) -> None:
+        """See calls from here on; `modules` are those whose calls are seen, by name."""
+        if self.running:
+            return
+        self.running = True
+        if self.selection.sees_modules:
+            self._modules = ModuleHooks(self, modules)
+        if self.selection.sees_operations:
+            self._handles = [
+                register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
+                register_optimizer_step_post_hook(lambda *_: self._enter(None)),
+            ]
+            self._mode = OperationMode(self.guard, self.names.name_of, self.around)
+            enter_below(self._mode)
+
+    def stop(self) -> None:
+        """See no more calls; what was kept for later is written."""
+        if not self.running:
+            return
+        self.running = False
+        if self._mode is not None:
+            leave(self._mode)
+            self._mode = None
+        if self._modules is not None:
+            self._modules.close()
+            self._modules = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._finish_gradients()
+        self._leaves.forget()
+        self.guard.run(PART, self.task.flush)
+
+    def reset(self) -> None:
+        """Count from 0 again: another step begins."""
+        self._counts.clear()
+        self._gradient_counts.clear()
+        self._open.clear()
+        self._scope = None
+        self.selection.reset()
+        for gradients in self._parameters.values():
+            gradients.close()
+        self._parameters.clear()
+        self._calls_here.clear()
+        self.task.forget()
+
+    def around_custom(self, stem: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make the call of a function of the user's, and record it; operations in it are not seen."""
+        if getattr(self._threads, "inside", False):
+            return function(*args, **kwargs)
+        self._threads.inside = True
+        try:
+            with torch._C.DisableTorchFunction():
+                call = self.guard.run(PART, self.begin, stem, False, args, kwargs)
+            output = function(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                if call is not None:
+                    self.guard.run(PART, self.end, call, output, None)
+            return output
+        finally:
+            self._threads.inside = False
+
+    def around(self, stem: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Make the call of an operation, and record it."""
+        if getattr(self._threads, "inside", False):
+            return function(*args, **kwargs)
+        written = self.guard.run(PART, self._arguments.as_written, sys._getframe(2), args, kwargs)
+        call = self.guard.run(PART, self.begin, stem, False, *(written or (args, kwargs)))
+        try:
+            output = function(*args, **kwargs)
+        except BaseException:
+            self.guard.run(PART, self._drop, call)
+            raise
+        if call is not None:
+            self.guard.run(PART, self.end, call, output, None)
+        return output
+
+    def begin(self, stem: str, is_module: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+        """Number a call, put it into the tree, and have its inputs taken."""
+        calls = self._calls_here
+        parent = next((c for c in reversed(calls) if c.is_module), None)
+        call = Call(stem, self._counts[stem], is_module, parent)
+        tensors = list_tensors((*args, *kwargs.values()))
+        if not is_module and not tensors:
+            return None
+        self._counts[stem] += 1
+        calls.append(call)
+        call.recomputed = in_backward()
+        call.changed = args[0] if stem == "Tensor.__setitem__" else None
+        call.wanted = self.selection.begins(call, "forward")
+        writer = self.task.writer
+        if not call.wanted or writer is None:
+            call.sequence = next_number()
+            call.edges = self._edges(tensors)
+            return call
+        self.calls += 1
+        with self._lock, torch.no_grad():
+            number = self.stacks.here() if self.stacks is not None else 0
+            if parent is None:
+                call.scope = self._scope_of(number)
+            writer.parent(call.name(), call.parent_name())
+            if self.stacks is not None:
+                writer.stack(call.name(), number, self.stacks.text(number))
+            self.task.before(call, args, kwargs)
+        call.edges = self._edges(tensors)
+        call.sequence = next_number()
+        return call
+
+    def end(self, call: Call, output: Any, module: nn.Module | None) -> None:
+        """Have a call's outputs taken, and watch its backward pass."""
+        self._drop(call)
+        if call.wanted and self.task.writer is not None:
+            with self._lock, torch.no_grad():
+                self.task.after(call, output, module)
+        self.selection.ends(call, "forward")
+        if torch.is_grad_enabled() and "backward" in self.selection.directions:
+            self._watch_gradients(call, output)
+            if module is not None:
+                self._parameters_of(call).watch(module)
+        call.edges, call.changed = [], None
+
+    def _drop(self, call: Call | None) -> None:
+        """Take a call off the stack, with those inside it that never ended."""
+        calls = self._calls_here
+        if call in calls:
+            del calls[calls.index(call) :]
+
+    def _edges(self, tensors: Sequence[Tensor]) -> list[Any]:
+        if not torch.is_grad_enabled() or "backward" not in self.selection.directions:
+            return []
+        return [self._leaves.of(tensor) for tensor in tensors]
+
+    def _watch_gradients(self, call: Call, output: Any) -> None:
+        outputs = list_tensors([call.changed if output is None else output])
+        if not any(t.requires_grad for t in outputs):
+            return
+        GradientsOfCall(
+            outputs,
+            call.edges,
+            call.sequence,
+            began=lambda gradients: self._backward_begins(call, gradients),
+            done=lambda inputs, given: self.guard.run(PART, self._gradients, call, inputs, given),
+        )
+
+    def _backward_begins(self, call: Call, gradients: Any) -> None:
+        self.guard.run(PART, self._note_backward, call, gradients)
+
+    def _note_backward(self, call: Call, gradients: Any) -> None:
+        if not self.running:
+            return
+        call.wanted = self.selection.begins(call, "backward")
+        if call.wanted and self.task.writer is not None:
+            with self._lock:
+                self.task.writer.parent(call.name("backward"), call.parent_name("backward"))
+        self._will_finish(gradients)
+
+    def _will_finish(self, gradients: Any) -> None:
+        if not self._open and in_backward():
+            after_backward(self._finish_gradients)
+        self._open[id(gradients)] = gradients
+
+    def _gradients(self, call: Call, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+        if not self.running:
+            return
+        if call.wanted and self.task.writer is not None:
+            with self._lock, torch.no_grad():
+                self.task.gradients(call, inputs, outputs)
+        self.selection.ends(call, "backward")
+
+    def _parameters_of(self, call: Call) -> ParameterGradients:
+        known = self._parameters.get(call.stem)
+        if known is None:
+
+            def done(gradients: dict[str, Tensor]) -> None:
+                self._parameter_gradients(call, gradients)
+
+            known = self._parameters[call.stem] = ParameterGradients(self.guard, self._will_finish, done)
+        return known
+
+    def _parameter_gradients(self, call: Call, gradients: dict[str, Tensor]) -> None:
+        number = self._gradient_counts[call.stem]
+        self._gradient_counts[call.stem] += 1
+        if self.running and self.task.writer is not None and self.selection.begins(call, "backward"):
+            with self._lock, torch.no_grad():
+                self.task.parameter_gradients(f"{call.stem}.parameters_grad.{number}", gradients)
+
+    def _finish_gradients(self) -> None:
+        """Hand over gradients of calls that not all of whose inputs have one: the backward pass is over."""
+        opened, self._open = self._open, {}
+        for gradients in opened.values():
+            self.guard.run(PART, gradients.finish)
+        self.task.forget()
+
+    def _enter(self, scope: str | None) -> None:
+        self._scope = scope
+        self.task.forget()
+        if scope is not None and self.task.writer is not None:
+            self.guard.run(PART, self.task.writer.parent, scope, None)
+
+    def _scope_of(self, number: int) -> str | None:
+        if self._scope is not None or self.stacks is None:
+            return self._scope
+        if any(line.startswith(f"File {CLIP_GRAD},") for line in self.stacks.text(number)):
+            assert self.task.writer is not None
+            self.task.writer.parent("clip_grad", None)
+            return "clip_grad"
+        return None
+
+    @property
+    def _calls_here(self) -> list[Call]:
+        """The calls under way on this thread."""
+        calls: list[Call] | None = getattr(self._threads, "calls", None)
+        if calls is None:
+            calls = self._threads.calls = []
+        return calls

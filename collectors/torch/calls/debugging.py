@@ -1,0 +1,161 @@
+"""What a debugger needs of torch."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch import environment
+from trainsentry.collectors.torch.agreement import Agreement
+from trainsentry.collectors.torch.calls.call_names import CallNames, risk_of
+from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
+from trainsentry.collectors.torch.calls.dump_task import DumpTask
+from trainsentry.collectors.torch.calls.grad_probe import GradProbe
+from trainsentry.collectors.torch.calls.overflow_flags import flags_of_device
+from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
+from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
+from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
+from trainsentry.collectors.torch.clean_names import CleanNames
+from trainsentry.collectors.torch.meeting import meet
+from trainsentry.collectors.torch.named import NamedModule
+from trainsentry.collectors.torch.seeding import seed_all
+
+PATIENCE_SECONDS: Final = 600.0
+"""How long a rank waits for the others at the end of a step: one of them may be writing a dump."""
+
+_replaced: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+
+class TorchDebugging:
+    """Tasks, watchers and ranks, as the debugger's session asks for them."""
+
+    name: Final = "pytorch"
+    rank_and_world_size = staticmethod(environment.rank_and_world_size)
+    meet = staticmethod(meet)
+    seed_all = staticmethod(seed_all)
+
+    def agreement(self, meeting: Any) -> Agreement:
+        """Return how ranks agree on a number."""
+        return Agreement(meeting, PATIENCE_SECONDS)
+
+    def make_task(self, config: Any) -> Any:
+        """Return what is done with each call."""
+        facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
+        if config.task == "overflow_check":
+            return OverflowTask(facts, flags=flags_of_device())
+        save, values = config.task == "tensor", config.task != "structure"
+        return DumpTask(facts, config.selection(risk_of), save=save, values=values, later=config.async_dump)
+
+    def make_watcher(self, guard: Guard, task: Any, config: Any) -> CallWatcher:
+        """Return what sees the calls."""
+        names = CallNames(config.custom_op_namespaces or ())
+        return CallWatcher(guard, task, config.selection(risk_of), names, stacks=config.extra_info)
+
+    def make_saved_variables(self, config: Any, guard: Guard) -> SavedVariables:
+        """Return what `save` writes to."""
+        facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
+        return SavedVariables(facts, guard, task=config.task)
+
+    def make_grad_probe(self, config: Any, model: Any, guard: Guard) -> GradProbe:
+        """Return what writes gradients before each update."""
+        self.check_models([model])
+        rank, _ = self.rank_and_world_size()
+        settings = config.grad_probe
+        folder = Path(config.dump_path) / f"rank{rank}"
+        wanted = (tuple(config.step), tuple(settings.param_list))
+        return GradProbe(model, folder, settings.grad_level, settings.bounds, wanted, guard)
+
+    def check_models(self, models: Sequence[Any]) -> None:
+        """Check what is given as models.
+
+        Raises:
+            TypeError: for anything but modules.
+
+        """
+        for model in models:
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"model: got {type(model).__name__}; allowed: torch.nn.Module, or a list of them")
+        if not models:
+            raise TypeError("model: got an empty list; allowed: torch.nn.Module, or a list of them")
+
+    def named_modules(self, models: Sequence[nn.Module], root: str) -> list[NamedModule]:
+        """Return modules with their names; those of several models carry the model's number, the roots are left out.
+
+        With `root` the models themselves are named so, and what is in them after it.
+        """
+        found = []
+        for number, model in enumerate(models):
+            names = CleanNames(model)
+            prefix = root or (str(number) if len(models) > 1 else "")
+            for raw, module in model.named_modules():
+                if names.is_inside(raw) or names.is_holder(raw):
+                    continue
+                name = names.of(raw)
+                whole = ".".join(part for part in (prefix, name) if part)
+                if name or root:
+                    found.append(NamedModule(whole, module, number))
+        return found
+
+    def token_range(
+        self, models: Sequence[nn.Module], token_range: Sequence[int], go: Callable[[], None], stop: Callable[[], None]
+    ) -> "TokenRange":
+        """Have some calls of the first model dumped."""
+        return TokenRange(models[0], token_range[0], token_range[1], go, stop)
+
+    def register_custom_api(self, watcher: CallWatcher, module: Any, api: str, prefix: str | None) -> None:
+        """Have calls of `module.api` seen while the watcher runs."""
+        original = getattr(module, api, None)
+        if not callable(original):
+            raise AttributeError(  # noqa: TRY004 - it is not there
+                f"register_custom_api: {module!r} has no function {api!r}"
+            )
+        key = (id(module), api)
+        if key in _replaced:
+            return
+        package = prefix or str(getattr(module, "__name__", type(module).__name__)).partition(".")[0]
+
+        @functools.wraps(original)
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            if not (watcher.running and watcher.selection.sees_operations):
+                return original(*args, **kwargs)
+            return watcher.around_custom(f"{package}.{api}", original, args, kwargs)
+
+        setattr(module, api, seen)
+        _replaced[key] = (module, original)
+
+    def restore_custom_api(self, module: Any, api: str) -> None:
+        """Undo `register_custom_api`; without effect when there was none."""
+        known = _replaced.pop((id(module), api), None)
+        if known is not None:
+            setattr(module, api, known[1])
+
+
+class TokenRange:
+    """Counts the calls of a model from 0, and has those from `first` to `last` dumped."""
+
+    def __init__(
+        self, model: nn.Module, first: int, last: int, go: Callable[[], None], stop: Callable[[], None]
+    ) -> None:
+        self._first, self._last = first, last
+        self._go, self._stop = go, stop
+        self._calls = 0
+        self._handles = [
+            model.register_forward_pre_hook(self._begins),
+            model.register_forward_hook(self._ends, always_call=True),
+        ]
+
+    def close(self) -> None:
+        """Count no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _begins(self, *_: Any) -> None:
+        if self._first <= self._calls <= self._last:
+            self._go()
+
+    def _ends(self, *_: Any) -> None:
+        self._calls += 1
+        self._stop()

@@ -1,0 +1,170 @@
+"""Records the calls that overflow: with their inputs as they were, and whether they made it or passed it on."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from trainsentry.collectors.call_entries import EntryWriter
+from trainsentry.collectors.torch.calls.call import Call
+from trainsentry.collectors.torch.calls.overflow_flags import OverflowFlags
+from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
+from trainsentry.collectors.torch.calls.values import describe
+from trainsentry.collectors.torch.local_tensor import is_readable, local
+from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
+
+MADE: Final = "made"
+PASSED_ON: Final = "passed_on"
+UNSCALE: Final = "Torch._amp_foreach_non_finite_check_and_unscale_"
+"""How a loss scaler looks for an overflow; what it finds makes it leave out the step."""
+
+
+class OverflowTask:
+    """Counts overflowing calls in `calls`; `unscaled` says that a loss scaler found one in this step.
+
+    A call overflows when its results hold NaN or Inf, or when the device's flag says so. It has made the overflow when
+    nothing that went in was NaN or Inf. What only hands on −Inf that it was given is no overflow: masks are made of it.
+    """
+
+    def __init__(self, facts: TensorFacts, *, flags: OverflowFlags | None = None, save: bool = True) -> None:
+        self.facts = facts
+        self.flags = flags
+        self.save = save
+        self.writer: EntryWriter | None = None
+        self.calls = 0
+        self.first: str | None = None
+        self.unscaled = False
+
+    def before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Keep the inputs, as they are before the call."""
+        kept: list[tuple[Tensor, str]] = []
+        stem = f"{call.name()}.input."
+        content = {
+            "input_args": self._describe(list(args), stem, kept),
+            "input_kwargs": self._describe(dict(kwargs), stem, kept),
+        }
+        self.facts.settle()
+        call.state = (content, kept)
+        if self.flags is not None:
+            self.flags.clear()
+
+    def after(self, call: Call, output: Any, module: nn.Module | None) -> None:
+        """Write the call if it has overflowed."""
+        if call.state is None:
+            return
+        (content, kept), call.state = call.state, None
+        flagged = self.flags is not None and self.flags.is_set()
+        if call.stem == UNSCALE:
+            self.unscaled |= bool(kinds_in(content["input_args"][:1]))
+            return
+        given = output if isinstance(output, tuple) else (output,)
+        results: list[tuple[Tensor, str]] = []
+        content["output"] = self._describe(list(given), f"{call.name()}.output.", results, copy=False)
+        self.facts.settle()
+        self._judge(call.name(), content, ("input_args", "input_kwargs"), "output", [*kept, *results], flagged)
+
+    def gradients(self, call: Call, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+        """Write the backward pass of a call if it has overflowed."""
+        name = call.name("backward")
+        tensors: list[tuple[Tensor, str]] = []
+        content = {
+            "input": self._describe(list(inputs), f"{name}.input.", tensors, copy=False),
+            "output": self._describe(list(outputs), f"{name}.output.", tensors, copy=False),
+        }
+        self.facts.settle()
+        self._judge(name, content, ("input",), "output", tensors, flagged=False)
+
+    def parameter_gradients(self, name: str, gradients: Mapping[str, Tensor]) -> None:
+        """Write gradients of parameters that have overflowed."""
+        tensors: list[tuple[Tensor, str]] = []
+        content = {p: [self._describe(g, "", tensors, copy=False, name=f"{name}.{p}")] for p, g in gradients.items()}
+        self.facts.settle()
+        if any(kinds_in(value) for value in content.values()):
+            self._write(name, content, tensors, MADE, counts=False)
+
+    def forget(self) -> None:
+        """Read tensors anew from here on."""
+        self.facts.forget()
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+    def take_counts(self) -> tuple[int, str | None, bool]:
+        """Return overflowing calls, the first of them, and whether a loss scaler found one; begin anew."""
+        found = (self.calls, self.first, self.unscaled)
+        self.calls, self.first, self.unscaled = 0, None, False
+        return found
+
+    def _judge(
+        self,
+        name: str,
+        content: dict[str, Any],
+        taken: Sequence[str],
+        given: str,
+        tensors: list[tuple[Tensor, str]],
+        flagged: bool,
+    ) -> None:
+        out = kinds_in(content[given])
+        if not out and not flagged:
+            return
+        came_in = set().union(*(kinds_in(content[key]) for key in taken))
+        if out == {-math.inf} and -math.inf in came_in and not flagged:
+            return
+        self._write(name, content, tensors, PASSED_ON if came_in else MADE)
+
+    def _write(
+        self, name: str, content: dict[str, Any], tensors: list[tuple[Tensor, str]], how: str, *, counts: bool = True
+    ) -> None:
+        if counts:
+            self.calls += 1
+            self.first = self.first or name
+        if self.writer is None:
+            return
+        for tensor, stem in tensors:
+            if self.save:
+                save_tensor(tensor, self.writer.tensor_path(f"{stem}{SUFFIX}"))
+        self.writer.entry(name, {**content, "overflow": how})
+
+    def _describe(
+        self, value: Any, stem: str, kept: list[tuple[Tensor, str]], *, copy: bool = True, name: str = ""
+    ) -> Any:
+        def take(tensor: Tensor, path: str) -> dict[str, Any]:
+            facts = self.facts.describe(tensor)
+            held = local(tensor)
+            if self.save and held.layout is torch.strided and is_readable(held):
+                file = name or f"{stem}{path}"
+                facts["data_name"] = f"{file}{SUFFIX}"
+                kept.append((held.clone() if copy else held, file))
+            return facts
+
+        return describe(value, "", take)
+
+
+def kinds_in(described: Any) -> set[float]:
+    """Return which of NaN (as 0), Inf and −Inf are in a description.
+
+    >>> sorted(kinds_in([{"Max": math.inf, "Min": 0.0}, {"type": "float", "value": -math.inf}]))
+    [-inf, inf]
+    """
+    found: set[float] = set()
+    stack = [described]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, dict) and "Max" in item and "dtype" in item:
+            found |= {_kind(item["Max"]), _kind(item["Min"])}
+        elif isinstance(item, dict):
+            stack.extend([item["value"]] if "value" in item and "type" in item else item.values())
+        elif isinstance(item, float):
+            found.add(_kind(item))
+    return found - {1.0}
+
+
+def _kind(value: Any) -> float:
+    """Return 0 for NaN, Inf or −Inf for those, and 1 for anything else."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return 1.0
+    return 0.0 if math.isnan(value) else value

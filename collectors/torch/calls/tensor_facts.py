@@ -1,0 +1,198 @@
+"""What is said of one tensor in a dump, in the words of msprobe."""
+
+import math
+import weakref
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainsentry.collectors.statistics import COLUMNS, INFS, MAX, MEAN, MIN, NANS, NORM
+from trainsentry.collectors.torch.backward_pass import in_backward
+from trainsentry.collectors.torch.device_statistics import device_row
+from trainsentry.collectors.torch.host_statistics import address_of, host_row, read_at
+from trainsentry.collectors.torch.local_tensor import is_readable, local, stored_values, version_of
+
+KEYS: Final = ("Max", "Min", "Mean", "Norm")
+
+
+MAX_KNOWN: Final = 4096
+"""Tensors whose facts are remembered; then all are forgotten: what comes again does so within a few calls."""
+
+
+class TensorFacts:
+    """Describes tensors; those on a device are read together, when `settle` is called.
+
+    The output of one call is the input of the next, and of the module around it: a tensor that has not changed since
+    is not read again. Only those are remembered that autograd counts the changes of: results with a gradient,
+    parameters until the next update (`forget`), and gradients within a backward pass. Data, buffers and constants may
+    change behind its back.
+    """
+
+    def __init__(self, *, checksum: bool = False) -> None:
+        self.checksum = checksum
+        self._unsettled: list[tuple[dict[str, Any], Tensor]] = []
+        self._known: dict[int, tuple[weakref.ref[Tensor], int, dict[str, Any]]] = {}
+        self._files: dict[int, Path] = {}
+        self._row = np.zeros(COLUMNS)
+
+    def describe(self, tensor: Tensor) -> dict[str, Any]:
+        """Return type, dtype, shape, Max, Min, Mean, Norm and requires_grad of what `tensor` holds on this rank."""
+        known = self._known.get(id(tensor))
+        version = version_of(tensor)
+        if known is not None and known[0]() is tensor and known[1] == version:
+            known[2]["requires_grad"] = tensor.requires_grad
+            return dict(known[2])
+        facts = self._describe(tensor)
+        if version is not None and tensor.is_cpu and _keeps(tensor):
+            if len(self._known) >= MAX_KNOWN:
+                self.forget()
+            self._known[id(tensor)] = (weakref.ref(tensor), version, facts)
+        return dict(facts)
+
+    def file_of(self, tensor: Tensor, path: Path) -> Path | None:
+        """Return the file that holds the very same tensor already; where there is none, note that `path` will."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor or known[1] != version_of(tensor):
+            return None
+        return self._files.setdefault(id(known[2]), path)
+
+    def forget(self) -> None:
+        """Forget every tensor: it may have changed, or another step has begun, whose files lie elsewhere."""
+        self._known.clear()
+        self._files.clear()
+
+    def _describe(self, tensor: Tensor) -> dict[str, Any]:
+        held = local(tensor)
+        facts: dict[str, Any] = {
+            "type": _type_of(tensor),
+            "dtype": str(tensor.dtype),
+            "shape": list(held.shape),
+            "Max": None,
+            "Min": None,
+            "Mean": None,
+            "Norm": None,
+            "requires_grad": tensor.requires_grad,
+        }
+        if held is not tensor and hasattr(tensor, "placements"):
+            facts.update(_layout(tensor))
+        if held.numel() and is_readable(held):
+            self._read(held, facts)
+        return facts
+
+    def settle(self) -> None:
+        """Fill in the statistics of tensors on devices: one copy for each device."""
+        unsettled, self._unsettled = self._unsettled, []
+        devices = {row.device for _, row in unsettled}
+        for device in devices:
+            rows = [(facts, row) for facts, row in unsettled if row.device == device]
+            values = torch.stack([row for _, row in rows]).cpu().double().numpy()
+            for (facts, _), row in zip(rows, values, strict=True):
+                _fill(facts, row)
+
+    def _read(self, held: Tensor, facts: dict[str, Any]) -> None:
+        address = address_of(held)
+        if address and not self.checksum:
+            row = self._row
+            read_at(address, held, 0.0, row.ctypes.data)
+            if not (row[NANS] or row[INFS]):
+                facts["Max"], facts["Min"] = float(row[MAX]), float(row[MIN])
+                facts["Mean"], facts["Norm"] = float(row[MEAN]), float(row[NORM])
+                return
+        stored, implicit = stored_values(held)
+        if not held.is_cpu:
+            self._unsettled.append((facts, device_row(stored, 0.0, implicit)))
+        elif _is_whole(stored):
+            _fill_whole(facts, stored)
+        else:
+            row = host_row(stored, 0.0, implicit)
+            if row[NANS] or row[INFS]:
+                _fill_non_finite(facts, stored, row)
+            else:
+                _fill(facts, row)
+        if self.checksum:
+            facts["md5"] = checksum_of(stored)
+
+
+def _keeps(tensor: Tensor) -> bool:
+    return tensor.grad_fn is not None or isinstance(tensor, nn.Parameter) or in_backward()
+
+
+def checksum_of(tensor: Tensor) -> str:
+    """Return the CRC-32 of a tensor's bytes as 8 hexadecimal digits: msprobe calls it md5."""
+    dense = tensor.resolve_conj().resolve_neg().contiguous().cpu()
+    return f"{zlib.crc32(dense.reshape(-1).view(torch.uint8).numpy().data):08x}"
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _fill(facts: dict[str, Any], row: Iterable[Any]) -> None:
+    values = [float(x) for x in row]
+    facts["Max"], facts["Min"] = values[MAX], values[MIN]
+    facts["Mean"], facts["Norm"] = values[MEAN], values[NORM]
+    if facts["dtype"].startswith("torch.complex"):
+        facts["Norm"] = None
+    if values[NANS] or values[INFS]:
+        facts["Max_except_inf_nan"], facts["Min_except_inf_nan"] = values[MAX], values[MIN]
+        infinite = math.nan if values[NANS] else math.inf
+        facts["Max"] = facts["Norm"] = infinite
+        facts["Min"] = facts["Mean"] = math.nan if values[NANS] else values[MIN]
+
+
+def _fill_non_finite(facts: dict[str, Any], tensor: Tensor, row: Any) -> None:
+    """Fill in what plain reductions give; what is finite among the values stands beside it."""
+    wide = tensor.abs() if tensor.is_complex() else tensor.float()
+    facts.update(Max=wide.max().item(), Min=wide.min().item(), Mean=wide.mean().item(), Norm=wide.norm().item())
+    for key, column in (("Max_except_inf_nan", MAX), ("Min_except_inf_nan", MIN)):
+        facts[key] = None if math.isnan(row[column]) else float(row[column])
+
+
+def _fill_whole(facts: dict[str, Any], tensor: Tensor) -> None:
+    if tensor.dtype is torch.bool:
+        facts["Max"], facts["Min"] = bool(tensor.any()), bool(tensor.all())
+    elif tensor.dtype in _NUMPY_WHOLE:
+        array = tensor.numpy()
+        facts["Max"], facts["Min"] = int(np.max(array)), int(np.min(array))
+    if tensor.dim() == 0:
+        facts["Mean"] = facts["Norm"] = facts["Max"]
+
+
+_NUMPY_WHOLE: Final = frozenset(
+    {
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    }
+)
+
+
+def _type_of(tensor: Tensor) -> str:
+    if hasattr(tensor, "placements"):
+        return "torch.distributed.tensor.DTensor"
+    if isinstance(tensor, torch._subclasses.FakeTensor):
+        return "torch._subclasses.fake_tensor.FakeTensor"
+    return "torch.Tensor"
+
+
+def _layout(tensor: Any) -> dict[str, Any]:
+    """Return the mesh and the placements of a DTensor."""
+    placements: list[dict[str, Any]] = []
+    for placement in tensor.placements:
+        if placement.is_shard():
+            placements.append({"Shard": {"dim": placement.dim}})
+        elif placement.is_replicate():
+            placements.append({"Replicate": {}})
+        else:
+            placements.append({"Partial": {"reduce_op": str(getattr(placement, "reduce_op", "sum"))}})
+    return {"device_mesh": tensor.device_mesh.mesh.tolist(), "placements": placements}

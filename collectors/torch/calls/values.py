@@ -1,0 +1,111 @@
+"""Describes whatever a call takes or returns as plain data, the tensors in it by a function of the caller's."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.torch.containers import MAX_DEPTH
+
+TensorTaker = Callable[[Tensor, str], Any]
+"""Describes a tensor; gets it and its place in the call, such as `0` or `1.hidden`."""
+
+MAX_ITEMS: Final = 4096
+"""Items of one list that are described: a list of numbers may be a data set."""
+
+
+def describe(value: Any, path: str, take: TensorTaker, depth: int = 0) -> Any:
+    """Return `value` as plain data.
+
+    >>> describe((1, [torch.Size([2])]), "", lambda tensor, path: path)
+    [{'type': 'int', 'value': 1}, [{'type': 'torch.Size', 'value': [2]}]]
+    """
+    if isinstance(value, Tensor):
+        return take(value, path)
+    if value is None:
+        return None
+    if isinstance(value, (bool, int, float, str)):
+        return {"type": type(value).__name__, "value": value}
+    if depth < MAX_DEPTH and not isinstance(value, torch.Size):
+        inside = _inside(value)
+        if inside is not None:
+            prefix = f"{path}." if path else ""
+            items = inside.items() if isinstance(inside, dict) else enumerate(inside)
+            described = [(key, describe(item, f"{prefix}{key}", take, depth + 1)) for key, item in items]
+            return dict(described) if isinstance(inside, dict) else [item for _, item in described]
+    return _describe_object(value)
+
+
+def _inside(value: Any) -> "dict[str, Any] | list[Any] | None":
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(value[:MAX_ITEMS])
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name, None) for f in fields(value)}
+    return None
+
+
+def _describe_object(value: Any) -> Any:
+    """Return the description of something that is neither a tensor nor a container nor a number."""
+    if isinstance(value, torch.Size):
+        return {"type": "torch.Size", "value": [int(n) for n in value]}
+    if isinstance(value, (torch.dtype, torch.device, torch.memory_format)):
+        kind = f"torch.{type(value).__name__}"
+        return {"type": kind, "value": str(value)}
+    if isinstance(value, slice):
+        return {"type": "slice", "value": [_whole(x) for x in (value.start, value.stop, value.step)]}
+    if value is Ellipsis:
+        return {"type": "ellipsis", "value": "..."}
+    if isinstance(value, (np.generic, np.ndarray)):
+        return _describe_array(value)
+    if isinstance(value, complex):
+        return {"type": "complex", "value": str(value)}
+    return _describe_communication(value)
+
+
+def _describe_array(value: Any) -> dict[str, Any]:
+    if isinstance(value, np.generic):
+        item = value.item()
+        return {"type": type(value).__name__, "value": item if isinstance(item, (bool, int, float, str)) else str(item)}
+    facts: dict[str, Any] = {"type": "numpy.ndarray", "dtype": str(value.dtype), "shape": list(value.shape)}
+    if value.size and value.dtype.kind in "iuf":
+        facts.update(Max=value.max().item(), Min=value.min().item(), Mean=float(value.mean()))
+        return {**facts, "Norm": float(np.linalg.norm(value))}
+    return {**facts, "Max": None, "Min": None, "Mean": None, "Norm": None}
+
+
+def _describe_communication(value: Any) -> Any:
+    import torch.distributed as dist
+
+    if dist.is_available():
+        if isinstance(value, dist.ProcessGroup):
+            ranks = _ranks_of(value)
+            text = str(ranks).encode()
+            return {"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": hashlib.md5(text).hexdigest()}  # noqa: S324 - a name
+        if isinstance(value, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
+            return {"type": "torch.distributed.ReduceOp", "value": str(value)}
+        if isinstance(value, dist.P2POp):
+            kinds = {"class_type": "torch.distributed.P2POp", "op": getattr(value.op, "__name__", str(value.op))}
+            return {**kinds, "peer": value.peer, "tag": value.tag}
+    return {"type": type(value).__name__, "value": None}
+
+
+def _ranks_of(group: Any) -> list[int]:
+    import torch.distributed as dist
+
+    try:
+        return [int(rank) for rank in dist.get_process_group_ranks(group)]
+    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,71 @@
+"""Sees the calls of chosen modules."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from trainsentry.collectors.torch.calls.parameter_gradients import PART
+from trainsentry.collectors.torch.inert_hook import InertWhenCopied
+from trainsentry.collectors.torch.named import NamedModule
+
+
+class ModuleHooks:
+    """Hooks before and after the forward passes of modules; `close` removes them."""
+
+    def __init__(self, watcher: Any, modules: Sequence[NamedModule]) -> None:
+        self._handles: list[Any] = []
+        for named in modules:
+            pair = _Pair(watcher, stem_of(named))
+            before, after = _Before(pair), _After(pair)
+            self._handles.append(named.module.register_forward_pre_hook(before, with_kwargs=True))
+            self._handles.append(named.module.register_forward_hook(after, with_kwargs=True, always_call=True))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def stem_of(named: NamedModule) -> str:
+    """Return what a module's calls are named after."""
+    return f"Module.{named.name}.{type(named.module).__name__}"
+
+
+class _Pair:
+    """What the two hooks of a module share: the calls under way, the innermost last."""
+
+    def __init__(self, watcher: Any, stem: str) -> None:
+        self.watcher = watcher
+        self.stem = stem
+        self.calls: list[Any] = []
+
+
+class _Before(InertWhenCopied):
+    __slots__ = ("pair",)
+
+    def __init__(self, pair: _Pair) -> None:
+        self.pair = pair
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        watcher = self.pair.watcher
+        with torch._C.DisableTorchFunction():
+            self.pair.calls.append(watcher.guard.run(PART, watcher.begin, self.pair.stem, True, args, kwargs))
+
+
+class _After(InertWhenCopied):
+    __slots__ = ("pair",)
+
+    def __init__(self, pair: _Pair) -> None:
+        self.pair = pair
+
+    def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not self.pair.calls:
+            return
+        watcher, call = self.pair.watcher, self.pair.calls.pop()
+        if call is not None:
+            with torch._C.DisableTorchFunction():
+                watcher.guard.run(PART, watcher.end, call, output, module)

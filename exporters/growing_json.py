@@ -1,0 +1,65 @@
+"""A JSON object on disk that grows by a member at a time and is whole after each: a killed process leaves it readable.
+
+A member and what closes the object are written by one call of the operating system, over what closed it before.
+"""
+
+import json
+import os
+from json.encoder import encode_basestring_ascii
+from pathlib import Path
+from typing import Any, Final
+
+quoted: Final = encode_basestring_ascii
+"""Writes a text as JSON."""
+
+_encode = json.JSONEncoder(check_circular=False).encode
+"""What is written is made of fresh lists and mappings, none of which holds itself."""
+
+
+class GrowingJson:
+    """The file of one object; `head` are its first members, `inside` the key of the object that grows within it.
+
+    Without `inside` the object itself grows. A number that is not finite is written as NaN, Infinity or -Infinity.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any] | None = None, inside: str | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.members = 0
+        start = json.dumps(head or {}, indent=1)[:-1].rstrip()
+        if inside is not None:
+            comma = "," if head else ""
+            start += f"{comma}\n {json.dumps(inside)}: {{"
+        self._closing = b"\n }\n}\n" if inside is not None else b"\n}\n"
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._end = 0
+        self._write(start.encode())
+
+    def add(self, key: str, value: Any) -> int:
+        """Add a member; return where its value begins in the file."""
+        return self.add_text(quoted(key), _encode(value))
+
+    def add_text(self, key: str, value: str) -> int:
+        """Add a member that is JSON already; return where its value begins in the file."""
+        lead = f"{',' if self.members else ''}\n  {key}: ".encode()
+        place = self._end + len(lead)
+        self._write(lead + value.encode())
+        self.members += 1
+        return place
+
+    def overwrite(self, place: int, text: bytes) -> None:
+        """Write over what stands at a place, as many bytes."""
+        os.pwrite(self._file, text, place)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _write(self, text: bytes) -> None:
+        data = text + self._closing
+        written = os.pwrite(self._file, data, self._end)
+        while written < len(data):  # a signal or a full disk has cut it
+            written += os.pwrite(self._file, data[written:], self._end + written)
+        self._end += len(text)

@@ -1,0 +1,1 @@
+"""The debugger: dumps of chosen steps, overflow checks, gradients on disk."""

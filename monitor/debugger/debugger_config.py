@@ -1,0 +1,261 @@
+"""The debugger's configuration: msprobe's keys, of both its generations."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import Self
+
+from trainsentry.collectors.call_selection import CallSelection
+from trainsentry.monitor.config_file import explain, read_file
+from trainsentry.monitor.errors import ConfigError
+
+TASKS: Final = ("statistics", "tensor", "structure", "overflow_check", "grad_probe")
+LEVELS: Final = ("L0", "L1", "mix", "debug")
+_OTHER_TASKS: Final = {
+    "nan_check": "overflow_check",
+    "run_ut": "trainsentry overflow DUMP, which replays calls on the CPU",
+    "acc_check": "trainsentry overflow DUMP, which replays calls on the CPU",
+    "diff_check": "tensor, then trainsentry compare A B",
+    "free_benchmark": "tensor on two devices or dtypes, then trainsentry compare A B",
+}
+_OPERATION: Final = re.compile(r"[A-Za-z_]\w*\..+\.\d+\.(forward|backward)$")
+_MODULE: Final = re.compile(r"(Module|Cell)\..+\.(forward|backward)\.\d+$")
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _numbers(value: Any) -> Any:
+    """Return a list of numbers and ranges as numbers."""
+    if not isinstance(value, list):
+        return value
+    found: list[Any] = []
+    for item in value:
+        match = re.fullmatch(r"(\d+)-(\d+)", item) if isinstance(item, str) else None
+        if match is not None and int(match[1]) <= int(match[2]):
+            found.extend(range(int(match[1]), int(match[2]) + 1))
+        elif isinstance(item, int) and not isinstance(item, bool) and item >= 0:
+            found.append(item)
+        else:
+            raise ValueError(f'{item!r}; allowed: numbers from 0 on, and ranges such as "4-6"')
+    return sorted(set(found))
+
+
+def _modes(modes: list[str]) -> list[str]:
+    allowed = ("all", "forward", "backward", "input", "output")
+    for mode in modes:
+        if mode not in allowed:
+            raise ValueError(f"{mode!r}; allowed: some of {', '.join(allowed)}")
+    if "all" in modes and len(modes) > 1:
+        raise ValueError(f'{modes}; allowed: ["all"] alone, or some of the others')
+    return modes
+
+
+Numbers = Annotated[list[int], BeforeValidator(_numbers)]
+
+
+class Chosen(_Block):
+    """Which calls are dumped, and what of them."""
+
+    scope: list[str] = []
+    calls: list[str] = Field(default=[], alias="list")
+    data_mode: Annotated[list[str], AfterValidator(_modes)] = ["all"]
+    summary_mode: Literal["statistics", "md5"] = "statistics"
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if self.scope and self.calls:
+            raise ValueError(f"scope {self.scope} and list {self.calls} are both given; allowed: one of them")
+        if self.scope and len(self.scope) != 2:
+            raise ValueError(f"scope: {self.scope}; allowed: two full names, the first call and the last")
+        for name in self.scope:
+            if not (_OPERATION.fullmatch(name) or _MODULE.fullmatch(name)):
+                raise ValueError(
+                    f"scope: {name!r}; allowed: full names such as Functional.linear.0.forward or "
+                    "Module.fc.Linear.forward.0"
+                )
+        return self
+
+
+def _not_zero(value: int) -> int:
+    return 1 if value == 0 else value  # as msprobe reads it
+
+
+class OverflowTaskBlock(Chosen):
+    """How many overflowing calls stop training; -1 never does."""
+
+    overflow_nums: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] = 1
+    check_mode: Literal["all", "aicore", "atomic"] = "all"
+
+
+class GradProbe(_Block):
+    """Gradients on disk before each update: extremes and norm (L0), their signs (L1), shares of intervals (L2)."""
+
+    grad_level: Literal["L0", "L1", "L2"] = "L1"
+    param_list: list[str] = []
+    bounds: list[float] = [-1.0, 0.0, 1.0]
+
+    @model_validator(mode="after")
+    def _bounds_grow(self) -> Self:
+        if self.bounds != sorted(set(self.bounds)):
+            raise ValueError(f"bounds: {self.bounds}; allowed: numbers that grow")
+        return self
+
+
+class DebuggerConfig(_Block):
+    """The whole configuration. `rank` and `step` empty means all of them."""
+
+    task: str = "statistics"
+    dump_path: Annotated[str, Field(min_length=1)]
+    rank: Numbers = []
+    step: Numbers = []
+    level: str = "L1"
+    async_dump: bool = False
+    extra_info: bool = True
+    dump_enable: bool | None = None
+    precision: Literal["high", "low"] = "high"
+    risk_level: Literal["ALL", "CORE", "FOCUS"] = "FOCUS"
+    custom_op_namespaces: list[str] | None = None
+    enable_dataloader: bool = False
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    is_deterministic: bool = False
+    statistics: Chosen = Chosen()
+    tensor: Chosen = Chosen()
+    structure: Chosen = Chosen()
+    overflow_check: OverflowTaskBlock = OverflowTaskBlock()
+    grad_probe: GradProbe = GradProbe()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.level not in LEVELS:
+            extra = "; L2 dumps the kernels of a device, for which there is msprobe" if self.level == "L2" else ""
+            raise ValueError(f"level: {self.level!r}; allowed: {', '.join(LEVELS)}{extra}")
+        if self.level == "debug" and self.task not in {"statistics", "tensor"}:
+            raise ValueError(f"level: 'debug' with task {self.task!r}; allowed: task statistics or tensor")
+        if self.enable_dataloader:
+            raise ValueError("enable_dataloader: True; allowed: false, with start(), stop() and step() in the loop")
+        if self.async_dump and self.task == "tensor" and not self.tensor.calls and self.level != "debug":
+            raise ValueError(
+                "async_dump: True with task 'tensor' keeps every tensor in device memory until stop(); allowed: with a "
+                "tensor.list that is not empty"
+            )
+        if self.async_dump and self.chosen.summary_mode == "md5":
+            raise ValueError("async_dump: True with summary_mode 'md5'; allowed: summary_mode statistics")
+        return self
+
+    @property
+    def chosen(self) -> Chosen:
+        """The block of the task; grad_probe, which follows parameters, has none."""
+        block = getattr(self, self.task)
+        return block if isinstance(block, Chosen) else Chosen()
+
+    def selection(self, risk_of: Any) -> CallSelection:
+        """Return which calls are recorded."""
+        chosen = self.chosen
+        modes = set(chosen.data_mode)
+        everything = {"forward", "backward", "input", "output"}
+        modes = everything if "all" in modes else modes
+        return CallSelection(
+            level=self.level,
+            parts=tuple(chosen.calls),
+            scope=(chosen.scope[0], chosen.scope[1]) if chosen.scope else None,
+            directions=frozenset(modes & {"forward", "backward"}) or frozenset({"forward", "backward"}),
+            sides=frozenset(modes & {"input", "output"}) or frozenset({"input", "output"}),
+            risk="ALL" if self.task == "overflow_check" else self.risk_level,
+            risk_of=risk_of,
+        )
+
+
+def load_debugger_config(path: str | None, given: dict[str, Any]) -> tuple[DebuggerConfig, list[str]]:
+    """Return the configuration of a file, with `given` arguments in place of its own, and warnings about it.
+
+    Raises:
+        ConfigError: when the file cannot be read, or for a key or value that is not allowed.
+
+    """
+    data = read_file(Path(path)) if path is not None else {}
+    where = path or "PrecisionDebugger"
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: got {type(data).__name__}, allowed: an object with keys")
+    data = {**data, **{key: value for key, value in given.items() if value is not None}}
+    warnings: list[str] = []
+    _read_old_keys(data, warnings)
+    if "dump_path" not in data:
+        raise ConfigError(f"{where}: dump_path: missing; allowed: the folder that dumps are written to")
+    try:
+        config = DebuggerConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [explain(dict(e), DebuggerConfig) for e in error.errors()]
+        raise ConfigError(f"{where}: " + "\n  ".join(dict.fromkeys(lines))) from None
+    _check_folder(config.dump_path, where)
+    return config, warnings
+
+
+def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
+    """Bring names of either generation to one; what has no meaning here is left out with a warning.
+
+    Raises:
+        ConfigError: for a task that is another's.
+
+    """
+    task = data.get("task", "statistics") or "statistics"
+    if task not in TASKS:
+        other = _OTHER_TASKS.get(task)
+        if other != "overflow_check":
+            instead = f"; in its place: {other}" if other else ""
+            raise ConfigError(f"task: {task!r}; allowed: {', '.join(TASKS)}{instead}")
+        warnings.append(f"task: {task!r} is read as {other!r}")
+        data.setdefault(other, data.pop(task, {}))
+        task = other
+    data["task"] = task
+    if task == "structure" and data.get("level", "L1") not in {"L0", "mix"}:
+        warnings.append(f"level: {data.get('level', 'L1')!r} with task 'structure' is read as 'mix'")
+        data["level"] = "mix"
+    blocks = {*_OTHER_TASKS, "load", "acl_config", "grad_probe" if task != "grad_probe" else ""}
+    warnings.extend(f"{key}: is not read" for key in [k for k in data if k in blocks] if data.pop(key))
+    for block in TASKS:
+        inside = data.get(block)
+        if isinstance(inside, dict):
+            data[block] = {k: v for k, v in inside.items() if k not in _UNREAD}
+            unread = [k for k in inside if k in _UNREAD and inside[k]]
+            warnings.extend(f"{block}.{k}: is not read" for k in unread)
+
+
+_UNREAD: Final = frozenset(
+    {
+        "online_run_ut",
+        "nfs_path",
+        "host",
+        "port",
+        "tls_path",
+        "online_run_ut_recompute",
+        "slice",
+        "bench_path",
+        "diff_nums",
+        "device",
+        "backward_input",
+        "tensor_list",
+        "file_format",
+    }
+)
+"""Keys of msprobe for what is not here: comparisons over a network, kernels of a device."""
+
+
+def _check_folder(path: str, where: str) -> None:
+    """Check that dumps can be written.
+
+    Raises:
+        ConfigError: when the folder cannot be made or written to.
+
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{where}: dump_path: {path!r} is no folder that can be made: {error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{where}: dump_path: {path!r} is not writable; allowed: a folder that is")

@@ -1,0 +1,174 @@
+"""One debugger at work: which steps and ranks are dumped, and where to."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.exporters.step_dump import TENSORS, StepDump, VariableFile
+from trainsentry.monitor.debugger.debugger_config import DebuggerConfig
+from trainsentry.monitor.debugger.overflow_count import OverflowCount
+from trainsentry.monitor.errors import ConfigError
+
+logger = logging.getLogger("trainsentry")
+
+PART: Final = "debugger"
+
+
+class DumpSession:
+    """Dumps the steps that are asked for. `framework` is what `debugger_framework` returns."""
+
+    def __init__(self, config: DebuggerConfig, framework: Any) -> None:
+        self.config = config
+        self.framework = framework
+        self.guard = Guard()
+        self.iteration = 0
+        self.task = framework.make_task(config)
+        self.watcher = framework.make_watcher(self.guard, self.task, config)
+        self.overflows = OverflowCount(config.overflow_check.overflow_nums) if config.task == "overflow_check" else None
+        self.probe: Any = None
+        self.saved: Any = None
+        self._dump: StepDump | None = None
+        self._models: list[Any] = []
+        self._named: list[Any] = []
+        self._range: Any = None
+        self._started = False
+        self._checked_rank = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every step that was asked for has passed."""
+        return bool(self.config.step) and self.iteration > max(self.config.step)
+
+    def start(self, model: Any, token_range: Sequence[int] | None) -> None:
+        """Dump from here on, if the step and the rank are asked for."""
+        self._take_model(model)
+        if token_range is not None:
+            self._check_range(token_range)
+        if not self._is_asked_for() or self._started:
+            return
+        self._started = True
+        if self.config.level == "debug":
+            return
+        self._open()
+        if token_range is None:
+            self.watcher.start(self._named)
+        else:
+            self._range = self.framework.token_range(self._models, token_range, self._go, self.watcher.stop)
+
+    def stop(self) -> None:
+        """Dump no more until the next `start`."""
+        if not self._started:
+            return
+        self._started = False
+        if self._range is not None:
+            self._range.close()
+            self._range = None
+        self.watcher.stop()
+
+    def step(self) -> None:
+        """End the step; the next one counts from 0.
+
+        Raises:
+            OverflowLimitReached: on every rank, when one has counted as many overflowing calls as are allowed.
+
+        """
+        was_over = self.is_over
+        self.stop()
+        self.watcher.reset()
+        self._close()
+        if self.saved is not None:
+            self.saved.end_step()
+        step, self.iteration = self.iteration, self.iteration + 1
+        if self.is_over and not was_over:
+            logger.info("trainsentry: the debugger has dumped every step that was asked for (%s)", self.config.step)
+        if self.overflows is not None:
+            self.overflows.end_step(step, self.task.take_counts(), self.framework)
+
+    def module_dump(self, module: Any, name: str) -> None:
+        """Dump the calls of one module, and of those in it, under a name of the user's."""
+        if self._is_asked_for():
+            self._open()
+            self.watcher.start(self.framework.named_modules([module], name))
+            self._started = True
+
+    def writer_for_debug(self) -> Any:
+        """Return what `save` writes to; None when the step or the rank is not asked for."""
+        if self.config.level != "debug" or not self._is_asked_for():
+            return None
+        if self.saved is None:
+            self.saved = self.framework.make_saved_variables(self.config, self.guard)
+        if self.saved.writer is None:
+            self.guard.run(PART, lambda: self.saved.begin(VariableFile(self._folder(), self._head())))
+        return self.saved
+
+    def close(self) -> None:
+        """End everything: no hook is left, every file is closed."""
+        self.stop()
+        self.watcher.reset()
+        self._close()
+        for part in (self.saved, self.probe, self.overflows):
+            if part is not None:
+                part.close()
+        never = [s for s in self.config.step if s >= self.iteration]
+        if never and self.iteration:
+            logger.warning("trainsentry: step: %s never came; the last was %d", never, self.iteration - 1)
+
+    def _go(self) -> None:
+        self.watcher.start(self._named)
+
+    def _take_model(self, model: Any) -> None:
+        if model is not None:
+            models = list(model) if isinstance(model, (list, tuple)) else [model]
+            self.framework.check_models(models)
+            if len(models) != len(self._models) or any(a is not b for a, b in zip(models, self._models, strict=True)):
+                self._models = models
+                self._named = self.framework.named_modules(models, "")
+        if not self._models and self.config.level in {"L0", "mix"}:
+            raise ValueError(
+                f"start(model): None at level {self.config.level!r}; allowed: the model, or a list of them"
+            )
+
+    def _check_range(self, token_range: Sequence[int]) -> None:
+        whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in token_range)
+        if len(token_range) != 2 or not whole or token_range[0] > token_range[1]:
+            raise ValueError(f"start(token_range): {list(token_range)!r}; allowed: [first, last], from 0 on")
+        if not self._models:
+            raise ValueError("start(token_range) without a model; allowed: with the model whose calls are counted")
+
+    def _is_asked_for(self) -> bool:
+        rank, size = self.framework.rank_and_world_size()
+        if not self._checked_rank:
+            self._checked_rank = True
+            beyond = [r for r in self.config.rank if r >= size]
+            if beyond:
+                raise ConfigError(f"rank: {beyond[0]} does not exist; allowed: 0 to {size - 1}, or [] for all")
+        in_rank = not self.config.rank or rank in self.config.rank
+        return in_rank and (not self.config.step or self.iteration in self.config.step)
+
+    def _folder(self) -> Path:
+        rank, _ = self.framework.rank_and_world_size()
+        return Path(self.config.dump_path) / f"step{self.iteration}" / f"rank{rank}"
+
+    def _open(self) -> None:
+        if self._dump is not None or PART in self.guard.disabled or self.config.task == "grad_probe":
+            return
+        extra = self.config.extra_info
+        self._dump = self.guard.run(PART, lambda: StepDump(self._folder(), self._head(), extra_info=extra))
+        self.task.writer = self._dump
+
+    def _head(self) -> dict[str, Any]:
+        """Return what a dump begins with."""
+        saves = self.config.task in {"tensor", "overflow_check"}
+        return {
+            "task": self.config.task,
+            "level": self.config.level,
+            "framework": self.framework.name,
+            "dump_data_dir": str(self._folder() / TENSORS) if saves else None,
+        }
+
+    def _close(self) -> None:
+        dump, self._dump, self.task.writer = self._dump, None, None
+        if dump is not None:
+            self.guard.run(PART, dump.close)
