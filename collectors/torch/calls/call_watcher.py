@@ -18,6 +18,7 @@ from trainsentry.collectors.torch.backward_pass import after_backward, in_backwa
 from trainsentry.collectors.torch.calls.call import Call
 from trainsentry.collectors.torch.calls.call_arguments import CallArguments
 from trainsentry.collectors.torch.calls.call_names import CallNames
+from trainsentry.collectors.torch.calls.collectives import changed_by, has_arrived, is_collective, without_buffers
 from trainsentry.collectors.torch.calls.gradients_of_call import Edges, GradientsOfCall, next_number
 from trainsentry.collectors.torch.calls.parameter_gradients import PART, ParameterGradients
 from trainsentry.collectors.torch.calls.watch_modules import ModuleHooks
@@ -76,6 +77,7 @@ class CallWatcher:
         self._modules: ModuleHooks | None = None
         self._parameters: dict[str, ParameterGradients] = {}
         self._open: dict[int, Any] = {}
+        self._under_way: list[tuple[Call, Any]] = []
         self._scope: str | None = None
         self._handles: list[Any] = []
 
@@ -109,6 +111,7 @@ class CallWatcher:
             handle.remove()
         self._handles.clear()
         self._finish_gradients()
+        self.guard.run(PART, lambda: self._collect_arrived(all_of_them=True))
         self._leaves.forget()
         self.guard.run(PART, self.task.flush)
 
@@ -161,13 +164,15 @@ class CallWatcher:
         calls = self._calls_here
         parent = next((c for c in reversed(calls) if c.is_module), None)
         call = Call(stem, self._counts[stem], is_module, parent)
+        if self._under_way:
+            self._collect_arrived()
         tensors = list_tensors((*args, *kwargs.values()))
         if not is_module and not tensors:
             return None
         self._counts[stem] += 1
         calls.append(call)
         call.recomputed = in_backward()
-        call.changed = args[0] if stem == "Tensor.__setitem__" else None
+        call.changed = changed_by(stem, args, kwargs)
         call.wanted = self.selection.begins(call, "forward")
         writer = self.task.writer
         if not call.wanted or writer is None:
@@ -182,7 +187,7 @@ class CallWatcher:
             writer.parent(call.name(), call.parent_name())
             if self.stacks is not None:
                 writer.stack(call.name(), number, self.stacks.text(number))
-            self.task.before(call, args, kwargs)
+            self.task.before(call, *without_buffers(stem, args, kwargs))
         call.edges = self._edges(tensors)
         call.sequence = next_number()
         return call
@@ -190,15 +195,34 @@ class CallWatcher:
     def end(self, call: Call, output: Any, module: nn.Module | None) -> None:
         """Have a call's outputs taken, and watch its backward pass."""
         self._drop(call)
-        if call.wanted and self.task.writer is not None:
-            with self._lock, torch.no_grad():
-                self.task.after(call, output, module)
         self.selection.ends(call, "forward")
+        if is_collective(call.stem):
+            self._under_way.append((call, output))
+            self._collect_arrived()
+            return
+        self._take_output(call, output, module)
         if torch.is_grad_enabled() and "backward" in self.selection.directions:
             self._watch_gradients(call, output)
             if module is not None:
                 self._parameters_of(call).watch(module)
         call.edges, call.changed = [], None
+
+    def _take_output(self, call: Call, output: Any, module: nn.Module | None) -> None:
+        if call.wanted and self.task.writer is not None:
+            with self._lock, torch.no_grad():
+                self.task.after(call, output, module)
+
+    def _collect_arrived(self, *, all_of_them: bool = False) -> None:
+        """Take what collectives have put into their tensors; nobody is waited for."""
+        waiting = []
+        for call, output in self._under_way:
+            if all_of_them or has_arrived(output):
+                arrived = has_arrived(output)
+                self._take_output(call, tuple(call.changed or ()) if arrived else None, None)
+                call.edges, call.changed = [], None
+            else:
+                waiting.append((call, output))
+        self._under_way = waiting
 
     def _drop(self, call: Call | None) -> None:
         """Take a call off the stack, with those inside it that never ended."""

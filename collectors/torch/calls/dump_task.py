@@ -114,7 +114,7 @@ class DumpTask:
                 self._tensors.append((local(tensor).clone(), path))
             else:
                 known = self.facts.file_of(tensor, path)
-                if known is None or known == path:
+                if known is None:
                     save_tensor(tensor, path)
                 else:
                     save_again(known, path, tensor)

@@ -4,6 +4,7 @@ import math
 import weakref
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,35 +37,39 @@ class TensorFacts:
     def __init__(self, *, checksum: bool = False) -> None:
         self.checksum = checksum
         self._unsettled: list[tuple[dict[str, Any], Tensor]] = []
-        self._known: dict[int, tuple[weakref.ref[Tensor], int, dict[str, Any]]] = {}
-        self._files: dict[int, Path] = {}
+        self._known: dict[int, _Known] = {}
         self._row = np.zeros(COLUMNS)
 
     def describe(self, tensor: Tensor) -> dict[str, Any]:
         """Return type, dtype, shape, Max, Min, Mean, Norm and requires_grad of what `tensor` holds on this rank."""
-        known = self._known.get(id(tensor))
-        version = version_of(tensor)
-        if known is not None and known[0]() is tensor and known[1] == version:
-            known[2]["requires_grad"] = tensor.requires_grad
-            return dict(known[2])
+        known = self._known_of(tensor)
+        if known is not None:
+            known.facts["requires_grad"] = tensor.requires_grad
+            return dict(known.facts)
         facts = self._describe(tensor)
+        version = version_of(tensor)
         if version is not None and tensor.is_cpu and _keeps(tensor):
             if len(self._known) >= MAX_KNOWN:
                 self.forget()
-            self._known[id(tensor)] = (weakref.ref(tensor), version, facts)
+            self._known[id(tensor)] = _Known(weakref.ref(tensor), version, facts)
         return dict(facts)
 
     def file_of(self, tensor: Tensor, path: Path) -> Path | None:
         """Return the file that holds the very same tensor already; where there is none, note that `path` will."""
-        known = self._known.get(id(tensor))
-        if known is None or known[0]() is not tensor or known[1] != version_of(tensor):
+        known = self._known_of(tensor)
+        if known is None:
             return None
-        return self._files.setdefault(id(known[2]), path)
+        file, known.file = known.file, known.file or path
+        return file
 
     def forget(self) -> None:
         """Forget every tensor: it may have changed, or another step has begun, whose files lie elsewhere."""
         self._known.clear()
-        self._files.clear()
+
+    def _known_of(self, tensor: Tensor) -> "_Known | None":
+        known = self._known.get(id(tensor))
+        same = known is not None and known.tensor() is tensor and known.version == version_of(tensor)
+        return known if same else None
 
     def _describe(self, tensor: Tensor) -> dict[str, Any]:
         held = local(tensor)
@@ -116,6 +121,16 @@ class TensorFacts:
                 _fill(facts, row)
         if self.checksum:
             facts["md5"] = checksum_of(stored)
+
+
+@dataclass
+class _Known:
+    """A tensor that was read, as long as it lives and has not changed."""
+
+    tensor: "weakref.ref[Tensor]"
+    version: int
+    facts: dict[str, Any]
+    file: Path | None = None
 
 
 def _keeps(tensor: Tensor) -> bool:

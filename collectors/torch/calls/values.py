@@ -52,20 +52,22 @@ def _inside(value: Any) -> "dict[str, Any] | list[Any] | None":
 
 def _describe_object(value: Any) -> Any:
     """Return the description of something that is neither a tensor nor a container nor a number."""
-    if isinstance(value, torch.Size):
-        return {"type": "torch.Size", "value": [int(n) for n in value]}
-    if isinstance(value, (torch.dtype, torch.device, torch.memory_format)):
-        kind = f"torch.{type(value).__name__}"
-        return {"type": kind, "value": str(value)}
-    if isinstance(value, slice):
-        return {"type": "slice", "value": [_whole(x) for x in (value.start, value.stop, value.step)]}
-    if value is Ellipsis:
-        return {"type": "ellipsis", "value": "..."}
     if isinstance(value, (np.generic, np.ndarray)):
         return _describe_array(value)
-    if isinstance(value, complex):
-        return {"type": "complex", "value": str(value)}
+    for kind, name, text in _PLAIN:
+        if isinstance(value, kind):
+            return {"type": name or f"torch.{type(value).__name__}", "value": text(value)}
     return _describe_communication(value)
+
+
+_PLAIN: Final[tuple[tuple[Any, str, Callable[[Any], Any]], ...]] = (
+    (torch.Size, "torch.Size", lambda size: [int(n) for n in size]),
+    ((torch.dtype, torch.device, torch.memory_format), "", str),
+    (slice, "slice", lambda s: [_whole(x) for x in (s.start, s.stop, s.step)]),
+    (type(...), "ellipsis", lambda _: "..."),
+    (complex, "complex", str),
+)
+"""Kinds of objects, what they are called, and what is said of them."""
 
 
 def _describe_array(value: Any) -> dict[str, Any]:

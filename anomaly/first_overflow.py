@@ -1,0 +1,93 @@
+"""Where NaN or Inf first came up, in the dumps of one step of many ranks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+COLLECTIVE: Final = "Distributed."
+"""How the names of collectives begin."""
+
+
+class Dump(Protocol):
+    """A dump; see `exporters.dump_reader.RankDump`."""
+
+    @property
+    def rank(self) -> int:
+        """The rank that wrote it."""
+
+    @property
+    def calls(self) -> dict[str, Any]:
+        """The calls, in the order they ended."""
+
+    def tensors(self, call: str) -> list[Any]:
+        """The tensors of a call."""
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """The first call of a rank whose results hold NaN or Inf.
+
+    `made` says that nothing which went in did. `collectives` is how many collectives the rank had ended before.
+    `from_ranks` are ranks whose part in a collective brought it here.
+    """
+
+    rank: int
+    call: str
+    made: bool
+    collectives: int
+    places: tuple[str, ...]
+    from_ranks: tuple[int, ...] = field(default=())
+
+
+def first_overflows(dumps: Sequence[Dump]) -> list[Overflow]:
+    """Return the first overflow of each rank that has one, the earliest first.
+
+    Ranks meet in collectives: what happened before the n-th of them on one rank was before what came after it on any
+    other. A rank that got NaN or Inf from a collective into which it gave none has it from others, and comes behind
+    them.
+    """
+    found = [o for o in map(_first_of, dumps) if o is not None]
+    by_rank = {o.rank: o for o in found}
+    resolved = [_with_senders(o, by_rank) for o in found]
+    return sorted(resolved, key=lambda o: (bool(o.from_ranks), o.collectives, not o.made, o.rank))
+
+
+def _first_of(dump: Dump) -> Overflow | None:
+    collectives = 0
+    for call in dump.calls:
+        out = [t for t in dump.tensors(call) if _is_result(call, t.place) and is_bad(t.facts)]
+        if out:
+            into = any(is_bad(t.facts) for t in dump.tensors(call) if t.place.startswith("input"))
+            made = dump.calls[call].get("overflow", "passed_on" if into else "made") == "made"
+            return Overflow(dump.rank, call, made, collectives, tuple(t.place for t in out))
+        collectives += call.startswith(COLLECTIVE)
+    return None
+
+
+def _with_senders(overflow: Overflow, others: Mapping[int, Overflow]) -> Overflow:
+    """Add the ranks that an overflow came from, if it came by a collective."""
+    if not (overflow.call.startswith(COLLECTIVE) and overflow.made):
+        return overflow
+    earlier = [
+        o.rank
+        for o in others.values()
+        if o.rank != overflow.rank and o.collectives <= overflow.collectives and not o.call.startswith(COLLECTIVE)
+    ]
+    return Overflow(overflow.rank, overflow.call, False, overflow.collectives, overflow.places, tuple(sorted(earlier)))
+
+
+def _is_result(call: str, place: str) -> bool:
+    return place.startswith("output") or ".parameters_grad." in call
+
+
+def is_bad(facts: Mapping[str, Any]) -> bool:
+    """Whether a tensor is said to hold NaN or Inf; masks of −Inf do not count.
+
+    >>> is_bad({"Max": 0.0, "Min": -math.inf}), is_bad({"Max": math.nan, "Min": math.nan})
+    (False, True)
+    """
+    high, low = facts.get("Max"), facts.get("Min")
+    if not isinstance(high, (int, float)) or not isinstance(low, (int, float)):
+        return False
+    return math.isnan(high) or high == math.inf or (math.isinf(low) and not math.isfinite(high))

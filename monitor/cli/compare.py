@@ -1,0 +1,81 @@
+"""`trainsentry compare`."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainsentry.exporters.csv_reader import NotOurs
+from trainsentry.monitor.cli.console import FOUND, bad_input, err, out
+from trainsentry.monitor.comparing import Compared, compare
+
+SHOWN = 20
+"""Rows shown; the table on disk has them all."""
+
+
+def compare_command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A dump, a monitored run, or gradients of grad_probe.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another of the same kind.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The table of all rows, as CSV.")] = Path(
+        "comparison.csv"
+    ),
+    names: Annotated[
+        Path | None, typer.Option("--names", help='JSON: beginnings of names in A and what they are in B, {"a": "b"}.')
+    ] = None,
+) -> None:
+    """Compare two dumps, or two monitored runs: where they first part, how far, and what only one of them has.
+
+    Exit status 1 when they part. Example: trainsentry compare dump_cpu dump_npu --names names.json
+    """
+    try:
+        compared = compare(a, b, _read_names(names))
+    except (NotOurs, OSError) as error:
+        bad_input(str(error))
+    _write(output, compared)
+    _show(compared)
+    err.print(f"all {len(compared.rows)} rows: {output}", soft_wrap=True)
+    if compared.first is not None or compared.only_in_one:
+        raise typer.Exit(FOUND)
+
+
+def _read_names(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        bad_input(f"--names: {path}: {error}")
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        bad_input(f"--names: {path}; allowed: an object of texts")
+    return found
+
+
+def _write(path: Path, compared: Compared) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(compared.columns)
+        writer.writerows(compared.rows)
+
+
+def _show(compared: Compared) -> None:
+    out.print(f"[bold]{compared.summary}[/bold]", soft_wrap=True)
+    for row in compared.worst[:SHOWN]:
+        cells = zip(compared.columns, row, strict=True)
+        shown = [f"{name} {_text(value)}" for name, value in cells if name not in _HIDDEN and not _is_empty(value)]
+        out.print("  " + ", ".join(shown), soft_wrap=True)
+    if len(compared.worst) > SHOWN:
+        out.print(f"  … and {len(compared.worst) - SHOWN} more")
+
+
+_HIDDEN = frozenset({"status", "dtype", "shape"})
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _is_empty(value: object) -> bool:
+    return value == "" or (isinstance(value, float) and math.isnan(value))

@@ -1,0 +1,65 @@
+"""`trainsentry overflow`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainsentry.anomaly.first_overflow import Overflow, first_overflows
+from trainsentry.exporters.csv_reader import NotOurs
+from trainsentry.exporters.dump_reader import RankDump, read_dumps
+from trainsentry.monitor.cli.console import FOUND, bad_input, out
+
+SHOWN_LINES = 4
+"""Lines of a call's stack that are shown."""
+
+
+def overflow_command(
+    dump: Annotated[Path, typer.Argument(help="A dump: of a rank, of a step, or of many steps.")],
+) -> None:
+    """Find the first NaN or Inf in a dump of many ranks, and say whether the call or the device is at fault.
+
+    Exit status 1 when there is one. Example: trainsentry overflow dump/step12
+    """
+    try:
+        dumps = read_dumps(dump)
+    except (NotOurs, OSError) as error:
+        bad_input(str(error))
+    for step in sorted({d.step for d in dumps}):
+        ranks = [d for d in dumps if d.step == step]
+        found = first_overflows(ranks)
+        if found:
+            _show(step, found, {d.rank: d for d in ranks})
+            raise typer.Exit(FOUND)
+    out.print(f"{dump}: no NaN and no Inf in the results of {sum(len(d.calls) for d in dumps)} calls")
+
+
+def _show(step: int, found: list[Overflow], dumps: dict[int, RankDump]) -> None:
+    first = found[0]
+    how = "made" if first.made else "passed on"
+    places = ", ".join(first.places)
+    out.print(f"[bold]step {step}: {first.call} on rank {first.rank}[/bold] {how} NaN or Inf ({places})")
+    dump = dumps[first.rank]
+    for line in dump.stacks.get(first.call.replace(".backward", ".forward"), [])[:SHOWN_LINES]:
+        out.print(f"    {' '.join(line.split())}", soft_wrap=True)
+    verdict, why = verdict_on(first, dump)
+    out.print(f"verdict: [bold]{verdict}[/bold] overflow: {why}", soft_wrap=True)
+    for other in found[1:]:
+        source = f", from ranks {', '.join(map(str, other.from_ranks))}" if other.from_ranks else ""
+        out.print(f"later: {other.call} on rank {other.rank}{source}")
+
+
+def verdict_on(overflow: Overflow, dump: RankDump) -> tuple[str, str]:
+    """Return normal, abnormal or unknown, and why: by a replay of the call on the CPU."""
+    if not overflow.made:
+        return "unknown", "NaN or Inf went into it: what made it was not dumped"
+    if dump.head.get("framework", "pytorch") != "pytorch":
+        return "unknown", f"calls of {dump.head['framework']} are not replayed"
+    from trainsentry.collectors.torch.calls.replay_call import replay
+
+    backward = overflow.call.endswith(".backward")
+    forward: dict[str, Any] = dump.calls.get(overflow.call.replace(".backward", ".forward"), {})
+    if backward and not forward:
+        return "unknown", "its forward pass is not in the dump"
+    gradients = dump.calls[overflow.call].get("input", []) if backward else None
+    return replay(overflow.call, forward, gradients, dump.directory / "dump_tensor_data")
