@@ -6,7 +6,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
 
-_OURS: Final = str(Path(__file__).resolve().parents[1])
+_OURS: Final = str(Path(__file__).parents[1])
+_DEMO: Final = str(Path(__file__).parents[1] / "monitor" / "demo")
+"""What trains in the demonstration is a user's script like any other."""
 _BETWEEN: Final = frozenset({"handle_torch_function", "__torch_function__"})
 """Functions of torch that stand between a call and what sees it."""
 
@@ -29,7 +31,7 @@ class CallStacks:
             code = current.f_code
             left_out = self._left_out.get(code)
             if left_out is None:
-                left_out = self._left_out[code] = code.co_filename.startswith(_OURS) or code.co_name in _BETWEEN
+                left_out = self._left_out[code] = _is_left_out(code)
             if not left_out:
                 places.append((code, current.f_lasti))
             current = current.f_back
@@ -56,3 +58,8 @@ class CallStacks:
             self._by_text[text] = len(self._texts)
             self._texts.append(text)
         return self._by_text[text]
+
+
+def _is_left_out(code: CodeType) -> bool:
+    ours = code.co_filename.startswith(_OURS) and not code.co_filename.startswith(_DEMO)
+    return ours or code.co_name in _BETWEEN

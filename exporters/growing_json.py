@@ -51,6 +51,12 @@ class GrowingJson:
         """Write over what stands at a place, as many bytes."""
         os.pwrite(self._file, text, place)
 
+    def end(self, tail: dict[str, Any]) -> None:
+        """Close the object that grows, and add last members to the one around it."""
+        text = json.dumps(tail, indent=1)[1:-2]
+        self._closing = b"\n}\n"
+        self._write(f"\n }},{text}".encode())
+
     def close(self) -> None:
         """Close the file."""
         if self._file >= 0:

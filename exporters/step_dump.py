@@ -1,5 +1,6 @@
 """The dump of one step of one rank, in the layout of msprobe 26.2, each call on disk as soon as it is over."""
 
+import contextlib
 import csv
 import json
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ class StepDump:
 
     def __init__(self, directory: Path, head: dict[str, Any], *, extra_info: bool = True) -> None:
         self.directory = directory
-        self.calls = 0
+        self.names: set[str] = set()
         self._parents: set[str] = set()
         self._files = _TensorFiles(directory / TENSORS)
         self._data = GrowingJson(directory / "dump.json", head, "data")
@@ -32,7 +33,7 @@ class StepDump:
 
     def entry(self, name: str, content: dict[str, Any]) -> None:
         """Write what is known of a call."""
-        self.calls += 1
+        self.names.add(name)
         self._data.add(name, content)
 
     def parent(self, name: str, parent: str | None) -> None:
@@ -50,13 +51,22 @@ class StepDump:
         """Return the path for a tensor's file, whose folder then exists; the name cannot leave the folder."""
         return self._files.path(file_name)
 
-    def close(self) -> None:
-        """Close the files; the stacks are written anew without the room between them."""
-        for file in (self._data, self._construct):
+    def close(self, tail: dict[str, Any] | None = None) -> None:
+        """Close the files, dump.json with last members of its own; the stacks are written without room between them."""
+        if tail:
+            self._data.end(tail)
+        for file in (self._data, self._construct, self._stacks):
             if file is not None:
                 file.close()
-        if self._stacks is not None:
-            self._stacks.close()
+
+    def discard(self) -> None:
+        """Take the dump away: there was nothing to write."""
+        self.close()
+        for name in ("dump.json", "stack.json", "construct.json"):
+            (self.directory / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # tensors, or another rank's dump of the step
+            self.directory.rmdir()
+            self.directory.parent.rmdir()
 
 
 class VariableFile:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.anomaly.incident import Incident
-from trainsentry.exporters.dump_files import DumpFolder
+from trainsentry.exporters.step_dump import TENSORS, StepDump
 from trainsentry.monitor.config import Dump
 
 PART: Final = "dump"
@@ -44,7 +44,11 @@ class TargetedDump:
         self._budget = 0
         self._incident: Incident | None = None
         self._until = -1
-        self._folder: DumpFolder | None = None
+        self._folder: StepDump | None = None
+        self._step = -1
+        self._tensors = 0
+        self._left_out: list[str] = []
+        self._held: dict[str, dict[str, Any]] = {}
 
     @property
     def last_step(self) -> int | None:
@@ -80,11 +84,11 @@ class TargetedDump:
             self._incident = None
             return
         self._folder = self._open(step)
-        self.capture.attach(set(self._modules()), self._keep)
+        self.capture.attach(self._modules(), self._folder, self._may_save)
 
     def before_update(self, step: int) -> None:
         """Add weights, gradients and optimizer state to the dump of the step, if there is one."""
-        if self._folder is not None and self._folder.step == step:
+        if self._folder is not None and self._step == step:
             self._take_held()
 
     def end_step(self) -> None:
@@ -95,8 +99,10 @@ class TargetedDump:
 
     def abandon(self) -> None:
         """Give up the dump under way: remove its hooks, keep what is written."""
-        self._incident = self._folder = None
+        folder, self._folder, self._incident = self._folder, None, None
         self.capture.close()
+        if folder is not None:
+            folder.close()
 
     def go_back(self) -> None:
         """Give up what is armed; the next dump need not keep a distance to the last."""
@@ -108,15 +114,20 @@ class TargetedDump:
         self._last_step = step
         self._budget = min(self.settings.max_bytes, self.quota - self.total_bytes)
 
-    def _open(self, step: int) -> DumpFolder:
+    def _open(self, step: int) -> StepDump:
         assert self._incident is not None
-        return DumpFolder(
-            self.directory / f"step{step}" / f"rank{self.rank}",
-            framework=self.capture.framework,
-            step=step,
-            moment="before_update",
-            incident=self._incident.id,
-        )
+        self._step, self._tensors, self._left_out, self._held = step, 0, [], {}
+        directory = self.directory / f"step{step}" / f"rank{self.rank}"
+        head = {
+            "task": "tensor",
+            "level": "mix",
+            "framework": self.capture.framework,
+            "step": step,
+            "moment": "before_update",
+            "incident": self._incident.id,
+            "dump_data_dir": str(directory / TENSORS),
+        }
+        return StepDump(directory, head)
 
     def _take_held(self) -> None:
         for module in self._modules():
@@ -129,27 +140,50 @@ class TargetedDump:
         return list(dict.fromkeys(s.module for s in self._incident.suspects if not s.is_scalar))
 
     def _keep(self, piece: Any) -> None:
-        """Save one tensor, unless the budget is spent."""
+        """Save one tensor that the step holds, unless it is there already or the budget is spent."""
         folder = self._folder
-        if folder is None:
+        if folder is None or piece.entry in folder.names:
             return
         name = piece.stem + self.save.SUFFIX
-        size = self.save.stored_bytes(piece.tensor)
-        if size > self._budget:
-            folder.left_out.append(name)
+        if not self._may_save(name, piece.tensor):
             return
-        self.save.save_tensor(piece.tensor, folder.tensor_path(name))
+        path = folder.tensor_path(name)
+        self.save.save_tensor(piece.tensor, path)
+        described = {**self.capture.describe(piece.tensor), "data_name": path.name}
+        entry = self._held.setdefault(piece.entry, {})
+        if piece.group == "parameters":
+            if not entry:
+                entry.update(input_args=[], input_kwargs={}, output=[], parameters={})
+            entry["parameters"][piece.key] = described
+        else:
+            entry.setdefault(piece.key, []).append(described)
+
+    def _may_save(self, name: str, tensor: Any) -> bool:
+        """Take a tensor's size from the budget; where that is spent, note what was left out."""
+        size = self.save.stored_bytes(tensor)
+        if size > self._budget:
+            self._left_out.append(name)
+            return False
         self._budget -= size
         self.total_bytes += size
-        folder.tensors += 1
-        if piece.stack:
-            folder.stacks.setdefault(piece.entry, list(piece.stack))
-        folder.add(piece.entry, piece.group, piece.key, {**piece.describe(), "data_name": name})
+        self._tensors += 1
+        return True
 
     def _write(self) -> None:
         folder, self._folder = self._folder, None
-        if folder is None or self._incident is None or not folder.entries:
+        if folder is None or self._incident is None:
             return
-        folder.write()
+        for name, content in self._held.items():
+            folder.entry(name, content)
+        if not folder.names:
+            folder.discard()
+            return
+        folder.close({"holds": sorted({_kind(name) for name in folder.names}), "left_out": self._left_out})
         where = folder.directory.relative_to(self.directory.parent)
-        self.done(self._incident.id, f"dump: {where} ({folder.tensors} tensors)")
+        self.done(self._incident.id, f"dump: {where} ({self._tensors} tensors)")
+
+
+def _kind(name: str) -> str:
+    """Return what kind of tensors an entry holds: `forward`, `backward`, `parameters_grad` or `optimizer_state`."""
+    parts = name.rsplit(".", 2)
+    return parts[-1] if parts[-1] in {"forward", "backward"} else parts[-2]

@@ -55,16 +55,29 @@ class Task(Protocol):
 
 
 class CallWatcher:
-    """Numbers calls, knows which module is around each, and attaches to their backward passes."""
+    """Numbers calls, knows which module is around each, and attaches to their backward passes.
+
+    With `parameters` the gradients of modules' own parameters are taken too. `part` is what fails when this does.
+    """
 
     def __init__(
-        self, guard: Guard, task: Task, selection: CallSelection, names: CallNames, *, stacks: bool = True
+        self,
+        guard: Guard,
+        task: Task,
+        selection: CallSelection,
+        names: CallNames,
+        *,
+        stacks: bool = True,
+        parameters: bool = True,
+        part: str = PART,
     ) -> None:
         self.guard = guard
         self.task = task
         self.selection = selection
         self.names = names
         self.stacks = CallStacks() if stacks else None
+        self.parameters = parameters
+        self.part = part
         self.running = False
         self.calls = 0
         self._arguments = CallArguments()
@@ -93,7 +106,7 @@ class CallWatcher:
                 register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
                 register_optimizer_step_post_hook(lambda *_: self._enter(None)),
             ]
-            self._mode = OperationMode(self.guard, self.names.name_of, self.around)
+            self._mode = OperationMode(self.guard, self.part, self.names.name_of, self.around)
             enter_below(self._mode)
 
     def stop(self) -> None:
@@ -111,9 +124,9 @@ class CallWatcher:
             handle.remove()
         self._handles.clear()
         self._finish_gradients()
-        self.guard.run(PART, lambda: self._collect_arrived(all_of_them=True))
+        self.guard.run(self.part, lambda: self._collect_arrived(all_of_them=True))
         self._leaves.forget()
-        self.guard.run(PART, self.task.flush)
+        self.guard.run(self.part, self.task.flush)
 
     def reset(self) -> None:
         """Count from 0 again: another step begins."""
@@ -135,11 +148,11 @@ class CallWatcher:
         self._threads.inside = True
         try:
             with torch._C.DisableTorchFunction():
-                call = self.guard.run(PART, self.begin, stem, False, args, kwargs)
+                call = self.guard.run(self.part, self.begin, stem, False, args, kwargs)
             output = function(*args, **kwargs)
             with torch._C.DisableTorchFunction():
                 if call is not None:
-                    self.guard.run(PART, self.end, call, output, None)
+                    self.guard.run(self.part, self.end, call, output, None)
             return output
         finally:
             self._threads.inside = False
@@ -148,15 +161,15 @@ class CallWatcher:
         """Make the call of an operation, and record it."""
         if getattr(self._threads, "inside", False):
             return function(*args, **kwargs)
-        written = self.guard.run(PART, self._arguments.as_written, sys._getframe(2), args, kwargs)
-        call = self.guard.run(PART, self.begin, stem, False, *(written or (args, kwargs)))
+        written = self.guard.run(self.part, self._arguments.as_written, sys._getframe(2), args, kwargs)
+        call = self.guard.run(self.part, self.begin, stem, False, *(written or (args, kwargs)))
         try:
             output = function(*args, **kwargs)
         except BaseException:
-            self.guard.run(PART, self._drop, call)
+            self.guard.run(self.part, self._drop, call)
             raise
         if call is not None:
-            self.guard.run(PART, self.end, call, output, None)
+            self.guard.run(self.part, self.end, call, output, None)
         return output
 
     def begin(self, stem: str, is_module: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
@@ -203,7 +216,7 @@ class CallWatcher:
         self._take_output(call, output, module)
         if torch.is_grad_enabled() and "backward" in self.selection.directions:
             self._watch_gradients(call, output)
-            if module is not None:
+            if module is not None and self.parameters:
                 self._parameters_of(call).watch(module)
         call.edges, call.changed = [], None
 
@@ -244,11 +257,11 @@ class CallWatcher:
             call.edges,
             call.sequence,
             began=lambda gradients: self._backward_begins(call, gradients),
-            done=lambda inputs, given: self.guard.run(PART, self._gradients, call, inputs, given),
+            done=lambda inputs, given: self.guard.run(self.part, self._gradients, call, inputs, given),
         )
 
     def _backward_begins(self, call: Call, gradients: Any) -> None:
-        self.guard.run(PART, self._note_backward, call, gradients)
+        self.guard.run(self.part, self._note_backward, call, gradients)
 
     def _note_backward(self, call: Call, gradients: Any) -> None:
         if not self.running:
@@ -293,14 +306,14 @@ class CallWatcher:
         """Hand over gradients of calls that not all of whose inputs have one: the backward pass is over."""
         opened, self._open = self._open, {}
         for gradients in opened.values():
-            self.guard.run(PART, gradients.finish)
+            self.guard.run(self.part, gradients.finish)
         self.task.forget()
 
     def _enter(self, scope: str | None) -> None:
         self._scope = scope
         self.task.forget()
         if scope is not None and self.task.writer is not None:
-            self.guard.run(PART, self.task.writer.parent, scope, None)
+            self.guard.run(self.part, self.task.writer.parent, scope, None)
 
     def _scope_of(self, number: int) -> str | None:
         if self._scope is not None or self.stacks is None:

@@ -1,6 +1,6 @@
 """Records what calls take and give: statistics, whole tensors, or only that they were made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ class DumpTask:
     """Describes each call to a writer: with `save` its tensors are written to files, without `values` nothing is read.
 
     With `later` the statistics of tensors on a device, and the tensors themselves, are kept there until `flush`.
+    `may_save(file_name, tensor)` is asked before a file is written.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class DumpTask:
         save: bool = False,
         values: bool = True,
         later: bool = False,
+        may_save: Callable[[str, Tensor], bool] | None = None,
     ) -> None:
         self.facts = facts
         self.selection = selection
         self.save = save
         self.values = values
         self.later = later
+        self.may_save = may_save
         self.writer: EntryWriter | None = None
         self._entries: list[tuple[str, dict[str, Any]]] = []
         self._tensors: list[tuple[Tensor, Path]] = []
@@ -107,18 +110,28 @@ class DumpTask:
     def _take(self, tensor: Tensor, stem: str) -> dict[str, Any]:
         facts = self.facts.describe(tensor)
         if self.save and self.writer is not None and _can_be_saved(tensor):
-            facts["data_name"] = f"{stem}{SUFFIX}"
-            path = self.writer.tensor_path(facts["data_name"])
-            facts["data_name"] = path.name
-            if self.later:
-                self._tensors.append((local(tensor).clone(), path))
-            else:
-                known = self.facts.file_of(tensor, path)
-                if known is None:
-                    save_tensor(tensor, path)
-                else:
-                    save_again(known, path, tensor)
+            path = self._save(tensor, f"{stem}{SUFFIX}")
+            if path is not None:
+                facts["data_name"] = path.name
         return facts
+
+    def _save(self, tensor: Tensor, name: str) -> Path | None:
+        """Write a tensor's file, or give the one that holds the same tensor another name; None when it may not be."""
+        assert self.writer is not None
+        if self.later:
+            path = self.writer.tensor_path(name)
+            self._tensors.append((local(tensor).clone(), path))
+            return path
+        known = self.facts.file_of(tensor)
+        if known is None and self.may_save is not None and not self.may_save(name, tensor):
+            return None
+        path = self.writer.tensor_path(name)
+        if known is None:
+            save_tensor(tensor, path)
+            self.facts.note_file(tensor, path)
+        else:
+            save_again(known, path, tensor)
+        return path
 
 
 def _can_be_saved(tensor: Tensor) -> bool:

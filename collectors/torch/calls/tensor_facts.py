@@ -54,13 +54,16 @@ class TensorFacts:
             self._known[id(tensor)] = _Known(weakref.ref(tensor), version, facts)
         return dict(facts)
 
-    def file_of(self, tensor: Tensor, path: Path) -> Path | None:
-        """Return the file that holds the very same tensor already; where there is none, note that `path` will."""
+    def file_of(self, tensor: Tensor) -> Path | None:
+        """Return the file that holds the very same tensor already."""
         known = self._known_of(tensor)
-        if known is None:
-            return None
-        file, known.file = known.file, known.file or path
-        return file
+        return known.file if known is not None else None
+
+    def note_file(self, tensor: Tensor, path: Path) -> None:
+        """Note that a file holds a tensor."""
+        known = self._known_of(tensor)
+        if known is not None:
+            known.file = path
 
     def forget(self) -> None:
         """Forget every tensor: it may have changed, or another step has begun, whose files lie elsewhere."""
@@ -76,7 +79,7 @@ class TensorFacts:
         facts: dict[str, Any] = {
             "type": _type_of(tensor),
             "dtype": str(tensor.dtype),
-            "shape": list(held.shape),
+            "shape": _shape_of(held),
             "Max": None,
             "Min": None,
             "Mean": None,
@@ -141,6 +144,13 @@ def checksum_of(tensor: Tensor) -> str:
     """Return the CRC-32 of a tensor's bytes as 8 hexadecimal digits: msprobe calls it md5."""
     dense = tensor.resolve_conj().resolve_neg().contiguous().cpu()
     return f"{zlib.crc32(dense.reshape(-1).view(torch.uint8).numpy().data):08x}"
+
+
+def _shape_of(tensor: Tensor) -> list[Any]:
+    """Return the shape; of a nested tensor what it has of one, its lengths by the name they have."""
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return [tensor.size(0), *(["*"] * (tensor.dim() - 1))]
+    return [n if isinstance(n, int) else str(n) for n in tensor.shape]
 
 
 def _is_whole(tensor: Tensor) -> bool:

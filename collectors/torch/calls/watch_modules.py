@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from trainsentry.collectors.torch.calls.parameter_gradients import PART
 from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.named import NamedModule
 
@@ -30,7 +29,8 @@ class ModuleHooks:
 
 def stem_of(named: NamedModule) -> str:
     """Return what a module's calls are named after."""
-    return f"Module.{named.name}.{type(named.module).__name__}"
+    kind = type(named.module).__name__
+    return f"Module.{named.name}.{kind}" if named.name else f"Module.{kind}"
 
 
 class _Pair:
@@ -53,7 +53,7 @@ class _Before(InertWhenCopied):
             return
         watcher = self.pair.watcher
         with torch._C.DisableTorchFunction():
-            self.pair.calls.append(watcher.guard.run(PART, watcher.begin, self.pair.stem, True, args, kwargs))
+            self.pair.calls.append(watcher.guard.run(watcher.part, watcher.begin, self.pair.stem, True, args, kwargs))
 
 
 class _After(InertWhenCopied):
@@ -68,4 +68,4 @@ class _After(InertWhenCopied):
         watcher, call = self.pair.watcher, self.pair.calls.pop()
         if call is not None:
             with torch._C.DisableTorchFunction():
-                watcher.guard.run(PART, watcher.end, call, output, module)
+                watcher.guard.run(watcher.part, watcher.end, call, output, module)

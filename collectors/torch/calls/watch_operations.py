@@ -9,7 +9,6 @@ from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.torch.calls.parameter_gradients import PART
 
 Around = Callable[[str, Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -20,9 +19,10 @@ class OperationMode(TorchFunctionMode):
     Inside the call the mode is off, so that only the outermost operation is seen.
     """
 
-    def __init__(self, guard: Guard, name_of: Callable[[Any, Any], str | None], around: Around) -> None:
+    def __init__(self, guard: Guard, part: str, name_of: Callable[[Any, Any], str | None], around: Around) -> None:
         super().__init__()
         self._guard = guard
+        self._part = part
         self._name_of = name_of
         self._around = around
 
@@ -33,9 +33,9 @@ class OperationMode(TorchFunctionMode):
         try:
             name = self._name_of(func, sys._getframe(1))
         except Exception as error:  # noqa: BLE001 - no mistake of ours may reach the user's call
-            self._guard.report(PART, error)
+            self._guard.report(self._part, error)
             name = None
-        if name is None or PART in self._guard.disabled:
+        if name is None or self._part in self._guard.disabled:
             return func(*args, **(kwargs or {}))
         return self._around(name, func, args, kwargs or {})
 
