@@ -296,9 +296,11 @@ class CallWatcher:
         return known
 
     def _parameter_gradients(self, call: Call, gradients: dict[str, Tensor]) -> None:
+        if not self.running:
+            return
         number = self._gradient_counts[call.stem]
         self._gradient_counts[call.stem] += 1
-        if self.running and self.task.writer is not None and self.selection.begins(call, "backward"):
+        if self.task.writer is not None and self.selection.begins(call, "backward"):
             with self._lock, torch.no_grad():
                 self.task.parameter_gradients(f"{call.stem}.parameters_grad.{number}", gradients)
 
