@@ -108,4 +108,4 @@ def _keys_at(path: list[Any], model: type[BaseModel]) -> list[str]:
         field = model.model_fields.get(str(key))
         candidates = (field.annotation, *get_args(field.annotation)) if field is not None else ()
         model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
-    return list(model.model_fields)
+    return [field.alias or name for name, field in model.model_fields.items()]

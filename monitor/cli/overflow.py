@@ -31,14 +31,16 @@ def overflow_command(
         if found:
             _show(step, found, {d.rank: d for d in ranks})
             raise typer.Exit(FOUND)
-    out.print(f"{dump}: no NaN and no Inf in the results of {sum(len(d.calls) for d in dumps)} calls")
+    out.print(f"{dump}: no NaN and no Inf in the results of {sum(len(d.calls) for d in dumps)} calls", soft_wrap=True)
 
 
 def _show(step: int, found: list[Overflow], dumps: dict[int, RankDump]) -> None:
     first = found[0]
     how = "made" if first.made else "passed on"
     places = ", ".join(first.places)
-    out.print(f"[bold]step {step}: {first.call} on rank {first.rank}[/bold] {how} NaN or Inf ({places})")
+    out.print(
+        f"[bold]step {step}: {first.call} on rank {first.rank}[/bold] {how} NaN or Inf ({places})", soft_wrap=True
+    )
     dump = dumps[first.rank]
     for line in dump.stacks.get(first.call.replace(".backward", ".forward"), [])[:SHOWN_LINES]:
         out.print(f"    {' '.join(line.split())}", soft_wrap=True)
@@ -46,7 +48,7 @@ def _show(step: int, found: list[Overflow], dumps: dict[int, RankDump]) -> None:
     out.print(f"verdict: [bold]{verdict}[/bold] overflow: {why}", soft_wrap=True)
     for other in found[1:]:
         source = f", from ranks {', '.join(map(str, other.from_ranks))}" if other.from_ranks else ""
-        out.print(f"later: {other.call} on rank {other.rank}{source}")
+        out.print(f"later: {other.call} on rank {other.rank}{source}", soft_wrap=True)
 
 
 def verdict_on(overflow: Overflow, dump: RankDump) -> tuple[str, str]:

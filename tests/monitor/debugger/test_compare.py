@@ -1,0 +1,125 @@
+"""Two dumps or two runs: where they first part, by how much, and what only one of them has."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from debugged import Tower, debug, make
+from tiny_models import mlp
+from tiny_models import train as train_monitored
+from typer.testing import CliRunner
+
+import trainsentry
+from trainsentry import PrecisionDebugger
+from trainsentry.monitor.cli.app import app
+from trainsentry.monitor.comparing import compare
+
+
+@pytest.fixture(autouse=True)
+def _no_debugger_is_left():
+    yield
+    PrecisionDebugger.close()
+
+
+def changed(by=1.01):
+    model = make(Tower)
+    with torch.no_grad():
+        model.blocks[1].fc1.weight.mul_(by)
+    return model
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_the_first_place_where_two_dumps_part(tmp_path, task):
+    debug(tmp_path / "a", task=task, level="mix")
+    debug(tmp_path / "b", task=task, level="mix", model=changed())
+    compared = compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump")
+    assert compared.first[2:4] == ("Functional.linear.3.forward", "input.1")
+    assert "they first part at step 0, rank 0, Functional.linear.3.forward (input.1)" in compared.summary
+    if task == "tensor":
+        cosine, relative = compared.first[6], compared.first[5]
+        assert cosine == pytest.approx(1.0)
+        assert relative == pytest.approx(1 - 1 / 1.01, rel=1e-3)
+    assert compared.only_in_one == 0
+
+
+def test_equal_dumps_do_not_part_and_checksums_are_used(tmp_path):
+    debug(tmp_path / "a", level="mix", statistics={"summary_mode": "md5"})
+    debug(tmp_path / "b", level="mix", statistics={"summary_mode": "md5"})
+    assert compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump").first is None
+    debug(tmp_path / "c", level="mix", statistics={"summary_mode": "md5"}, model=changed(1 + 1e-6))
+    first = compare(tmp_path / "a" / "dump", tmp_path / "c" / "dump").first
+    assert (first[2], first[-1]) == ("Functional.linear.3.forward", "checksums differ")
+
+
+def test_names_that_differ_are_mapped_and_the_rest_is_told(tmp_path):
+    debug(tmp_path / "a", level="L0")
+    debug(tmp_path / "b", level="L0", model=torch.nn.Sequential(make(Tower)))
+    plain = compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump")
+    assert plain.only_in_one > 10
+    names = tmp_path / "names.json"
+    names.write_text(json.dumps({"Module.": "Module.0."}))
+    table = tmp_path / "table.csv"
+    dumps = [str(tmp_path / x / "dump") for x in "ab"]
+    result = CliRunner().invoke(app, ["compare", *dumps, "--names", str(names), "-o", str(table)])
+    assert "they do not part" in result.stdout
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    extra = {row["call"] for row in rows if row["status"] == "extra"}
+    assert extra == {"Module.0.Tower.forward.0", "Module.0.Tower.backward.0"}
+
+
+def test_two_monitored_runs(tmp_path):
+    for name, by in (("a", 0.0), ("b", 1e-3)):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with trainsentry.TrainMonitor({"output_dir": str(tmp_path / name)}).watch(model, optimizer) as monitor:
+
+            def before_step(step, model=model, by=by):
+                if step == 4:
+                    with torch.no_grad():
+                        model[2].weight += by
+
+            train_monitored(model, optimizer, 8, monitor, before_step=before_step)
+    compared = compare(tmp_path / "a", tmp_path / "b")
+    assert compared.first[0] == 4
+    assert compare(tmp_path / "a", tmp_path / "a").first is None
+
+
+def test_folders_of_different_kinds_and_of_none(tmp_path):
+    debug(tmp_path / "a", level="L0")
+    (tmp_path / "empty").mkdir()
+    for other in ("empty", "nowhere"):
+        result = CliRunner().invoke(app, ["compare", str(tmp_path / "a" / "dump"), str(tmp_path / other)])
+        assert result.exit_code == 2
+
+
+def test_nothing_in_a_tensor_file_is_run(tmp_path):
+    import pickle
+
+    debug(tmp_path / "a", task="tensor", level="L0")
+    debug(tmp_path / "b", task="tensor", level="L0")
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return marker.write_text, ("x",)
+
+    for path in (tmp_path / "b").glob("dump/*/*/dump_tensor_data/*.pt"):
+        path.unlink()
+        path.write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(Exception, match=r"Unsupported|weights_only|Weights only"):
+        compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump")
+    assert not marker.exists()
+
+
+def test_arrays_of_the_other_framework_are_loaded_without_pickles(tmp_path):
+    from trainsentry.monitor.comparing import load_array
+
+    np.save(tmp_path / "a.npy", np.ones(3))
+    assert load_array(tmp_path / "a.npy").sum() == 3
+    np.save(tmp_path / "b.npy", np.array([object()]), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        load_array(tmp_path / "b.npy")

@@ -1,0 +1,192 @@
+"""Every mistake in a debugger's configuration is named: key, value and what is allowed; both generations are read."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from trainsentry import ConfigError, PrecisionDebugger
+from trainsentry.monitor.debugger.debugger_config import load_debugger_config
+
+
+@pytest.fixture(autouse=True)
+def _no_debugger_is_left():
+    yield
+    PrecisionDebugger.close()
+
+
+def load(tmp_path, **config):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"dump_path": str(tmp_path / "dump"), **config}))
+    return load_debugger_config(str(path), {})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"task": "statistic"}, "task: 'statistic'; allowed: statistics, tensor"),
+        ({"task": "free_benchmark"}, "in its place: tensor on two devices"),
+        ({"task": "run_ut"}, "in its place: trainsentry overflow"),
+        ({"level": "L2"}, "level: 'L2'; allowed: L0, L1, mix, debug; L2 dumps the kernels"),
+        ({"level": "debug", "task": "structure"}, "level: 'debug'|task 'structure' is read as 'mix'"),
+        ({"level": "debug", "task": "overflow_check"}, "level: 'debug' with task 'overflow_check'; allowed: task"),
+        ({"rank": ["x"]}, "'x'; allowed: numbers from 0 on"),
+        ({"step": ["5-3"]}, "'5-3'; allowed: numbers from 0 on"),
+        ({"step": [-1]}, "-1; allowed: numbers from 0 on"),
+        ({"enable_dataloader": True}, r"enable_dataloader: True; allowed: false, with start\(\)"),
+        ({"async_dump": True, "task": "tensor"}, "allowed: with a tensor.list that is not empty"),
+        ({"async_dump": True, "statistics": {"summary_mode": "md5"}}, "allowed: summary_mode statistics"),
+        ({"statistics": {"scope": ["a", "b"], "list": ["c"]}}, "are both given; allowed: one of them"),
+        ({"statistics": {"scope": ["Functional.linear.0.forward"]}}, "allowed: two full names"),
+        ({"statistics": {"scope": ["linear", "gelu"]}}, "allowed: full names such as"),
+        ({"statistics": {"data_mode": ["forwards"]}}, "'forwards'; allowed: some of all, forward"),
+        ({"statistics": {"data_mode": ["all", "input"]}}, "alone, or some of the others"),
+        ({"statistics": {"lists": []}}, "unknown key; the closest known one is 'list'"),
+        ({"task": "overflow_check", "overflow_check": {"overflow_nums": -2}}, "overflow_nums: got -2"),
+        ({"task": "grad_probe", "grad_probe": {"bounds": [1, 0]}}, "allowed: numbers that grow"),
+        ({"dumppath": "x"}, "unknown key; the closest known one is 'dump_path'"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path, config, message):
+    if "structure" in config.values():
+        loaded, warnings = load(tmp_path, **config)
+        assert loaded.level == "mix"
+        assert message.partition("|")[2] in warnings[0]
+        return
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, **config)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"dump_path: .* is no folder that can be made"):
+        load(tmp_path, dump_path=str(file))
+    with pytest.raises(ConfigError, match="dump_path: missing; allowed"):
+        load_debugger_config(None, {})
+    if os.geteuid() != 0:
+        closed = tmp_path / "closed"
+        closed.mkdir()
+        closed.chmod(stat.S_IRUSR)
+        with pytest.raises(ConfigError, match="is not writable"):
+            load(tmp_path, dump_path=str(closed))
+
+
+def test_both_generations_are_read(tmp_path):
+    older = {
+        "task": "overflow_check",
+        "rank": [],
+        "step": ["0-1", 4],
+        "level": "L1",
+        "enable_dataloader": False,
+        "acl_config": "",
+        "tensor": {"scope": [], "list": [], "data_mode": ["all"], "backward_input": [], "file_format": "npy"},
+        "overflow_check": {"overflow_nums": 3},
+        "run_ut": {"white_list": [], "black_list": [], "error_data_path": "./"},
+        "grad_probe": {"grad_level": "L1", "param_list": [], "bounds": [-1, 0, 1]},
+        "free_benchmark": {"scope": [], "list": [], "fuzz_device": "npu", "pert_mode": "improve_precision"},
+    }
+    config, warnings = load(tmp_path, **older)
+    assert (config.task, config.step, config.overflow_check.overflow_nums) == ("overflow_check", [0, 1, 4], 3)
+    assert sorted(w.partition(":")[0] for w in warnings) == [
+        "free_benchmark",
+        "grad_probe",
+        "run_ut",
+        "tensor.file_format",
+    ]
+    newer = {
+        "task": "statistics",
+        "level": "mix",
+        "risk_level": "ALL",
+        "extra_info": True,
+        "precision": "low",
+        "statistics": {"scope": [], "list": [], "tensor_list": [], "data_mode": ["all"], "summary_mode": "statistics"},
+    }
+    config, warnings = load(tmp_path, **newer)
+    assert (config.risk_level, warnings) == ("ALL", [])
+    config, warnings = load(tmp_path, task="nan_check", nan_check={"overflow_nums": 2})
+    assert (config.task, config.overflow_check.overflow_nums) == ("overflow_check", 2)
+
+
+def test_seed_and_is_deterministic_seed_everything(tmp_path):
+    import random
+
+    import numpy as np
+    import torch
+
+    def draws():
+        return random.random(), float(np.random.rand()), torch.rand(1).item()
+
+    PrecisionDebugger(str(_file(tmp_path, seed=7))).close()
+    first = draws()
+    PrecisionDebugger(str(_file(tmp_path, seed=7))).close()
+    assert draws() == first
+    assert os.environ["PYTHONHASHSEED"] == "7"
+
+
+def _file(tmp_path, **config):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"dump_path": str(tmp_path / "dump"), **config}))
+    return path
+
+
+def test_ranks_that_do_not_exist_and_steps_that_never_come(tmp_path, caplog):
+    debugger = PrecisionDebugger(str(_file(tmp_path, rank=[3])))
+    with pytest.raises(ConfigError, match="rank: 3 does not exist; allowed: 0 to 0"):
+        debugger.start()
+    debugger.close()
+    debugger = PrecisionDebugger(str(_file(tmp_path, step=[0, 9])))
+    for _ in range(3):
+        debugger.start()
+        debugger.stop()
+        debugger.step()
+    debugger.close()
+    assert "step: [9] never came; the last was 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda d: d.start("model"), TypeError, r"model: got str; allowed: torch.nn.Module"),
+        (lambda d: d.start([]), TypeError, "got an empty list"),
+        (lambda d: d.start(token_range=[0, 1]), ValueError, "without a model"),
+        (lambda d: d.start(_linear(), token_range=[2, 1]), ValueError, r"allowed: \[first, last\]"),
+        (lambda d: d.save(1, ""), ValueError, "allowed: a text that is not empty"),
+        (lambda d: d.set_init_step(-1), ValueError, "allowed: a whole number"),
+        (lambda d: d.module_dump("m", "n"), TypeError, "model: got str"),
+        (lambda d: d.monitor(_linear()), ValueError, "allowed: task grad_probe"),
+    ],
+)
+def test_wrong_arguments_are_refused(tmp_path, call, error, message):
+    debugger = PrecisionDebugger(task="statistics", dump_path=str(tmp_path))
+    with pytest.raises(error, match=message):
+        call(debugger)
+
+
+def _linear():
+    from torch import nn
+
+    return nn.Linear(1, 1)
+
+
+def test_modules_cannot_be_dumped_without_a_model(tmp_path):
+    debugger = PrecisionDebugger(task="statistics", level="mix", dump_path=str(tmp_path))
+    with pytest.raises(ValueError, match="at level 'mix'; allowed: the model"):
+        debugger.start()
+
+
+def test_a_disk_that_fills_up_is_named_once_and_training_goes_on(tmp_path, monkeypatch, caplog):
+    from debugged import Tower, make, train
+
+    from trainsentry.exporters import growing_json
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    debugger = PrecisionDebugger(task="statistics", level="L0", dump_path=str(tmp_path))
+    bare = train(make(Tower), 3)
+    monkeypatch.setattr(growing_json.os, "pwrite", full)
+    with_it = train(make(Tower), 3, debugger)
+    assert with_it[0] == bare[0]
+    assert caplog.text.count("No space left on device") == 1
