@@ -1,0 +1,95 @@
+"""Debuggers on several ranks: collectives, an overflow on one of them, sharded models."""
+
+import json
+
+import torch
+import torch.distributed as dist
+from debugged import Tower, make, read
+from torch import nn
+
+from trainsentry import OverflowLimitReached, PrecisionDebugger
+
+
+def _debugger(folder, **config):
+    path = folder / f"config{dist.get_rank()}.json"
+    path.write_text(json.dumps({"dump_path": str(folder / "dump"), **config}))
+    return PrecisionDebugger(str(path))
+
+
+def collectives(folder):
+    """Make some collectives under a debugger; return this rank's dump."""
+    debugger = _debugger(folder, task="tensor", level="L1")
+    me = dist.get_rank()
+    try:
+        x = torch.full((2,), 1.0 + me)
+        debugger.start()
+        dist.all_reduce(x)
+        out = torch.zeros(2 * dist.get_world_size())
+        dist.all_gather_into_tensor(out, torch.full((2,), float(me)))
+        work = dist.all_reduce(y := torch.ones(3), async_op=True)
+        work.wait()
+        y + 1
+        debugger.stop()
+        debugger.step()
+        assert debugger._session.guard.failures == {}
+    finally:
+        debugger.close()
+    return read(folder / "dump" / "step0" / f"rank{me}")["dump"]["data"]
+
+
+def overflow_on(folder, rank, steps=4):
+    """Train; `rank` overflows in step 2. Return the step at whose end this rank was stopped."""
+    debugger = _debugger(folder, task="overflow_check", level="L1", overflow_check={"overflow_nums": 1})
+    model = nn.parallel.DistributedDataParallel(make(Tower))
+    try:
+        for step in range(steps):
+            debugger.start(model)
+            x = torch.ones(2, 4)
+            if step == 2 and dist.get_rank() == rank:
+                x = x * 3e38 * 10
+            loss = model(x).sum()
+            dist.all_reduce(total := loss.detach().clone())
+            del total
+            debugger.stop()
+            debugger.step()
+    except OverflowLimitReached as stopped:
+        return stopped.step
+    finally:
+        debugger.close()
+    return None
+
+
+def sharded(folder, kind):
+    """Train a wrapped model under a debugger at level mix; return the names in this rank's dump and the losses."""
+    losses = {}
+    for watched in (False, True):
+        model = make(Tower)
+        if kind == "ddp":
+            wrapped = nn.parallel.DistributedDataParallel(model)
+        else:
+            from torch.distributed.fsdp import fully_shard
+
+            for block in model.blocks:
+                fully_shard(block)
+            wrapped = fully_shard(model)
+        optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+        debugger = _debugger(folder, task="tensor", level="mix") if watched else None
+        found = losses[watched] = []
+        try:
+            for _ in range(2):
+                if debugger:
+                    debugger.start(wrapped)
+                loss = wrapped(torch.ones(2, 4) * (1 + dist.get_rank())).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if debugger:
+                    debugger.stop()
+                    debugger.step()
+                found.append(loss.item())
+            if debugger:
+                assert debugger._session.guard.failures == {}
+        finally:
+            PrecisionDebugger.close()
+    data = read(folder / "dump" / "step1" / f"rank{dist.get_rank()}")["dump"]["data"]
+    return losses, list(data)
