@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types pytest format clean
+.PHONY: demo test test-peer lint types pytest format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
@@ -20,6 +20,11 @@ types: $(VENV)/dev.stamp
 
 pytest: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
+
+# Runs msprobe's own tools on our dumps, in an environment of their own that is made once.
+test-peer: $(VENV)/dev.stamp
+	TRAINSENTRY_PEERS=$$($(BIN)/python -c "import sys; sys.path.insert(0, 'benchmarks'); import peers; print(peers.peers_python())") \
+		$(BIN)/python -m pytest tests/peer
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .

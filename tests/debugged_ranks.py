@@ -93,3 +93,22 @@ def sharded(folder, kind):
             PrecisionDebugger.close()
     data = read(folder / "dump" / "step1" / f"rank{dist.get_rank()}")["dump"]["data"]
     return losses, list(data)
+
+
+def poisoned(folder, rank):
+    """Train a step under a debugger at level mix, with a NaN in one weight of one rank."""
+    debugger = _debugger(folder, task="statistics", level="mix")
+    model = make(Tower)
+    if dist.get_rank() == rank:
+        with torch.no_grad():
+            model.blocks[0].fc1.weight[0, 0] = float("nan")
+    try:
+        debugger.start(model)
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        debugger.stop()
+        debugger.step()
+    finally:
+        debugger.close()

@@ -1,0 +1,93 @@
+"""msprobe 26.2's own tools take our dumps: `make test-peer` builds its environment and runs this."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import debugged_ranks
+import pytest
+from debugged import Awkward, Tower, debug, read
+
+from trainsentry import PrecisionDebugger
+
+PEERS = os.environ.get("TRAINSENTRY_PEERS", "")
+pytestmark = pytest.mark.skipif(not PEERS, reason="TRAINSENTRY_PEERS is not set: make test-peer sets it")
+KINDS = {"Awkward": Awkward, "Tower": Tower}
+
+
+@pytest.fixture(autouse=True)
+def _no_debugger_is_left():
+    yield
+    PrecisionDebugger.close()
+
+
+def msprobe(*arguments):
+    """Run a command of msprobe; return what it prints."""
+    command = [str(Path(PEERS).with_name("msprobe")), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    lines = (done.stdout + done.stderr).splitlines()
+    text = "\n".join(line for line in lines if "CANN environment" not in line)  # it always asks for an NPU's software
+    assert done.returncode == 0, text
+    assert "ERROR" not in text, text
+    assert "Traceback" not in text, text
+    return text
+
+
+def theirs(folder, kind, task, level):
+    script = Path(__file__).with_name("msprobe_dumps.py")
+    subprocess.run([PEERS, script, folder, kind, task, level], check=True, capture_output=True, timeout=300)
+    [dump] = (folder / "dump" / "step0").glob("*/dump.json")
+    return dump
+
+
+@pytest.mark.parametrize("kind", ["Awkward", "Tower"])
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_compare_finds_our_forward_calls_equal_to_its_own(tmp_path, kind, task, level):
+    debug(tmp_path / "ours", kind=KINDS[kind], task=task, level=level)
+    golden = theirs(tmp_path / "theirs", kind, task, level)
+    ours = tmp_path / "ours" / "dump" / "step0" / "rank0" / "dump.json"
+    msprobe("compare", "--target_path", ours, "--golden_path", golden, "--output_path", tmp_path / "out")
+    [table] = (tmp_path / "out").glob("compare_result_*.csv")
+    with table.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    forward = [row for row in rows if ".forward" in row["NPU Name"] and row["Bench Name"] != "N/A"]
+    assert len(forward) > 20
+    noise = [row for row in forward if row["Result"] == "warning" and abs(float(row["NPU mean"])) < 1e-6]
+    assert {row["Result"] for row in forward if row not in noise} <= {"pass", "Pass", "", "N/A"}
+    assert len(noise) <= 3  # means of normalised values, which are what rounding leaves of 0
+
+
+def test_compare_takes_steps_and_ranks(two_ranks, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        two_ranks.run(debugged_ranks.sharded, tmp_path / name, "ddp")
+    paths = [tmp_path / name / "dump" / "step1" for name in ("a", "b")]
+    msprobe("compare", "--target_path", paths[0], "--golden_path", paths[1], "--output_path", tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("compare_result_*"))) == 2
+
+
+def test_overflow_check_finds_the_call_that_ours_finds(two_ranks, tmp_path):
+    two_ranks.run(debugged_ranks.poisoned, tmp_path, 1)
+    text = msprobe("overflow_check", "-i", tmp_path / "dump" / "step0", "-o", tmp_path / "out")
+    [found] = (tmp_path / "out").glob("anomaly_analyze_*.json")
+    assert "Module.blocks.0.fc1.Linear.forward.0" in found.read_text() or "Functional.linear.1" in found.read_text(), (
+        text
+    )
+
+
+def test_the_graph_builder_takes_our_tree(tmp_path):
+    debug(tmp_path / "ours", level="mix")
+    step = tmp_path / "ours" / "dump" / "step0"
+    msprobe("graph_visualize", "--target_path", step, "--output_path", tmp_path / "out")
+    [graph] = (tmp_path / "out").glob("build_*.vis.db")
+    content = graph.read_bytes()
+    for name in ("Module.blocks.0.fc1.Linear.backward.0", "Functional.gelu.0.forward"):
+        assert name.encode() in content
+
+
+def test_the_python_of_the_peers_is_another():
+    assert Path(PEERS).parent != Path(sys.executable).parent
+    assert read
