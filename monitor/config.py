@@ -218,12 +218,16 @@ class OverflowCheck(Block):
 
 
 class Dump(Block):
-    """The targeted dump. `steps`: how many steps it holds; `cooldown_steps`: least distance between two dumps."""
+    """The targeted dump. `steps`: how many steps it holds; `cooldown_steps`: least distance between two dumps.
+
+    With `replay` the last forward pass is run again, twice, and dumped, to tell data from device.
+    """
 
     steps: Annotated[int, Field(ge=1)] = 1
     max_bytes: Size = 2**30
     cooldown_steps: Annotated[int, Field(ge=0)] = 100
     same_step: bool | Literal["auto"] = "auto"
+    replay: bool = False
 
 
 class OnIncident(Block):

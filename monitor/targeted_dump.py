@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from trainsentry.anomaly.dump_comparison import EQUAL, compare_dumps
 from trainsentry.anomaly.incident import Incident
+from trainsentry.exporters.dump_reader import RankDump, read_dumps
 from trainsentry.exporters.step_dump import TENSORS, StepDump
 from trainsentry.monitor.config import Dump
 
@@ -30,6 +32,7 @@ class TargetedDump:
         save: Any,
         quota: int,
         done: Callable[[int, str], None],
+        replay: Any = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -39,6 +42,7 @@ class TargetedDump:
         self.save = save
         self.quota = quota
         self.done = done
+        self.replay = replay
         self.total_bytes = 0
         self._last_step: int | None = None
         self._budget = 0
@@ -113,12 +117,36 @@ class TargetedDump:
         self._incident = incident
         self._last_step = step
         self._budget = min(self.settings.max_bytes, self.quota - self.total_bytes)
+        if self.replay is not None:
+            self.done(incident.id, f"replay: {self._run_again(step)}")
+
+    def _run_again(self, step: int) -> str:
+        """Run the last forward pass twice; return whether the results were equal, and where they lie."""
+        folders = [self.directory / f"step{step}" / f"rank{self.rank}" / f"replay{i}" for i in range(2)]
+        writers = [StepDump(folder, self._head(folder, step)) for folder in folders]
+        try:
+            outcome = self.replay.run(self._modules(), writers)
+        except Exception as error:  # noqa: BLE001 - the user's forward pass, run once more than it was meant to
+            outcome = f"failed: {type(error).__name__}: {error}"
+        if outcome != "done" or not all(writer.names for writer in writers):
+            for writer in writers:
+                writer.discard()
+            return outcome if outcome != "done" else "not done: the suspects take no part in the forward pass"
+        for writer in writers:
+            writer.close()
+        self.total_bytes += sum(f.stat().st_size for folder in folders for f in folder.rglob("*") if f.is_file())
+        return verdict_on_replays(*(read_dumps(folder)[0] for folder in folders))
 
     def _open(self, step: int) -> StepDump:
         assert self._incident is not None
         self._step, self._tensors, self._left_out, self._held = step, 0, [], {}
         directory = self.directory / f"step{step}" / f"rank{self.rank}"
-        head = {
+        return StepDump(directory, self._head(directory, step))
+
+    def _head(self, directory: Path, step: int) -> dict[str, Any]:
+        """Return what a dump begins with."""
+        assert self._incident is not None
+        return {
             "task": "tensor",
             "level": "mix",
             "framework": self.capture.framework,
@@ -127,7 +155,6 @@ class TargetedDump:
             "incident": self._incident.id,
             "dump_data_dir": str(directory / TENSORS),
         }
-        return StepDump(directory, head)
 
     def _take_held(self) -> None:
         for module in self._modules():
@@ -181,6 +208,20 @@ class TargetedDump:
         folder.close({"holds": sorted({_kind(name) for name in folder.names}), "left_out": self._left_out})
         where = folder.directory.relative_to(self.directory.parent)
         self.done(self._incident.id, f"dump: {where} ({self._tensors} tensors)")
+
+
+def verdict_on_replays(a: RankDump, b: RankDump) -> str:
+    """Return what two runs of one forward pass say: equal results come of data or numerics, others of the device."""
+    for row in compare_dumps(a, b, {}):
+        if row.status != EQUAL:
+            return (
+                f"two runs of the same forward pass part at {row.call} ({row.place}): the device, or an operation that "
+                f"is not deterministic; {a.directory} and {b.directory}"
+            )
+    return (
+        f"two runs of the same forward pass are equal to the bit: it comes of data or numerics, not of the device; "
+        f"{a.directory}"
+    )
 
 
 def _kind(name: str) -> str:

@@ -72,6 +72,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
             save=run.framework.saving,
             quota=config.disk_quota,
             done=triggers.note_action,
+            replay=watch.replay() if settings.replay else None,
         )
     if company is None or company.speaks:
         described = describe_run(config, run.framework, run.world_size, run.start_step, restart)

@@ -42,10 +42,10 @@ class Capture:
 
     framework = "pytorch"
 
-    def __init__(self, names: ModelNames, guard: Guard) -> None:
+    def __init__(self, names: ModelNames, guard: Guard, *, checksum: bool = False) -> None:
         self.names = names
         self.guard = guard
-        self.facts = TensorFacts()
+        self.facts = TensorFacts(checksum=checksum)
         self._watcher: CallWatcher | None = None
 
     @property

@@ -119,6 +119,11 @@ class Communication:
         self._recorded.clear()
 
     @property
+    def calls_so_far(self) -> int:
+        """How many collectives and point-to-point operations were called since watching began."""
+        return sum(self._sequences.values())
+
+    @property
     def open_calls(self) -> list[Call]:
         """Calls that have not ended, the oldest first."""
         return [*(call for _, calls in list(self._open.values()) for call in calls), *self._reducer.open]

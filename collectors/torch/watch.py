@@ -41,6 +41,7 @@ from trainsentry.collectors.torch.parameters import (
 )
 from trainsentry.collectors.torch.pending_rows import PendingRows
 from trainsentry.collectors.torch.process_groups import known_groups
+from trainsentry.collectors.torch.replaying import Replay
 from trainsentry.collectors.torch.step_rows import StepRows
 from trainsentry.collectors.torch.training_modes import TrainingModes
 from trainsentry.collectors.torch.unreduced import MICRO_BATCH, RUNNING_SUM, UnreducedHooks, is_sharded
@@ -73,6 +74,7 @@ class TorchWatch:
         self.flow = DataFlow()
         self.rows = StepRows(table, settings.eps, self._refused)
         self.capture = Capture(self.names, guard)
+        self._replay: Replay | None = None
         self._selections: dict[str, Selection] = {}
         self._steps: OptimizerSteps | None = None
         self._series = ParameterSeries(self.rows)
@@ -148,6 +150,13 @@ class TorchWatch:
         """Whether every parameter lies on the CPU."""
         return all(p.parameter.device.type == "cpu" for p in self.names.parameters)
 
+    def replay(self) -> Replay:
+        """Return what keeps the last forward pass, and runs it again."""
+        communication = self.communication
+        count = None if communication is None else lambda: communication.calls_so_far
+        self._replay = Replay(self.names, self.guard, count, several_ranks=several_ranks())
+        return self._replay
+
     def graph(self) -> dict[str, Any]:
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, known_groups(self.own_group))
@@ -168,6 +177,8 @@ class TorchWatch:
         if self.communication is not None:
             self.communication.close()
         self.capture.close()
+        if self._replay is not None:
+            self._replay.close()
         self._updates.forget()
 
     # ------------------------------------------------------------------ one step

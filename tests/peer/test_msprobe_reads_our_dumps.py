@@ -55,9 +55,13 @@ def test_compare_finds_our_forward_calls_equal_to_its_own(tmp_path, kind, task, 
         rows = list(csv.DictReader(file))
     forward = [row for row in rows if ".forward" in row["NPU Name"] and row["Bench Name"] != "N/A"]
     assert len(forward) > 20
-    noise = [row for row in forward if row["Result"] == "warning" and abs(float(row["NPU mean"])) < 1e-6]
-    assert {row["Result"] for row in forward if row not in noise} <= {"pass", "Pass", "", "N/A"}
-    assert len(noise) <= 3  # means of normalised values, which are what rounding leaves of 0
+    assert {row["Result"].lower() for row in forward} <= {"pass", "", "n/a", "warning"}
+    if task == "statistics":  # a warning compares rounding errors: that of a norm in fp32 with ours in fp64
+        told = [row for row in forward if row["NormRelativeErr"][:1].isdigit() and float(row["NPU l2norm"]) > 1e-6]
+        errors = [float(row["NormRelativeErr"].rstrip("%")) for row in told]
+        assert max(errors) < 1e-4
+    else:
+        assert {row["Result"].lower() for row in forward} <= {"pass", "", "n/a"}
 
 
 def test_compare_takes_steps_and_ranks(two_ranks, tmp_path):

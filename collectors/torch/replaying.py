@@ -1,0 +1,179 @@
+"""Runs the last forward pass again, twice, to tell what the data do from what the device does."""
+
+import contextlib
+import random
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainsentry.collectors.call_entries import EntryWriter
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch.capture import Capture
+from trainsentry.collectors.torch.clean_names import is_holder
+from trainsentry.collectors.torch.containers import list_tensors
+from trainsentry.collectors.torch.inert_hook import InertWhenCopied
+from trainsentry.collectors.torch.local_tensor import version_of
+from trainsentry.collectors.torch.model_names import ModelNames
+
+PART: Final = "replay"
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What a forward pass began with; its inputs by reference."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    versions: tuple[int | None, ...]
+    random: "_Random"
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    collectives: int
+
+
+class Replay:
+    """Keeps what the last forward pass began with, and runs it again.
+
+    `collectives` counts the collectives that this rank has called so far; None where they are not counted. A forward
+    pass with collectives is not run again: other ranks would have to take part.
+    """
+
+    def __init__(
+        self, names: ModelNames, guard: Guard, collectives: Callable[[], int] | None, *, several_ranks: bool
+    ) -> None:
+        self.names = names
+        self.guard = guard
+        self.collectives = collectives
+        self.several_ranks = several_ranks
+        self.last: _Pass | None = None
+        self.spoke = False
+        self._handles: list[Any] = []
+        for chunk in names.chunks:
+            inner = next(m for m in chunk.modules() if not is_holder(m))
+            self._handles.append(inner.register_forward_pre_hook(_Keep(self), with_kwargs=True))
+            self._handles.append(inner.register_forward_hook(_Passed(self)))
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.last = None
+
+    def keep(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what a forward pass begins with."""
+        versions = tuple(version_of(t) for t in list_tensors((*args, *kwargs.values())))
+        kinds = [kind for kind in ("cpu", "cuda", "npu") if kind == "cpu" or _has(kind)]
+        autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        count = self.collectives() if self.collectives is not None else 0
+        self.last = _Pass(model, args, dict(kwargs), versions, _Random.now(), autocast, count)
+        self.spoke = False
+
+    def passed(self) -> None:
+        """Note whether a collective was called in a forward pass."""
+        if self.last is not None and self.collectives is not None and self.collectives() != self.last.collectives:
+            self.spoke = True
+
+    def why_not(self) -> str | None:
+        """Return why the last forward pass cannot be run again; None when it can."""
+        last = self.last
+        if last is None:
+            return "no forward pass was seen"
+        if any(n.fragment is not None or hasattr(n.parameter, "placements") for n in self.names.parameters):
+            return "the model is sharded: other ranks would have to take part"
+        if self.several_ranks and (self.spoke or self.collectives is None):
+            return "its forward pass calls collectives: other ranks would have to take part"
+        if tuple(version_of(t) for t in list_tensors((*last.args, *last.kwargs.values()))) != last.versions:
+            return "its inputs were changed in place since"
+        return None
+
+    def run(self, modules: Collection[str], writers: Collection[EntryWriter]) -> str:
+        """Run the forward pass once for each writer, with a full dump of the named modules; return what came of it."""
+        reason, last = self.why_not(), self.last
+        if reason is not None or last is None:
+            return f"not done: {reason}"
+        for writer in writers:
+            with self._as_it_was(last.model):
+                self._once(last, modules, writer)
+        return "done"
+
+    def _once(self, last: _Pass, modules: Collection[str], writer: EntryWriter) -> None:
+        capture = Capture(self.names, Guard(strict=True), checksum=True)
+        last.random.restore()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for kind, enabled, dtype in last.autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            stack.callback(capture.close)
+            capture.attach(modules, writer, lambda *_: True)
+            last.model(*last.args, **last.kwargs)
+
+    @contextlib.contextmanager
+    def _as_it_was(self, model: nn.Module) -> Iterator[None]:
+        """Put random numbers and buffers back to what they are now, and have nothing collected meanwhile."""
+        now = _Random.now()
+        buffers = [(b, b.detach().clone()) for b in model.buffers()]
+        kept, self.last = self.last, None
+        try:
+            with self.guard.paused():
+                yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    if not torch.equal(buffer, value):  # batch norm changes its own without autograd's knowing
+                        buffer.copy_(value)
+            now.restore()
+            self.last = kept
+
+
+@dataclass(frozen=True)
+class _Random:
+    """The state of every source of random numbers."""
+
+    torch_cpu: Tensor
+    devices: tuple[Tensor, ...]
+    python: Any
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> "_Random":
+        devices = tuple(torch.cuda.get_rng_state_all()) if _has("cuda") and torch.cuda.is_initialized() else ()
+        return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002 - what scripts draw from
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch_cpu)
+        if self.devices:
+            torch.cuda.set_rng_state_all(list(self.devices))
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+
+
+class _Keep(InertWhenCopied):
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Replay) -> None:
+        self.owner = owner
+
+    def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.owner.guard.run(PART, self.owner.keep, module, args, kwargs)
+
+
+class _Passed(InertWhenCopied):
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Replay) -> None:
+        self.owner = owner
+
+    def __call__(self, module: Any, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.owner.guard.run(PART, self.owner.passed)
+
+
+def _has(kind: str) -> bool:
+    module = getattr(torch, kind, None)
+    return module is not None and bool(module.is_available())
