@@ -60,6 +60,10 @@ class CallStacks:
         return self._by_text[text]
 
 
+def is_ours(code: CodeType) -> bool:
+    """Whether code belongs to the monitor."""
+    return code.co_filename.startswith(_OURS) and not code.co_filename.startswith(_DEMO)
+
+
 def _is_left_out(code: CodeType) -> bool:
-    ours = code.co_filename.startswith(_OURS) and not code.co_filename.startswith(_DEMO)
-    return ours or code.co_name in _BETWEEN
+    return is_ours(code) or code.co_name in _BETWEEN

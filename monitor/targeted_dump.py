@@ -12,6 +12,9 @@ from trainsentry.monitor.config import Dump
 
 PART: Final = "dump"
 
+OVERFLOWS: Final = frozenset({"nonfinite", "overflow"})
+"""Kinds of incidents that set off an overflow check."""
+
 
 class TargetedDump:
     """Dumps the tensors of an incident's suspects.
@@ -33,6 +36,7 @@ class TargetedDump:
         quota: int,
         done: Callable[[int, str], None],
         replay: Any = None,
+        overflow_check: bool = False,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -43,6 +47,8 @@ class TargetedDump:
         self.quota = quota
         self.done = done
         self.replay = replay
+        self.overflow_check = overflow_check
+        self._check: tuple[StepDump, Any] | None = None
         self.total_bytes = 0
         self._last_step: int | None = None
         self._budget = 0
@@ -73,11 +79,10 @@ class TargetedDump:
         self._write()
 
     def arm(self, incident: Incident, step: int) -> None:
-        """Dump the whole steps that begin with `step`."""
+        """Dump the whole steps that begin with `step`, which is opened next."""
         if self._incident is None:
             self._begin(incident, step)
         self._until = step + self.settings.steps
-        self.open_step(step)
 
     def open_step(self, step: int) -> None:
         """Watch the suspects' modules through the coming step, if it is to be dumped."""
@@ -89,6 +94,11 @@ class TargetedDump:
             return
         self._folder = self._open(step)
         self.capture.attach(self._modules(), self._folder, self._may_save)
+        if self.overflow_check and self._incident.kind in OVERFLOWS:
+            folder = self.directory.parent / "overflow" / f"step{step}" / f"rank{self.rank}"
+            head = {**self._head(folder, step), "task": "overflow_check", "dump_data_dir": None}
+            checked = StepDump(folder, head)
+            self._check = (checked, self.capture.check_overflow(checked))
 
     def before_update(self, step: int) -> None:
         """Add weights, gradients and optimizer state to the dump of the step, if there is one."""
@@ -100,6 +110,7 @@ class TargetedDump:
         self.capture.close()
         if self._folder is not None:
             self._write()
+        self._end_check()
 
     def abandon(self) -> None:
         """Give up the dump under way: remove its hooks, keep what is written."""
@@ -112,6 +123,21 @@ class TargetedDump:
         """Give up what is armed; the next dump need not keep a distance to the last."""
         self.abandon()
         self._last_step = None
+
+    def _end_check(self) -> None:
+        """Write what the overflow check of the step has found."""
+        check, self._check = self._check, None
+        if check is None:
+            return
+        folder, task = check
+        calls, first, _ = task.take_counts()
+        if not calls:
+            folder.discard()
+            return
+        folder.close()
+        where = folder.directory.relative_to(self.directory.parent)
+        if self._incident is not None:
+            self.done(self._incident.id, f"overflow check: {where} ({calls} overflowing calls, the first {first})")
 
     def _begin(self, incident: Incident, step: int) -> None:
         self._incident = incident

@@ -73,6 +73,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
             quota=config.disk_quota,
             done=triggers.note_action,
             replay=watch.replay() if settings.replay else None,
+            overflow_check=config.on_incident is not None and config.on_incident.overflow_check,
         )
     if company is None or company.speaks:
         described = describe_run(config, run.framework, run.world_size, run.start_step, restart)

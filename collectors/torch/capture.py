@@ -13,6 +13,8 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
+from trainsentry.collectors.torch.calls.overflow_flags import flags_of_device
+from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.watch_modules import stem_of
 from trainsentry.collectors.torch.containers import tensors_in
@@ -47,11 +49,12 @@ class Capture:
         self.guard = guard
         self.facts = TensorFacts(checksum=checksum)
         self._watcher: CallWatcher | None = None
+        self._checker: CallWatcher | None = None
 
     @property
     def attached(self) -> bool:
         """Whether calls are seen."""
-        return self._watcher is not None
+        return self._watcher is not None or self._checker is not None
 
     def held(self, modules: Collection[str], optimizers: Sequence[Optimizer]) -> Iterator[Piece]:
         """Yield weights, gradients and optimizer state of the named modules' own parameters, as they stand."""
@@ -90,9 +93,19 @@ class Capture:
         self._watcher = CallWatcher(self.guard, task, selection, CallNames(), parameters=False, part=PART)
         self._watcher.start(named)
 
+    def check_overflow(self, writer: EntryWriter) -> OverflowTask:
+        """Write every call of the model that overflows, without its tensors; return what counts them."""
+        task = OverflowTask(TensorFacts(), flags=flags_of_device(), save=False)
+        task.writer = writer
+        selection = CallSelection(level="mix", risk="ALL")
+        self._checker = CallWatcher(self.guard, task, selection, CallNames(), parameters=False, part=PART)
+        self._checker.start([m for m in self.names.modules if m.name])
+        return task
+
     def close(self) -> None:
         """See calls no more."""
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.stop()
-            watcher.reset()
+        for watcher in (self._watcher, self._checker):
+            if watcher is not None:
+                watcher.stop()
+                watcher.reset()
+        self._watcher = self._checker = None

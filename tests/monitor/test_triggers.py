@@ -412,3 +412,26 @@ def test_inputs_that_were_changed_since_are_not_replayed(out):
         monitor.flush()
         actions = [a for i in monitor.incidents for a in i.actions]
     assert "replay: not done: its inputs were changed in place since" in actions
+
+
+def test_an_incident_of_nan_starts_an_overflow_check_of_the_next_step(out):
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, FLIP + 3, monitor, before_step=break_weight(model))
+        monitor.flush()
+        actions = [a for i in monitor.incidents for a in i.actions]
+    [action] = [a for a in actions if a.startswith("overflow check")]
+    assert action.startswith(f"overflow check: overflow/step{FLIP + 1}/rank0 (")
+    directory = out / "overflow" / f"step{FLIP + 1}" / "rank0"
+    data = json.loads((directory / "dump.json").read_text())["data"]
+    first = next(iter(data))
+    assert data[first]["overflow"] in {"made", "passed_on"}
+    assert first in action
+    assert not (directory / "dump_tensor_data").exists()
+
+
+def test_without_overflow_check_there_is_none(out):
+    model, optimizer, monitor = make(out, on_incident={"overflow_check": False})
+    with monitor:
+        train(model, optimizer, FLIP + 3, monitor, before_step=break_weight(model))
+    assert not (out / "overflow").exists()

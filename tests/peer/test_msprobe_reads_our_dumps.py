@@ -57,7 +57,8 @@ def test_compare_finds_our_forward_calls_equal_to_its_own(tmp_path, kind, task, 
     assert len(forward) > 20
     assert {row["Result"].lower() for row in forward} <= {"pass", "", "n/a", "warning"}
     if task == "statistics":  # a warning compares rounding errors: that of a norm in fp32 with ours in fp64
-        told = [row for row in forward if row["NormRelativeErr"][:1].isdigit() and float(row["NPU l2norm"]) > 1e-6]
+        floats = [row for row in forward if "float" in row["NPU Dtype"] and row["NormRelativeErr"][:1].isdigit()]
+        told = [row for row in floats if float(row["NPU l2norm"]) > 1e-6]  # what rounding leaves of 0 says nothing
         errors = [float(row["NormRelativeErr"].rstrip("%")) for row in told]
         assert max(errors) < 1e-4
     else:

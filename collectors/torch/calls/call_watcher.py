@@ -1,6 +1,5 @@
 """Follows calls of modules and operations, forward and backward, and hands them to a task."""
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from trainsentry.collectors.torch.calls.collectives import changed_by, has_arriv
 from trainsentry.collectors.torch.calls.gradients_of_call import Edges, GradientsOfCall, next_number
 from trainsentry.collectors.torch.calls.parameter_gradients import PART, ParameterGradients
 from trainsentry.collectors.torch.calls.watch_modules import ModuleHooks
-from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
+from trainsentry.collectors.torch.calls.watch_operations import OperationMode, caller, enter_below, leave
 from trainsentry.collectors.torch.containers import list_tensors
 from trainsentry.collectors.torch.named import NamedModule
 
@@ -161,7 +160,7 @@ class CallWatcher:
         """Make the call of an operation, and record it."""
         if getattr(self._threads, "inside", False):
             return function(*args, **kwargs)
-        written = self.guard.run(self.part, self._arguments.as_written, sys._getframe(2), args, kwargs)
+        written = self.guard.run(self.part, self._arguments.as_written, caller(), args, kwargs)
         call = self.guard.run(self.part, self.begin, stem, False, *(written or (args, kwargs)))
         try:
             output = function(*args, **kwargs)

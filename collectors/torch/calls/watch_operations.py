@@ -2,13 +2,16 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 import torch
 from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
+from trainsentry.collectors.call_stacks import is_ours
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch.calls.call_arguments import HANDLER
 
 Around = Callable[[str, Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -31,13 +34,32 @@ class OperationMode(TorchFunctionMode):
         if torch.compiler.is_compiling():
             return func(*args, **(kwargs or {}))
         try:
-            name = self._name_of(func, sys._getframe(1))
+            frame = caller()
+            name = None if _asked_by_us(frame) else self._name_of(func, frame)
         except Exception as error:  # noqa: BLE001 - no mistake of ours may reach the user's call
             self._guard.report(self._part, error)
             name = None
         if name is None or self._part in self._guard.disabled:
             return func(*args, **(kwargs or {}))
         return self._around(name, func, args, kwargs or {})
+
+
+def caller() -> FrameType | None:
+    """Return the frame that called an operation: behind a mode of ours, who called that."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name in _PASSING and is_ours(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def _asked_by_us(frame: FrameType | None) -> bool:
+    """Whether the monitor itself calls, directly or through a function of torch that is written in Python."""
+    if frame is not None and frame.f_code.co_name == HANDLER and frame.f_back is not None:
+        frame = frame.f_back.f_back
+    return frame is not None and is_ours(frame.f_code)
+
+
+_PASSING: Final = frozenset({"__torch_function__", "around"})
 
 
 def enter_below(mode: TorchFunctionMode) -> None:
