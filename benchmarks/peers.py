@@ -1,5 +1,6 @@
 """A virtual environment that holds this project and the monitors it is measured beside, made once."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,10 @@ PEERS = ["mindstudio-probe==26.2.0"]
 
 
 def peers_python() -> str:
-    """Return the interpreter of the environment; make it when it is not there yet."""
+    """Return the interpreter that TRAINSENTRY_PEERS names, or that of the environment, made when it is not there yet."""
+    given = os.environ.get("TRAINSENTRY_PEERS")
+    if given:
+        return given
     python = ENVIRONMENT / "bin" / "python"
     stamp = ENVIRONMENT / "made"
     if not stamp.exists():
