@@ -11,7 +11,7 @@ PEERS = ["mindstudio-probe==26.2.0"]
 
 
 def peers_python() -> str:
-    """Return the interpreter that TRAINSENTRY_PEERS names, or that of the environment, made when it is not there yet."""
+    """Return the interpreter that TRAINSENTRY_PEERS names, or else that of an environment made once."""
     given = os.environ.get("TRAINSENTRY_PEERS")
     if given:
         return given

@@ -17,3 +17,23 @@ def _one_thread():
 def out(tmp_path):
     """A fresh output directory."""
     return tmp_path / "monitor_output"
+
+
+def _pool(size):
+    from rank_pool import RankPool
+
+    pool = RankPool(size)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def two_ranks():
+    """Two ranks that live as long as the test session."""
+    yield from _pool(2)
+
+
+@pytest.fixture(scope="session")
+def four_ranks():
+    """Four of them."""
+    yield from _pool(4)
