@@ -17,6 +17,10 @@ class Dump(Protocol):
         """The rank that wrote it."""
 
     @property
+    def parents(self) -> dict[str, str | None]:
+        """The tree of all calls that began, in that order; may be empty."""
+
+    @property
     def calls(self) -> dict[str, Any]:
         """The calls, in the order they ended."""
 
@@ -28,7 +32,7 @@ class Dump(Protocol):
 class Overflow:
     """The first call of a rank whose results hold NaN or Inf.
 
-    `made` says that nothing which went in did. `collectives` is how many collectives the rank had ended before.
+    `made` says that nothing which went in did. `collectives` is how many collectives the rank had begun before.
     `from_ranks` are ranks whose part in a collective brought it here.
     """
 
@@ -54,15 +58,26 @@ def first_overflows(dumps: Sequence[Dump]) -> list[Overflow]:
 
 
 def _first_of(dump: Dump) -> Overflow | None:
-    collectives = 0
+    before = _collectives_before(dump)
     for call in dump.calls:
-        out = [t for t in dump.tensors(call) if _is_result(call, t.place) and is_bad(t.facts)]
+        judged = "overflow" in dump.calls[call]  # by the overflow check, as it happened
+        out = [t for t in dump.tensors(call) if _is_result(call, t.place) and (judged or is_bad(t.facts))]
         if out:
+            collectives = before.get(call, 0)
             into = any(is_bad(t.facts) for t in dump.tensors(call) if t.place.startswith("input"))
             made = dump.calls[call].get("overflow", "passed_on" if into else "made") == "made"
             return Overflow(dump.rank, call, made, collectives, tuple(t.place for t in out))
-        collectives += call.startswith(COLLECTIVE)
     return None
+
+
+def _collectives_before(dump: Dump) -> dict[str, int]:
+    """Return how many collectives began before each call; the tree has also calls that a dump leaves out."""
+    found: dict[str, int] = {}
+    count = 0
+    for call in dump.parents or dump.calls:
+        found[call] = count
+        count += call.startswith(COLLECTIVE)
+    return found
 
 
 def _with_senders(overflow: Overflow, others: Mapping[int, Overflow]) -> Overflow:

@@ -79,7 +79,7 @@ def of_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference:
 def _of_statistics(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """Return the greatest difference of a statistic, by the size of the tensor's elements (its mean: their RMS)."""
     worst = 0.0
-    numel = math.prod(b.get("shape", [])) or 1
+    numel = math.prod(n for n in b.get("shape", []) if isinstance(n, int)) or 1
     rms = _number(b.get("Norm")) / math.sqrt(numel)
     for key in STATISTICS:
         x, y = _number(a.get(key)), _number(b.get(key))

@@ -1,6 +1,7 @@
 """Compares what two runs have left on disk: dumps, tables of a monitored run, or gradients of grad_probe."""
 
 import math
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def _compare_dumps(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
         raise NotOurs(f"{a} and {b} have no step and rank in common")
     rows: list[tuple[Any, ...]] = []
     worst: list[tuple[Any, ...]] = []
-    only = 0
+    only = len(ours) + len(theirs) - 2 * len(pairs)  # steps and ranks that only one of them has
     for one, other in pairs:
         for row in compare_dumps(one, other, names, _Values(one, other)):
             only += row.status in {"missing", "extra"}
@@ -133,15 +134,20 @@ def load_array(path: Path) -> Any:
         return np.load(path, allow_pickle=False)
     from trainsentry.collectors.torch.saving import load_tensor
 
-    tensor = load_tensor(path)
+    try:
+        tensor = load_tensor(path).resolve_conj().resolve_neg()
+    except (RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
+        raise NotOurs(f"{path}: cannot be loaded as a tensor: {str(error).splitlines()[0]}") from error
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
 
 
 def _compare_runs(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
     del names
     ranks_a, ranks_b = rank_directories(a), rank_directories(b)
+    if not ranks_a.keys() & ranks_b.keys():
+        raise NotOurs(f"{a} and {b} have no rank in common")
     ordered: list[tuple[int, tuple[Any, ...]]] = []
-    only = 0
+    only = len(ranks_a.keys() ^ ranks_b.keys())
     for name in ranks_a:
         if name in ranks_b:
             found, missing = _compare_tables(name, ranks_a[name], ranks_b[name])
@@ -204,7 +210,8 @@ def _relative(x: float, y: float) -> float:
 def _compare_probes(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
     """Compare the directions of gradients: the share of elements whose signs are equal."""
     rows = []
-    only = 0
+    seen = {file.relative_to(a) for file in a.glob("**/step*/*.npy")}
+    only = sum(file.relative_to(b) not in seen for file in b.glob("**/step*/*.npy")) if not names else 0
     for file in sorted(a.glob("**/step*/*.npy"), key=lambda p: (int(p.parent.name[4:]), p.name)):
         place = file.relative_to(a)
         name = names.get(file.stem, file.stem)

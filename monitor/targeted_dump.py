@@ -116,8 +116,10 @@ class TargetedDump:
         """Give up the dump under way: remove its hooks, keep what is written."""
         folder, self._folder, self._incident = self._folder, None, None
         self.capture.close()
-        if folder is not None:
-            folder.close()
+        check, self._check = self._check, None
+        for dump in (folder, check[0] if check is not None else None):
+            if dump is not None:
+                dump.close()
 
     def go_back(self) -> None:
         """Give up what is armed; the next dump need not keep a distance to the last."""

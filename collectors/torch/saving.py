@@ -16,6 +16,7 @@ def save_tensor(tensor: Tensor, path: Path) -> None:
     held = local(tensor).cpu()
     if held.layout is not torch.strided or held.untyped_storage().nbytes() != held.numel() * held.element_size():
         held = held.clone()
+    path.unlink(missing_ok=True)  # it may be another name of a file that is to stay as it is
     with path.open("wb") as file:
         torch.save(held, file)
 

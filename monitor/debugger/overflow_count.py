@@ -18,6 +18,7 @@ class OverflowCount:
         self.first: str | None = None
         self._meeting: Any = None
         self._agreement: Any = None
+        self._alone = False
 
     def end_step(self, step: int, found: tuple[int, str | None, bool], framework: Any) -> None:
         """Add a step's calls.
@@ -44,13 +45,21 @@ class OverflowCount:
     def close(self) -> None:
         """Leave the other ranks."""
         if self._meeting is not None:
-            self._meeting.close()
+            self._meeting.close(broken=self._alone)
             self._meeting = None
 
     def _greatest(self, mine: float, framework: Any) -> float:
-        if self._agreement is None:
-            self._meeting = framework.meet()
-            self._agreement = framework.agreement(self._meeting)
-        self._agreement.propose([mine])
-        agreed = self._agreement.result()
+        """Return the most calls of any rank; this rank's own, from when on the others have not come."""
+        if self._alone:
+            return mine
+        try:
+            if self._agreement is None:
+                self._meeting = framework.meet()
+                self._agreement = framework.agreement(self._meeting)
+            self._agreement.propose([mine])
+            agreed = self._agreement.result()
+        except RuntimeError as error:
+            self._alone = True
+            logger.warning("trainsentry: overflow_check: each rank stops for itself: %s", error)
+            return mine
         return float(agreed[0]) if agreed else mine

@@ -16,7 +16,7 @@ def dump(rank, *calls):
         ]
         for name, into, out in calls
     }
-    return SimpleNamespace(rank=rank, calls=entries, tensors=by_name.__getitem__)
+    return SimpleNamespace(rank=rank, calls=entries, tensors=by_name.__getitem__, parents={})
 
 
 NAN = math.nan
@@ -36,6 +36,20 @@ def test_of_two_that_made_one_the_one_before_the_earlier_collective_is_first():
     later = dump(0, reduce, ("Torch.a.0.forward", 1.0, math.inf))
     earlier = dump(1, ("Torch.b.0.forward", 1.0, math.inf), reduce)
     assert [o.rank for o in first_overflows([later, earlier])] == [1, 0]
+
+
+def test_a_dump_of_overflowing_calls_alone_has_its_collectives_in_the_tree():
+    later = dump(0, ("Torch.a.0.forward", 1.0, math.inf))
+    later.parents = {"Distributed.all_reduce.0.forward": None, "Torch.a.0.forward": None}
+    earlier = dump(1, ("Torch.b.0.forward", 1.0, math.inf))
+    earlier.parents = {"Torch.b.0.forward": None, "Distributed.all_reduce.0.forward": None}
+    assert [o.rank for o in first_overflows([later, earlier])] == [1, 0]
+
+
+def test_what_the_check_has_judged_counts_whatever_the_values_say():
+    found = dump(0, ("Torch.log.0.forward", 0.0, -math.inf))
+    found.calls["Torch.log.0.forward"] = {"overflow": "made"}
+    assert [o.call for o in first_overflows([found])] == ["Torch.log.0.forward"]
 
 
 def test_what_came_in_bad_was_not_made_here():

@@ -40,8 +40,11 @@ class Task(Protocol):
     def after(self, call: Call, output: Any, module: nn.Module | None) -> None:
         """It has ended."""
 
-    def gradients(self, call: Call, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
-        """Its gradients are there."""
+    def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
+        """The gradient at an output is there; return what is to be kept of it."""
+
+    def gradients(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
+        """All are there: what was kept of those at outputs, and those at inputs."""
 
     def parameter_gradients(self, name: str, gradients: Mapping[str, Tensor]) -> None:
         """Those of a module's parameters are there."""
@@ -89,15 +92,18 @@ class CallWatcher:
         self._modules: ModuleHooks | None = None
         self._parameters: dict[str, ParameterGradients] = {}
         self._open: dict[int, Any] = {}
+        self._backward_done: set[str] = set()
         self._under_way: list[tuple[Call, Any]] = []
         self._scope: str | None = None
         self._handles: list[Any] = []
 
     def start(self, modules: Sequence[NamedModule]) -> None:
         """See calls from here on; `modules` are those whose calls are seen, by name."""
-        if self.running:
-            return
-        self.running = True
+        if not self.running:
+            self.running = True
+            self.guard.run(self.part, self._attach, modules)
+
+    def _attach(self, modules: Sequence[NamedModule]) -> None:
         if self.selection.sees_modules:
             self._modules = ModuleHooks(self, modules)
         if self.selection.sees_operations:
@@ -132,6 +138,7 @@ class CallWatcher:
         self._counts.clear()
         self._gradient_counts.clear()
         self._open.clear()
+        self._backward_done.clear()
         self._scope = None
         self.selection.reset()
         for gradients in self._parameters.values():
@@ -148,7 +155,11 @@ class CallWatcher:
         try:
             with torch._C.DisableTorchFunction():
                 call = self.guard.run(self.part, self.begin, stem, False, args, kwargs)
-            output = function(*args, **kwargs)
+            try:
+                output = function(*args, **kwargs)
+            except BaseException:
+                self._drop(call)
+                raise
             with torch._C.DisableTorchFunction():
                 if call is not None:
                     self.guard.run(self.part, self.end, call, output, None)
@@ -251,32 +262,41 @@ class CallWatcher:
         outputs = list_tensors([call.changed if output is None else output])
         if not any(t.requires_grad for t in outputs):
             return
-        GradientsOfCall(
-            outputs,
-            call.edges,
-            call.sequence,
-            began=lambda gradients: self._backward_begins(call, gradients),
-            done=lambda inputs, given: self.guard.run(self.part, self._gradients, call, inputs, given),
-        )
+        GradientsOfCall(outputs, call.edges, call.sequence, _Backward(self, call))
 
-    def _backward_begins(self, call: Call, gradients: Any) -> None:
-        self.guard.run(self.part, self._note_backward, call, gradients)
-
-    def _note_backward(self, call: Call, gradients: Any) -> None:
-        if not self.running:
-            return
+    def backward_begins(self, call: Call, gradients: Any) -> bool:
+        """Note that a backward pass has reached a call; return whether its gradients are wanted."""
+        if not self.running or self.part in self.guard.disabled:
+            return False
         call.wanted = self.selection.begins(call, "backward")
+        name = call.name("backward")
+        if call.wanted and name in self._backward_done:
+            self.guard.warn_once(
+                f"{self.part} (several backward passes)",
+                f"{name}: a second backward pass through the same call is not recorded",
+            )
+            return False
+        self._backward_done.add(name)
         if call.wanted and self.task.writer is not None:
             with self._lock:
-                self.task.writer.parent(call.name("backward"), call.parent_name("backward"))
+                self.task.writer.parent(name, call.parent_name("backward"))
         self._will_finish(gradients)
+        return True
 
     def _will_finish(self, gradients: Any) -> None:
         if not self._open and in_backward():
             after_backward(self._finish_gradients)
         self._open[id(gradients)] = gradients
 
-    def _gradients(self, call: Call, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+    def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
+        """Return what the task keeps of the gradient at an output."""
+        if not call.wanted or self.task.writer is None:
+            return None
+        with self._lock, torch.no_grad():
+            return self.task.gradient_arrived(call, place, gradient)
+
+    def backward_done(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
+        """Hand over the gradients of a call."""
         if not self.running:
             return
         if call.wanted and self.task.writer is not None:
@@ -332,3 +352,25 @@ class CallWatcher:
         if calls is None:
             calls = self._threads.calls = []
         return calls
+
+
+class _Backward:
+    """Tells the watcher of the gradients of one call."""
+
+    __slots__ = ("call", "watcher")
+
+    def __init__(self, watcher: CallWatcher, call: Call) -> None:
+        self.watcher = watcher
+        self.call = call
+
+    def run(self, function: Any, *args: Any) -> Any:
+        return self.watcher.guard.run(self.watcher.part, function, *args)
+
+    def began(self, gradients: GradientsOfCall) -> bool:
+        return self.watcher.backward_begins(self.call, gradients)
+
+    def arrived(self, place: int, gradient: Tensor) -> Any:
+        return self.watcher.gradient_arrived(self.call, place, gradient)
+
+    def done(self, inputs: list[Any], outputs: list[Tensor | None]) -> None:
+        self.watcher.backward_done(self.call, inputs, outputs)

@@ -19,11 +19,12 @@ from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.clean_names import CleanNames
+from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.meeting import meet
 from trainsentry.collectors.torch.named import NamedModule
 from trainsentry.collectors.torch.seeding import seed_all
 
-PATIENCE_SECONDS: Final = 600.0
+PATIENCE_SECONDS: Final = 120.0
 """How long a rank waits for the others at the end of a step: one of them may be writing a dump."""
 
 _replaced: dict[tuple[int, str], tuple[Any, Any]] = {}
@@ -143,8 +144,8 @@ class TokenRange:
         self._go, self._stop = go, stop
         self._calls = 0
         self._handles = [
-            model.register_forward_pre_hook(self._begins),
-            model.register_forward_hook(self._ends, always_call=True),
+            model.register_forward_pre_hook(_Begins(self)),
+            model.register_forward_hook(_Ends(self), always_call=True),
         ]
 
     def close(self) -> None:
@@ -152,10 +153,32 @@ class TokenRange:
         for handle in self._handles:
             handle.remove()
 
-    def _begins(self, *_: Any) -> None:
+    def begins(self) -> None:
+        """A call of the model begins."""
         if self._first <= self._calls <= self._last:
             self._go()
 
-    def _ends(self, *_: Any) -> None:
+    def ends(self) -> None:
+        """It has ended."""
         self._calls += 1
         self._stop()
+
+
+class _Begins(InertWhenCopied):
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: TokenRange) -> None:
+        self.owner = owner
+
+    def __call__(self, *_: Any) -> None:
+        self.owner.begins()
+
+
+class _Ends(InertWhenCopied):
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: TokenRange) -> None:
+        self.owner = owner
+
+    def __call__(self, *_: Any) -> None:
+        self.owner.ends()

@@ -68,13 +68,19 @@ class DumpTask:
             content["is_recompute"] = True
         self._emit(name, content)
 
-    def gradients(self, call: Call, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+    def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
+        """Return the description of a gradient at an output of the call, which the backward pass may change later."""
+        if not self.values or "input" not in self.selection.sides:
+            return None
+        return self._take(gradient, f"{call.name('backward')}.input.{place}")
+
+    def gradients(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
         """Take what a backward pass takes (gradients at the call's outputs) and gives (those at its inputs)."""
         if not self.values:
             return
         name, content = call.name("backward"), {}
         if "input" in self.selection.sides:
-            content["input"] = self._describe(list(inputs), f"{name}.input.")
+            content["input"] = list(inputs)
         if "output" in self.selection.sides:
             content["output"] = self._describe(list(outputs), f"{name}.output.")
         self._emit(name, content)

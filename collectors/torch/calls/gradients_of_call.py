@@ -6,7 +6,7 @@ give the call's own gradients, also where a tensor is used elsewhere too or is c
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class Edges:
     """Finds where the gradients of tensors go; what gathers a leaf's gradient is looked up once until `forget`."""
 
     def __init__(self) -> None:
-        self._leaves: dict[int, tuple[Tensor, Edge]] = {}
+        self._leaves: dict[int, tuple[Tensor, Edge | None]] = {}
 
     def of(self, tensor: Tensor) -> Edge | None:
         """Return the edge of a tensor; None for one without a gradient."""
@@ -42,9 +42,7 @@ class Edges:
             return node, tensor.output_nr
         known = self._leaves.get(id(tensor))
         if known is None or known[0] is not tensor:
-            with torch.enable_grad():  # the view is thrown away: its node knows the one that gathers the gradient
-                view: Any = tensor.view_as(tensor).grad_fn
-            known = self._leaves[id(tensor)] = (tensor, (view.next_functions[0][0], 0))
+            known = self._leaves[id(tensor)] = (tensor, _edge_of_leaf(tensor))
         return known[1]
 
     def forget(self) -> None:
@@ -52,47 +50,80 @@ class Edges:
         self._leaves.clear()
 
 
-class GradientsOfCall:
-    """Collects the gradients of one call; `done(inputs, outputs)` gets them when all have come.
+def _edge_of_leaf(tensor: Tensor) -> Edge | None:
+    try:
+        with torch.enable_grad():  # the view is thrown away: its node knows the one that gathers the gradient
+            view: Any = tensor.view_as(tensor).grad_fn
+    except (RuntimeError, NotImplementedError):  # a layout that has no views
+        return None
+    return view.next_functions[0][0], 0
 
-    `inputs` are the gradients at the call's outputs, `outputs` those at its inputs, each a list in the order of the
-    tensors, None where there is none (a backward pass has inputs and outputs the other way round).
-    """
+
+class Listener(Protocol):
+    """Who is told of the gradients of a call."""
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function so that no mistake in it reaches the backward pass."""
+
+    def began(self, gradients: "GradientsOfCall") -> bool:
+        """A backward pass has reached the call; return whether anyone listens."""
+
+    def arrived(self, place: int, gradient: Tensor) -> Any:
+        """Return what is to be kept of the gradient at an output, while it is as it came."""
+
+    def done(self, inputs: list[Any], outputs: list[Tensor | None]) -> None:
+        """All have come: what was kept of those at the outputs, and those at the inputs; None where there is none."""
+
+
+class GradientsOfCall:
+    """Collects the gradients of one call: a backward pass has inputs and outputs the other way round."""
 
     def __init__(
-        self,
-        outputs: Sequence[Tensor],
-        inputs: Sequence[tuple[Any, int] | None],
-        since: int,
-        *,
-        began: Callable[["GradientsOfCall"], None],
-        done: Callable[[list[Tensor | None], list[Tensor | None]], None],
+        self, outputs: Sequence[Tensor], inputs: Sequence[Edge | None], since: int, listener: Listener
     ) -> None:
-        self.on_begin = began
-        self.done = done
-        self.at_outputs: list[Tensor | None] = [None] * len(outputs)
+        self.listener = listener
+        self.at_outputs: list[Any] = [None] * len(outputs)
         self.at_inputs: list[Tensor | None] = [None] * len(inputs)
-        self.began = False
+        self._listening = False
         self._border: set[int] = set()  # numbers, not nodes: a node that we held would keep its graph
         self._waiting: set[int] = set()
         self._watch(outputs, inputs, since)
 
     def finish(self) -> None:
         """Hand over what has come, once."""
-        if self.began:
-            self.began = False
+        if self._listening:
+            self._listening = False
             inputs, outputs = self.at_outputs, self.at_inputs
             self.at_outputs, self.at_inputs = [None] * len(inputs), [None] * len(outputs)
-            self.done(inputs, outputs)
+            self.listener.done(inputs, outputs)
 
-    def begin(self) -> None:
-        """Note that the first gradient has come."""
-        if not self.began:
-            self.began = True
+    def arrive(self, places: list[tuple[int, int]], gradients: tuple[Any, ...]) -> None:
+        """Take the gradients at outputs of the call, before the node that made them works with them."""
+        if self._begin():
+            for which, place in places:
+                gradient = gradients[which] if which < len(gradients) else None
+                self.at_outputs[place] = None if gradient is None else self.listener.arrived(place, gradient)
+
+    def take(self, number: int, places: list[tuple[int, int]], gradients: tuple[Any, ...]) -> None:
+        """Take the gradients that a node at the border towards the inputs has given."""
+        if not self._begin():  # an output that was changed in place later has lost its own node
+            return
+        for which, place in places:
+            gradient = gradients[which] if which < len(gradients) else None
+            if gradient is not None:
+                self.at_inputs[place] = _sum(self.at_inputs[place], gradient)
+        self._waiting.discard(number)
+        if not self._waiting:
+            self.finish()
+
+    def _begin(self) -> bool:
+        """Note that a gradient has come; return whether anyone listens: else nothing is kept."""
+        if not self._listening and self.listener.began(self):
+            self._listening = True
             self._waiting = set(self._border)
-            self.on_begin(self)
+        return self._listening
 
-    def _watch(self, outputs: Sequence[Tensor], inputs: Sequence[tuple[Any, int] | None], since: int) -> None:
+    def _watch(self, outputs: Sequence[Tensor], inputs: Sequence[Edge | None], since: int) -> None:
         targets: dict[Any, list[tuple[int, int]]] = {}
         for place, edge in enumerate(inputs):
             if edge is not None:
@@ -110,18 +141,6 @@ class GradientsOfCall:
             self._border.add(number)
             node.register_hook(_AtInputs(self, number, edges))
 
-    def take(self, number: int, places: list[tuple[int, int]], gradients: tuple[Any, ...]) -> None:
-        """Take the gradients that a node at the border towards the inputs has given."""
-        for which, place in places:
-            gradient = gradients[which] if which < len(gradients) else None
-            if gradient is not None:
-                before = self.at_inputs[place]
-                with torch.no_grad():
-                    self.at_inputs[place] = gradient if before is None else before + gradient
-        self._waiting.discard(number)
-        if not self._waiting:
-            self.finish()
-
 
 class _AtOutputs:
     """Hook before a node: the gradients at outputs of the call that the node made."""
@@ -131,9 +150,8 @@ class _AtOutputs:
         self.places = places
 
     def __call__(self, gradients: tuple[Any, ...]) -> None:
-        self.owner.begin()
-        for number, place in self.places:
-            self.owner.at_outputs[place] = gradients[number] if number < len(gradients) else None
+        with torch._C.DisableTorchFunction():
+            self.owner.listener.run(self.owner.arrive, self.places, gradients)
 
 
 class _AtInputs:
@@ -146,8 +164,15 @@ class _AtInputs:
 
     def __call__(self, sent: tuple[Any, ...], got: tuple[Any, ...]) -> None:
         with torch._C.DisableTorchFunction():
-            self.owner.begin()  # an output that was changed in place later has lost its own node
-            self.owner.take(self.number, self.places, sent)
+            self.owner.listener.run(self.owner.take, self.number, self.places, sent)
+
+
+def _sum(before: Tensor | None, gradient: Tensor) -> Tensor:
+    """Return the sum of two parts of a gradient; a sparse one is added to a dense one, never the other way round."""
+    if before is None:
+        return gradient
+    with torch.no_grad():
+        return gradient + before if before.layout is not torch.strided else before + gradient
 
 
 def _edges_that_leave(

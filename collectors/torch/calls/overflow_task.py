@@ -65,12 +65,19 @@ class OverflowTask:
         self.facts.settle()
         self._judge(call.name(), content, ("input_args", "input_kwargs"), "output", [*kept, *results], flagged)
 
-    def gradients(self, call: Call, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None]) -> None:
+    def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
+        """Return the description of a gradient at an output of the call, and what is to be saved of it."""
+        kept: list[tuple[Tensor, str]] = []
+        facts = self._describe(gradient, "", kept, copy=False, name=f"{call.name('backward')}.input.{place}")
+        self.facts.settle()
+        return facts, kept
+
+    def gradients(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
         """Write the backward pass of a call if it has overflowed."""
         name = call.name("backward")
-        tensors: list[tuple[Tensor, str]] = []
-        content = {
-            "input": self._describe(list(inputs), f"{name}.input.", tensors, copy=False),
+        tensors = [pair for arrived in inputs if arrived is not None for pair in arrived[1]]
+        content: dict[str, Any] = {
+            "input": [None if arrived is None else arrived[0] for arrived in inputs],
             "output": self._describe(list(outputs), f"{name}.output.", tensors, copy=False),
         }
         self.facts.settle()
@@ -122,9 +129,12 @@ class OverflowTask:
             self.first = self.first or name
         if self.writer is None:
             return
-        for tensor, stem in tensors:
-            if self.save:
-                save_tensor(tensor, self.writer.tensor_path(f"{stem}{SUFFIX}"))
+        names = {}
+        for tensor, stem in tensors if self.save else ():
+            path = self.writer.tensor_path(f"{stem}{SUFFIX}")
+            names[f"{stem}{SUFFIX}"] = path.name
+            save_tensor(tensor, path)
+        _rename_files(content, names)
         self.writer.entry(name, {**content, "overflow": how})
 
     def _describe(
@@ -140,6 +150,18 @@ class OverflowTask:
             return facts
 
         return describe(value, "", take)
+
+
+def _rename_files(described: Any, names: Mapping[str, str]) -> None:
+    """Put the names that files have in the place of those that they were to have: a long one is numbered."""
+    if isinstance(described, dict):
+        if "data_name" in described:
+            described["data_name"] = names.get(described["data_name"], described["data_name"])
+        for value in described.values():
+            _rename_files(value, names)
+    elif isinstance(described, list):
+        for item in described:
+            _rename_files(item, names)
 
 
 def kinds_in(described: Any) -> set[float]:

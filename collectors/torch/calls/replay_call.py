@@ -1,6 +1,8 @@
 """Makes a dumped call once more, on the CPU in double precision, to tell whether any device overflows there."""
 
 import math
+import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -8,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.torch.calls.call_names import LEFT_OUT
 from trainsentry.collectors.torch.containers import list_tensors
 from trainsentry.collectors.torch.saving import load_tensor
 
@@ -35,7 +38,7 @@ def replay(call: str, forward: dict[str, Any], gradients: list[Any] | None, fold
         return UNKNOWN, f"{call} cannot be replayed: only operations of torch can"
     try:
         args, kwargs = _load(forward.get("input_args", []), folder), _load(forward.get("input_kwargs", {}), folder)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         return UNKNOWN, f"its inputs cannot be loaded: {error}"
     try:
         results, dtypes = _run(function, args, kwargs, forward, gradients, folder)
@@ -45,14 +48,26 @@ def replay(call: str, forward: dict[str, Any], gradients: list[Any] | None, fold
 
 
 def _function_of(call: str) -> Callable[..., Any] | None:
+    """Return the operation of torch that a name in a dump stands for; None for anything else, which is not called."""
     prefix, _, rest = call.partition(".")
     name = rest.rsplit(".", 2)[0]
-    home = _HOMES.get(prefix)
-    for place in (home, getattr(torch, "linalg", None) if prefix == "Torch" else None):
-        function = getattr(place, name, None) if place is not None else None
-        if callable(function):
+    if name in LEFT_OUT and not name.startswith("__"):
+        return None
+    for home in (_HOMES.get(prefix), torch.linalg if prefix == "Torch" else None):
+        function: Any = getattr(home, name, None) if home is not None and "." not in name else None
+        if isinstance(function, torch._ops.OpOverloadPacket) or (callable(function) and _is_operation(function)):
             return function  # type: ignore[no-any-return]
     return None
+
+
+def _is_operation(function: Any) -> bool:
+    """Whether a function computes with tensors: one that a mode sees."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old names among them
+        return (
+            torch.overrides.is_tensor_method_or_property(function)
+            or function in torch.overrides.get_testing_overrides()
+        )
 
 
 def _run(
@@ -83,19 +98,21 @@ def _run(
 
 
 def _judge(results: list[Tensor], dtypes: list[torch.dtype]) -> tuple[str, str]:
-    for number, result in enumerate(results):
+    judged = []
+    for number, result in enumerate(r.abs() if r.is_complex() else r for r in results):
         dtype = dtypes[min(number, len(dtypes) - 1)]
-        if not result.is_floating_point() or not dtype.is_floating_point:
+        if not result.is_floating_point() or not (dtype.is_floating_point or dtype.is_complex):
             continue
+        judged.append(result)
         limit = torch.finfo(dtype).max
         if not bool(result.isfinite().all()):
             return NORMAL, "in double precision on the CPU its results are not finite either"
         largest = float(result.abs().max()) if result.numel() else 0.0
         if largest > limit:
             return NORMAL, f"its largest result is {largest:.4g} in double precision, beyond {dtype}'s {limit:.4g}"
-    if not results:
-        return UNKNOWN, "the replay gave no tensor"
-    largest = max((float(r.abs().max()) for r in results if r.numel() and r.is_floating_point()), default=math.nan)
+    if not judged:
+        return UNKNOWN, "the replay gave nothing that could be judged"
+    largest = max((float(r.abs().max()) for r in judged if r.numel()), default=math.nan)
     return (
         ABNORMAL,
         f"in double precision on the CPU its results are finite, at most {largest:.4g}: the device is at fault",
@@ -123,6 +140,8 @@ def _load(value: Any, folder: Path) -> Any:
         if name is None:
             raise ValueError("a tensor was not saved (task statistics)")
         tensor = load_tensor(folder / Path(name).name)
+        if tensor.is_complex():
+            return tensor.to(torch.complex128)
         return tensor.double() if tensor.is_floating_point() else tensor
     if "type" in value and "value" in value:
         return _plain(value["type"], value["value"])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainsentry.collectors.statistics import COLUMNS, INFS, MAX, MEAN, MIN, NANS, NORM
 from trainsentry.collectors.torch.backward_pass import in_backward
 from trainsentry.collectors.torch.device_statistics import device_row
-from trainsentry.collectors.torch.host_statistics import address_of, host_row, read_at
+from trainsentry.collectors.torch.host_statistics import PLAIN, address_of, host_row, read_at
 from trainsentry.collectors.torch.local_tensor import is_readable, local, stored_values, version_of
 
 KEYS: Final = ("Max", "Min", "Mean", "Norm")
@@ -51,8 +51,9 @@ class TensorFacts:
         if version is not None and tensor.is_cpu and _keeps(tensor):
             if len(self._known) >= MAX_KNOWN:
                 self.forget()
-            self._known[id(tensor)] = _Known(weakref.ref(tensor), version, facts)
-        return dict(facts)
+            self._known[id(tensor)] = _Known(weakref.ref(tensor), version, tensor.data_ptr(), facts)
+            return dict(facts)
+        return facts
 
     def file_of(self, tensor: Tensor) -> Path | None:
         """Return the file that holds the very same tensor already."""
@@ -71,8 +72,9 @@ class TensorFacts:
 
     def _known_of(self, tensor: Tensor) -> "_Known | None":
         known = self._known.get(id(tensor))
-        same = known is not None and known.tensor() is tensor and known.version == version_of(tensor)
-        return known if same else None
+        if known is None or known.tensor() is not tensor or known.version != version_of(tensor):
+            return None
+        return known if known.address == tensor.data_ptr() else None
 
     def _describe(self, tensor: Tensor) -> dict[str, Any]:
         held = local(tensor)
@@ -132,12 +134,14 @@ class _Known:
 
     tensor: "weakref.ref[Tensor]"
     version: int
+    address: int
     facts: dict[str, Any]
     file: Path | None = None
 
 
 def _keeps(tensor: Tensor) -> bool:
-    return tensor.grad_fn is not None or isinstance(tensor, nn.Parameter) or in_backward()
+    followed = tensor.grad_fn is not None or isinstance(tensor, nn.Parameter) or in_backward()
+    return followed and type(tensor) in PLAIN and tensor.layout is torch.strided
 
 
 def checksum_of(tensor: Tensor) -> str:

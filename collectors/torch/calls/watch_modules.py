@@ -1,5 +1,6 @@
 """Sees the calls of chosen modules."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ class ModuleHooks:
     def __init__(self, watcher: Any, modules: Sequence[NamedModule]) -> None:
         self._handles: list[Any] = []
         for named in modules:
+            if isinstance(named.module, torch.jit.ScriptModule):
+                continue  # it takes no such hooks
             pair = _Pair(watcher, stem_of(named))
             before, after = _Before(pair), _After(pair)
             self._handles.append(named.module.register_forward_pre_hook(before, with_kwargs=True))
@@ -39,7 +42,15 @@ class _Pair:
     def __init__(self, watcher: Any, stem: str) -> None:
         self.watcher = watcher
         self.stem = stem
-        self.calls: list[Any] = []
+        self._threads = threading.local()
+
+    @property
+    def calls(self) -> list[Any]:
+        """Those of this thread."""
+        found: list[Any] | None = getattr(self._threads, "calls", None)
+        if found is None:
+            found = self._threads.calls = []
+        return found
 
 
 class _Before(InertWhenCopied):

@@ -65,6 +65,9 @@ _PASSING: Final = frozenset({"__torch_function__", "around"})
 def enter_below(mode: TorchFunctionMode) -> None:
     """Enter a mode below those that are entered already, so that each of them is the top one when it is left."""
     above = _take_off(None)
+    # The mode of torch.set_default_device asks to stay at the bottom.
+    bottom = [above.pop()] if above and type(above[-1]).__name__ == "DeviceContext" else []
+    _put_back(bottom)
     mode.__enter__()
     _put_back(above)
 

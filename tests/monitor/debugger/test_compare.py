@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import trainsentry
 from trainsentry import PrecisionDebugger
+from trainsentry.exporters.csv_reader import NotOurs
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.comparing import compare
 
@@ -110,9 +112,30 @@ def test_nothing_in_a_tensor_file_is_run(tmp_path):
     for path in (tmp_path / "b").glob("dump/*/*/dump_tensor_data/*.pt"):
         path.unlink()
         path.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(Exception, match=r"Unsupported|weights_only|Weights only"):
+    with pytest.raises(NotOurs, match="cannot be loaded as a tensor"):
         compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump")
     assert not marker.exists()
+
+
+def test_steps_that_only_one_has_are_told(tmp_path):
+    debug(tmp_path / "a", 3, level="L0")
+    debug(tmp_path / "b", 1, level="L0")
+    shutil.move(tmp_path / "b" / "dump" / "step0", tmp_path / "b" / "dump" / "step1")
+    shutil.copytree(tmp_path / "a" / "dump" / "step0", tmp_path / "b" / "dump" / "step0")
+    compared = compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump")
+    assert compared.only_in_one == 1
+
+
+def test_conjugated_tensors_are_compared(tmp_path):
+    for name in "ab":
+        debugger = PrecisionDebugger(task="tensor", level="L1", dump_path=str(tmp_path / name))
+        debugger.start()
+        c = torch.ones(2, 2, dtype=torch.complex64)
+        c.conj() @ c
+        debugger.stop()
+        debugger.step()
+        debugger.close()
+    assert compare(tmp_path / "a", tmp_path / "b").first is None
 
 
 def test_arrays_of_the_other_framework_are_loaded_without_pickles(tmp_path):
