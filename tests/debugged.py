@@ -62,6 +62,23 @@ class Tower(nn.Module):
         return self.last(x)
 
 
+class Encoder(nn.Module):
+    """Embedding, a layer of torch's own transformer, a recurrent layer, a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 11, bias=False)
+
+    def forward(self, x):
+        tokens = (x.abs() * 10).long().clamp(0, 10)
+        h, _ = self.rnn(self.layer(self.tokens(tokens)))
+        logits = self.head(F.silu(h) / 2 - 0.1)
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
 def train(model, steps, debugger=None, optimizer=None, scale=1.0):
     """Train on fixed data; return the losses, the state of the model, and that of the random numbers."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -1,7 +1,7 @@
 """Saving and loading of tensors; loading never runs code from the file."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -16,17 +16,24 @@ def save_tensor(tensor: Tensor, path: Path) -> None:
     held = local(tensor).cpu()
     if held.layout is not torch.strided or held.untyped_storage().nbytes() != held.numel() * held.element_size():
         held = held.clone()
-    path.unlink(missing_ok=True)  # it may be another name of a file that is to stay as it is
-    with path.open("wb") as file:
+    with _new_file(path) as file:
         torch.save(held, file)
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """Open a file that is not there yet; what is there may be another name of a file that is to stay as it is."""
+    try:
+        return path.open("xb")
+    except FileExistsError:
+        path.unlink()
+        return path.open("xb")
 
 
 def save_again(known: Path, path: Path, tensor: Tensor) -> None:
     """Give a tensor's file that is there already a second name; where that cannot be, write another."""
     try:
-        path.unlink(missing_ok=True)
         path.hardlink_to(known)
-    except OSError:
+    except OSError:  # there is one already, or the file system knows no links
         save_tensor(tensor, path)
 
 
