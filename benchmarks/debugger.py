@@ -88,13 +88,13 @@ def run(*arguments: str) -> Any:
         return json.load(file)
 
 
-def compare(pairs: int) -> None:
+def compare(pairs: int, tasks: list[str]) -> None:
     """Print the table of costs."""
     print(
         "| task, level | msprobe: dumped / bare | ours: dumped / bare | added time, ours / msprobe | tensors a step |"
     )
     print("|---|---|---|---|---|")
-    for task, level in MODES:
+    for task, level in (mode for mode in MODES if mode[0] in tasks):
         ratios: dict[str, list[float]] = {"msprobe": [], "ours": []}
         tensors = {}
         for _ in range(pairs):
@@ -113,6 +113,7 @@ def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--task", action="append", choices=["statistics", "tensor"])
     parser.add_argument("--flat", action="store_true", help="cost a call in a step of 50,000")
     parser.add_argument("--worker", nargs="+")
     parser.add_argument("--result")
@@ -126,7 +127,7 @@ def main() -> None:
             costs = run("flat", subject)
             print(subject, ", ".join(f"{calls}: {cost:.0f} µs" for calls, cost in costs.items()), flush=True)
     else:
-        compare(given.pairs)
+        compare(given.pairs, given.task or ["statistics", "tensor"])
     print(describe_machine(), file=sys.stderr)
 
 

@@ -54,7 +54,8 @@ def test_names_are_msprobes_in_their_order(tmp_path, level):
     for kind in (Awkward, Tower, Encoder):
         [dump] = debug(tmp_path / kind.__name__, kind=kind, level=level)
         ours = [n for n in dump["dump"]["data"] if n not in SEEN_BY_US_ONLY]
-        theirs = [SEEN_INSIDE.get(n, n) for n in golden[kind.__name__][level] if n not in HANDED_ON]
+        inside = SEEN_INSIDE if kind is Encoder else {}
+        theirs = [inside.get(n, n) for n in golden[kind.__name__][level] if n not in HANDED_ON]
         assert sorted(ours) == sorted(theirs)
         for chosen in (_is_operation, _is_forward):  # modules' backward passes end a node earlier or later
             assert [n for n in ours if chosen(n)] == [n for n in theirs if chosen(n)]
