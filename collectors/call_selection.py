@@ -40,10 +40,14 @@ class CallSelection:
         """Whether a call that begins is recorded."""
         if self.scope is not None and call.name(direction) == self.scope[0]:
             self._inside = True
+        return self.may_begin(call, direction) and (self.scope is None or self._inside)
+
+    def may_begin(self, call: Any, direction: str) -> bool:
+        """Whether a call can be recorded at all; with a `scope` that is known only when it begins."""
         if direction not in self.directions:
             return False
         if self.scope is not None:
-            return self._inside
+            return True
         if not self.parts:
             return call.is_module or self.risk_of(call.stem) in RISKS[self.risk]
         if self.level == "mix":

@@ -17,7 +17,7 @@ PART: Final = "debugger"
 
 
 class DumpSession:
-    """Dumps the steps that are asked for. `framework` is what `debugger_framework` returns."""
+    """Dumps the steps that are asked for. `framework` is what it needs of torch; see `TorchDebugging`."""
 
     def __init__(self, config: DebuggerConfig, framework: Any) -> None:
         self.config = config
@@ -49,8 +49,8 @@ class DumpSession:
         if not self._is_asked_for() or self._started:
             return
         self._started = True
-        if self.config.level == "debug":
-            return
+        if self.config.level == "debug" or self.config.task == "grad_probe":
+            return  # what is written there does not come of calls
         self._open()
         if token_range is None:
             self.watcher.start(self._named)
@@ -125,7 +125,7 @@ class DumpSession:
             if len(models) != len(self._models) or any(a is not b for a, b in zip(models, self._models, strict=True)):
                 self._models = models
                 self._named = self.framework.named_modules(models, "")
-        if not self._models and self.config.level in {"L0", "mix"}:
+        if not self._models and self.config.level in {"L0", "mix"} and self.config.task != "grad_probe":
             raise ValueError(
                 f"start(model): None at level {self.config.level!r}; allowed: the model, or a list of them"
             )
@@ -152,7 +152,7 @@ class DumpSession:
         return Path(self.config.dump_path) / f"step{self.iteration}" / f"rank{rank}"
 
     def _open(self) -> None:
-        if self._dump is not None or PART in self.guard.disabled or self.config.task == "grad_probe":
+        if self._dump is not None or PART in self.guard.disabled:
             return
         extra = self.config.extra_info
         self._dump = self.guard.run(PART, lambda: StepDump(self._folder(), self._head(), extra_info=extra))

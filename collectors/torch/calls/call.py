@@ -11,7 +11,8 @@ class Call:
 
     `stem` and `number` make its names: `Functional.linear` and 0 for an operation, `Module.fc.Linear` and 0 for a
     module. `sequence` is the number of autograd's next node when it began, `edges` where the gradients of its
-    input tensors go in the graph: (node, which of its outputs). `changed` is the tensor that a
+    input tensors go in the graph: (node, which of its outputs). `followed` says that its backward
+    pass is to be seen, `changed` is the tensor that a
     call without a result changes. `state` belongs to the task that records it.
     """
 
@@ -23,6 +24,7 @@ class Call:
     wanted: bool = True
     sequence: int = 0
     edges: list[tuple[Any, int] | None] = field(default_factory=list)
+    followed: bool = False
     recomputed: bool = False
     changed: Any = None
     state: Any = None

@@ -81,7 +81,6 @@ class CallWatcher:
         self.parameters = parameters
         self.part = part
         self.running = False
-        self.calls = 0
         self._arguments = CallArguments()
         self._leaves = Edges()
         self._counts: Counter[str] = Counter()
@@ -197,12 +196,11 @@ class CallWatcher:
         call.recomputed = in_backward()
         call.changed = changed_by(stem, args, kwargs)
         call.wanted = self.selection.begins(call, "forward")
+        call.followed = torch.is_grad_enabled() and self.selection.may_begin(call, "backward")
         writer = self.task.writer
         if not call.wanted or writer is None:
-            call.sequence = next_number()
-            call.edges = self._edges(tensors)
+            self._note_edges(call, tensors)
             return call
-        self.calls += 1
         with self._lock, torch.no_grad():
             number = self.stacks.here() if self.stacks is not None else 0
             if parent is None:
@@ -211,8 +209,7 @@ class CallWatcher:
             if self.stacks is not None:
                 writer.stack(call.name(), number, self.stacks.text(number))
             self.task.before(call, *without_buffers(stem, args, kwargs))
-        call.edges = self._edges(tensors)
-        call.sequence = next_number()
+        self._note_edges(call, tensors)
         return call
 
     def end(self, call: Call, output: Any, module: nn.Module | None) -> None:
@@ -224,7 +221,7 @@ class CallWatcher:
             self._collect_arrived()
             return
         self._take_output(call, output, module)
-        if torch.is_grad_enabled() and "backward" in self.selection.directions:
+        if call.followed and torch.is_grad_enabled():
             self._watch_gradients(call, output)
             if module is not None and self.parameters:
                 self._parameters_of(call).watch(module)
@@ -253,10 +250,11 @@ class CallWatcher:
         if call in calls:
             del calls[calls.index(call) :]
 
-    def _edges(self, tensors: Sequence[Tensor]) -> list[Any]:
-        if not torch.is_grad_enabled() or "backward" not in self.selection.directions:
-            return []
-        return [self._leaves.of(tensor) for tensor in tensors]
+    def _note_edges(self, call: Call, tensors: Sequence[Tensor]) -> None:
+        """Note where the gradients of a call's inputs go, if its backward pass is to be seen."""
+        if call.followed:
+            call.edges = [self._leaves.of(tensor) for tensor in tensors]
+            call.sequence = next_number()
 
     def _watch_gradients(self, call: Call, output: Any) -> None:
         outputs = list_tensors([call.changed if output is None else output])
@@ -319,7 +317,7 @@ class CallWatcher:
             return
         number = self._gradient_counts[call.stem]
         self._gradient_counts[call.stem] += 1
-        if self.task.writer is not None and self.selection.begins(call, "backward"):
+        if self.task.writer is not None and (self.selection.scope is None or call.wanted):
             with self._lock, torch.no_grad():
                 self.task.parameter_gradients(f"{call.stem}.parameters_grad.{number}", gradients)
 

@@ -18,10 +18,16 @@ class ModuleHooks:
         for named in modules:
             if isinstance(named.module, torch.jit.ScriptModule):
                 continue  # it takes no such hooks
-            pair = _Pair(watcher, stem_of(named))
-            before, after = _Before(pair), _After(pair)
-            self._handles.append(named.module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(named.module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            try:
+                self._hang_on(named.module, _Pair(watcher, stem_of(named)))
+            except Exception:
+                self.close()
+                raise
+
+    def _hang_on(self, module: Any, pair: "_Pair") -> None:
+        before, after = _Before(pair), _After(pair)
+        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -356,6 +356,28 @@ def test_names_and_ranges_choose_calls(tmp_path, config, wanted):
     assert set(dump["dump"]["data"]) == wanted
 
 
+def test_a_range_of_one_backward_pass_holds_its_parameters_gradients_and_ends_there(tmp_path):
+    name = "Module.blocks.1.fc2.Linear.backward.0"
+    [dump] = debug(tmp_path, level="L0", statistics={"scope": [name, name]})
+    assert set(dump["dump"]["data"]) == {name, "Module.blocks.1.fc2.Linear.parameters_grad.0"}
+
+
+def test_nothing_is_hung_on_the_graph_of_calls_that_are_not_recorded(tmp_path):
+    debugger = PrecisionDebugger(task="statistics", level="L1", dump_path=str(tmp_path))
+    watcher = PrecisionDebugger._session.watcher
+    watcher.selection.parts = ("Functional.gelu",)
+    x = torch.ones(2, requires_grad=True)
+    debugger.start()
+    hooked = torch.nn.functional.gelu(x)
+    plain = x * 2
+    debugger.stop()
+    begun = []
+    watcher.backward_begins = lambda call, _: begun.append(call.name("backward"))
+    (hooked.sum() + plain.sum()).backward()
+    assert set(begun) == {"Functional.gelu.0.backward"}
+    debugger.step()
+
+
 def test_at_level_mix_a_module_takes_all_that_is_in_it(tmp_path):
     [dump] = debug(tmp_path, level="mix", statistics={"list": ["Module.blocks.1.Block.forward.0"]})
     names = set(dump["dump"]["data"])
