@@ -1,4 +1,4 @@
-"""Converts the CSV tables of a run to TensorBoard event files."""
+"""Converts the CSV tables of a run, ours or msprobe's, to TensorBoard event files."""
 
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -7,105 +7,120 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from trainsentry.exporters.csv_format import SCALARS, TableFile
-from trainsentry.exporters.csv_reader import CsvRow, NotOurs, rank_directories, read_table, table_files
-from trainsentry.exporters.event_file import EventFile, tag
+from trainsentry.exporters.convert_table import Choice, Converted, Table, Tagger, convert_table, our_tag
+from trainsentry.exporters.csv_reader import NotOurs, rank_directories, table_files
 from trainsentry.exporters.json_files import Report
+from trainsentry.exporters.msprobe_tables import Tables, msprobe_tables
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was converted: runs, tables, steps and scalars written, and the event files."""
+    """What was converted: runs and tables found, those that were up to date or thinned, and what was written."""
 
     runs: int
     tables: int
+    unchanged: int
+    thinned: int
     events: int
     scalars: int
     files: tuple[Path, ...]
 
 
+Progress = Callable[[str, int], None]
+"""Receives a table, such as `rank0/gradient`, and how many more of its bytes were read."""
+
+
 def csv2tb(
-    source: Path,
-    out: Path,
-    report: Report,
+    source: "Path | str",
+    out: "Path | str",
+    report: Report = lambda *_: None,
     *,
     quantities: Collection[str] = (),
     steps: range | None = None,
+    every: int = 1,
+    full: bool = False,
     jobs: int = 1,
-    progress: Callable[[str], None] = lambda _: None,
+    time_start: str | None = None,
+    time_end: str | None = None,
+    progress: Progress = lambda *_: None,
 ) -> Conversion:
     """Convert every rank below `source` into a run below `out`; malformed lines are reported and skipped.
 
-    A run's event files of an earlier conversion are replaced. `quantities` and `steps` narrow what is
-    converted; `jobs` tables are converted at a time; `progress` is told of each table that is done.
+    Converting again goes on where files have grown, and replaces what has changed otherwise. `quantities` and `steps`
+    narrow what is converted, `every` takes every n-th step, `time_start` and `time_end` choose among msprobe's
+    directories. Tables with more steps than TensorBoard shows points are thinned to the lowest and the highest value
+    of each bin, unless `full`. `jobs` tables are converted at a time.
 
     Raises:
-        NotOurs: when `source` holds no table of trainsentry's, or none of `quantities`.
+        NotOurs: when `source` holds no table of trainsentry's or msprobe's, or none of `quantities`.
+        ValueError: for a time that is none.
 
     """
-    runs = rank_directories(source)
-    tables = [
-        (run, table, parts)
-        for run, directory in runs.items()
-        for table, parts in table_files(directory).items()
-        if not quantities or table in quantities
+    source, out = Path(source), Path(out)
+    if steps is not None and not len(steps):
+        raise ValueError("steps: the range is empty")
+    runs = tables_in(source, time_start, time_end)
+    found = [
+        Table(run, name, tuple(files), out / run, f".csv2tb.{name}")
+        for run, tables in runs.items()
+        for name, files in tables.items()
+        if not quantities or name in quantities
     ]
-    if not tables:
-        known = sorted({table for d in runs.values() for table in table_files(d)})
+    if not found:
+        known = sorted({table for tables in runs.values() for table in tables})
         raise NotOurs(f"{source}: no table of {', '.join(quantities)}; there are {', '.join(known)}")
-    for run in runs:
-        for old in (out / run).glob("events.out.tfevents.*.csv2tb.*"):
-            old.unlink()
-    files, events, scalars = [], 0, 0
-    for (run, table, _), done in zip(tables, _convert_all(tables, out, steps, jobs), strict=True):
-        for problem in done.problems:
+    choice = Choice(steps[0] if steps else 0, steps[-1] if steps else None, every, full)
+    return convert(found, choice, our_tag, report, jobs, progress)
+
+
+def tables_in(source: Path, time_start: str | None = None, time_end: str | None = None) -> Tables:
+    """Return the files of each table of each run, ours or else msprobe's.
+
+    Raises:
+        NotOurs: when there is none.
+
+    """
+    theirs = msprobe_tables(source, time_start, time_end)
+    if theirs:
+        return theirs
+    if time_start is not None or time_end is not None:
+        raise NotOurs(f"{source}: holds no output of msprobe's monitor of that time")
+    try:
+        return {run: table_files(directory) for run, directory in rank_directories(source).items()}
+    except NotOurs as error:
+        raise NotOurs(f"{error}, nor of msprobe" if source.is_dir() else str(error)) from None
+
+
+def convert(
+    tables: list[Table], choice: Choice, tagger: Tagger, report: Report, jobs: int, progress: Progress
+) -> Conversion:
+    """Convert tables, `jobs` at a time."""
+    done: list[Converted] = []
+    for result in _convert_all(tables, choice, tagger, jobs, progress):
+        for problem in result.problems:
             report(*problem)
-        files.append(done.file)
-        events, scalars = events + done.events, scalars + done.scalars
-        progress(f"{run}/{table}")
-    return Conversion(len(runs), len(tables), events, scalars, tuple(files))
+        done.append(result)
+    return Conversion(
+        runs=len({table.run for table in tables}),
+        tables=len(tables),
+        unchanged=sum(result.unchanged for result in done),
+        thinned=sum(result.thinned for result in done),
+        events=sum(result.events for result in done),
+        scalars=sum(result.scalars for result in done),
+        files=tuple(result.file for result in done if result.file is not None),
+    )
 
 
-@dataclass(frozen=True)
-class _Converted:
-    """One table that was converted, in this process or another."""
-
-    file: Path
-    events: int
-    scalars: int
-    problems: list[tuple[Path, int, str]]
-
-
-Table = tuple[str, str, list[TableFile]]
-
-
-def _convert_all(tables: list[Table], out: Path, steps: range | None, jobs: int) -> Iterator[_Converted]:
+def _convert_all(
+    tables: list[Table], choice: Choice, tagger: Tagger, jobs: int, progress: Progress
+) -> Iterator[Converted]:
     if jobs <= 1:
-        yield from (_convert(out, steps, table) for table in tables)
+        for table in tables:
+            yield convert_table(table, choice, tagger, partial(progress, f"{table.run}/{table.name}"))
         return
     # A fresh interpreter a worker: forking beside the threads of a progress bar is not safe.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_convert, out, steps), tables)
-
-
-def _convert(out: Path, steps: range | None, item: Table) -> _Converted:
-    run, table, parts = item
-    problems: list[tuple[Path, int, str]] = []
-    file = EventFile(out / run, f".csv2tb.{table}")
-    wall_time = max(part.path.stat().st_mtime for part in parts)
-    events = scalars = 0
-    for rows in read_table(parts, lambda *problem: problems.append(problem)):
-        step = rows[0].step
-        if steps is not None and step not in steps:
-            continue
-        values = [pair for row in rows for pair in _values(table, row)]
-        file.write(step, wall_time, values)
-        events += 1
-        scalars += len(values)
-    file.close()
-    return _Converted(file.path, events, scalars, problems)
-
-
-def _values(table: str, row: CsvRow) -> list[tuple[str, float]]:
-    scalar = table == SCALARS
-    return [(tag(table, s, row.name, row.micro_step, scalar=scalar), v) for s, v in row.values.items()]
+    with ProcessPoolExecutor(min(jobs, len(tables)), mp_context=get_context("spawn")) as pool:
+        work = pool.map(partial(convert_table, choice=choice, tagger=tagger), tables)
+        for table, result in zip(tables, work, strict=True):
+            progress(f"{table.run}/{table.name}", sum(file.path.stat().st_size for file in table.files))
+            yield result

@@ -14,7 +14,6 @@ from trainsentry.collectors.series import (
     Layout,
     Series,
 )
-from trainsentry.collectors.statistics import COUNTS, STATISTICS
 
 SCALARS: Final = "scalars"
 LEAD: Final = ("vpp_stage", "name", "step", "micro_step", "order")
@@ -33,13 +32,17 @@ _FILE = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)(?:\.r(?P<restart
 
 @dataclass(frozen=True)
 class TableFile:
-    """A CSV file of ours: its table (a quantity or `scalars`), its steps, and which start of the run wrote it."""
+    """A CSV file: its table (a quantity or `scalars`), its steps, and which start of the run wrote it.
+
+    A `foreign` one is msprobe's.
+    """
 
     path: Path
     table: str
     first: int
     last: int
     restart: int
+    foreign: bool = False
 
     @property
     def file_name(self) -> str:
@@ -88,11 +91,6 @@ def quote(text: str) -> str:
 def format_value(value: float, *, count: bool = False) -> str:
     """Return a number as text that reads back exactly; counts without a decimal point."""
     return str(int(value)) if count and not math.isnan(value) else repr(value)
-
-
-def column_indices(statistics: tuple[str, ...]) -> list[tuple[int, bool]]:
-    """Return each statistic's column in a record, and whether it is a count."""
-    return [(STATISTICS.index(name), name in COUNTS) for name in statistics]
 
 
 def bytes_of(layout: Layout) -> int:

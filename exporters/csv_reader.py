@@ -1,18 +1,15 @@
 """Reads the CSV tables of a run: newest row of each step, malformed lines reported and left out."""
 
-import csv
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeVar
 
-from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv_format import LEAD, SCALAR_COLUMNS, SCALARS, TAIL, TableFile, parse_file_name
+from trainsentry.exporters.csv_chunks import Reading, steps_in
+from trainsentry.exporters.csv_format import SCALARS, TableFile, parse_file_name
 from trainsentry.exporters.json_files import Report
-
-Number = TypeVar("Number", int, float)
+from trainsentry.exporters.step_rows import RowKeys, StepRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,98 +48,60 @@ def table_files(directory: Path) -> dict[str, list[TableFile]]:
     return dict(tables)
 
 
-def read_table(files: Sequence[TableFile], report: Report) -> Iterator[list[CsvRow]]:
+def read_steps(files: Sequence[TableFile], keys: RowKeys, report: Report) -> Iterator[StepRows]:
     """Yield the rows of one table, step by step, ascending; of a step that was run twice, the newest."""
-    merged = heapq.merge(*(_steps_of(file, report) for file in files), key=lambda item: item[:2])
-    pending: list[CsvRow] = []
-    for _, _, rows in merged:
-        if pending and rows[0].step != pending[0].step:
-            yield pending
-        pending = rows  # of one step, a later start comes later
-    if pending:
+    return newest_steps([Reading(file) for file in files], keys, report)
+
+
+def newest_steps(readings: Sequence[Reading], keys: RowKeys, report: Report) -> Iterator[StepRows]:
+    """Yield the rows of files read from where each was left off; of a step in several of them, the newest start's.
+
+    Files that follow one another are opened one after the other.
+    """
+    pending: StepRows | None = None
+    for group in _overlapping(readings):
+        streams = [steps_in(reading, keys, report) for reading in group]
+        merged = heapq.merge(*streams, key=lambda rows: (rows.step, rows.restart))
+        for rows in merged if len(streams) > 1 else streams[0]:
+            if pending is not None and rows.step != pending.step:
+                yield pending
+            pending = rows  # of one step, a later start comes later
+    if pending is not None:
         yield pending
 
 
-def _steps_of(file: TableFile, report: Report) -> Iterator[tuple[int, int, list[CsvRow]]]:
-    """Yield step, start of the run, and rows of each step of a file; of a row written twice, the later one."""
-    rows: dict[tuple[int, str, int], CsvRow] = {}
-    step: int | None = None
-    for row in read_rows(file, report):
-        if step is not None and row.step != step:
-            yield step, file.restart, list(rows.values())
-            rows = {}
-        step = row.step
-        rows[row.vpp_stage, row.name, row.micro_step] = row
-    if step is not None:
-        yield step, file.restart, list(rows.values())
+def _overlapping(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
+    """Yield files in groups: the steps in the names of one group come after those of the group before."""
+    group: list[Reading] = []
+    last = -1
+    for reading in sorted(readings, key=lambda r: (r.file.first, r.file.restart)):
+        if group and reading.file.first > last:
+            yield group
+            group = []
+        group.append(reading)
+        last = max(last, reading.file.last)
+    if group:
+        yield group
 
 
-def read_rows(file: TableFile, report: Report) -> Iterator[CsvRow]:
-    """Yield the rows of one file in the order they stand in it; `report` hears of every line left out."""
-    with file.path.open(newline="", encoding="utf-8", errors="replace") as stream:
-        lines = csv.reader(_whole_lines(stream, file.path, report))
-        header = next(lines, [])
-        wrong, numbers = _check_header(header, file.table)
-        for message in wrong:
-            report(file.path, 1, message)
-        if not numbers:
-            return
-        at = {name: header.index(name) for name in header}
-        while True:
-            try:
-                yield _row(file.table, next(lines), at, numbers)
-            except StopIteration:
-                return
-            except (ValueError, csv.Error) as error:
-                report(file.path, lines.line_num, str(error))
+def read_table(files: Sequence[TableFile], report: Report) -> Iterator[list[CsvRow]]:
+    """Yield the rows of one table as objects, step by step, as `read_steps` does."""
+    keys = RowKeys()
+    table = files[0].table if files else ""
+    return (rows_of(rows, keys, table) for rows in read_steps(files, keys, report))
 
 
-def _whole_lines(stream: TextIO, path: Path, report: Report) -> Iterator[str]:
-    """Yield the lines of a file; a last line without its end was cut off in the middle and is left out."""
-    for number, line in enumerate(stream, 1):
-        if line.endswith("\n"):
-            yield line
-        else:
-            report(path, number, "the line is cut off")
-
-
-def _check_header(header: list[str], table: str) -> tuple[list[str], list[str]]:
-    """Return what is wrong with a header, and the columns of numbers to read: none when it cannot be read."""
-    known = {"value"} if table == SCALARS else {*STATISTICS, "ratio"}
-    wanted = set(SCALAR_COLUMNS) if table == SCALARS else {*LEAD, *TAIL}
-    numbers = [name for name in header if name in known]
-    missing = [name for name in (SCALAR_COLUMNS if table == SCALARS else (*LEAD, *TAIL)) if name not in header]
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if not header:
-        return ["the file is empty, expected a header"], []
-    if missing or twice or not numbers:
-        what = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(twice)} twice"] * bool(twice)
-        return [f"the header {' and '.join(what) or 'has no statistics'}; the file is left out"], []
-    unknown = [name for name in header if name not in known | wanted]
-    return [f"the header has unknown columns, which are left out: {', '.join(unknown)}"] * bool(unknown), numbers
-
-
-def _row(table: str, fields: list[str], at: dict[str, int], numbers: list[str]) -> CsvRow:
-    def number(name: str, kind: Callable[[str], Number]) -> Number:
-        try:
-            return kind(fields[at[name]])
-        except ValueError:
-            raise ValueError(f"{name}: {fields[at[name]]!r} is no number") from None
-
-    if len(fields) != len(at):
-        raise ValueError(f"{len(fields)} fields, expected {len(at)}")
+def rows_of(rows: StepRows, keys: RowKeys, table: str) -> list[CsvRow]:
+    """Return the rows of a step as objects."""
     scalar = table == SCALARS
-    return CsvRow(
-        table=table,
-        vpp_stage=0 if scalar else number("vpp_stage", int),
-        name=fields[at["name"]],
-        step=number("step", int),
-        micro_step=number("micro_step", int),
-        order=0 if scalar else number("order", int),
-        values={name: number(name, float) for name in numbers},
-        shape="[]" if scalar else fields[at["shape"]],
-        dtype="float64" if scalar else fields[at["dtype"]],
-    )
+    found = []
+    columns = zip(rows.keys.tolist(), rows.orders.tolist(), rows.layouts.tolist(), rows.values.tolist(), strict=True)
+    for key_id, order, layout, values in columns:
+        key = keys.keys[key_id]
+        shape, dtype = ("[]", "float64") if scalar else keys.layouts[layout]
+        numbers = dict(zip(rows.numbers, values, strict=True))
+        found.append(CsvRow(table, key.vpp_stage, key.name, rows.step, key.micro_step, order, numbers, shape, dtype))
+    return found
 
 
 def rank_directories(source: Path) -> dict[str, Path]:

@@ -6,13 +6,12 @@ from typing import BinaryIO
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, GRADIENT_UNREDUCED, UPDATE, Series, SeriesTable
-from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.statistics import COUNTS, STATISTICS, VALUE
 from trainsentry.exporters.csv_format import (
     LAST,
     SCALARS,
     TableFile,
     bytes_of,
-    column_indices,
     columns_of,
     format_value,
     parse_file_name,
@@ -20,6 +19,7 @@ from trainsentry.exporters.csv_format import (
     table_of,
 )
 from trainsentry.exporters.json_files import cut_torn_line
+from trainsentry.exporters.number_text import row_texts
 
 
 class CsvWriter:
@@ -41,9 +41,10 @@ class CsvWriter:
         self.steps_per_file = steps_per_file
         self.start_step = start_step
         self.restart = restart
-        self._columns = column_indices(statistics)
+        self._columns = [STATISTICS.index(name) for name in statistics]
+        self._counts = tuple(name in COUNTS for name in statistics)
         self._files: dict[str, tuple[TableFile, BinaryIO]] = {}
-        self._leads: dict[int, tuple[str, str]] = {}
+        self._leads: dict[int, tuple[str, str, int]] = {}
         self._tails: dict[int, str] = {}
         self._call_ids: set[int] = set()
         self._looked_at = 0
@@ -51,26 +52,22 @@ class CsvWriter:
     def write(self, record: StepRecord) -> None:
         """Append the record's rows to the files of their quantities."""
         texts: dict[str, list[str]] = {}
-        values = record.values.tolist()
-        ids, layouts = record.ids.tolist(), record.layouts.tolist()
+        numbers = row_texts(record.values[:, self._columns], self._counts)
+        values = record.values[:, VALUE].tolist()
         middle = f",{record.step},"
         calls = self._calls(record)
-        for row in range(len(record)):
-            table, lead = self._lead(ids[row])
-            if table == COMMUNICATION_CALL:
-                continue
-            tail = self._tail(layouts[row])
-            series = self.table.series[ids[row]]
-            numbers = values[row]
+        rows = zip(record.ids.tolist(), record.layouts.tolist(), numbers, values, strict=True)
+        for order, (series_id, layout, number, value) in enumerate(rows, record.first_order):
+            table, lead, micro_step = self._lead(series_id)
             if table == SCALARS:
-                line = f"{lead}{middle}{series.micro_step},{format_value(numbers[VALUE])}\n"
+                line = f"{lead}{middle}{micro_step},{format_value(value)}\n"
+            elif table == UPDATE:
+                line = f"{lead}{middle}{micro_step},{order},{number},{format_value(value)}{self._tail(layout)}\n"
+            elif table == COMMUNICATION_CALL:
+                continue
             else:
-                fields = [format_value(numbers[i], count=count) for i, count in self._columns]
-                if table == UPDATE:
-                    fields.append(format_value(numbers[VALUE]))
-                order = record.first_order + row
-                last = self._last(table, series, layouts[row], calls) if table in LAST else ""
-                line = f"{lead}{middle}{series.micro_step},{order},{','.join(fields)}{tail}{last}\n"
+                last = self._last(table, self.table.series[series_id], layout, calls) if table in LAST else ""
+                line = f"{lead}{middle}{micro_step},{order},{number}{self._tail(layout)}{last}\n"
             texts.setdefault(table, []).append(line)
         for table, lines in texts.items():
             self._file(table, record.step).write("".join(lines).encode())
@@ -107,8 +104,8 @@ class CsvWriter:
             file.close()
         self._files.clear()
 
-    def _lead(self, series_id: int) -> tuple[str, str]:
-        """Return a series' table and its text before the step, which is the same at every step."""
+    def _lead(self, series_id: int) -> tuple[str, str, int]:
+        """Return a series' table, its text before the step, which is the same at every step, and its micro-step."""
         known = self._leads.get(series_id)
         if known is None:
             series = self.table.series[series_id]
@@ -116,6 +113,7 @@ class CsvWriter:
             known = self._leads[series_id] = (
                 table_of(series),
                 name if series.scalar else f"{series.vpp_stage},{name}",
+                series.micro_step,
             )
         return known
 

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,24 +18,43 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.collectors.series import ACTIVATION_QUANTITIES, GRADIENT_UNREDUCED
 
+EVENTS: Final = "events.out.tfevents"
+"""How the name of an event file begins."""
+
 _MASK: Final = 0xA282EAD8
 
 
 class EventFile:
     """One event file, opened with the first event; readable by TensorBoard after every `write`."""
 
-    def __init__(self, directory: Path, suffix: str = "") -> None:
+    def __init__(self, directory: Path, suffix: str = "", prefix: str = EVENTS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}{suffix}"
+        name = f"{prefix}.{int(time.time())}.{socket.gethostname()}.{os.getpid()}{suffix}"
         self.path = directory / name
         self._file = self.path.open("ab", buffering=0)
+        self._tags: Sequence[str] | None = None
+        self._event = Event()
+        self._values: list[Summary.Value] = []
         if self._file.tell() == 0:
             self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
-    def write(self, step: int, wall_time: float, values: Iterable[tuple[str, float]]) -> None:
-        """Append one event with all values of a step, each a tag and a number."""
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values])
-        self._append(Event(wall_time=wall_time, step=step, summary=summary))
+    def write(self, step: int, wall_time: float, tags: Sequence[str], values: Sequence[float]) -> None:
+        """Append one event with all values of a step.
+
+        Where `tags` is the very list of the call before, its message is filled with the new values.
+        """
+        if tags is not self._tags:
+            self._tags = tags
+            self._event = Event(summary=Summary(value=[Summary.Value(tag=tag) for tag in tags]))
+            self._values = list(self._event.summary.value)
+        for place, value in zip(self._values, values, strict=True):
+            place.simple_value = value
+        self._event.step, self._event.wall_time = step, wall_time
+        self._append(self._event)
+
+    def append(self, step: int, wall_time: float, values: Sequence[Summary.Value]) -> None:
+        """Append one event with values that are no plain numbers: text, pictures, histograms."""
+        self._append(Event(wall_time=wall_time, step=step, summary=Summary(value=values)))
 
     @property
     def size(self) -> int:
@@ -52,10 +71,11 @@ class EventFile:
         self._file.write(b"".join([length, _masked_crc(length), data, _masked_crc(data)]))
 
 
-def tag(quantity: str, statistic: str, name: str, micro_step: int, *, scalar: bool = False) -> str:
+def tag(quantity: str, statistic: str, name: str, micro_step: int, *, scalar: bool = False, vpp_stage: int = 0) -> str:
     """Return a value's tag: a statistic of all layers stands in one group.
 
-    Quantities that are recorded per micro-step carry it behind the name, and so does any later micro-step.
+    Quantities that are recorded per micro-step carry it behind the name, and so does any later micro-step; of several
+    model chunks, the later ones carry their number before it.
 
     >>> tag("gradient", "norm", "fc.weight", 0), tag("activation_output", "max", "fc.output.0", 1)
     ('gradient.norm/fc.weight', 'activation_output.max/fc.output.0:1')
@@ -63,7 +83,8 @@ def tag(quantity: str, statistic: str, name: str, micro_step: int, *, scalar: bo
     if scalar:
         return f"scalars/{name}" + (f":{micro_step}" if micro_step else "")
     per_micro_step = quantity in ACTIVATION_QUANTITIES or quantity == GRADIENT_UNREDUCED
-    return f"{quantity}.{statistic}/{name}" + (f":{micro_step}" if per_micro_step or micro_step else "")
+    chunk = f"vp{vpp_stage}:" if vpp_stage > 0 else ""
+    return f"{quantity}.{statistic}/{chunk}{name}" + (f":{micro_step}" if per_micro_step or micro_step else "")
 
 
 def _masked_crc(data: bytes) -> bytes:

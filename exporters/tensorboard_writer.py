@@ -4,6 +4,9 @@ import time
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
@@ -23,18 +26,22 @@ class TensorBoardWriter:
         self._file: EventFile | None = None
         self._files = 0
         self._tags: dict[int, list[tuple[str, int]]] = {}
+        self._ids: bytes | None = None
+        self._last: list[str] = []
+        self._rows: npt.NDArray[np.intp] = np.empty(0, np.intp)
+        self._places: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
     def write(self, record: StepRecord) -> None:
         """Append one event with every value of the record."""
         if self._file is None:
             self._file = EventFile(self.directory, f".{self._files}")
-        values = record.values.tolist()
-        pairs = [
-            (name, values[row][column])
-            for row, series_id in enumerate(record.ids.tolist())
-            for name, column in self._tags_of(series_id)
-        ]
-        self._file.write(record.step, record.time, pairs)
+        ids = record.ids.tobytes()
+        if ids != self._ids:
+            tags = [self._tags_of(series_id) for series_id in record.ids.tolist()]
+            self._ids, self._last = ids, [name for pairs in tags for name, _ in pairs]
+            self._rows = np.repeat(np.arange(len(tags)), [len(pairs) for pairs in tags])
+            self._places = np.asarray([column for pairs in tags for _, column in pairs], np.intp)
+        self._file.write(record.step, record.time, self._last, record.values[self._rows, self._places].tolist())
         if self._file.size >= MAX_FILE_BYTES:
             self._file.close()
             self._file, self._files = None, self._files + 1
@@ -42,8 +49,8 @@ class TensorBoardWriter:
     def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
         """Append scalars that are in no record, such as the monitor's own cost."""
         if self._file is not None:
-            pairs = [(tag(name, "value", name, 0, scalar=True), value) for name, value in scalars.items()]
-            self._file.write(step, time.time(), pairs)
+            tags = [tag(name, "value", name, 0, scalar=True) for name in scalars]
+            self._file.write(step, time.time(), tags, list(scalars.values()))
 
     def close(self) -> None:
         """Close the event file."""
@@ -59,8 +66,10 @@ class TensorBoardWriter:
             elif s.scalar:
                 found = [(tag(s.quantity, "value", s.name, s.micro_step, scalar=True), VALUE)]
             else:
-                found = [(tag(s.quantity, name, s.name, s.micro_step), i) for name, i in self._columns]
+                found = [
+                    (tag(s.quantity, name, s.name, s.micro_step, vpp_stage=s.vpp_stage), i) for name, i in self._columns
+                ]
                 if s.quantity == UPDATE:
-                    found.append((tag(s.quantity, "ratio", s.name, s.micro_step), VALUE))
+                    found.append((tag(s.quantity, "ratio", s.name, s.micro_step, vpp_stage=s.vpp_stage), VALUE))
             self._tags[series_id] = found
         return found

@@ -3,7 +3,7 @@
 import heapq
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +13,11 @@ from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.incident_log import IncidentLog
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import (
-    ACTIVATION_QUANTITIES,
-    FOUND_INF,
-    PARAMETER,
-    SKIPPED,
-    Layout,
-    Series,
-    SeriesTable,
-)
-from trainsentry.collectors.statistics import COLUMNS, INFS, NANS, STATISTICS, VALUE
-from trainsentry.exporters.csv_format import SCALARS
-from trainsentry.exporters.csv_reader import CsvRow, NotOurs, read_table, table_files
+from trainsentry.collectors.series import PARAMETER, Series, SeriesTable
+from trainsentry.exporters.csv_format import TableFile
+from trainsentry.exporters.csv_reader import NotOurs, read_steps, table_files
 from trainsentry.exporters.json_files import Report, read_lines
-
-# The last part named input or output is ours; earlier ones belong to the user's module names.
-_ACTIVATION = re.compile(r"(?:(?P<module>.*?)(?:@\d+)?\.)?(?:input|output)\.(?P<path>(?:(?!input\.|output\.).)+)")
+from trainsentry.monitor.recorded_table import RecordedRows, RecordedTable
 
 
 def rank_number(directory: Path) -> int:
@@ -45,18 +34,18 @@ def records_of(directory: Path, table: SeriesTable, report: Report) -> Iterator[
 
     """
     rank = rank_number(directory)
-    tables = [read_table(files, report) for files in table_files(directory).values()]
-    merged = heapq.merge(*(_by_step(t) for t in tables), key=lambda item: item[0])
+    tables = [_in_table(table, RecordedTable(name), files, report) for name, files in table_files(directory).items()]
+    merged = heapq.merge(*tables, key=lambda item: item[0])
     step: int | None = None
-    rows: list[CsvRow] = []
+    parts: list[RecordedRows] = []
     for number, part in merged:
         if step is not None and number != step:
-            yield _record(step, rank, rows, table)
-            rows = []
+            yield _record(step, rank, parts)
+            parts = []
         step = number
-        rows += part
+        parts.append(part)
     if step is not None:
-        yield _record(step, rank, rows, table)
+        yield _record(step, rank, parts)
 
 
 def anomalies_in(directory: Path, report: Report) -> dict[int, list[Anomaly]]:
@@ -117,45 +106,24 @@ def diagnose(directories: Iterable[Path], report: Report, steps: range | None = 
     return tuple(log.incidents.values())
 
 
-def _by_step(table: Iterator[list[CsvRow]]) -> Iterator[tuple[int, list[CsvRow]]]:
-    return ((rows[0].step, rows) for rows in table)
+def _in_table(
+    table: SeriesTable, recorded: RecordedTable, files: Sequence[TableFile], report: Report
+) -> Iterator[tuple[int, RecordedRows]]:
+    for rows in read_steps(files, recorded.keys, report):
+        yield rows.step, recorded.rows(rows, table)
 
 
-def _record(step: int, rank: int, rows: list[CsvRow], table: SeriesTable) -> StepRecord:
-    rows = sorted(rows, key=lambda row: row.order)
-    values = np.full((len(rows), COLUMNS), np.nan)
-    values[:, [NANS, INFS]] = 0.0  # a table without counts says nothing against its values
-    for position, row in enumerate(rows):
-        for name, value in row.values.items():
-            values[position, STATISTICS.index(name) if name in STATISTICS else VALUE] = value
-        if row.table == SCALARS:
-            value = row.values["value"]
-            finite = np.isfinite(value)
-            values[position, :3] = value if finite else np.nan
-            values[position, 3:6] = abs(value) if finite else 0.0, np.isnan(value), np.isinf(value)
+def _record(step: int, rank: int, parts: list[RecordedRows]) -> StepRecord:
+    """Return the rows of all tables at a step as one record, in the order in which they were met."""
+    order = np.argsort(np.concatenate([part.orders for part in parts]), kind="stable")
     return StepRecord(
         step=step,
         rank=rank,
-        ids=np.asarray([table.series_id(_series(row)) for row in rows], np.int32),
-        layouts=np.asarray([table.layout_id(_layout(row)) for row in rows], np.int32),
-        values=values,
-        skipped=any(row.name in {SKIPPED, FOUND_INF} and row.values.get("value", 0) > 0 for row in rows),
+        ids=np.concatenate([part.ids for part in parts])[order],
+        layouts=np.concatenate([part.layouts for part in parts])[order],
+        values=np.concatenate([part.values for part in parts])[order],
+        skipped=any(part.skipped for part in parts),
     )
-
-
-def _series(row: CsvRow) -> Series:
-    if row.table == SCALARS:
-        return Series(row.name, row.name, row.micro_step, scalar=True)
-    if row.table in ACTIVATION_QUANTITIES:
-        match = _ACTIVATION.fullmatch(row.name)
-        module, path = (match["module"] or "", match["path"]) if match else (row.name, "0")
-        return Series(row.name, row.table, row.micro_step, path, module, row.vpp_stage)
-    return Series(row.name, row.table, row.micro_step, "", row.name.rpartition(".")[0], row.vpp_stage)
-
-
-def _layout(row: CsvRow) -> Layout:
-    shape = tuple(int(n) for n in re.findall(r"\d+", row.shape))
-    return Layout(shape, row.dtype, int(np.prod(shape, dtype=np.int64)))
 
 
 def _define_parameters(directory: Path, table: SeriesTable) -> None:

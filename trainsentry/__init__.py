@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainsentry.anomaly.incident import Incident
     from trainsentry.collectors.torch.seeding import seed_all
+    from trainsentry.exporters.csv2tb import csv2tb
+    from trainsentry.exporters.msprobe_csv2tb import csv2tensorboard_by_step
     from trainsentry.monitor.config import MonitorConfig
     from trainsentry.monitor.debugger.precision_debugger import PrecisionDebugger
     from trainsentry.monitor.errors import ConfigError, OverflowLimitReached, TrainingStopped
@@ -25,6 +27,8 @@ _HOMES = {
     "OverflowLimitReached": "trainsentry.monitor.errors",
     "Incident": "trainsentry.anomaly.incident",
     "PrecisionDebugger": "trainsentry.monitor.debugger.precision_debugger",
+    "csv2tb": "trainsentry.exporters.csv2tb",
+    "csv2tensorboard_by_step": "trainsentry.exporters.msprobe_csv2tb",
     "seed_all": "trainsentry.collectors.torch.seeding",
 }
 
@@ -37,6 +41,8 @@ __all__ = [
     "TrainMonitor",
     "TrainingStopped",
     "__version__",
+    "csv2tb",
+    "csv2tensorboard_by_step",
     "seed_all",
 ]
 

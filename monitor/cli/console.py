@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -22,6 +23,12 @@ def bad_input(message: str) -> NoReturn:
     """End the command with a message on standard error and exit status 2."""
     err.print(f"[red]error:[/red] {message}", markup=True, soft_wrap=True)
     raise typer.Exit(BAD_INPUT)
+
+
+def progress_bar() -> Progress:
+    """Return a bar of bytes on standard error, with what is being worked on and how long it will take."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
 
 
 def tensorboard_command() -> str:

@@ -5,24 +5,30 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.markup import escape
 
 from trainsentry.exporters.csv2tb import csv2tb
-from trainsentry.exporters.csv_reader import NotOurs
-from trainsentry.monitor.cli.console import bad_input, err, out, parse_steps, tensorboard_command
+from trainsentry.monitor.cli.console import bad_input, err, out, parse_steps, progress_bar, tensorboard_command
 
 SHOWN = 20
 """Malformed lines shown of each file; the rest are counted."""
 
 
 def csv2tb_command(
-    source: Annotated[Path, typer.Argument(help="An output directory, or one rank's.")],
+    source: Annotated[Path, typer.Argument(help="An output directory, one rank's, or msprobe's of either monitor.")],
     target: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="SOURCE/tensorboard_csv by default.")] = None,
     quantity: Annotated[list[str] | None, typer.Option(help="Only these, such as gradient,update.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Tables converted at a time.")] = 1,
     steps: Annotated[str | None, typer.Option(help="Convert only these steps, such as 10-20.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Convert every n-th step only.")] = 1,
+    full: Annotated[bool, typer.Option("--full", help="Convert every value of series of any length.")] = False,
+    time_start: Annotated[str | None, typer.Option(help="msprobe's directories from this time on.")] = None,
+    time_end: Annotated[str | None, typer.Option(help="… up to this time, such as Dec03_21-34-40.")] = None,
 ) -> None:
-    """Convert the CSV tables of a run to TensorBoard event files.
+    """Convert the CSV tables of a run, ours or msprobe's, to TensorBoard event files.
+
+    Tables of more than 1,000 steps are thinned to the lowest and the highest value of each bin of steps, so that what
+    lasted one step is still seen. Run again, the command goes on with what has come.
 
     Example: trainsentry csv2tb monitor_output --quantity gradient --steps 100-200
     """
@@ -32,10 +38,11 @@ def csv2tb_command(
     def report(path: Path, line: int, message: str) -> None:
         problems[path] += 1
         if problems[path] <= SHOWN:
-            err.print(f"[yellow]{path}:{line}:[/yellow] {message}; left out", soft_wrap=True)
+            place = f"{path}:{line}:" if line else f"{path}:"
+            err.print(f"[yellow]{escape(place)}[/yellow] {escape(message)}; left out", soft_wrap=True)
 
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err) as bar:
-        task = bar.add_task("converting")
+    with progress_bar() as bar:
+        task = bar.add_task("converting", total=_bytes(source))
         try:
             done = csv2tb(
                 source,
@@ -44,14 +51,26 @@ def csv2tb_command(
                 quantities=[name for given in quantity or () for name in given.split(",")],
                 jobs=jobs,
                 steps=parse_steps(steps),
-                progress=lambda table: bar.update(task, description=table),
+                every=every,
+                full=full,
+                time_start=time_start,
+                time_end=time_end,
+                progress=lambda table, read: bar.update(task, description=table, advance=read),
             )
-        except (NotOurs, OSError) as error:
+        except (ValueError, OSError) as error:
             bad_input(str(error))
-    if not done.scalars:
+    if not done.scalars and not done.unchanged:
         bad_input(f"{source}: nothing to convert" + (f" in steps {steps}" if steps else ""))
     out.print(
         f"{done.scalars} scalars of {done.tables} tables and {done.runs} runs written to {out_dir}"
-        + (f"; {sum(problems.values())} malformed lines left out" if problems else "")
+        + (f"; {done.unchanged} tables were up to date" if done.unchanged else "")
+        + (f"; {done.thinned} tables thinned to their extremes (--full keeps all)" if done.thinned else "")
+        + (f"; {sum(problems.values())} malformed lines left out" if problems else ""),
+        soft_wrap=True,
     )
-    out.print(f"Open it: {tensorboard_command()} --logdir {out_dir}")
+    out.print(f"Open it: {tensorboard_command()} --logdir {out_dir}", soft_wrap=True)
+
+
+def _bytes(source: Path) -> int:
+    """Return the size of all tables, for the progress bar."""
+    return sum(path.stat().st_size for path in source.glob("**/*.csv") if path.is_file()) or 1

@@ -5,8 +5,9 @@ import torch
 from tiny_models import flip_bit, mlp, train
 
 import trainsentry
-from trainsentry.exporters.csv_reader import CsvRow
-from trainsentry.monitor.history import _layout, _series, diagnose
+from trainsentry.exporters.step_rows import RowKey
+from trainsentry.monitor.history import diagnose
+from trainsentry.monitor.recorded_table import layout_of, series_of
 
 
 def fail(*problem):
@@ -49,9 +50,9 @@ def test_tables_with_few_statistics_are_judged_by_those(out, statistics):
     ],
 )
 def test_the_module_of_an_activation_is_what_stands_before_the_last_input_or_output(name, module, index):
-    row = CsvRow("activation_output", 0, name, 0, 0, 0, {}, "[2, 3]", "float32")
-    assert (_series(row).module, _series(row).index) == (module, index)
+    series = series_of("activation_output", RowKey(0, name, 0))
+    assert (series.module, series.index) == (module, index)
 
 
 def test_a_damaged_shape_is_no_reason_to_give_up():
-    assert _layout(CsvRow("gradient", 0, "a", 0, 0, 0, {}, "[2, x]", "float32")).shape == (2,)
+    assert layout_of("[2, x]", "float32").shape == (2,)

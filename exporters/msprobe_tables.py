@@ -1,0 +1,79 @@
+"""Finds the CSV tables that msprobe's monitors write, of both generations.
+
+The first writes `Dec03_21-34-40-rank0-1a2b3c4d/grad_reduced_0-0.csv`, the second `rank_0/module_step0-0.csv`.
+"""
+
+import re
+from collections import defaultdict
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from trainsentry.exporters.csv_format import TableFile
+
+_TIME: Final = r"[A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2}"
+_FIRST_DIRECTORY: Final = re.compile(rf"(?P<time>{_TIME})-rank(?P<rank>\d+)-.+")
+_SECOND_DIRECTORY: Final = re.compile(r"rank_(?P<rank>\d+)")
+_FIRST_FILE: Final = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)\.csv")
+_SECOND_FILE: Final = re.compile(r"(?P<table>.+)_step(?P<first>\d+)-(?P<last>\d+)\.csv")
+
+SCOPES: Final = {
+    "forward": "actv",
+    "backward": "actv_grad",
+    "unreduced": "grad_unreduced",
+    "reduced": "grad_reduced",
+}
+"""What the second generation's scopes are called in the first; the others have the same names."""
+
+Tables = dict[str, dict[str, list[TableFile]]]
+"""The files of each table of each run."""
+
+
+def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | None = None) -> Tables:
+    """Return the files of each table by run (`rank0`, …); of a rank with several directories, the newest come last.
+
+    Directories of the first generation can be narrowed to those begun between two times, both included, as in their
+    names (`Dec03_21-34-40`).
+
+    Raises:
+        ValueError: for a time that is none.
+
+    """
+    begin, end = _time(time_start), _time(time_end)
+    found: dict[int, list[tuple[datetime, Path]]] = defaultdict(list)
+    for path in [source.resolve(), *sorted(source.iterdir())] if source.is_dir() else []:
+        first, second = _FIRST_DIRECTORY.fullmatch(path.name), _SECOND_DIRECTORY.fullmatch(path.name)
+        if first is not None and path.is_dir():
+            time = _time(first["time"])
+            if time is not None and (begin is None or time >= begin) and (end is None or time <= end):
+                found[int(first["rank"])].append((time, path))
+        elif second is not None and path.is_dir() and begin is None and end is None:
+            found[int(second["rank"])].append((datetime.min, path))
+    runs: Tables = {}
+    for rank, directories in sorted(found.items()):
+        tables: dict[str, list[TableFile]] = defaultdict(list)
+        for restart, (_, directory) in enumerate(sorted(directories)):
+            for file in _files(directory, restart):
+                tables[file.table].append(file)
+        if tables:
+            runs[f"rank{rank}"] = dict(tables)
+    return runs
+
+
+def _files(directory: Path, restart: int) -> list[TableFile]:
+    pattern = _SECOND_FILE if _SECOND_DIRECTORY.fullmatch(directory.name) else _FIRST_FILE
+    matches = ((path, pattern.fullmatch(path.name)) for path in sorted(directory.iterdir()))
+    return [
+        TableFile(path, match["table"], int(match["first"]), int(match["last"]), restart, foreign=True)
+        for path, match in matches
+        if match is not None
+    ]
+
+
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.strptime(f"2000{text}", "%Y%b%d_%H-%M-%S")  # their names have no year; 2000 has every day
+    except ValueError:
+        raise ValueError(f"time {text!r}; allowed: as in the directories' names, such as Dec03_21-34-40") from None

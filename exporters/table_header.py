@@ -1,0 +1,56 @@
+"""What the header of a table says, ours or msprobe's."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainsentry.collectors.statistics import STATISTICS
+from trainsentry.exporters.csv_format import LAST, LEAD, SCALAR_COLUMNS, SCALARS, TAIL
+
+MSPROBE_NUMBERS: Final = frozenset(
+    {*STATISTICS, "id", "entropy", "softmax_max", "softmax", "sr", "kernel_norm", "eig"}
+    | {"router_weight_similarity", "per_token_expert_entropy"}
+)
+"""Columns of numbers in msprobe's tables, its interpretability features included."""
+
+_OTHERS: Final = frozenset({*LEAD, *TAIL, "module_name", "scope"} | {c for extra in LAST.values() for c in extra})
+
+
+@dataclass(frozen=True)
+class Header:
+    """A table's columns: all of them, those with numbers to read, and which one holds the names."""
+
+    columns: tuple[str, ...]
+    numbers: tuple[str, ...]
+    name: str = "name"
+
+    @property
+    def ending(self) -> str:
+        """The last column: where it is empty, a line may have too few fields."""
+        return self.columns[-1]
+
+
+def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list[str], Header | None]:
+    """Return what is wrong with a header, and what it says, or None when the file cannot be read.
+
+    `foreign` tables are msprobe's, which lack columns that ours have.
+
+    >>> parse_header(["name", "step", "micro_step", "value"], "scalars", foreign=False)[1].numbers
+    ('value',)
+    """
+    if not columns:
+        return ["the file is empty, expected a header"], None
+    name = "module_name" if foreign and "module_name" in columns else "name"
+    if foreign:
+        needed: tuple[str, ...] = ("vpp_stage", name, "step")
+    else:
+        needed = SCALAR_COLUMNS if table == SCALARS else (*LEAD, *TAIL)
+    known = MSPROBE_NUMBERS if foreign else {"value"} if table == SCALARS else {*STATISTICS, "ratio"}
+    missing = [column for column in needed if column not in columns]
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    numbers = tuple(column for column in columns if column in known)
+    if missing or twice or not numbers:
+        what = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(twice)} twice"] * bool(twice)
+        return [f"the header {' and '.join(what) or 'has no statistics'}; the file is left out"], None
+    unknown = [column for column in columns if column not in known and column not in _OTHERS]
+    wrong = [f"the header has unknown columns, which are left out: {', '.join(unknown)}"] * bool(unknown)
+    return wrong, Header(tuple(columns), numbers, name)
