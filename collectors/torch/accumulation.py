@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trainsentry.collectors.forward_passes import MAX_MICRO_STEPS
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.torch.activations import MAX_MICRO_STEPS
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
+from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.named import NamedParameter
 
 PART = "gradients"

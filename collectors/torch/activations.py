@@ -1,47 +1,32 @@
 """Activations of modules and their gradients, through forward hooks and tensor hooks."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from trainsentry.collectors.forward_passes import MAX_CALLS, MAX_MICRO_STEPS, ForwardPasses
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import (
-    ACTIVATION_GRAD_INPUT,
-    ACTIVATION_GRAD_OUTPUT,
-    ACTIVATION_INPUT,
-    ACTIVATION_OUTPUT,
-    Series,
-)
+from trainsentry.collectors.inert_hook import InertWhenCopied
+from trainsentry.collectors.model_graph import DataFlow
+from trainsentry.collectors.named_module import NamedModule
 from trainsentry.collectors.torch.backward_pass import in_backward
 from trainsentry.collectors.torch.compiled_activations import CompiledVisits, Site, is_compiled
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.model_graph import DataFlow
 from trainsentry.collectors.torch.module_hooks import AfterForward, BeforeForward
-from trainsentry.collectors.torch.named import NamedModule
 from trainsentry.collectors.torch.step_rows import StepRows
 
 PART = "activations"
-
-MAX_MICRO_STEPS: Final = 64
-"""Forward passes recorded in one step; more are no accumulation but, say, an evaluation without `no_grad`."""
-
-MAX_CALLS: Final = 16
-"""Calls of a module recorded in one pass; a cell that is called for each token would fill the record."""
 
 
 class ActivationHooks:
     """Hooks modules, and reads what passes through them in the steps that `open_step` says are sampled.
 
     A forward pass counts when gradients are enabled as its outermost module is entered, so an evaluation
-    under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass. Each pass
-    through the same outermost module is a micro-step. A module's second call in one pass is named `<module>@1`.
-    Passes and calls beyond the bounds above are not recorded; `left_out` counts them.
+    under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass.
 
     Eager modules carry hooks only while steps are sampled. Those that a compiler has traced keep theirs: they are
     part of its graphs, one with sampling and one without, chosen by `sampling`. Which ones that will be shows in the
@@ -56,21 +41,15 @@ class ActivationHooks:
         self.backward = backward
         self.sampling = False
         self.generation = 0
-        self.left_out = 0
         self.compiled: set[str] = set()
         self._modules: Sequence[NamedModule] = ()
         self._observed: frozenset[str] = frozenset()
         self._hooks: list[tuple[BeforeForward, AfterForward]] = []
         self._handles: dict[tuple[str, int], list[RemovableHandle]] = {}
         self._leaf_handles: list[RemovableHandle] = []
-        self._ids: dict[tuple[str, int, str, str, int, int, int], int] = {}
-        self._passes: Counter[tuple[str, int]] = Counter()
-        self._calls: Counter[tuple[str, int]] = Counter()
+        self._counts = ForwardPasses(rows.table)
         self._visits = CompiledVisits()
-        self._depth = 0
-        self._recording = False
         self._inner_ran = False
-        self._micro_step = 0
 
     # ------------------------------------------------------------------ hooks
 
@@ -94,8 +73,8 @@ class ActivationHooks:
             self._tell_silent()  # now and then: after the first sampled step, the second, the fourth, …
         self.generation += 1
         self.sampling = sampling
-        self._depth, self._recording, self._inner_ran = 0, False, False
-        self._passes.clear()
+        self._inner_ran = False
+        self._counts.open_step()
         self._visits.clear()
         self._drop_leaf_hooks()
         if sampling:
@@ -154,7 +133,12 @@ class ActivationHooks:
     @property
     def micro_steps(self) -> int:
         """The most passes that one outermost module has had in this step."""
-        return max(self._passes.values(), default=0)
+        return self._counts.micro_steps
+
+    @property
+    def left_out(self) -> int:
+        """Passes and calls that were beyond what a record holds."""
+        return self._counts.left_out
 
     # ------------------------------------------------------------------ what eager modules tell
 
@@ -165,41 +149,29 @@ class ActivationHooks:
             return
         if named.name:
             self._inner_ran = True
-        if self._depth == 0 or not named.name:
-            self._begin_pass(named, training=torch.is_grad_enabled(), aborted=self._depth > 0)
-        self._depth += 1
-        if self._recording and named.name in self._observed:
+        if self._counts.begins_with(named):
+            self._begin_pass(named, training=torch.is_grad_enabled())
+        self._counts.enter()
+        if self._counts.recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Note that a module is left, and observe its outputs."""
         if not self.sampling or in_backward():
             return
-        self._depth = max(self._depth - 1, 0)
-        if self._recording and named.name in self._observed:
+        self._counts.leave()
+        if self._counts.recording and named.name in self._observed:
             self._observe(named, "output", tensors_in(output))
-            self._calls[named.name, named.vpp_stage] += 1
+            self._counts.called(named)
 
-    def _begin_pass(self, named: NamedModule, *, training: bool, aborted: bool = False) -> None:
-        """Note that an outermost module is entered; a pass behind one that raised takes its place."""
-        self._depth = 0
-        self._calls.clear()
+    def _begin_pass(self, named: NamedModule, *, training: bool) -> None:
+        """Note that an outermost module is entered."""
         self._visits.begin_pass()
-        self._recording = training
-        if not training:
-            return
-        key = (named.name, named.vpp_stage)
-        if not aborted or not self._passes[key]:
-            self._passes[key] += 1
-        self._micro_step = self._passes[key] - 1
-        if self._micro_step >= MAX_MICRO_STEPS:
-            self.left_out += 1
-            self._recording = False
+        self._counts.begin(named, training=training)
 
     def _observe(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        call = self._calls[named.name, named.vpp_stage]
-        if call >= MAX_CALLS:
-            self.left_out += 1
+        call = self._counts.call_of(named)
+        if call is None:
             return
         for path, tensor in tensors:
             if side == "output":
@@ -207,23 +179,13 @@ class ActivationHooks:
             else:
                 self.flow.consumed(named.name, tensor)
             if self.forward:
-                series_id = self._series(named, side, path, call, self._micro_step, gradient=False)
+                series_id = self._counts.series(named, side, path, call, self._counts.micro_step, gradient=False)
                 self.rows.add_shared(series_id, tensor)
             if self.backward and tensor.requires_grad and torch.is_grad_enabled():
-                series_id = self._series(named, side, path, call, self._micro_step, gradient=True)
+                series_id = self._counts.series(named, side, path, call, self._counts.micro_step, gradient=True)
                 handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
                 if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
                     self._leaf_handles.append(handle)
-
-    def _series(self, named: NamedModule, side: str, path: str, call: int, micro_step: int, *, gradient: bool) -> int:
-        key = (named.name, named.vpp_stage, side, path, call, micro_step, int(gradient))
-        found = self._ids.get(key)
-        if found is None:
-            module = f"{named.name}@{call}" if call else named.name
-            name = f"{module}.{side}.{path}" if module else f"{side}.{path}"
-            series = Series(name, _QUANTITIES[side, gradient], micro_step, path, named.name, named.vpp_stage)
-            found = self._ids[key] = self.rows.table.series_id(series)
-        return found
 
     # ------------------------------------------------------------------ what compiled graphs tell
 
@@ -240,7 +202,7 @@ class ActivationHooks:
     def compiled_tensor(self, site: Site, path: str, tensor: Tensor, *, hooked: bool) -> None:
         """Take an input or output inside a compiled graph."""
         self._inner_ran = self._inner_ran or bool(site.named.name)
-        if self.sampling and self._recording and not in_backward():
+        if self.sampling and self._counts.recording and not in_backward():
             self.guard.run(PART, self._take_compiled, site, path, tensor, hooked)
 
     def compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
@@ -251,25 +213,19 @@ class ActivationHooks:
     def _take_compiled(self, site: Site, path: str, tensor: Tensor, hooked: bool) -> None:
         call = self._visits.forward(site, path, hooked=hooked)
         if call >= MAX_CALLS:
-            self.left_out += 1
+            self._counts.left_out += 1
             return
         if not self.forward:
             return
         # Compilers use buffers again without a trace in the tensor, so that none is known to be one that was read.
-        self.rows.add(self._series(site.named, site.side, path, call, self._micro_step, gradient=False), tensor)
+        self.rows.add(
+            self._counts.series(site.named, site.side, path, call, self._counts.micro_step, gradient=False), tensor
+        )
 
     def _take_compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
         micro_step, call = self._visits.backward(site, path)
         if call < MAX_CALLS and micro_step < MAX_MICRO_STEPS:
-            self.rows.add(self._series(site.named, site.side, path, call, micro_step, gradient=True), gradient)
-
-
-_QUANTITIES: Final = {
-    ("input", False): ACTIVATION_INPUT,
-    ("output", False): ACTIVATION_OUTPUT,
-    ("input", True): ACTIVATION_GRAD_INPUT,
-    ("output", True): ACTIVATION_GRAD_OUTPUT,
-}
+            self.rows.add(self._counts.series(site.named, site.side, path, call, micro_step, gradient=True), gradient)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.named import NamedModule
+from trainsentry.collectors.inert_hook import InertWhenCopied
+from trainsentry.collectors.named_module import NamedModule
 
 
 class Observer(Protocol):

@@ -1,7 +1,7 @@
 """Rows that lie on an accelerator until the step ends: written there, copied to the host once."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -105,18 +105,18 @@ class DeviceRows:
         if self.fused is not None:
             self.fused.combine(self._rows)
 
-    def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Tensor, Any]:
+    def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]:
         """Start the one copy of the step into pinned memory; return it with the event that tells its end."""
         self._combine()
         positions = np.asarray(self.positions, np.intp)
         rows = self._rows[: len(positions)]
         if self.device.type == "cpu":
-            return positions, rows.clone(), None
+            return positions, rows.clone().numpy, None
         host = torch.empty(rows.shape, dtype=self.dtype, pin_memory=True)
         host.copy_(rows, non_blocking=True)
         event = torch.Event(self.device)
         event.record()
-        return positions, host, event
+        return positions, host.numpy, event
 
     def clear(self) -> None:
         """Start anew; copies under way are ordered before whatever is written next."""

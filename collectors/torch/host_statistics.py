@@ -6,7 +6,7 @@ Everything else is made dense floating point first. Without a compiler NumPy doe
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -107,12 +107,3 @@ def _with_zeros(row: npt.NDArray[np.float64], stored: int, implicit: int) -> npt
     return np.asarray(
         [np.fmin(low, 0.0), np.fmax(high, 0.0), total / (finite + implicit), norm, nans, infs, zeros, _NAN]
     )
-
-
-def row_of_number(value: float) -> tuple[Any, ...]:
-    """Return the row of one number, without its value column."""
-    if math.isnan(value):
-        return (_NAN, _NAN, _NAN, 0.0, 1.0, 0.0, 0.0)
-    if math.isinf(value):
-        return (_NAN, _NAN, _NAN, 0.0, 0.0, 1.0, 0.0)
-    return (value, value, value, abs(value), 0.0, 0.0, float(value == 0.0))

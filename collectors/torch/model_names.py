@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import nn
 
+from trainsentry.collectors.named_module import NamedModule
 from trainsentry.collectors.torch.clean_names import CleanNames
 from trainsentry.collectors.torch.deepspeed_partitions import wrappers_of
 from trainsentry.collectors.torch.held_parameters import parameters_of_chunk
-from trainsentry.collectors.torch.named import NamedModule, NamedParameter
+from trainsentry.collectors.torch.named import NamedParameter
 
 
 @dataclass

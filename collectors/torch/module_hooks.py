@@ -5,6 +5,8 @@ from typing import Any, Protocol
 import torch
 
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.inert_hook import InertWhenCopied
+from trainsentry.collectors.named_module import NamedModule
 from trainsentry.collectors.torch.compiled_activations import (
     GRADIENTS_TRACED,
     Observer,
@@ -13,8 +15,6 @@ from trainsentry.collectors.torch.compiled_activations import (
     trace_noted,
     trace_tensors,
 )
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.named import NamedModule
 
 PART = "activations"
 

@@ -1,19 +1,10 @@
-"""A module and a parameter, each with its name."""
+"""A parameter with its name."""
 
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from trainsentry.collectors.torch.fragment import Fragment
-
-
-@dataclass(frozen=True)
-class NamedModule:
-    """A module with its clean name and the model chunk (`vpp_stage`) that it belongs to."""
-
-    name: str
-    module: nn.Module
-    vpp_stage: int
 
 
 @dataclass(frozen=True)

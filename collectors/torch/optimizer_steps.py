@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.deepspeed_partitions import is_scaling, reduced_gradients
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 
 
 class StepListener(Protocol):

@@ -2,13 +2,14 @@
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE, Series
+from trainsentry.collectors.parameter_ids import ParameterIds, state_quantity
+from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE
 from trainsentry.collectors.torch.containers import tensors_in
 from trainsentry.collectors.torch.fragment import Fragment
 from trainsentry.collectors.torch.local_tensor import local, version_of
@@ -22,31 +23,12 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
         yield from group["params"]
 
 
-class ParameterSeries:
-    """Ids of the series of each parameter, looked up once."""
+class ParameterSeries(ParameterIds):
+    """Ids of the series of each parameter, and the rows they go to."""
 
     def __init__(self, rows: StepRows) -> None:
+        super().__init__(rows.table)
         self.rows = rows
-        self._ids: dict[tuple[int, str, int, str], tuple[int, NamedParameter]] = {}
-
-    def id_of(self, named: NamedParameter, quantity: str, micro_step: int = 0, path: str = "") -> int:
-        """Return the id of a quantity of a parameter; `path` tells apart the tensors that one key of state holds."""
-        key = (id(named), quantity, micro_step, path)
-        found = self._ids.get(key)
-        if found is None:
-            name = f"{named.name}.{path}" if path else named.name
-            series = Series(name, quantity, micro_step, path, named.module, named.vpp_stage)
-            found = self._ids[key] = (self.rows.table.series_id(series), named)  # kept alive: its id is the key
-        return found[0]
-
-    def id_of_unreduced(self, named: NamedParameter, micro_step: int, holds: str) -> int:
-        """Return the id of a gradient before reduction, of which `holds` says what it is the sum of."""
-        key = (id(named), GRADIENT_UNREDUCED, micro_step, holds)
-        found = self._ids.get(key)
-        if found is None:
-            series = Series(named.name, GRADIENT_UNREDUCED, micro_step, holds, named.module, named.vpp_stage)
-            found = self._ids[key] = (self.rows.table.series_id(series), named)
-        return found[0]
 
     def layouts_of(self, parameters: Sequence[NamedParameter]) -> list[int | None]:
         """Return the layouts of what this rank holds of parameters; None stands for that of a plain tensor."""
@@ -142,14 +124,6 @@ def state_of(optimizer: Optimizer) -> Mapping[Any, Any]:
     """Return an optimizer's state; that of a `ZeroRedundancyOptimizer` is its local optimizer's."""
     local_optimizer = getattr(optimizer, "optim", None)
     return local_optimizer.state if isinstance(local_optimizer, Optimizer) else optimizer.state
-
-
-_FIXED: Final = frozenset({GRADIENT, PARAMETER, UPDATE})
-
-
-def state_quantity(key: Any) -> str:
-    """Return the quantity of a state key; one that a fixed quantity already has gets a prefix."""
-    return f"state_{key}" if key in _FIXED else str(key)
 
 
 class UpdateReader:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from trainsentry.collectors.call_entries import EntryWriter
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.capture import Capture
 from trainsentry.collectors.torch.clean_names import is_holder
 from trainsentry.collectors.torch.containers import list_tensors
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.local_tensor import version_of
 from trainsentry.collectors.torch.model_names import ModelNames
 

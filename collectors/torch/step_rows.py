@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.host_rows_table import HostRows, row_of_number
+from trainsentry.collectors.pending_rows import PendingRows
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.batch import Batch, take_held
@@ -23,7 +24,6 @@ from trainsentry.collectors.torch.host_statistics import (
     host_row,
     read_at,
     read_many_at,
-    row_of_number,
 )
 from trainsentry.collectors.torch.layout_ids import LayoutIds
 from trainsentry.collectors.torch.local_tensor import (
@@ -33,14 +33,13 @@ from trainsentry.collectors.torch.local_tensor import (
     version_of,
     whole_of,
 )
-from trainsentry.collectors.torch.pending_rows import PendingRows
 from trainsentry.collectors.torch.ways import runs_of
 
 _NUMBER: Final = torch.zeros((), dtype=torch.float64)
 """Stands for a Python number where a layout is asked for."""
 
 
-class StepRows:
+class StepRows(HostRows):
     """Collects the rows of the current step.
 
     A tensor whose statistics cannot be computed gives no row; `refused` is told, with the error. When a series is
@@ -61,17 +60,13 @@ class StepRows:
         self._device_rows_on_cpu = device_rows_on_cpu
         self.layouts = LayoutIds(table)
         self._devices: dict[torch.device, DeviceRows] = {}
-        self._make_host(256)
+        super().__init__()
         self._start()
 
     def _start(self) -> None:
-        self._ids: list[int] = []
-        self._layout_ids: list[int] = []
+        self._clear_rows()
         self._aliases: list[tuple[int, int]] = []
         self._seen: dict[int, tuple[weakref.ref[Tensor], int | None, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._ids)
 
     def add(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of what `tensor` holds on this rank."""
@@ -253,15 +248,6 @@ class StepRows:
             with np.errstate(divide="ignore", invalid="ignore"):
                 self._host[positions, VALUE] = self._host[positions, NORM] / norms.double().numpy()
 
-    def _kept(self) -> npt.NDArray[np.bool_]:
-        """Return which rows stand: of those of one series the last."""
-        kept = np.ones(len(self), bool)
-        if len(set(self._ids)) < len(self):
-            last = {series_id: position for position, series_id in enumerate(self._ids)}
-            kept[:] = False
-            kept[list(last.values())] = True
-        return kept
-
     def _on_host(self, tensor: Tensor) -> bool:
         return tensor.device.type == "cpu" and not self._device_rows_on_cpu
 
@@ -270,21 +256,3 @@ class StepRows:
         if rows is None:
             rows = self._devices[device] = DeviceRows(device)
         return rows
-
-    def _append(self, series_id: int, layout_id: int) -> int:
-        """Append a row to the record, whose numbers are written elsewhere; return its position."""
-        position = len(self._ids)
-        self._make_room(position + 1)
-        self._ids.append(series_id)
-        self._layout_ids.append(layout_id)
-        return position
-
-    def _make_room(self, rows: int) -> None:
-        if rows > len(self._host):
-            old = self._host
-            self._make_host(max(rows, 2 * len(old)))
-            self._host[: len(old)] = old
-
-    def _make_host(self, rows: int) -> None:
-        self._host = np.zeros((rows, COLUMNS))
-        self._host_address = self._host.ctypes.data  # asked for once: it costs as much as reading a small tensor

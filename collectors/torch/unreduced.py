@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from trainsentry.collectors.forward_passes import MAX_MICRO_STEPS
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.torch.activations import MAX_MICRO_STEPS
+from trainsentry.collectors.inert_hook import InertWhenCopied
+from trainsentry.collectors.named_module import NamedModule
 from trainsentry.collectors.torch.fsdp1_shards import is_flat
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.named import NamedModule, NamedParameter
+from trainsentry.collectors.torch.named import NamedParameter
 
 PART = "gradients before reduction"
 

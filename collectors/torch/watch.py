@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.model_graph import DataFlow, describe
+from trainsentry.collectors.pending_rows import PendingRows
 from trainsentry.collectors.series import UPDATED_PARAMETERS, Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
@@ -27,7 +29,6 @@ from trainsentry.collectors.torch.capture import Capture
 from trainsentry.collectors.torch.communication import Communication
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.loss_scale import LossScale
-from trainsentry.collectors.torch.model_graph import DataFlow, describe
 from trainsentry.collectors.torch.model_names import ModelNames
 from trainsentry.collectors.torch.named import NamedParameter
 from trainsentry.collectors.torch.optimizer_steps import OptimizerSteps, StepListener, watch_scalers
@@ -39,11 +40,9 @@ from trainsentry.collectors.torch.parameters import (
     read_parameters,
     read_state,
 )
-from trainsentry.collectors.torch.pending_rows import PendingRows
 from trainsentry.collectors.torch.process_groups import known_groups
 from trainsentry.collectors.torch.replaying import Replay
 from trainsentry.collectors.torch.step_rows import StepRows
-from trainsentry.collectors.torch.training_modes import TrainingModes
 from trainsentry.collectors.torch.unreduced import MICRO_BATCH, RUNNING_SUM, UnreducedHooks, is_sharded
 from trainsentry.collectors.torch.validation import (
     check_new,
@@ -53,6 +52,7 @@ from trainsentry.collectors.torch.validation import (
     checked_targets,
 )
 from trainsentry.collectors.torch.wrapped_late import FirstPass, is_data_parallel
+from trainsentry.collectors.training_modes import TrainingModes
 
 
 class TorchWatch:

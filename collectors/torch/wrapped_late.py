@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.clean_names import is_holder
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 
 
 class WrappedLate(ValueError):

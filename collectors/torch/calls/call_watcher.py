@@ -13,6 +13,7 @@ from trainsentry.collectors.call_entries import EntryWriter
 from trainsentry.collectors.call_selection import CallSelection
 from trainsentry.collectors.call_stacks import CallStacks
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.named_module import NamedModule
 from trainsentry.collectors.torch.backward_pass import after_backward, in_backward
 from trainsentry.collectors.torch.calls.call import Call
 from trainsentry.collectors.torch.calls.call_arguments import CallArguments
@@ -23,7 +24,6 @@ from trainsentry.collectors.torch.calls.parameter_gradients import PART, Paramet
 from trainsentry.collectors.torch.calls.watch_modules import ModuleHooks
 from trainsentry.collectors.torch.calls.watch_operations import OperationMode, caller, enter_below, leave
 from trainsentry.collectors.torch.containers import list_tensors
-from trainsentry.collectors.torch.named import NamedModule
 
 CLIP_GRAD: Final = torch.nn.utils.clip_grad.__file__
 """Operations called from here belong to no module, but to the clipping of gradients."""

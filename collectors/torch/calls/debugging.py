@@ -8,6 +8,8 @@ from typing import Any, Final
 from torch import nn
 
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.inert_hook import InertWhenCopied
+from trainsentry.collectors.named_module import NamedModule
 from trainsentry.collectors.torch import environment
 from trainsentry.collectors.torch.agreement import Agreement
 from trainsentry.collectors.torch.calls.call_names import CallNames, risk_of
@@ -19,9 +21,7 @@ from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.clean_names import CleanNames
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
 from trainsentry.collectors.torch.meeting import meet
-from trainsentry.collectors.torch.named import NamedModule
 from trainsentry.collectors.torch.seeding import seed_all
 
 PATIENCE_SECONDS: Final = 120.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from trainsentry.collectors.torch.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.named import NamedModule
+from trainsentry.collectors.inert_hook import InertWhenCopied
+from trainsentry.collectors.named_module import NamedModule
 
 
 class ModuleHooks:

@@ -8,7 +8,7 @@ from tiny_models import EVERY_STEP, flip_bit, mlp, train
 from torch import nn
 
 import trainsentry
-from trainsentry.collectors.torch.activations import MAX_CALLS, MAX_MICRO_STEPS
+from trainsentry.collectors.forward_passes import MAX_CALLS, MAX_MICRO_STEPS
 
 
 def sgd(model):

@@ -1,22 +1,25 @@
 """The rows of a step on their way to the host."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 
 @dataclass
 class PendingRows:
-    """Rows on their way to the host; on CPU they are there at once. `kept` masks rows that were read anew later."""
+    """Rows on their way to the host; on CPU they are there at once. `kept` masks rows that were read anew later.
+
+    A copy is the positions of its rows, what returns them once its event has come, and that event (or None).
+    """
 
     ids: npt.NDArray[np.int32]
     layouts: npt.NDArray[np.int32]
     values: npt.NDArray[np.float64]
     kept: npt.NDArray[np.bool_]
-    copies: list[tuple[npt.NDArray[np.intp], Tensor, Any]]
+    copies: list[tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]]
     aliases: list[tuple[int, int]]
 
     def ready(self) -> bool:
@@ -31,8 +34,8 @@ class PendingRows:
 
     def resolve(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """Return ids, layouts and values (float64 of shape (n, COLUMNS)); call once the copies are ready."""
-        for positions, host, _ in self.copies:
-            self.values[positions] = host[: len(positions)].numpy()
+        for positions, read, _ in self.copies:
+            self.values[positions] = read()
         for position, source in self.aliases:
             self.values[position] = self.values[source]
         if self.kept.all():

@@ -1,14 +1,14 @@
 """Modules that are switched between training and evaluation."""
 
+from typing import Any
+
 from trainsentry.collectors.series import TRAINING_MODE, Series
-from trainsentry.collectors.torch.model_names import ModelNames
-from trainsentry.collectors.torch.step_rows import StepRows
 
 
 class TrainingModes:
     """Appends a row for each module whose mode at the end of a step is another than at the last look."""
 
-    def __init__(self, names: ModelNames, rows: StepRows) -> None:
+    def __init__(self, names: Any, rows: Any) -> None:
         self.names = names
         self.rows = rows
         self._known: list[bool] = []

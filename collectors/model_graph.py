@@ -3,10 +3,6 @@
 import weakref
 from typing import Any
 
-from torch import Tensor
-
-from trainsentry.collectors.torch.model_names import ModelNames
-
 
 class DataFlow:
     """Learns, from the tensors that hooks see in the first sampled step, which module feeds which."""
@@ -16,7 +12,7 @@ class DataFlow:
         self.edges: dict[tuple[str, str], None] = {}
         self.passes = 0
         self.seen: set[str] = set()
-        self._producers: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._producers: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     @property
     def learning(self) -> bool:
@@ -34,7 +30,7 @@ class DataFlow:
             self.seen.add(module)
             self.order.append(module)
 
-    def consumed(self, module: str, tensor: Tensor) -> None:
+    def consumed(self, module: str, tensor: Any) -> None:
         """Note that `module` takes `tensor`."""
         if not self.learning:
             return
@@ -42,14 +38,14 @@ class DataFlow:
         if producer is not None and producer[0]() is tensor and producer[1] != module:
             self.edges[producer[1], module] = None
 
-    def produced(self, module: str, tensor: Tensor) -> None:
+    def produced(self, module: str, tensor: Any) -> None:
         """Note that `module` returns `tensor`; the outermost module that returns it is kept."""
         if self.learning:
             self._producers[id(tensor)] = (weakref.ref(tensor), module)
 
 
-def describe(names: ModelNames, flow: DataFlow, process_groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of `graph.json`.
+def describe(names: Any, flow: DataFlow, process_groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the content of `graph.json`; `names` are those of the watched model.
 
     Modules come in execution order once a pass was seen, before that in the order of registration.
     """
