@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-peer lint types pytest format clean
+.PHONY: demo test test-peer lint types pytest mindspore format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
 
-test: lint types pytest
+test: lint types pytest mindspore
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -20,6 +20,16 @@ types: $(VENV)/dev.stamp
 
 pytest: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
+
+# MindSpore needs NumPy 1 and is tested without torch, so it has an environment of its own.
+mindspore: $(VENV)-mindspore/stamp
+	$(VENV)-mindspore/bin/python -m pytest tests/mindspore
+
+$(VENV)-mindspore/stamp: pyproject.toml constraints-mindspore.txt
+	$(PYTHON) -m venv $(VENV)-mindspore
+	$(VENV)-mindspore/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-mindspore.txt --editable '.[mindspore,test]'
+	touch $@
 
 # Runs msprobe's own tools on our dumps, in an environment of their own that is made once.
 test-peer: $(VENV)/dev.stamp
@@ -42,4 +52,4 @@ $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@ $(VENV)/demo.stamp
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-mindspore build dist *.egg-info .mypy_cache .ruff_cache

@@ -14,7 +14,7 @@ from trainsentry.collectors.statistics import MIN, NORM
 NAME: Final = "state_reset"
 SCORE: Final = 60.0
 
-SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "square_avg", "v"})
+SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "moments2", "square_avg", "v"})
 """State that averages squares: v' = β·v + (1 − β)·g² ≥ β·v (Kingma and Ba, "Adam", 2015; RMSprop)."""
 
 LEAST_DECAY: Final = 0.8

@@ -42,4 +42,20 @@ def framework_of(model: Any) -> Framework:
             agreement=Agreement,
             follow=follow,
         )
-    raise TypeError(f"watch(model): got {type(first).__name__}, allowed: torch.nn.Module or a list of them")
+    if "mindspore" in bases:
+        from trainsentry.collectors.mindspore import environment as mindspore_environment
+        from trainsentry.collectors.mindspore import meeting as mindspore_meeting
+        from trainsentry.collectors.mindspore import saving as mindspore_saving
+        from trainsentry.collectors.mindspore.watch import MindSporeWatch
+
+        return Framework(
+            watch=MindSporeWatch,
+            saving=mindspore_saving,
+            rank_and_world_size=mindspore_environment.rank_and_world_size,
+            describe_environment=mindspore_environment.describe_environment,
+            meet=mindspore_meeting.meet,
+            agreement=None,
+            follow=mindspore_meeting.follow,
+        )
+    name = type(first).__name__
+    raise TypeError(f"watch(model): got {name}, allowed: torch.nn.Module or mindspore.nn.Cell, or a list of them")

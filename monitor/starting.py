@@ -8,6 +8,7 @@ from typing import Any
 
 from trainsentry.exporters.csv_writer import next_restart
 from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.recorder.hello import Hello
 
 _claimed: dict[Path, int] = {}
@@ -68,3 +69,20 @@ def check_number(name: str, value: Any, least: int) -> None:
     """
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
         raise ValueError(f"watch({name}): got {value!r}, allowed: a whole number from {least} on")
+
+
+def check_alone(config: MonitorConfig, world_size: int) -> None:
+    """Check that nothing is asked of a rank by itself that only all ranks can do together.
+
+    Raises:
+        ConfigError: for a stop, where the ranks of a run cannot agree on one.
+
+    """
+    if world_size == 1:
+        return
+    alone = "the ranks of this framework cannot agree on a stop, and one that stops alone leaves the others waiting"
+    if config.on_incident is not None and config.on_incident.stop:
+        raise ConfigError(f"on_incident.stop: got {config.on_incident.stop!r}, allowed: false; {alone}")
+    if config.overflow_check is not None and config.overflow_check.overflow_nums > 0:
+        nums = config.overflow_check.overflow_nums
+        raise ConfigError(f"overflow_check.overflow_nums: got {nums}, allowed: -1; {alone}")

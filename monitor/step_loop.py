@@ -71,6 +71,7 @@ class StepLoop:
         self._look = SameStep(self, config)
         self.order = 0
         self.skipped = False
+        self.updated = False
         self._end = StepEnd(())
         self._plan: frozenset[str] = frozenset()
         self.scalars = ScalarLog(watch, guard)
@@ -79,6 +80,7 @@ class StepLoop:
         self._closure = False
         self._began: float | None = None
         self._shut = False
+        self.ends_elsewhere = False
 
     def go_to(self, step: int) -> None:
         """Go on from another step, as after a checkpoint was loaded: nothing that was agreed on before holds."""
@@ -128,8 +130,9 @@ class StepLoop:
         self._stepped(optimizer)
 
     def boundary(self) -> None:
-        """End a step that has no optimizer."""
-        self._run(self._without_optimizer)
+        """End a step that has no optimizer, or whose end is told by somebody else than its optimizers."""
+        if not self.updated:
+            self._run(self._without_optimizer)
         self._end_step()
 
     def log(self, scalars: dict[str, Any]) -> None:
@@ -188,12 +191,13 @@ class StepLoop:
             self._look.stop_before_update()
 
     def _note_scale(self, scaler: Any) -> None:
-        if not self._scale_noted and self.schedule.plan(self.step) and scaler.is_enabled():
+        if not self._scale_noted and self.schedule.plan(self.step):
             self._scale_noted = True
             self.watch.note_loss_scale(scaler)
 
     def _stepped(self, optimizer: Any) -> None:
-        if self._end.stepped(id(optimizer)):
+        self.updated = True
+        if self._end.stepped(id(optimizer)) and not self.ends_elsewhere:
             self._end_step()
 
     def _end_step(self) -> None:
@@ -258,7 +262,7 @@ class StepLoop:
         self._dump(lambda dump: dump.open_step(self.step))
 
     def _begin_step(self) -> None:
-        self.order, self.skipped, self._scale_noted = 0, False, False
+        self.order, self.skipped, self._scale_noted, self.updated = 0, False, False, False
         self._look.begin_step()
         self.scalars.end_step()
 

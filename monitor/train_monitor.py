@@ -18,7 +18,7 @@ from trainsentry.monitor.follower import Follower
 from trainsentry.monitor.late_listener import LateListener
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.saved_state import checked_state, detection_for, state_of
-from trainsentry.monitor.starting import check_number
+from trainsentry.monitor.starting import check_alone, check_number
 from trainsentry.monitor.step_loop import StepLoop
 from trainsentry.monitor.triggers import Callback
 from trainsentry.monitor.wiring import Run, Shared, start_loop
@@ -110,7 +110,9 @@ class TrainMonitor:
         self._speaks = rank == watched[0]
         if self._company is None and self._loop is None and self._follower is None:
             meeting = framework.meet()
-            if meeting is not None:
+            if meeting is None:
+                check_alone(self.config, world_size)
+            else:
                 self._company = Company(self.config, framework, meeting, watched, self._guard)
         return rank, watched
 
@@ -161,9 +163,21 @@ class TrainMonitor:
         loop = self._running("step")
         if loop is None:
             return
-        if loop.watch.optimizers:
+        if loop.watch.takes_boundaries:
             raise RuntimeError("step: the watched optimizer's step is the boundary; leave monitor.step() out")
         loop.boundary()
+
+    def ends_at_callback(self) -> None:
+        """Leave it to `step_ended` to tell when a step is over: the optimizers' own calls end none from here on."""
+        loop = self._running("ends_at_callback")
+        if loop is not None:
+            loop.ends_elsewhere = True
+
+    def step_ended(self) -> None:
+        """Mark a step boundary in the place of the optimizers: for trainers that tell when a step is over."""
+        loop = self._running("step_ended")
+        if loop is not None:
+            loop.boundary()
 
     def log(self, **scalars: Any) -> None:
         """Take scalars such as `loss` into the current step; device tensors are not waited for."""

@@ -150,6 +150,11 @@ class TorchWatch:
         """Whether every parameter lies on the CPU."""
         return all(p.parameter.device.type == "cpu" for p in self.names.parameters)
 
+    @property
+    def takes_boundaries(self) -> bool:
+        """Whether the optimizers' steps tell where steps end."""
+        return bool(self.optimizers)
+
     def replay(self) -> Replay:
         """Return what keeps the last forward pass, and runs it again."""
         communication = self.communication
@@ -311,6 +316,8 @@ class TorchWatch:
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar, without asking the device for its value."""
+        if not scaler.is_enabled():
+            return
         self._scale.use(scaler)
         scale = self._scale.value(self._device)
         if scale is not None:

@@ -1,0 +1,28 @@
+"""Saving of tensors as NumPy's files, as msprobe's MindSpore tools read them."""
+
+from pathlib import Path
+
+import numpy as np
+from mindspore import Tensor
+
+from trainsentry.collectors.mindspore.host_statistics import array_of
+
+SUFFIX = ".npy"
+
+
+def save_tensor(tensor: Tensor, path: Path) -> None:
+    """Write a tensor; bfloat16 is written as float32, which holds every value of it exactly."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        np.save(file, array_of(tensor), allow_pickle=False)
+
+
+def load_tensor(path: Path) -> Tensor:
+    """Read a tensor written by `save_tensor`; no code in the file is run."""
+    return Tensor(np.load(path, allow_pickle=False))
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the bytes that `save_tensor` writes, without the file's own frame."""
+    wide = 2 if str(tensor.dtype) == "BFloat16" else 1
+    return int(tensor.nbytes) * wide

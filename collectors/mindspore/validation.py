@@ -1,0 +1,94 @@
+"""Mistakes in a call of `watch`, found before the first step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import nn
+
+from trainsentry.collectors.mindspore.cell_names import CellNames
+from trainsentry.collectors.mindspore.optimizer_state import parameters_of
+from trainsentry.collectors.settings import CollectSettings
+from trainsentry.collectors.targets import Selection, select
+
+
+def checked_models(model: Any) -> list[nn.Cell]:
+    """Return the model chunks.
+
+    Raises:
+        TypeError: when something else than cells was given.
+        ValueError: when the model has no parameters.
+
+    """
+    chunks = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not chunks:
+        raise ValueError("watch(model): got an empty list, allowed: mindspore.nn.Cell or a list of them")
+    for chunk in chunks:
+        if not isinstance(chunk, nn.Cell):
+            raise TypeError(f"watch(model): got {type(chunk).__name__}, allowed: mindspore.nn.Cell or a list of them")
+    if not any(True for chunk in chunks for _ in chunk.get_parameters()):
+        names = ", ".join(type(chunk).__name__ for chunk in chunks)
+        raise ValueError(f"watch(model): {names} has no parameters, allowed: a model that has some")
+    return chunks
+
+
+def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Cell]) -> list[nn.Cell]:
+    """Return the optimizers.
+
+    Raises:
+        TypeError: when something else than MindSpore's optimizers was given.
+        ValueError: when an optimizer holds no parameter of the model.
+
+    """
+    given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    owned = {id(p) for chunk in chunks for p in chunk.get_parameters()}
+    for each in given:
+        name = type(each).__name__
+        if not isinstance(each, nn.Cell) or not hasattr(each, "parameters"):
+            raise TypeError(f"watch(optimizer): got {name}, allowed: mindspore.nn.Optimizer or a list of them")
+        if not any(id(p) in owned for p in parameters_of(each)):
+            raise ValueError(
+                f"watch(optimizer): none of the parameters of {name} belongs to the watched model; "
+                "allowed: an optimizer made from net.trainable_params()"
+            )
+    return given
+
+
+def checked_targets(settings: CollectSettings, names: CellNames) -> dict[str, Selection]:
+    """Return what each part's targets select.
+
+    Raises:
+        ValueError: when a pattern matches nothing.
+
+    """
+    modules = [m.name for m in names.modules]
+    parameters = [p.name for p in names.parameters]
+    selections = {}
+    for part, patterns in settings.targets.items():
+        selection = selections[part] = select(patterns, modules, parameters)
+        if selection.unmatched:
+            examples = ", ".join(repr(n) for n in [*modules[1:4], *parameters[:2]])
+            raise ValueError(
+                f"collect.{part}.targets: {selection.unmatched[0]!r} matches no cell and no parameter; "
+                f"allowed: shell-style patterns over names such as {examples}"
+            )
+    return selections
+
+
+def check_new(chunks: Sequence[nn.Cell], names: CellNames) -> None:
+    """Check that models can be told from those that are watched already.
+
+    Raises:
+        ValueError: when a model is watched already, or shares parameter names with one.
+
+    """
+    known = {id(m.module) for m in names.modules}
+    if any(id(chunk) in known for chunk in chunks):
+        raise ValueError("watch(model): this model is watched already; allowed: other cells, or close() first")
+    added = CellNames()
+    added.add(chunks)
+    shared = {p.name for p in names.parameters} & {p.name for p in added.parameters}
+    if shared:
+        raise ValueError(
+            f"watch(model): a model that is watched already has a parameter named {min(shared)!r} too; allowed: one "
+            "call with mindspore.nn.CellDict({'generator': …, 'critic': …}), which gives each its own names"
+        )

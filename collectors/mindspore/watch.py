@@ -1,0 +1,311 @@
+"""A watched MindSpore model: what of it is read at a step, and when."""
+
+from collections import Counter
+from typing import Any
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.mindspore.activations import CellCalls
+from trainsentry.collectors.mindspore.capture import Capture
+from trainsentry.collectors.mindspore.cell_names import CellNames
+from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler, scale_of
+from trainsentry.collectors.mindspore.optimizer_state import learning_rate_of, parameters_of
+from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps, StepListener
+from trainsentry.collectors.mindspore.parameters import Owned, ParameterReader, UpdateReader
+from trainsentry.collectors.mindspore.runtime import in_graph_mode, on_host, wait
+from trainsentry.collectors.mindspore.step_rows import StepRows
+from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers, checked_targets
+from trainsentry.collectors.model_graph import DataFlow, describe
+from trainsentry.collectors.pending_rows import PendingRows
+from trainsentry.collectors.series import UPDATED_PARAMETERS, Series, SeriesTable
+from trainsentry.collectors.settings import (
+    ACTIVATIONS,
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    UPDATES,
+    CollectSettings,
+    Plan,
+)
+from trainsentry.collectors.targets import Selection
+from trainsentry.collectors.training_modes import TrainingModes
+
+
+class MindSporeWatch:
+    """Reads a MindSpore model around the steps of its optimizers, as `TorchWatch` does one of torch.
+
+    Where steps are compiled no call is seen: then the step boundary is `TrainMonitor.step`, weights and state are read
+    from the parameters, and what an update did is read against the weights at the end of the step before.
+    """
+
+    def __init__(self, table: SeriesTable, guard: Guard, settings: CollectSettings) -> None:
+        self.guard = guard
+        self.settings = settings
+        self.names = CellNames()
+        self.optimizers: list[Any] = []
+        self.own_group = ""
+        self.flow = DataFlow()
+        self.rows = StepRows(table, settings.eps, self._refused)
+        self.capture = Capture(self.names, guard)
+        self._selections: dict[str, Selection] = {}
+        self._steps: OptimizerSteps | None = None
+        self._scaler: ScalerWatch | None = None
+        self._reader = ParameterReader(self.rows)
+        self._updates = UpdateReader(self._reader)
+        self._cells = CellCalls(self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward)
+        self._modes = TrainingModes(self.names, self.rows)
+        self._optimizer_steps: Counter[int] = Counter()
+        self._logged: set[str] = set()
+        self._read: set[int] = set()
+        self._read_state_of: set[int] = set()
+        self._plan: Plan = frozenset()
+
+    # ------------------------------------------------------------------ watching
+
+    def add(self, model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> None:
+        """Check and take models and optimizers, and listen to the optimizers' steps.
+
+        Raises:
+            TypeError: for objects that are not cells, optimizers or loss scalers of MindSpore.
+            ValueError: for a model without parameters, one that is watched already, an optimizer of another
+                model, or a pattern that matches nothing.
+
+        """
+        chunks = checked_models(model)
+        optimizers = checked_optimizers(optimizer, chunks)
+        check_scaler(grad_scaler)
+        check_new(chunks, self.names)
+        names = self.names.copy()
+        names.add(chunks)
+        self._selections = checked_targets(self.settings, names)
+        self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
+        self.optimizers += optimizers
+        self.capture.names = self.names
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = OptimizerSteps(self.optimizers, listener)
+        self.capture.steps = self._steps
+        if grad_scaler is not None:
+            self._listen_to(grad_scaler, listener)
+        if ACTIVATIONS in self._selections:
+            self._cells.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
+
+    def _listen_to(self, scaler: Any, listener: StepListener) -> None:
+        def adjusted(scaler: Any, finite: bool) -> None:
+            if not finite:
+                for optimizer in list(self.optimizers):
+                    listener.scaler_entered(scaler, optimizer)
+                    listener.scaler_skipped(scaler, optimizer)
+
+        if self._scaler is not None:
+            self._scaler.close()
+        self._scaler = ScalerWatch(scaler, adjusted)
+        if self._steps is not None:
+            self._steps.scaler = scaler
+
+    def watch_communication(self) -> None:
+        """Collectives of MindSpore are not watched."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether operations run on the CPU."""
+        return on_host()
+
+    @property
+    def takes_boundaries(self) -> bool:
+        """Whether the optimizers' calls tell where steps end: not when they are compiled."""
+        return bool(self.optimizers) and self._steps is not None and self._steps.called > 0
+
+    def replay(self) -> None:
+        """A forward pass of MindSpore is not run again."""
+
+    def graph(self) -> dict[str, Any]:
+        """Return the content of `graph.json`."""
+        return describe(self.names, self.flow, [])
+
+    def close(self) -> None:
+        """Give every cell, optimizer and scaler back as it was."""
+        if self._steps is not None:
+            self._steps.close()
+        if self._scaler is not None:
+            self._scaler.close()
+        self.stop_reading()
+
+    def stop_reading(self) -> None:
+        """Remove everything but what tells of the optimizers' steps."""
+        self._cells.close()
+        self.capture.close()
+        self._updates.forget()
+
+    # ------------------------------------------------------------------ one step
+
+    def open_step(self, plan: Plan) -> None:
+        """Prepare the next step: watch the cells that its plan needs."""
+        self._plan = plan
+        self._optimizer_steps.clear()
+        self._read.clear()
+        self._read_state_of.clear()
+        self._cells.open_step(sampling=ACTIVATIONS in plan)
+        if UPDATES in plan and not self.takes_boundaries:
+            wait()
+            self.guard.run(UPDATES, self._updates.keep, self._selected(UPDATES))
+
+    def before_update(self, optimizer: Any, *, gradients_ready: bool = True) -> None:
+        """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
+        del gradients_ready  # they are the update's own arguments
+        turn = self._optimizer_steps[id(optimizer)]
+        if GRADIENTS in self._plan and self._steps is not None:
+            owned = self._owned(GRADIENTS, optimizer)
+            self.guard.run(GRADIENTS, self._reader.gradients, owned, self._steps.gradients, optimizer, turn)
+        if PARAMETERS in self._plan:
+            moved = [named for _, named in self._owned(PARAMETERS, optimizer)]
+            if not self._read:  # weights that no optimizer moves break too: they are read with the first
+                moved = [*self._nobodys(PARAMETERS), *moved]
+            self._read.update(id(named.parameter) for named in moved)
+            self.guard.run(PARAMETERS, self._reader.parameters, moved, turn)
+        if OPTIMIZER_STATE in self._plan:
+            self._read_state_of.add(id(optimizer))
+            owned = self._owned(OPTIMIZER_STATE, optimizer)
+            self.guard.run(OPTIMIZER_STATE, self._reader.state, optimizer, owned, turn)
+        if UPDATES in self._plan:
+            self.guard.run(UPDATES, self._updates.keep, [named for _, named in self._owned(UPDATES, optimizer)])
+
+    def after_update(self, optimizer: Any, *, gradients_ready: bool = False) -> None:
+        """Read what the update did."""
+        del gradients_ready
+        self.after_part(optimizer)
+        self._optimizer_steps[id(optimizer)] += 1
+
+    def after_part(self, optimizer: Any) -> None:
+        """Read what the update of a part of an optimizer's parameters did."""
+        if UPDATES in self._plan:
+            self.guard.run(UPDATES, self._updates.read, self._optimizer_steps[id(optimizer)])
+
+    def skipped(self, optimizer: Any) -> None:
+        """Read a step that was skipped: as before an update, with none to follow."""
+        self.before_update(optimizer)
+        self._updates.forget()
+        self._optimizer_steps[id(optimizer)] += 1
+
+    def without_optimizer(self) -> None:
+        """Read a step that ends without a call of an optimizer that is seen: weights, state, and what has changed."""
+        if self.on_host:
+            wait()
+        if self.optimizers and not self.takes_boundaries:
+            self._tell_compiled()
+        if PARAMETERS in self._plan:
+            self.guard.run(PARAMETERS, self._reader.parameters, self._selected(PARAMETERS))
+        if OPTIMIZER_STATE in self._plan:
+            for optimizer in self.optimizers:
+                self._read_state_of.add(id(optimizer))
+                owned = self._owned(OPTIMIZER_STATE, optimizer)
+                self.guard.run(OPTIMIZER_STATE, self._reader.state, optimizer, owned)
+        if UPDATES in self._plan:
+            self.guard.run(UPDATES, self._updates.read)
+
+    def _tell_compiled(self) -> None:
+        what = "GRAPH_MODE" if in_graph_mode() else "mindspore.jit"
+        self.guard.warn_once(
+            "compiled steps",
+            f"no call of an optimizer is seen: the steps are compiled ({what}). Weights, optimizer state and "
+            "updates are read at TrainMonitor.step(); gradients and activations are not.",
+        )
+
+    @property
+    def data_parallel(self) -> bool:
+        """Ranks of MindSpore are not compared."""
+        return False
+
+    @property
+    def seconds_waited(self) -> float | None:
+        """Collectives are not watched."""
+        return None
+
+    def doing(self) -> dict[str, Any]:
+        """Return the collective that is waited in: none is known."""
+        return {"waits_for": None, "call": None, "open": []}
+
+    def end_step(self) -> None:
+        """Complete the rows of the step.
+
+        Raises:
+            Exception: what a hook inside the backward pass has met, where the guard is strict.
+
+        """
+        error, self._cells.error = self._cells.error, None
+        if error is not None:
+            raise error
+        if UPDATES in self._plan:
+            self.guard.run(UPDATES, self._log_rate)
+        if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
+            self.guard.run("training_mode", self._modes.read)
+        self._logged.clear()
+
+    def examine(self) -> None:
+        """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
+        unread = [p for p in self.names.parameters if id(p.parameter) not in self._read]
+        self._read.update(id(p.parameter) for p in unread)
+        self.guard.run(PARAMETERS, self._reader.parameters, unread)
+        for optimizer in self.optimizers:
+            if id(optimizer) not in self._read_state_of:
+                self._read_state_of.add(id(optimizer))
+                self.guard.run(OPTIMIZER_STATE, self._reader.state, optimizer, self._owned("", optimizer))
+
+    def log(self, name: str, value: Any, micro_step: int) -> None:
+        """Append a scalar."""
+        self._logged.add(name)
+        self._note(name, value, micro_step)
+
+    def note_loss_scale(self, scaler: Any) -> None:
+        """Take the scaler's current scale as a scalar."""
+        scale = scale_of(scaler)
+        if scale is not None:
+            self.log("loss_scale", scale, 0)
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-steps that were seen in this step; 0 when activations were not sampled."""
+        return self._cells.counts.micro_steps if ACTIVATIONS in self._plan else 0
+
+    @property
+    def left_out(self) -> int:
+        """Passes and calls that were beyond what a record holds."""
+        return self._cells.counts.left_out
+
+    def take(self) -> PendingRows:
+        """Return the rows of the step, or of its part since the last call."""
+        return self.rows.take()
+
+    # ------------------------------------------------------------------ pieces
+
+    def _note(self, name: str, value: Any, micro_step: int = 0) -> None:
+        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, micro_step, scalar=True)), value)
+
+    def _log_rate(self) -> None:
+        """Note how many parameters were updated, and the learning rate."""
+        self._note(UPDATED_PARAMETERS, float(self._updates.moved))
+        self._updates.moved = 0
+        if "learning_rate" in self._logged:
+            return
+        rate = next((r for r in map(learning_rate_of, self.optimizers) if r is not None), None)
+        if rate is not None:
+            self._note("learning_rate", rate)
+
+    def _selected(self, part: str) -> list[Any]:
+        chosen = self._selections[part].parameters
+        return [p for p in self.names.parameters if p.name in chosen]
+
+    def _owned(self, part: str, optimizer: Any) -> Owned:
+        """Return the optimizer's parameters that `part` selects, each with its place; "" for all."""
+        known = self.names.by_parameter()
+        owned = [(i, known[id(p)]) for i, p in enumerate(parameters_of(optimizer)) if id(p) in known]
+        return [(i, p) for i, p in owned if p.name in self._selections[part].parameters] if part else owned
+
+    def _nobodys(self, part: str) -> list[Any]:
+        owned = {id(p) for optimizer in self.optimizers for p in parameters_of(optimizer)}
+        return [p for p in self._selected(part) if id(p.parameter) not in owned]
+
+    def _refused(self, error: Exception) -> None:
+        """Note that a tensor could not be read: it costs its own row and no other."""
+        if self.guard.strict:
+            raise error
+        self.guard.refuse("statistics of a tensor", error)
