@@ -5,8 +5,37 @@ from typing import Any
 from mindspore import Tensor
 from mindspore.train.callback import Callback
 
+from trainsentry.monitor.debugger.precision_debugger import PrecisionDebugger
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.train_monitor import TrainMonitor
+
+
+class MsprobeStep(Callback):  # type: ignore[misc] # MindSpore has no types
+    """Starts a `PrecisionDebugger` at each step of `Model.train`, and ends its step, as msprobe's callback does."""
+
+    def __init__(self, debugger: PrecisionDebugger) -> None:
+        super().__init__()
+        self.debugger = debugger
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        """Begin to dump."""
+        self.debugger.start(run_context.original_args().network)
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """Dump no more, and go on to the next step."""
+        del run_context
+        self.debugger.stop()
+        self.debugger.step()
+
+
+class MsprobeInitStep(Callback):  # type: ignore[misc] # MindSpore has no types
+    """Has a debugger count from the step that `Model.train` goes on from (its `initial_epoch`)."""
+
+    def on_train_begin(self, run_context: Any) -> None:
+        """Take the first step's number."""
+        first = int(getattr(run_context.original_args(), "initial_step", 0) or 0)
+        if first:
+            PrecisionDebugger.set_init_step(first)
 
 
 class MonitorStep(Callback):  # type: ignore[misc] # MindSpore has no types

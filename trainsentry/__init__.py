@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainsentry.anomaly.incident import Incident
-    from trainsentry.collectors.torch.seeding import seed_all
     from trainsentry.exporters.csv2tb import csv2tb
     from trainsentry.exporters.msprobe_csv2tb import csv2tensorboard_by_step
     from trainsentry.monitor.config import MonitorConfig
     from trainsentry.monitor.debugger.precision_debugger import PrecisionDebugger
     from trainsentry.monitor.errors import ConfigError, OverflowLimitReached, TrainingStopped
+    from trainsentry.monitor.seeding import seed_all
     from trainsentry.monitor.train_monitor import TrainMonitor
 
 __version__ = "0.1.0"
@@ -29,7 +29,7 @@ _HOMES = {
     "PrecisionDebugger": "trainsentry.monitor.debugger.precision_debugger",
     "csv2tb": "trainsentry.exporters.csv2tb",
     "csv2tensorboard_by_step": "trainsentry.exporters.msprobe_csv2tb",
-    "seed_all": "trainsentry.collectors.torch.seeding",
+    "seed_all": "trainsentry.monitor.seeding",
 }
 
 __all__ = [

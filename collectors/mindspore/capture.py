@@ -8,7 +8,7 @@ from mindspore import Tensor
 
 from trainsentry.collectors.call_entries import EntryWriter
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.mindspore.cell_dump import CellDump, stem_of
+from trainsentry.collectors.mindspore.call_dump import CallDump, stem_of
 from trainsentry.collectors.mindspore.cell_names import CellNames
 from trainsentry.collectors.mindspore.optimizer_state import parameters_of, state_of
 from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps
@@ -41,7 +41,7 @@ class Capture:
         self.names = names
         self.guard = guard
         self.steps: OptimizerSteps | None = None
-        self._dumps: list[CellDump] = []
+        self._dumps: list[CallDump] = []
 
     @property
     def attached(self) -> bool:
@@ -77,13 +77,15 @@ class Capture:
         inside = tuple(f"{name}." if name else "" for name in modules)
         named = [m for m in self.names.modules if f"{m.name}.".startswith(inside)]
         if named:
-            dump = CellDump(self.guard, PART, writer, may_save=may_save)
+            dump = CallDump(self.guard, PART, may_save=may_save)
+            dump.writer = writer
             dump.start(named)
             self._dumps.append(dump)
 
-    def check_overflow(self, writer: EntryWriter) -> CellDump:
+    def check_overflow(self, writer: EntryWriter) -> CallDump:
         """Write every call of a cell that overflows, without its tensors; return what counts them."""
-        dump = CellDump(self.guard, PART, writer, save=False, only_overflows=True)
+        dump = CallDump(self.guard, PART, save=False, only_overflows=True)
+        dump.writer = writer
         dump.start([m for m in self.names.modules if m.name])
         self._dumps.append(dump)
         return dump

@@ -1,13 +1,18 @@
 """`PrecisionDebugger`: msprobe's debugger, with its calls and its configuration."""
 
 import logging
+import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from typing_extensions import Self
 
 from trainsentry.monitor.debugger.debugger_config import DebuggerConfig, load_debugger_config
 from trainsentry.monitor.debugger.dump_session import DumpSession
+from trainsentry.monitor.errors import ConfigError
+from trainsentry.monitor.seeding import seed_all
+
+FRAMEWORKS: Final = {"torch": "torch", "pytorch": "torch", "mindspore": "mindspore"}
 
 logger = logging.getLogger("trainsentry")
 
@@ -16,7 +21,8 @@ class PrecisionDebugger:
     """Dumps what modules and operations take and give, forward and backward, of chosen steps and ranks.
 
     There is one debugger in a process: later constructors return it and ignore their arguments, until `close()`.
-    Methods can be called on the class as well. Keys of the file and dumps are msprobe's; see docs/debugger.md.
+    `framework` is that of `model`, or the one that is imported, unless it is given. Methods can be called on the class
+    as well. Keys of the file and dumps are msprobe's; see docs/debugger.md.
 
     Raises:
         ConfigError: for a key or value that is not allowed, a task and a level that do not go together, or a
@@ -40,6 +46,7 @@ class PrecisionDebugger:
         level: str | None = None,
         model: Any = None,
         step: "list[int | str] | None" = None,
+        framework: str | None = None,
     ) -> None:
         kind = type(self)
         if kind._instance is not None:
@@ -51,7 +58,7 @@ class PrecisionDebugger:
         for warning in warnings:
             logger.warning("trainsentry: %s", warning)
         self.model = model
-        kind._session = _session_for(config)
+        kind._session = _session_for(config, _framework(framework, model))
         kind._instance = self
 
     @classmethod
@@ -176,10 +183,36 @@ class PrecisionDebugger:
         return cls._session
 
 
-def _session_for(config: DebuggerConfig) -> DumpSession:
-    from trainsentry.collectors.torch.calls.debugging import TorchDebugging
-
-    framework = TorchDebugging()
+def _session_for(config: DebuggerConfig, framework: str) -> DumpSession:
+    if framework == "mindspore":
+        from trainsentry.collectors.mindspore.debugging import MindSporeDebugging as Debugging
+    else:
+        from trainsentry.collectors.torch.calls.debugging import TorchDebugging as Debugging  # type: ignore[assignment]
     if config.seed is not None or config.is_deterministic:
-        framework.seed_all(1234 if config.seed is None else config.seed, config.is_deterministic)
-    return DumpSession(config, framework)
+        seed_all(1234 if config.seed is None else config.seed, config.is_deterministic)
+    try:
+        return DumpSession(config, Debugging())
+    except ValueError as error:  # what this framework does not have
+        raise ConfigError(str(error)) from None
+
+
+def _framework(given: str | None, model: Any) -> str:
+    """Return the framework that is meant: the one given, the model's, or the only one that is imported.
+
+    Raises:
+        ConfigError: for one that is none, or when it cannot be told.
+
+    """
+    if given is not None:
+        if given not in FRAMEWORKS:
+            raise ConfigError(f"framework: {given!r}; allowed: {', '.join(FRAMEWORKS)}, or None for the model's")
+        return FRAMEWORKS[given]
+    first = model[0] if isinstance(model, (list, tuple)) and model else model
+    bases = {base.__module__.partition(".")[0] for base in type(first).__mro__}
+    for name in ("torch", "mindspore"):
+        if name in bases:
+            return name
+    imported = [name for name in ("torch", "mindspore") if name in sys.modules]
+    if len(imported) > 1:
+        raise ConfigError("framework: None, and both torch and mindspore are imported; allowed: one of them")
+    return imported[0] if imported else "torch"

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from trainsentry.collectors.call import Call
 from trainsentry.collectors.call_entries import EntryWriter
 from trainsentry.collectors.call_selection import CallSelection
 from trainsentry.collectors.call_stacks import CallStacks
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.named_module import NamedModule
 from trainsentry.collectors.torch.backward_pass import after_backward, in_backward
-from trainsentry.collectors.torch.calls.call import Call
 from trainsentry.collectors.torch.calls.call_arguments import CallArguments
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.collectives import changed_by, has_arrived, is_collective, without_buffers

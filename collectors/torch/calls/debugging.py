@@ -22,7 +22,6 @@ from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.clean_names import CleanNames
 from trainsentry.collectors.torch.meeting import meet
-from trainsentry.collectors.torch.seeding import seed_all
 
 PATIENCE_SECONDS: Final = 120.0
 """How long a rank waits for the others at the end of a step: one of them may be writing a dump."""
@@ -36,7 +35,6 @@ class TorchDebugging:
     name: Final = "pytorch"
     rank_and_world_size = staticmethod(environment.rank_and_world_size)
     meet = staticmethod(meet)
-    seed_all = staticmethod(seed_all)
 
     def agreement(self, meeting: Any) -> Agreement:
         """Return how ranks agree on a number."""

@@ -7,8 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from trainsentry.collectors.call import Call
 from trainsentry.collectors.call_entries import EntryWriter
-from trainsentry.collectors.torch.calls.call import Call
 from trainsentry.collectors.torch.calls.overflow_flags import OverflowFlags
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.values import describe

@@ -1,0 +1,216 @@
+"""Records the calls of cells, forward and backward, in the layout of msprobe's debugger."""
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn
+
+from trainsentry.collectors.call import Call
+from trainsentry.collectors.call_entries import EntryWriter
+from trainsentry.collectors.call_selection import CallSelection
+from trainsentry.collectors.call_stacks import CallStacks
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.mindspore.gradient_hooks import Arrived, followed
+from trainsentry.collectors.mindspore.host_statistics import array_of
+from trainsentry.collectors.mindspore.interception import own_class, unwatch_calls, watch_calls
+from trainsentry.collectors.mindspore.runtime import in_graph_mode, records_gradients, wait
+from trainsentry.collectors.mindspore.saving import SUFFIX, save_tensor
+from trainsentry.collectors.mindspore.tensor_facts import described, facts_of, is_finite
+from trainsentry.collectors.named_module import NamedModule
+
+MaySave = Callable[[str, Tensor], bool]
+
+
+def stem_of(named: NamedModule) -> str:
+    """Return how a cell is called in a dump, such as `Cell.layers.0.Dense`."""
+    kind = own_class(named.module).__name__
+    return f"Cell.{named.name}.{kind}" if named.name else f"Cell.{kind}"
+
+
+class CallDump:
+    """Describes the calls of cells to a writer.
+
+    With `save` their tensors are written to files, without `values` none is read.
+    With `only_overflows` a call is written when its results hold NaN or Inf; it has made them when nothing that went in
+    did. A backward pass is written when recording ends, as the gradients at a call come one by one.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        part: str,
+        selection: CallSelection | None = None,
+        *,
+        save: bool = True,
+        values: bool = True,
+        checksum: bool = False,
+        may_save: MaySave | None = None,
+        only_overflows: bool = False,
+        stacks: bool = False,
+    ) -> None:
+        self.guard = guard
+        self.part = part
+        self.selection = selection or CallSelection(level="L0")
+        self.save = save
+        self.values = values
+        self.checksum = checksum
+        self.may_save = may_save
+        self.only_overflows = only_overflows
+        self.writer: EntryWriter | None = None
+        self.calls = 0
+        self.first: str | None = None
+        self.running = False
+        self._stacks = CallStacks() if stacks else None
+        self._named: dict[int, NamedModule] = {}
+        self._numbers: Counter[str] = Counter()
+        self._open: list[Call] = []
+        self._gradients: dict[str, tuple[Call, dict[str, dict[int, Any]]]] = {}
+
+    # ------------------------------------------------------------------ as the debugger's session asks
+
+    def start(self, named: Iterable[NamedModule]) -> None:
+        """Watch cells."""
+        self.running = True
+        for module in named:
+            if id(module.module) not in self._named:
+                self._named[id(module.module)] = module
+                watch_calls(module.module, self)
+
+    def stop(self) -> None:
+        """Leave every cell, and write the backward passes that were seen."""
+        self.running = False
+        for named in self._named.values():
+            unwatch_calls(named.module, self)
+        self._named.clear()
+        self._open.clear()
+        for name in list(self._gradients):
+            self.guard.run(self.part, self._write_backward, name)
+
+    def reset(self) -> None:
+        """Begin anew with the next step."""
+        self._numbers.clear()
+        self._gradients.clear()
+        self.selection.reset()
+
+    def take_counts(self) -> tuple[int, str | None, bool]:
+        """Return overflowing calls, the first of them, and that no loss scaler was seen; begin anew."""
+        found = (self.calls, self.first, False)
+        self.calls, self.first = 0, None
+        return found
+
+    # ------------------------------------------------------------------ what cells tell
+
+    def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Describe a call's inputs, as they are before it."""
+        if in_graph_mode() or id(cell) not in self._named:
+            return None
+        wait()
+        return self.guard.run(self.part, self._enter, self._named[id(cell)], args, kwargs)
+
+    def leave(self, cell: nn.Cell, output: Any) -> Any:
+        """Describe a call's outputs, and write it."""
+        if in_graph_mode() or id(cell) not in self._named:
+            return None
+        wait()
+        return self.guard.run(self.part, self._leave, self._named[id(cell)], output)
+
+    def _enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stem = stem_of(named)
+        call = Call(stem, self._numbers[stem], is_module=True, parent=self._open[-1] if self._open else None)
+        self._numbers[stem] += 1
+        self._open.append(call)
+        call.wanted = self.selection.begins(call, "forward")
+        name = call.name()
+        if call.wanted and self.writer is not None:
+            self.writer.parent(name, call.parent_name())
+            if self._stacks is not None:
+                number = self._stacks.here()
+                self.writer.stack(name, number, self._stacks.text(number))
+            call.state = {}
+            if self._reads("input"):
+                call.state["input_args"] = self._described(list(args), f"{name}.input")
+                call.state["input_kwargs"] = self._described(dict(kwargs), f"{name}.input")
+        call.followed = records_gradients() and self.selection.may_begin(call, "backward")
+        if not call.followed:
+            return None
+        arrived = self._arrived(call, "output")
+        return followed(args, arrived), {key: followed(value, arrived, key) for key, value in kwargs.items()}
+
+    def _leave(self, named: NamedModule, output: Any) -> Any:
+        stem = stem_of(named)
+        while self._open and self._open[-1].stem != stem:
+            self._open.pop()  # a call inside raised
+        if not self._open:
+            return None
+        call = self._open.pop()
+        self.selection.ends(call, "forward")
+        if call.wanted and call.state is not None:
+            content, call.state = call.state, None
+            name = call.name()
+            given = output if isinstance(output, tuple) else (output,)
+            if self._reads("output"):
+                content["output"] = self._described(list(given), f"{name}.output")
+            if self._reads("input"):
+                parameters = {leaf: p for leaf, p in named.module._params.items() if isinstance(p, Tensor)}
+                content["parameters"] = self._described(parameters, f"{name}.parameters")
+            self._write(name, content, ("input_args", "input_kwargs"))
+        return followed(output, self._arrived(call, "input")) if call.followed else None
+
+    def _arrived(self, call: Call, group: str) -> Arrived:
+        """Return what takes the gradients at a call's inputs (its backward pass's output) or outputs."""
+        places: dict[str, int] = {}
+
+        def arrived(path: str, gradient: Tensor) -> None:
+            place = places.setdefault(path, int(path.partition(".")[0]) if path[:1].isdigit() else len(places))
+            self.guard.run(self.part, self._gradient_arrived, call, group, place, gradient)
+
+        return arrived
+
+    def _gradient_arrived(self, call: Call, group: str, place: int, gradient: Tensor) -> None:
+        name = call.name("backward")
+        wait()
+        found = self._gradients.setdefault(name, (call, {"input": {}, "output": {}}))[1]
+        found[group][place] = self._take(gradient, f"{name}.{group}.{place}") if self._reads(group) else None
+
+    def _write_backward(self, name: str) -> None:
+        call, groups = self._gradients.pop(name)
+        content = {
+            group: [found.get(i) for i in range(max(found) + 1)] if found else []
+            for group, found in groups.items()
+            if self._reads(group)
+        }
+        if self.writer is not None:
+            self.writer.parent(name, call.parent_name("backward"))
+        self._write(name, content, ("input",))
+
+    # ------------------------------------------------------------------ writing
+
+    def _reads(self, side: str) -> bool:
+        return self.values and side in self.selection.sides
+
+    def _write(self, name: str, content: dict[str, Any], taken: tuple[str, ...]) -> None:
+        if self.only_overflows:
+            if is_finite(content.get("output")):
+                return
+            self.calls += 1
+            self.first = self.first or name
+            content["overflow"] = "made" if all(is_finite(content.get(key)) for key in taken) else "passed_on"
+        if self.writer is not None and self.values:
+            self.writer.entry(name, content)
+
+    def _described(self, value: Any, stem: str) -> Any:
+        return described(value, "", lambda tensor, path: self._take(tensor, f"{stem}.{path}"))
+
+    def _take(self, tensor: Tensor, stem: str) -> dict[str, Any]:
+        facts = facts_of(tensor)
+        if self.checksum:
+            facts["md5"] = f"{zlib.crc32(np.ascontiguousarray(array_of(tensor)).tobytes()):08x}"
+        name = f"{stem}{SUFFIX}"
+        if self.save and self.writer is not None and (self.may_save is None or self.may_save(name, tensor)):
+            path = self.writer.tensor_path(name)
+            save_tensor(tensor, path)
+            facts["data_name"] = path.name
+        return facts

@@ -1,0 +1,161 @@
+"""What a debugger needs of MindSpore."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn
+
+from mindspore import nn
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.mindspore import environment, meeting
+from trainsentry.collectors.mindspore.call_dump import CallDump
+from trainsentry.collectors.mindspore.interception import unwatch_calls, watch_calls
+from trainsentry.collectors.mindspore.saved_variables import SavedVariables
+from trainsentry.collectors.mindspore.validation import checked_models
+from trainsentry.collectors.named_module import NamedModule
+
+PART: Final = "debugger"
+LEVELS: Final = ("L0", "debug")
+
+
+class MindSporeDebugging:
+    """Tasks, watchers and ranks, as the debugger's session asks for them."""
+
+    name: Final = "mindspore"
+    rank_and_world_size = staticmethod(environment.rank_and_world_size)
+    meet = staticmethod(meeting.meet)
+
+    def __init__(self) -> None:
+        self._dump: CallDump | None = None
+
+    def agreement(self, _: Any) -> Any:
+        """Each rank stops for itself.
+
+        Raises:
+            RuntimeError: with several ranks, which cannot agree on a number.
+
+        """
+        if meeting.stands_alone():
+            raise RuntimeError("ranks of MindSpore do not meet")
+        return _Alone()
+
+    def make_task(self, config: Any) -> CallDump:
+        """Return what is done with each call.
+
+        Raises:
+            ValueError: for a level or a task that there is not for MindSpore.
+
+        """
+        if config.level not in LEVELS:
+            raise ValueError(
+                f"level: {config.level!r} with MindSpore; allowed: L0 or debug (operations are not recorded: their "
+                "functions would have to be replaced, and what is compiled meanwhile would compile the replacement)"
+            )
+        if config.task == "grad_probe":
+            raise ValueError(
+                "task: 'grad_probe' with MindSpore; allowed: statistics, tensor, structure, overflow_check"
+            )
+        self._dump = CallDump(
+            Guard(),
+            PART,
+            config.selection(lambda _: "CORE"),
+            save=config.task in {"tensor", "overflow_check"},
+            values=config.task != "structure",
+            checksum=config.chosen.summary_mode == "md5",
+            only_overflows=config.task == "overflow_check",
+            stacks=config.extra_info,
+        )
+        return self._dump
+
+    def make_watcher(self, guard: Guard, task: CallDump, config: Any) -> CallDump:
+        """Return what sees the calls: on MindSpore the same."""
+        del config
+        task.guard = guard
+        return task
+
+    def make_saved_variables(self, config: Any, guard: Guard) -> SavedVariables:
+        """Return what `save` writes to."""
+        return SavedVariables(guard, task=config.task)
+
+    def check_models(self, models: Sequence[Any]) -> None:
+        """Check what is given as models.
+
+        Raises:
+            TypeError: for anything but cells.
+
+        """
+        for model in models:
+            if not isinstance(model, nn.Cell):
+                raise TypeError(f"model: got {type(model).__name__}; allowed: mindspore.nn.Cell, or a list of them")
+        checked_models(list(models))
+
+    def named_modules(self, models: Sequence[nn.Cell], root: str) -> list[NamedModule]:
+        """Return cells with their names; those of several models carry the model's number, the roots are left out."""
+        found = []
+        for number, model in enumerate(models):
+            prefix = root or (str(number) if len(models) > 1 else "")
+            for name, cell in model.cells_and_names():
+                whole = ".".join(part for part in (prefix, name) if part)
+                if name or root:
+                    found.append(NamedModule(whole, cell, number))
+        return found
+
+    def token_range(
+        self, models: Sequence[nn.Cell], token_range: Sequence[int], go: Callable[[], None], stop: Callable[[], None]
+    ) -> "TokenRange":
+        """Have some calls of the first model dumped."""
+        return TokenRange(models[0], token_range[0], token_range[1], go, stop)
+
+    def register_custom_api(self, *_: Any) -> NoReturn:
+        """Operations are not recorded.
+
+        Raises:
+            ValueError: always.
+
+        """
+        raise ValueError("register_custom_api: operations are not recorded on MindSpore; allowed: level L0 or debug")
+
+    def restore_custom_api(self, *_: Any) -> None:
+        """Nothing was registered."""
+
+
+class TokenRange:
+    """Counts the calls of a model from 0, and has those from `first` to `last` dumped."""
+
+    def __init__(self, model: nn.Cell, first: int, last: int, go: Callable[[], None], stop: Callable[[], None]) -> None:
+        self._model = model
+        self._first, self._last = first, last
+        self._go, self._stop = go, stop
+        self._calls = 0
+        watch_calls(model, self)
+
+    def close(self) -> None:
+        """Count no more."""
+        unwatch_calls(self._model, self)
+
+    def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call of the model begins."""
+        del cell, args, kwargs
+        if self._first <= self._calls <= self._last:
+            self._go()
+
+    def leave(self, cell: nn.Cell, output: Any) -> None:
+        """It has ended."""
+        del cell, output
+        self._calls += 1
+        self._stop()
+
+
+class _Alone:
+    """A rank that agrees with itself."""
+
+    def __init__(self) -> None:
+        self._values: Sequence[float] | None = None
+
+    def propose(self, values: Sequence[float]) -> None:
+        """Take values."""
+        self._values = values
+
+    def result(self) -> list[float] | None:
+        """Return them."""
+        values, self._values = self._values, None
+        return None if values is None else list(values)

@@ -1,0 +1,40 @@
+"""Seeds every source of random numbers of the frameworks that are in use."""
+
+import os
+import random
+import sys
+from typing import Final
+
+import numpy as np
+
+MAX_SEED: Final = 2**32 - 1
+"""The highest seed that NumPy takes."""
+
+
+def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:
+    """Seed random, NumPy, and the imported frameworks on every device; with `mode` choose deterministic algorithms.
+
+    With `rm_dropout` dropout passes its input on unchanged, as functions and as modules, for the rest of the process.
+    PYTHONHASHSEED is set for processes that are started from here on.
+
+    Raises:
+        ValueError: for a seed that is not a whole number from 0 to 2^32 − 1.
+        TypeError: when `mode` or `rm_dropout` is neither True nor False.
+
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed: got {seed!r}; allowed: a whole number from 0 to {MAX_SEED}")
+    for name, value in (("mode", mode), ("rm_dropout", rm_dropout)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}: got {value!r}; allowed: True or False")
+    os.environ["PYTHONHASHSEED"] = str(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - what scripts draw from
+    if "torch" in sys.modules:
+        from trainsentry.collectors.torch.seeding import seed_framework
+
+        seed_framework(seed, mode, rm_dropout)
+    if "mindspore" in sys.modules:
+        from trainsentry.collectors.mindspore.seeding import seed_framework as seed_mindspore
+
+        seed_mindspore(seed, mode, rm_dropout)
