@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from machine import describe_machine
 
-from trainsentry.monitor.demo.training import Outcome, train
+from trainsentry.monitor.demo.outcome import Outcome
+from trainsentry.monitor.demo.training import train
 
 
 def run(fault: str, seed: int, steps: int) -> dict[str, object]:

@@ -13,7 +13,9 @@ from trainsentry.monitor.cli.console import FOUND, bad_input, out
 from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
 
 if TYPE_CHECKING:
-    from trainsentry.monitor.demo.training import Outcome
+    from collections.abc import Callable
+
+    from trainsentry.monitor.demo.outcome import Outcome
 
 
 class Fault(str, enum.Enum):
@@ -40,6 +42,13 @@ class Stop(str, enum.Enum):
     NEVER = "never"
 
 
+class DemoFramework(str, enum.Enum):
+    """What the model is made with."""
+
+    TORCH = "torch"
+    MINDSPORE = "mindspore"
+
+
 def demo_command(
     steps: Annotated[int, typer.Option(min=20, help="Training steps.")] = 150,
     fault: Annotated[
@@ -53,21 +62,18 @@ def demo_command(
     seed: Annotated[int, typer.Option(help="Seed of model, data and fault.")] = 0,
     ranks: Annotated[int, typer.Option(min=1, max=8, help="Processes of this machine; one of them breaks.")] = 1,
     strategy: Annotated[Strategy, typer.Option(help="How several ranks share the work.")] = Strategy.DDP,
+    framework: Annotated[DemoFramework, typer.Option(help="What the model is made with.")] = DemoFramework.TORCH,
     output_dir: Annotated[Path | None, typer.Option(help="Where to write; a new demo_output by default.")] = None,
 ) -> None:
     """Train a small GPT on real text, break one weight midway, and find it.
 
     Example: trainsentry demo --fault-parameter blocks.2.up.weight, or with --ranks 2 --strategy fsdp2
     """
-    if importlib.util.find_spec("torch") is None:
-        bad_input("the demo needs torch: pip install 'trainsentry\\[torch]'")
-    import torch
-
-    from trainsentry.monitor.demo.training import train
-
     # The incident is shown below in full; its log line would break the progress bar.
     logging.getLogger("trainsentry").setLevel(logging.ERROR)
-    torch.set_num_threads(min(2, torch.get_num_threads()))
+    if framework is DemoFramework.MINDSPORE and ranks > 1:
+        bad_input("--ranks: the demo on MindSpore runs on one; allowed: 1")
+    train = _training(framework)
     directory = output_dir or _fresh(Path("demo_output"))
     config = _config(directory, stop, overflow_nums)
     if ranks > 1:
@@ -97,6 +103,22 @@ def demo_command(
     show_files(directory)
     if not outcome.found:
         raise typer.Exit(FOUND)
+
+
+def _training(framework: DemoFramework) -> "Callable[..., Outcome]":
+    """Return the training run of a framework, or end the command when it is not installed."""
+    if importlib.util.find_spec(framework.value) is None:
+        bad_input(f"the demo needs {framework.value}: pip install 'trainsentry\\[{framework.value}]'")
+    if framework is DemoFramework.MINDSPORE:
+        from trainsentry.monitor.demo.mindspore_training import train as train_mindspore
+
+        return train_mindspore
+    import torch
+
+    from trainsentry.monitor.demo.training import train
+
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    return train
 
 
 def _config(directory: Path, stop: Stop, overflow_nums: int) -> dict[str, Any]:

@@ -1,25 +1,15 @@
 """A real bit flip in the storage of one weight, as a cosmic ray or a worn memory cell makes it."""
 
 import random
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
+from trainsentry.monitor.demo.outcome import Flip
+
 BITS: Final = {"flip": (30,), "hard": (25, 26)}
 """Bits of a float32 by kind of fault: 30 multiplies a small weight by 2^128; 25 and 26 by 16 and 256."""
-
-
-@dataclass(frozen=True)
-class Flip:
-    """One bit of one element of one parameter, counted in the flattened tensor."""
-
-    parameter: str
-    element: int
-    bit: int
-    before: float
-    after: float
 
 
 def flip_weight(model: nn.Module, tokens: Tensor, kind: str, seed: int, parameter: str | None = None) -> Flip:

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainsentry.collectors.torch.local_tensor import local
-from trainsentry.monitor.demo.fault import BITS, Flip
+from trainsentry.monitor.demo.fault import BITS
 from trainsentry.monitor.demo.model import Gpt, GptConfig
+from trainsentry.monitor.demo.outcome import Flip
 from trainsentry.monitor.demo.text import Batches
 from trainsentry.monitor.demo.training import BATCH, LEARNING_RATE, rate
 from trainsentry.monitor.errors import TrainingStopped

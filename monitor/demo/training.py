@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 
-from trainsentry.anomaly.incident import Incident
-from trainsentry.monitor.demo.fault import Flip, check_parameter, flip_weight
+from trainsentry.monitor.demo.fault import check_parameter, flip_weight
 from trainsentry.monitor.demo.model import Gpt, GptConfig
+from trainsentry.monitor.demo.outcome import Outcome
 from trainsentry.monitor.demo.text import Batches
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.train_monitor import TrainMonitor
@@ -18,25 +17,6 @@ from trainsentry.monitor.train_monitor import TrainMonitor
 LEARNING_RATE: Final = 2e-3
 WARM_UP: Final = 10
 BATCH: Final = 8
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: the last step, the loss of every step, the flip if one was made, and what was found."""
-
-    steps: int
-    losses: tuple[float, ...]
-    flip: Flip | None
-    flip_step: int | None
-    incidents: tuple[Incident, ...]
-    stopped: TrainingStopped | None
-
-    @property
-    def found(self) -> bool:
-        """Whether the first suspect is the flipped parameter; without a flip, whether nothing was reported."""
-        if self.flip is None:
-            return not self.incidents
-        return bool(self.incidents) and self.incidents[0].name == self.flip.parameter
 
 
 def train(
