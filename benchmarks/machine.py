@@ -2,10 +2,10 @@
 
 import os
 import platform
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import torch
 
 
 def describe_machine() -> str:
@@ -18,5 +18,15 @@ def describe_machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, "
-        f"torch {torch.__version__} ({torch.get_num_threads()} threads), numpy {np.__version__}"
+        f"{_framework()}, numpy {np.__version__}"
     )
+
+
+def _framework() -> str:
+    if find_spec("torch") is not None:
+        import torch
+
+        return f"torch {torch.__version__} ({torch.get_num_threads()} threads)"
+    import mindspore
+
+    return f"mindspore {mindspore.__version__}"
