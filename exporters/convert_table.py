@@ -7,35 +7,36 @@ from glob import escape
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from trainsentry.exporters.csv_chunks import Reading, line_count
 from trainsentry.exporters.csv_format import SCALARS, TableFile
 from trainsentry.exporters.csv_reader import newest_steps
 from trainsentry.exporters.event_file import EVENTS, EventFile, tag
 from trainsentry.exporters.json_files import Report, replace_json
 from trainsentry.exporters.msprobe_tables import SCOPES
-from trainsentry.exporters.step_rows import RowKey, RowKeys, StepRows
-from trainsentry.exporters.thinning import Picked, bin_width, thinned
+from trainsentry.exporters.step_rows import RowKey, StepRows
+from trainsentry.exporters.table_tags import TableTags, Tagger
+from trainsentry.exporters.thinning import bin_width, thinned
 
 STATE_VERSION: Final = 1
 
 _UNFINISHED: Final = ".converting"
 """Begins the name of an event file that is being written, which TensorBoard does not look at."""
 
-Tagger = Callable[[str, RowKey, str], str]
-"""Returns the tag of a number: of its table, its row's key and the column's name."""
-
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a table is converted: steps `first` to `last`, every `every`-th, thinned unless `full`."""
+    """What of a table is converted: steps `first` to `last`, every `every`-th, thinned unless `full`.
+
+    With more than `raw_tags` tags (-1: any number) only numbers over all layers are written; they, and pictures of
+    layers over steps, with `pages`.
+    """
 
     first: int = 0
     last: int | None = None
     every: int = 1
     full: bool = False
+    raw_tags: int = -1
+    pages: bool = False
 
     def has(self, step: int) -> bool:
         """Return whether a step is converted."""
@@ -62,54 +63,8 @@ class Converted:
     scalars: int
     thinned: bool
     unchanged: bool = False
+    too_many: bool = False
     problems: tuple[tuple[Path, int, str], ...] = ()
-
-
-class _Numbers:
-    """Gives every number of a row its slot and its tag."""
-
-    def __init__(self, table: str, tagger: Tagger) -> None:
-        self.keys = RowKeys()
-        self._table = table
-        self._tagger = tagger
-        self._columns: list[str] = []
-        self._tags: dict[int, str] = {}
-        self._last: tuple[npt.NDArray[np.int64], tuple[str, ...]] | None = None
-        self._slots = np.empty((0, 0), np.int64)
-        self._names: list[str] = []
-
-    WIDEST: Final = 64
-    """More columns of numbers than any table has: a slot is key * WIDEST + column."""
-
-    def slots(self, rows: StepRows) -> npt.NDArray[np.int64]:
-        """Return each number's slot, shape (rows, numbers); the same array while the rows' keys stay."""
-        last = self._last
-        if last is None or last[1] != rows.numbers or not np.array_equal(last[0], rows.keys):
-            for column in rows.numbers:
-                if column not in self._columns:
-                    self._columns.append(column)
-            places = np.asarray([self._columns.index(column) for column in rows.numbers])
-            self._slots = rows.keys[:, None] * self.WIDEST + places
-            self._last = (rows.keys, rows.numbers)
-            self._names = []
-        return self._slots
-
-    def tags(self, picked: Picked) -> list[str]:
-        """Return the tags of what was picked; the very same list for the whole of rows whose keys stay."""
-        whole = picked.slots.base is self._slots or picked.slots is self._slots
-        if whole and self._names:
-            return self._names
-        names = [self._tag(slot) for slot in picked.slots.tolist()]
-        if whole:
-            self._names = names
-        return names
-
-    def _tag(self, slot: int) -> str:
-        found = self._tags.get(slot)
-        if found is None:
-            key, column = divmod(slot, self.WIDEST)
-            found = self._tags[slot] = self._tagger(self._table, self.keys.keys[key], self._columns[column])
-        return found
 
 
 def our_tag(table: str, key: RowKey, column: str) -> str:
@@ -153,7 +108,7 @@ def _write(
     progress: Callable[[int], None],
 ) -> Converted | None:
     """Write what `readings` still have; None when that goes back behind what was written."""
-    numbers = _Numbers(table.name, tagger)
+    numbers = TableTags(table.name, tagger, choice.raw_tags, pages=choice.pages and table.name != SCALARS)
     report: Report = lambda *what: problem(what)  # noqa: E731
     rows = _chosen(newest_steps(readings, numbers.keys, report), choice, readings, progress)
     first = next(rows, None)
@@ -167,9 +122,12 @@ def _write(
     events = scalars = 0
     last = state.last_step
     wall_time = max(file.path.stat().st_mtime for file in table.files)
-    for picked in thinned(((r, numbers.slots(r)) for r in _again(first, rows)), width):
+    for picked in thinned(map(numbers.pick, _again(first, rows)), width):
         part.write(picked.step, wall_time, numbers.tags(picked), picked.values.tolist())
         events, scalars, last = events + 1, scalars + len(picked.slots), picked.step
+    pages = [] if going_on else numbers.pages()  # a picture of what has come alone would tell less than the last one
+    if pages and last is not None:
+        part.append(last, wall_time, pages)
     part.close()
     path = part.path.with_name(part.path.name.replace(_UNFINISHED, EVENTS, 1))
     if events:
@@ -178,7 +136,8 @@ def _write(
         part.path.unlink()
     if events or going_on:
         state.save(table, choice, readings, last, thinned=width > 1)
-    return Converted(path if events else None, events, scalars, width > 1)
+    written = path if events else None
+    return Converted(written, events, scalars, width > 1, too_many=numbers.too_many)
 
 
 def _again(first: StepRows | None, rows: Iterator[StepRows]) -> Iterator[StepRows]:

@@ -1,5 +1,6 @@
 """Converts the CSV tables of a run, ours or msprobe's, to TensorBoard event files."""
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -7,20 +8,27 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from trainsentry.exporters.convert_table import Choice, Converted, Table, Tagger, convert_table, our_tag
+from trainsentry.exporters.convert_table import Choice, Converted, Table, convert_table, our_tag
+from trainsentry.exporters.csv_format import SCALARS
 from trainsentry.exporters.csv_reader import NotOurs, rank_directories, table_files
+from trainsentry.exporters.event_file import EVENTS, EventFile
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.msprobe_tables import Tables, msprobe_tables
+from trainsentry.exporters.quantity_view import overview
+from trainsentry.exporters.table_tags import Tagger
+from trainsentry.exporters.tensorboard_values import layout
+from trainsentry.exporters.tensorboard_writer import MAX_RAW_TAGS
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was converted: runs and tables found, those that were up to date or thinned, and what was written."""
+    """What was converted: runs and tables found, those that were up to date, thinned, or too many to show singly."""
 
     runs: int
     tables: int
     unchanged: int
     thinned: int
+    too_many: int
     events: int
     scalars: int
     files: tuple[Path, ...]
@@ -39,6 +47,7 @@ def csv2tb(
     steps: range | None = None,
     every: int = 1,
     full: bool = False,
+    raw_tags: int = MAX_RAW_TAGS,
     jobs: int = 1,
     time_start: str | None = None,
     time_end: str | None = None,
@@ -49,7 +58,8 @@ def csv2tb(
     Converting again goes on where files have grown, and replaces what has changed otherwise. `quantities` and `steps`
     narrow what is converted, `every` takes every n-th step, `time_start` and `time_end` choose among msprobe's
     directories. Tables with more steps than TensorBoard shows points are thinned to the lowest and the highest value
-    of each bin, unless `full`. `jobs` tables are converted at a time.
+    of each bin, unless `full`. Where a run's series make more than `raw_tags` tags (-1: any number), only numbers over
+    all layers and pictures of layers over steps are written; they always are. `jobs` tables are converted at a time.
 
     Raises:
         NotOurs: when `source` holds no table of trainsentry's or msprobe's, or none of `quantities`.
@@ -69,8 +79,21 @@ def csv2tb(
     if not found:
         known = sorted({table for tables in runs.values() for table in tables})
         raise NotOurs(f"{source}: no table of {', '.join(quantities)}; there are {', '.join(known)}")
-    choice = Choice(steps[0] if steps else 0, steps[-1] if steps else None, every, full)
-    return convert(found, choice, our_tag, report, jobs, progress)
+    raw = -1 if full or raw_tags < 0 else raw_tags // max(len(tables) for tables in runs.values())
+    first, last = (steps[0], steps[-1]) if steps else (0, None)
+    done = convert(found, Choice(first, last, every, full, raw, pages=True), our_tag, report, jobs, progress)
+    for run in {table.run for table in found} if done.events else ():
+        _write_layout(out / run, sorted({table.name for table in found if table.run == run and table.name != SCALARS}))
+    return done
+
+
+def _write_layout(directory: Path, quantities: list[str]) -> None:
+    """Write the layout of the overview, anew: TensorBoard takes the newest."""
+    for old in directory.glob(f"{EVENTS}.*.csv2tb_layout"):
+        old.unlink()
+    file = EventFile(directory, ".csv2tb_layout")
+    file.append(0, time.time(), [layout(overview(quantities))])
+    file.close()
 
 
 def tables_in(source: Path, time_start: str | None = None, time_end: str | None = None) -> Tables:
@@ -105,6 +128,7 @@ def convert(
         tables=len(tables),
         unchanged=sum(result.unchanged for result in done),
         thinned=sum(result.thinned for result in done),
+        too_many=sum(result.too_many for result in done),
         events=sum(result.events for result in done),
         scalars=sum(result.scalars for result in done),
         files=tuple(result.file for result in done if result.file is not None),

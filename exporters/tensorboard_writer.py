@@ -1,75 +1,145 @@
 """Writes step records as TensorBoard event files, while the run goes on."""
 
 import time
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
+from trainsentry.exporters.dashboard import Dashboard
 from trainsentry.exporters.event_file import EventFile, tag
 
 MAX_FILE_BYTES: Final = 64 * 2**20
 """Size at which a new event file is begun, so that old ones can go when the disk quota asks for it."""
 
+MAX_RAW_TAGS: Final = 5000
+"""Tags of single series: TensorBoard takes minutes to list twelve thousand. With more, they are left out."""
+
+RENEW_EVERY: Final = 100
+"""Steps between two pictures of layers over steps; TensorBoard keeps ten of each."""
+
 
 class TensorBoardWriter:
-    """One run per rank: `tensorboard/rank<r>/events.out.tfevents…`."""
+    """One run per rank: `tensorboard/rank<r>/events.out.tfevents…`.
 
-    def __init__(self, directory: Path, table: SeriesTable, statistics: tuple[str, ...]) -> None:
+    Every step has the numbers over all layers of each quantity. The statistics of single series whose names match one
+    of `raw` are written too, while there are no more than `max_raw_tags` of them (-1 for any number). Pictures are
+    renewed every `renew_every` steps, and when the run ends.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        table: SeriesTable,
+        statistics: tuple[str, ...],
+        *,
+        raw: Sequence[str] = ("*",),
+        max_raw_tags: int = MAX_RAW_TAGS,
+        renew_every: int = RENEW_EVERY,
+    ) -> None:
         self.directory = directory
         self.table = table
+        self.raw = tuple(raw)
+        self.max_raw_tags = max_raw_tags
+        self.renew_every = renew_every
+        self.dashboard = Dashboard(table)
         self._columns = [(name, STATISTICS.index(name)) for name in statistics]
         self._file: EventFile | None = None
         self._files = 0
         self._tags: dict[int, list[tuple[str, int]]] = {}
+        self._count = 0
+        self._too_many = False
         self._ids: bytes | None = None
         self._last: list[str] = []
         self._rows: npt.NDArray[np.intp] = np.empty(0, np.intp)
         self._places: npt.NDArray[np.intp] = np.empty(0, np.intp)
+        self._step = -1
+        self._renewed = 0
 
     def write(self, record: StepRecord) -> None:
-        """Append one event with every value of the record."""
-        if self._file is None:
-            self._file = EventFile(self.directory, f".{self._files}")
+        """Append one event with the values of the record."""
+        tags, numbers = self.dashboard.numbers(record)
         ids = record.ids.tobytes()
         if ids != self._ids:
-            tags = [self._tags_of(series_id) for series_id in record.ids.tolist()]
-            self._ids, self._last = ids, [name for pairs in tags for name, _ in pairs]
-            self._rows = np.repeat(np.arange(len(tags)), [len(pairs) for pairs in tags])
-            self._places = np.asarray([column for pairs in tags for _, column in pairs], np.intp)
-        self._file.write(record.step, record.time, self._last, record.values[self._rows, self._places].tolist())
-        if self._file.size >= MAX_FILE_BYTES:
-            self._file.close()
+            self._choose(record)
+            self._ids, self._last = ids, self._last + tags
+        file = self._open()
+        file.write(record.step, record.time, self._last, record.values[self._rows, self._places].tolist() + numbers)
+        self._step = record.step
+        if record.step // self.renew_every != self._renewed:
+            self._renewed = record.step // self.renew_every
+            self._append(self.dashboard.pages())
+        if file.size >= MAX_FILE_BYTES:
+            file.close()
             self._file, self._files = None, self._files + 1
 
-    def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append scalars that are in no record, such as the monitor's own cost."""
         if self._file is not None:
             tags = [tag(name, "value", name, 0, scalar=True) for name in scalars]
             self._file.write(step, time.time(), tags, list(scalars.values()))
 
+    def write_incident(self, incident: Any) -> None:
+        """Append an incident as text, and how many there are."""
+        value = self.dashboard.incident(incident)
+        if value is not None:
+            self._append([value])
+        step = max(self._step, incident.first_seen, 0)
+        self._open().write(step, time.time(), ["scalars/incidents"], [float(len(self.dashboard.incidents))])
+
+    def write_settings(self, run: Mapping[str, Any]) -> None:
+        """Append the run's configuration."""
+        self._append(self.dashboard.settings(run))
+
     def close(self) -> None:
-        """Close the event file."""
+        """Renew the pictures a last time, and close the event file."""
         if self._file is not None:
+            self._append(self.dashboard.pages())
             self._file.close()
+            self._file = None
+
+    def _open(self) -> EventFile:
+        if self._file is None:
+            self._file = EventFile(self.directory, f".{self._files}")
+        return self._file
+
+    def _append(self, values: Sequence[Summary.Value]) -> None:
+        if values:
+            self._open().append(max(self._step, 0), time.time(), values)
+
+    def _choose(self, record: StepRecord) -> None:
+        """Choose which numbers of records with these rows are written by themselves."""
+        pairs = [self._tags_of(series_id) for series_id in record.ids.tolist()]
+        if self._too_many:
+            scalar = [self.table.series[series_id].scalar for series_id in record.ids.tolist()]
+            pairs = [found if keep else [] for found, keep in zip(pairs, scalar, strict=True)]
+        self._last = [name for found in pairs for name, _ in found]
+        self._rows = np.repeat(np.arange(len(pairs)), [len(found) for found in pairs])
+        self._places = np.asarray([column for found in pairs for _, column in found], np.intp)
 
     def _tags_of(self, series_id: int) -> list[tuple[str, int]]:
         found = self._tags.get(series_id)
         if found is None:
-            s = self.table.series[series_id]
-            if s.quantity == COMMUNICATION_CALL:
-                found = []
-            elif s.scalar:
-                found = [(tag(s.quantity, "value", s.name, s.micro_step, scalar=True), VALUE)]
-            else:
-                found = [
-                    (tag(s.quantity, name, s.name, s.micro_step, vpp_stage=s.vpp_stage), i) for name, i in self._columns
-                ]
-                if s.quantity == UPDATE:
-                    found.append((tag(s.quantity, "ratio", s.name, s.micro_step, vpp_stage=s.vpp_stage), VALUE))
-            self._tags[series_id] = found
+            found = self._tags[series_id] = self._new_tags(series_id)
+            if not self.table.series[series_id].scalar:
+                self._count += len(found)
+                self._too_many |= 0 <= self.max_raw_tags < self._count
         return found
+
+    def _new_tags(self, series_id: int) -> list[tuple[str, int]]:
+        s = self.table.series[series_id]
+        if s.quantity == COMMUNICATION_CALL:
+            return []
+        if s.scalar:
+            return [(tag(s.quantity, "value", s.name, s.micro_step, scalar=True), VALUE)]
+        if not any(fnmatchcase(s.name, pattern) for pattern in self.raw):
+            return []
+        columns = [*self._columns, ("ratio", VALUE)] if s.quantity == UPDATE else self._columns
+        return [(tag(s.quantity, name, s.name, s.micro_step, vpp_stage=s.vpp_stage), i) for name, i in columns]

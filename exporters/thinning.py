@@ -12,8 +12,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.exporters.step_rows import StepRows
-
 POINTS: Final = 1000
 """Points of a tag that TensorBoard shows (its default `--samples_per_plugin scalars=1000`)."""
 
@@ -84,13 +82,12 @@ class _Bin:
         self.low_step[:] = self.high_step[:] = self.nan_step[:] = -1
 
 
-def thinned(rows: Iterable[tuple[StepRows, npt.NDArray[np.int64]]], width: int) -> Iterator[Picked]:
-    """Yield what is left of rows (each with its slots, shape (rows, columns)) when `width` steps share a bin."""
+def thinned(steps: Iterable[Picked], width: int) -> Iterator[Picked]:
+    """Yield what is left of steps when `width` of them share a bin."""
     bin_ = _Bin()
     last: Picked | None = None
     filled, begun = 0, False
-    for step_rows, slots in rows:
-        whole = Picked(step_rows.step, slots.ravel(), step_rows.values.ravel())
+    for whole in steps:
         if width == 1 or not begun:
             begun = True
             yield whole

@@ -159,7 +159,16 @@ class Csv(Block):
 
 
 class TensorBoard(Block):
-    """TensorBoard event files, written while the run goes on."""
+    """Curves and pages, live.
+
+    Of every quantity there are numbers over all layers and a picture of layers over steps, renewed every `renew_every`
+    steps. The statistics of single series whose names match `raw` are written too, unless that makes more than
+    `max_raw_tags` (-1: any number).
+    """
+
+    raw: list[str] = ["*"]
+    max_raw_tags: Annotated[int, Field(ge=-1)] = 5000
+    renew_every: Annotated[int, Field(ge=1)] = 100
 
 
 class Export(Block):

@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from trainsentry.exporters.csv2tb import csv2tb
+from trainsentry.exporters.tensorboard_writer import MAX_RAW_TAGS
 from trainsentry.monitor.cli.console import bad_input, err, out, parse_steps, progress_bar, tensorboard_command
 
 SHOWN = 20
@@ -22,6 +23,7 @@ def csv2tb_command(
     steps: Annotated[str | None, typer.Option(help="Convert only these steps, such as 10-20.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Convert every n-th step only.")] = 1,
     full: Annotated[bool, typer.Option("--full", help="Convert every value of series of any length.")] = False,
+    raw_tags: Annotated[int, typer.Option(min=-1, help="Most tags of single series; -1: all.")] = MAX_RAW_TAGS,
     time_start: Annotated[str | None, typer.Option(help="msprobe's directories from this time on.")] = None,
     time_end: Annotated[str | None, typer.Option(help="… up to this time, such as Dec03_21-34-40.")] = None,
 ) -> None:
@@ -53,6 +55,7 @@ def csv2tb_command(
                 steps=parse_steps(steps),
                 every=every,
                 full=full,
+                raw_tags=raw_tags,
                 time_start=time_start,
                 time_end=time_end,
                 progress=lambda table, read: bar.update(task, description=table, advance=read),
@@ -64,6 +67,7 @@ def csv2tb_command(
     out.print(
         f"{done.scalars} scalars of {done.tables} tables and {done.runs} runs written to {out_dir}"
         + (f"; {done.unchanged} tables were up to date" if done.unchanged else "")
+        + (f"; single series of {done.too_many} tables left out (--raw-tags -1 keeps them)" if done.too_many else "")
         + (f"; {done.thinned} tables thinned to their extremes (--full keeps all)" if done.thinned else "")
         + (f"; {sum(problems.values())} malformed lines left out" if problems else ""),
         soft_wrap=True,

@@ -21,7 +21,7 @@ class Hello:
     rank: int
     statistics: tuple[str, ...]
     csv_steps_per_file: int | None
-    tensorboard: bool
+    tensorboard: dict[str, Any] | None
     detect: dict[str, Any] | None
     max_wait: float
     start_step: int

@@ -216,6 +216,7 @@ class Session:
     def _write_incident(self, incident: Incident) -> None:
         line = incident.to_json()
         self.journal.submit(lambda: append_lines(self.root / "incidents.jsonl", [line]), incident.last_seen)
+        self.writers.write_incident(incident)
 
     # ------------------------------------------------------------------ control
 
@@ -234,6 +235,7 @@ class Session:
             self._write_own(lambda: replace_json(self.directory / "graph.json", message["graph"]), self.step)
         elif kind == messages.RUN:
             self.journal.submit(lambda: write_run(self.root / "run.json", message["run"]), self.step)
+            self.writers.write_settings(message["run"], self.step)
         elif kind == messages.ACTION:
             self.take_action(message)
         elif kind == messages.DATA_PARALLEL and self.together is not None:

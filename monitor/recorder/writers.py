@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv_writer import CsvWriter
@@ -36,11 +38,11 @@ class Writers:
                 restart=restart,
             )
             self.exporters.append((Sink("csv", hello.max_wait, failed), csv))
-        if hello.tensorboard:
+        if hello.tensorboard is not None:
             from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
 
             events = Path(hello.output_dir) / "tensorboard" / directory.name
-            writer = TensorBoardWriter(events, table, hello.statistics)
+            writer = TensorBoardWriter(events, table, hello.statistics, **hello.tensorboard)
             self.exporters.append((Sink("tensorboard", hello.max_wait, failed), writer))
 
     def write(self, record: StepRecord) -> None:
@@ -55,6 +57,21 @@ class Writers:
         for sink, exporter in self.exporters:
             if isinstance(exporter, ScalarExporter):
                 sink.submit(lambda e=exporter: e.write_scalars(step, scalars), step)  # type: ignore[misc]
+                sink.settle()
+
+    def write_incident(self, incident: Incident) -> None:
+        """Have an incident shown beside the records, where there is a place for it."""
+        self._show("write_incident", incident, incident.last_seen)
+
+    def write_settings(self, run: Mapping[str, Any], step: int) -> None:
+        """Have the run's configuration shown beside the records, where there is a place for it."""
+        self._show("write_settings", run, step)
+
+    def _show(self, what: str, content: Any, step: int) -> None:
+        for sink, exporter in self.exporters:
+            show = getattr(exporter, what, None)
+            if show is not None:
+                sink.submit(lambda f=show: f(content), step)  # type: ignore[misc]
                 sink.settle()
 
     def begin_again(self, step: int) -> int:
