@@ -23,7 +23,7 @@ pytest: $(VENV)/dev.stamp
 
 # MindSpore needs NumPy 1 and is tested without torch, so it has an environment of its own.
 mindspore: $(VENV)-mindspore/stamp
-	$(VENV)-mindspore/bin/python -m pytest tests/mindspore
+	$(VENV)-mindspore/bin/python -m pytest tests/on_mindspore
 
 $(VENV)-mindspore/stamp: pyproject.toml constraints-mindspore.txt
 	$(PYTHON) -m venv $(VENV)-mindspore

@@ -83,7 +83,7 @@ def test_pictures_are_renewed_and_the_overview_names_every_quantity(tmp_path):
     assert len(pictures) == 3  # at 10, at 20, at the end
     assert Image.open(io.BytesIO(pictures[-1].encoded_image_string)).size == (pictures[-1].width, pictures[-1].height)
     layout = layout_pb2.Layout.FromString(found.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0])
-    assert [c.title for c in layout.category][0] == "Overview"
+    assert layout.category[0].title == "Overview"
     assert "gradient" in [chart.title for chart in layout.category[1].chart]
     assert found.Tensors("layers.gradient/log10_rms")
 
