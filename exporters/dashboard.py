@@ -60,7 +60,7 @@ class Dashboard:
     @staticmethod
     def settings(run: Mapping[str, Any]) -> list[Summary.Value]:
         """Return the run's configuration as its hyper-parameters."""
-        return hparams(dict(_flat(run.get("config", run))))
+        return hparams(dict(_flat(run.get("configuration", run))))
 
     def _plan(self, record: StepRecord) -> list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
         """Return, for each quantity of the record, its view, its rows in the record and in the matrix."""

@@ -49,7 +49,7 @@ def colours(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], flo
 
 def picture(matrix: LayerMatrix, title: str, incidents: Sequence[int] = ()) -> tuple[bytes, int, int]:
     """Return a PNG of a matrix, its width and its height; `incidents` are steps that get a mark."""
-    values, names = _grouped(matrix.table(), matrix.names)
+    values, names = _grouped(matrix.shown(), matrix.names)
     rgb, low, high = colours(values)
     across = max(1, min(8, 640 // max(values.shape[1], 1)))
     down = max(1, min(14, 420 // max(values.shape[0], 1)))

@@ -56,6 +56,13 @@ class LayerMatrix:
         columns = (self.last_step - self.first_step) // self.width + 1
         return self._values[: len(self.names), :columns]
 
+    def shown(self) -> npt.NDArray[np.float32]:
+        """Return the matrix for a picture: where no layer was sampled, the last sample stands on."""
+        table = self.table()
+        sampled = ~np.isnan(table).all(axis=0)
+        last = np.maximum.accumulate(np.where(sampled, np.arange(table.shape[1]), 0))
+        return table[:, last]
+
     def step_of(self, column: int) -> int:
         """Return the first step of a column."""
         return (self.first_step or 0) + column * self.width

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.heatmap_picture import picture
-from trainsentry.exporters.layer_matrix import LayerMatrix
+from trainsentry.exporters.layer_matrix import MAX_COLUMNS, LayerMatrix
 from trainsentry.exporters.tensorboard_values import histogram, image
 
 SUMMARY: Final = ("norm_of_all", "rms_max", "rms_median", "rms_min", "not_finite")
@@ -28,9 +28,9 @@ def summary_tag(quantity: str, number: str) -> str:
 class QuantityView:
     """Follows one quantity."""
 
-    def __init__(self, quantity: str) -> None:
+    def __init__(self, quantity: str, columns: int = MAX_COLUMNS) -> None:
         self.quantity = quantity
-        self.matrix = LayerMatrix()
+        self.matrix = LayerMatrix(columns)
         self._last = np.empty(0)
 
     def take(

@@ -172,10 +172,14 @@ class TensorBoard(Block):
 
 
 class Export(Block):
-    """Where records go. `max_wait`: seconds that a writer or a full ring is waited for, in total per trouble."""
+    """Where records go. `max_wait`: seconds that a writer or a full ring is waited for, in total per trouble.
+
+    `report` has report.html written when a run ends that had an incident, by a process that nobody waits for.
+    """
 
     csv: Annotated[Csv | None, _optional(Csv)] = Csv()
     tensorboard: Annotated[TensorBoard | None, _optional(TensorBoard)] = None
+    report: bool = True
     max_wait: Annotated[float, Field(gt=0, le=600)] = 5.0
 
 

@@ -27,6 +27,7 @@ def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, res
         rank=rank,
         statistics=tuple(config.statistics),
         csv_steps_per_file=config.export.csv.steps_per_file if config.export.csv else None,
+        report=config.export.report,
         tensorboard=config.export.tensorboard.model_dump() if config.export.tensorboard else None,
         detect=config.detect.settings(ranks) if config.detect is not None else None,
         max_wait=config.export.max_wait,

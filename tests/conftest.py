@@ -6,6 +6,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: kernels 
 
 from importlib.util import find_spec
 
+os.environ["TRAINSENTRY_REPORT"] = "0"  # a process more at each end of hundreds of runs; its own test asks for it
+
 import pytest
 
 

@@ -12,6 +12,8 @@ from trainsentry.monitor.cli.csv2tb import csv2tb_command
 from trainsentry.monitor.cli.demo import demo_command
 from trainsentry.monitor.cli.diagnose import diagnose_command
 from trainsentry.monitor.cli.overflow import overflow_command
+from trainsentry.monitor.cli.report import report_command
+from trainsentry.monitor.cli.watch import watch_command
 
 app = typer.Typer(
     help="Watches a training run from inside, names the first culprit, and keeps the proof.",
@@ -23,6 +25,8 @@ app.command("demo")(demo_command)
 app.command("diagnose")(diagnose_command)
 app.command("rank", hidden=True, help="The same as diagnose.")(diagnose_command)
 app.command("csv2tb")(csv2tb_command)
+app.command("report")(report_command)
+app.command("watch")(watch_command)
 app.command("compare")(compare_command)
 app.command("overflow")(overflow_command)
 app.add_typer(config_app, name="config")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trainsentry.exporters.report_page import write_report
 from trainsentry.monitor.cli.console import FOUND, bad_input, out
 from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
 
@@ -100,6 +101,8 @@ def demo_command(
         except ValueError as error:
             bad_input(str(error))
     _show(outcome, time.monotonic() - started)
+    if outcome.incidents:
+        write_report(directory)
     show_files(directory)
     if not outcome.found:
         raise typer.Exit(FOUND)
@@ -125,7 +128,7 @@ def _config(directory: Path, stop: Stop, overflow_nums: int) -> dict[str, Any]:
     """Return the monitor's configuration."""
     return {
         "output_dir": str(directory),
-        "export": {"tensorboard": True},
+        "export": {"tensorboard": True, "report": False},  # it is written before the files are listed
         "overflow_check": {"overflow_nums": overflow_nums if stop is Stop.OVERFLOW else -1},
         "on_incident": {"stop": stop is Stop.INCIDENT},
     }

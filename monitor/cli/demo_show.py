@@ -45,6 +45,7 @@ def show_files(directory: Path) -> None:
     out.print(f"\nWritten to [bold]{directory}[/bold]: {len(files)} files, {size:.1f} MB")
     notes = {
         "incidents.jsonl": "the incident, with suspects and evidence",
+        "report.html": "the incident on a page, with layers, curves and cost",
         "rank0": "statistics of every step as CSV, anomalies, status",
         "global": "statistics of whole tensors, put together from all ranks",
         "dump": "the suspects' tensors",

@@ -7,6 +7,7 @@ import socket
 import sys
 
 from trainsentry.monitor.recorder.hello import Hello
+from trainsentry.monitor.recorder.last_report import begin_report
 from trainsentry.monitor.recorder.serve import Recorder
 from trainsentry.monitor.ring import Ring
 
@@ -18,7 +19,9 @@ def main() -> None:
     ring_descriptor, socket_descriptor = hello.descriptors
     ring = Ring(ring_descriptor, hello.ring_size)
     channel = socket.socket(fileno=socket_descriptor)
-    Recorder(hello, ring, channel).serve()
+    recorder = Recorder(hello, ring, channel)
+    recorder.serve()
+    begin_report(recorder.session)
     sys.stdout.flush()
     os._exit(0)  # a writer that hangs must not keep the process alive
 

@@ -37,6 +37,7 @@ class Hello:
     parent: int = 0
     place: Place | None = None
     quiet: bool = False
+    report: bool = True
 
     def encode(self) -> bytes:
         """Return the settings as JSON."""

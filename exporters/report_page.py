@@ -1,0 +1,155 @@
+"""Writes the report of a run: one HTML file that opens without a network."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+from bokeh.embed import components
+from bokeh.resources import Resources
+
+from trainsentry.exporters.json_files import Report
+from trainsentry.exporters.report_data import ReportData, gather
+from trainsentry.exporters.report_figures import curves, heatmap
+
+MAX_BYTES: Final = 5 * 2**20
+SHOWN_ANOMALIES: Final = 40
+SHOWN_RANKS: Final = 64
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure with its caption, and its numbers as a table for whoever does not see it."""
+
+    title: str
+    caption: str
+    figure: Any
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+
+
+def write_report(
+    root: Path,
+    out: Path | None = None,
+    report: Report = lambda *_: None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write the report of the run in `root` to `out` (`root/report.html`); return its path.
+
+    Raises:
+        NotOurs: when `root` holds nothing of ours.
+
+    """
+    path = out or root / "report.html"
+    data = gather(root, report, progress)
+    figures = [*_suspects(data), *_scalars(data), *_heatmaps(data)]
+    text = _render(data, figures)
+    while len(text.encode()) > MAX_BYTES and figures:
+        figures.pop()  # the pictures that matter least come last
+        text = _render(data, figures)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def _render(data: ReportData, figures: list[Shown]) -> str:
+    script, divs = components([shown.figure for shown in figures]) if figures else ("", [])
+    folder = Path(__file__).parent
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = environment.from_string((folder / "report_page.html.jinja").read_text(encoding="utf-8"))
+    return page.render(
+        run=data.run,
+        incidents=data.run.incidents,
+        anomalies=data.anomalies[:SHOWN_ANOMALIES],
+        more_anomalies=max(0, len(data.anomalies) - SHOWN_ANOMALIES),
+        figures=list(zip(figures, divs, strict=True)),
+        ranks=list(data.run.ranks.items())[:SHOWN_RANKS],
+        more_ranks=max(0, len(data.run.ranks) - SHOWN_RANKS),
+        settings=_flat(data.run.settings.get("configuration", {})),
+        facts=_facts(data),
+        script=script,
+        bokeh=Resources(mode="inline", components=["bokeh"]).render_js() if figures else "",
+        number=_number,
+        made=time.strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+def _marks(data: ReportData) -> list[int]:
+    return sorted({int(incident["first_seen"]) for incident in data.run.incidents[:8] if "first_seen" in incident})
+
+
+def _suspects(data: ReportData) -> list[Shown]:
+    """Return, for the first suspects, their curves beside siblings and beside other ranks."""
+    shown: list[Shown] = []
+    seen: set[tuple[int, str, str]] = set()
+    for incident in data.run.incidents[:3]:
+        for suspect in incident.get("suspects", [])[:2]:
+            rank, quantity, name = int(suspect["rank"]), str(suspect["quantity"]), str(suspect["name"])
+            own = data.curve(rank, quantity, name)
+            if own is None or (rank, quantity, name) in seen:
+                continue
+            seen.add((rank, quantity, name))
+            siblings = [(s, data.curve(rank, quantity, s)) for s in data.siblings(rank, quantity, name)]
+            ranks = [(f"rank {r}", data.curve(r, quantity, name)) for r in data.run.ranks if r != rank]
+            title = f"{name}: {quantity}, rank {rank}"
+            for what, found in (("layers of the same kind", siblings), ("the same on other ranks", ranks)):
+                others = [(label, *curve) for label, curve in found if curve is not None]
+                if others or what.startswith("layers"):
+                    figure = curves("root mean square", (name, *own), others, _marks(data))
+                    caption = f"The suspect (red, thick) beside {what}; magenta: not finite, dashed: an incident."
+                    rows = tuple((step, _number(value)) for step, value in list(zip(*own, strict=True))[-20:])
+                    shown.append(Shown(title, caption, figure, ("step", "root mean square"), rows))
+    return shown
+
+
+def _scalars(data: ReportData) -> list[Shown]:
+    shown = []
+    for name in ("loss", "grad_norm", "learning_rate", "loss_scale"):
+        if name in data.scalars:
+            steps, values = data.scalars[name]
+            figure = curves(name, (name, steps, values), [], _marks(data), log=False)
+            rows = tuple((step, _number(value)) for step, value in list(zip(steps, values, strict=True))[-20:])
+            shown.append(Shown(name, "Dashed: an incident.", figure, ("step", name), rows))
+    return shown
+
+
+def _heatmaps(data: ReportData) -> list[Shown]:
+    names = [str(s["name"]) for incident in data.run.incidents[:3] for s in incident.get("suspects", [])[:3]]
+    order = [str(s["quantity"]) for incident in data.run.incidents for s in incident.get("suspects", [])]
+    first = next(iter(data.matrices), (0, ""))[0]
+    found = [(quantity, matrix) for (rank, quantity), matrix in data.matrices.items() if rank == first and matrix.names]
+    found.sort(key=lambda item: order.index(item[0]) if item[0] in order else len(order))
+    caption = "Root mean square of a layer at a step, log colour; magenta: not finite. Drag to zoom, hover to read."
+    return [
+        Shown(f"{quantity}: layers by steps, rank {first}", caption, heatmap(matrix, _marks(data), names))
+        for quantity, matrix in found
+    ]
+
+
+def _facts(data: ReportData) -> list[tuple[str, str]]:
+    settings = data.run.settings
+    versions = settings.get("versions", {})
+    facts = [(f"{settings.get('framework', 'framework')}", str(settings.get("framework_version", "")))]
+    facts += [(str(name), str(version)) for name, version in versions.items()]
+    facts += [("device", str(settings.get("accelerator", ""))), ("ranks", str(settings.get("world_size", "")))]
+    facts += [("hosts", ", ".join(map(str, settings.get("hosts", []))))]
+    started = settings.get("start_time")
+    if isinstance(started, (int, float)):
+        facts.append(("started", time.strftime("%Y-%m-%d %H:%M", time.localtime(started))))
+    return facts
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for key, item in value.items() for pair in _flat(item, f"{prefix}.{key}" if prefix else str(key))]
+    return [(prefix, str(value))]
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{float(value):.5g}" if isinstance(value, (int, float)) else str(value)

@@ -1,0 +1,38 @@
+"""`trainsentry report`."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from trainsentry.exporters.csv_reader import NotOurs
+from trainsentry.exporters.report_page import write_report
+from trainsentry.monitor.cli.console import bad_input, err, out
+
+
+def report_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The output directory of a run.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="DIR/report.html by default.")] = None,
+) -> None:
+    """Write one HTML page: the verdict, its evidence, layers over steps, curves, cost; it opens without a network.
+
+    Example: trainsentry report monitor_output
+    """
+    problems: Counter[Path] = Counter()
+
+    def report(path: Path, line: int, message: str) -> None:
+        problems[path] += 1
+        if problems[path] <= 5:
+            err.print(f"[yellow]{escape(str(path))}:{line}:[/yellow] {escape(message)}; left out", soft_wrap=True)
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("reading")
+        try:
+            path = write_report(directory, output, report, lambda what: bar.update(task, description=what))
+        except (NotOurs, OSError) as error:
+            bad_input(str(error))
+    out.print(f"{path}: {path.stat().st_size / 2**20:.1f} MB", soft_wrap=True)

@@ -1,0 +1,147 @@
+"""The report: the suspect on the first screen, everything escaped, no request, small, and drawn without an error."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.incident import Incident, Suspect
+from trainsentry.collectors.statistics import STATISTICS
+from trainsentry.exporters.csv_reader import NotOurs
+from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.json_files import append_lines, replace_json
+from trainsentry.exporters.report_data import gather
+from trainsentry.exporters.report_page import MAX_BYTES, write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CULPRIT = "layers.3.mlp.weight"
+
+
+def fail(*problem):
+    raise AssertionError(problem)
+
+
+def make_run(root, *, steps=40, layers=6, name=CULPRIT, incident=True, ranks=2):
+    """Write the files of a run whose one weight jumps at step 30."""
+    for rank in range(ranks):
+        records = Records(rank=rank)
+        writer = CsvWriter(root / f"rank{rank}", records.table, STATISTICS)
+        for n in range(steps):
+            sizes = {(f"layers.{i}.mlp.weight", "gradient"): 1.0 + i for i in range(layers)}
+            if n >= 30 and rank == 0:
+                sizes[name, "gradient"] = float("nan") if n == 31 else 500.0
+            writer.write(records.step(n, sizes | {("loss", "loss"): 3.0 - n / 100}))
+        writer.close()
+        status = {"state": "closed", "rank": rank, "step": steps - 1, "anomalies": 3, "gaps": [], "failures": {}}
+        status["cost"] = {"share": 0.01, "seconds_a_step": 0.002, "recent_share": 0.01}
+        replace_json(root / f"rank{rank}" / "status.json", status)
+    replace_json(root / "run.json", {"configuration": {"output_dir": "out"}, "framework": "pytorch", "hosts": ["a"]})
+    if incident:
+        suspect = Suspect(30, 0, name, "gradient", "norm", "spike", 60.0, "", f"{name} is 100 times its usual")
+        summary = f"At step 30 on rank 0: the gradient of {name} jumped."
+        found = Incident(
+            1, 30, 0, name, "gradient", "norm", "spike", "critical", 60.0, summary, (suspect,), ("stop",), 30, 31
+        )
+        append_lines(root / "incidents.jsonl", [found.to_json()])
+        line = {"step": 30, "name": name, "quantity": "gradient", "score": 60.0, "rank": 0, "kind": "spike"}
+        append_lines(
+            root / "rank0" / "anomalies.jsonl", [line | {"value": 500.0, "expected": 4.0, "statistic": "norm"}]
+        )
+    return root
+
+
+def test_the_verdict_comes_first_and_the_page_asks_for_nothing(tmp_path):
+    page = write_report(make_run(tmp_path), report=fail).read_text()
+    body = page[page.index("<body>") :]
+    assert body.index("First suspect: " + CULPRIT) < body.index("Evidence")
+    assert "default-src 'none'" in page
+    outside = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)  # Bokeh's own code has addresses it never asks
+    assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", outside)
+    assert len(page.encode()) < MAX_BYTES
+
+
+def test_curves_stand_beside_siblings_and_other_ranks(tmp_path):
+    data = gather(make_run(tmp_path), fail)
+    assert data.siblings(0, "gradient", CULPRIT)[:2] == ["layers.2.mlp.weight", "layers.4.mlp.weight"]
+    steps, values = data.curve(0, "gradient", CULPRIT)
+    assert values[steps.index(29)] == pytest.approx(1.0)  # norm 4 of 16 elements
+    assert values[steps.index(30)] == pytest.approx(125.0)
+    assert values[steps.index(31)] == float("inf")  # not finite
+    assert data.curve(1, "gradient", CULPRIT)[1][30] == pytest.approx(1.0)
+
+
+def test_a_run_without_an_incident_says_so(tmp_path):
+    page = write_report(make_run(tmp_path, incident=False)).read_text()
+    assert "Nothing abnormal was found." in page
+
+
+def test_a_page_of_very_many_layers_and_steps_stays_small(tmp_path):
+    page = write_report(make_run(tmp_path, steps=700, layers=900, ranks=1))
+    assert page.stat().st_size < MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "=cmd()|' /C calc'!A0"]
+)
+def test_names_cannot_get_out_of_their_place(tmp_path, name):
+    page = write_report(make_run(tmp_path, name=name)).read_text()
+    assert name not in page or name.startswith("=")
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+
+
+def test_files_that_are_missing_or_half_written_cost_their_own_part_only(tmp_path):
+    root = make_run(tmp_path)
+    (root / "run.json").unlink()
+    (root / "rank1" / "status.json").write_text('{"state": "runn')
+    table = root / "rank0" / "gradient_0-999.csv"
+    table.write_text(table.read_text()[:-20])
+    with (root / "incidents.jsonl").open("a") as file:
+        file.write('{"id": 2, "sum')
+    problems = []
+    page = write_report(root, report=lambda *problem: problems.append(problem)).read_text()
+    assert CULPRIT in page
+    assert [p[0] for p in problems] == [table]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(NotOurs):
+        write_report(tmp_path)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_browser_draws_it_without_an_error(tmp_path, width):
+    path = write_report(make_run(tmp_path / "run"))
+    picture = tmp_path / "page.png"
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
+        "--virtual-time-budget=8000", f"--window-size={width},900", f"--screenshot={picture}", path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "ERROR" in line.upper()]
+    assert console == []
+    assert picture.stat().st_size > 20_000
+    assert done.stdout.count("bk-Figure") >= 3 or "bk-" in done.stdout  # figures were put into the page
+
+
+def test_the_report_is_written_when_a_run_ends_with_an_incident(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from trainsentry.monitor.recorder import last_report
+
+    started = []
+    fake = SimpleNamespace(DEVNULL=None, Popen=lambda command, **_: started.append(command))
+    monkeypatch.setattr(last_report, "subprocess", fake)
+    monkeypatch.delenv(last_report.SWITCH, raising=False)
+    root = make_run(tmp_path)
+    hello = SimpleNamespace(report=True, output_dir=str(root))
+    with_incident = SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={1: object()}))
+    last_report.begin_report(with_incident)
+    last_report.begin_report(SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={})))
+    assert len(started) == 1
+    subprocess.run(started[0], check=True)
+    assert json.loads((root / "incidents.jsonl").read_text())["name"] in (root / "report.html").read_text()
