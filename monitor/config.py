@@ -171,6 +171,28 @@ class TensorBoard(Block):
     renew_every: Annotated[int, Field(ge=1)] = 100
 
 
+class Prometheus(Block):
+    """Metrics: an endpoint of the node (the first rank there that has the port serves all), or a textfile."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = 9464
+    address: str = "127.0.0.1"
+    textfile: str | None = None
+
+
+class Webhook(Block):
+    """Each incident is posted once to the address in the environment variable `url_env`.
+
+    `style`: `json` sends the incident's line, `text` its sentence as chats take it. `token_env` names the variable that
+    holds a bearer token. `timeout` in seconds, `retries` after the first try.
+    """
+
+    url_env: Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")] = "TRAINSENTRY_WEBHOOK_URL"
+    token_env: Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")] | None = None
+    style: Literal["json", "text"] = "json"
+    timeout: Annotated[float, Field(gt=0, le=120)] = 10.0
+    retries: Annotated[int, Field(ge=0, le=20)] = 5
+
+
 class Export(Block):
     """Where records go. `max_wait`: seconds that a writer or a full ring is waited for, in total per trouble.
 
@@ -180,6 +202,8 @@ class Export(Block):
     csv: Annotated[Csv | None, _optional(Csv)] = Csv()
     tensorboard: Annotated[TensorBoard | None, _optional(TensorBoard)] = None
     report: bool = True
+    prometheus: Annotated[Prometheus | None, _optional(Prometheus)] = None
+    webhook: Annotated[Webhook | None, _optional(Webhook)] = None
     max_wait: Annotated[float, Field(gt=0, le=600)] = 5.0
 
 

@@ -1,6 +1,7 @@
 """Starts the recorder of a run and wires everything to it."""
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     """Start the recorder; return the loop that follows the steps of the framework's watched model."""
     config, table, guard = run.config, shared.table, shared.guard
     _check_detectors(config)
+    _check_metrics(config)
     root = Path(config.output_dir).absolute()
     restart = claim_restart(root / f"rank{run.rank}")
     company = run.company
@@ -87,6 +89,17 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     common = company.common if company is not None else None
     place = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}
     return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, common, **place)
+
+
+def _check_metrics(config: MonitorConfig) -> None:
+    """Check that what the metrics need is installed.
+
+    Raises:
+        ConfigError: when it is not.
+
+    """
+    if config.export.prometheus is not None and find_spec("prometheus_client") is None:
+        raise ConfigError("export.prometheus: needs prometheus-client; allowed: pip install 'trainsentry[prometheus]'")
 
 
 def _check_detectors(config: MonitorConfig) -> None:

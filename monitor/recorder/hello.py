@@ -38,6 +38,8 @@ class Hello:
     place: Place | None = None
     quiet: bool = False
     report: bool = True
+    prometheus: dict[str, Any] | None = None
+    webhook: dict[str, Any] | None = None
 
     def encode(self) -> bytes:
         """Return the settings as JSON."""

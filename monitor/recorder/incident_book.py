@@ -19,6 +19,8 @@ SETTLED_AFTER: Final = 2
 class IncidentBook:
     """Follows the incidents, tells the trainers what is new (`tell`), and has each change written (`write`).
 
+    `alert` hears of each incident once, when it has settled.
+
     An incident has settled when the weights were read since the trouble began. Settled ones are numbered from 1 on,
     in the order in which they settled: by that number several ranks know which of them they have heard of.
     """
@@ -29,11 +31,13 @@ class IncidentBook:
         table: SeriesTable,
         tell: Callable[[dict[str, Any]], None],
         write: Callable[[Incident], None],
+        alert: Callable[[Incident], None] = lambda _: None,
     ) -> None:
         self.log = log
         self.table = table
         self._tell_trainers = tell
         self._write = write
+        self._alert = alert
         self._since: dict[int, int] = {}
         self._settled: dict[int, int] = {}
         self._written: dict[int, Incident] = {}
@@ -75,6 +79,7 @@ class IncidentBook:
     def _settle(self, incident: Incident) -> None:
         self._settled[incident.id] = len(self._settled) + 1
         self._tell(incident)
+        self._alert(incident)
 
     def _tell(self, incident: Incident) -> None:
         settled = self._settled.get(incident.id, 0)

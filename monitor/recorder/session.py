@@ -19,11 +19,13 @@ from trainsentry.exporters.csv_writer import next_restart
 from trainsentry.exporters.json_files import append_lines, replace_json
 from trainsentry.exporters.run_file import write_run
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.alert import begin_alert
 from trainsentry.monitor.recorder.disk_quota import quota_works
 from trainsentry.monitor.recorder.findings import Findings
 from trainsentry.monitor.recorder.hang_report import HangReport
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.incident_book import IncidentBook, next_incident_id
+from trainsentry.monitor.recorder.metrics import Metrics
 from trainsentry.monitor.recorder.place import Place
 from trainsentry.monitor.recorder.sink import Sink
 from trainsentry.monitor.recorder.status import status_of
@@ -71,13 +73,14 @@ class Session:
         self.records = 0
         self.restart = hello.restart
         self.findings = Findings(self.directory, self.table, self.overflow)
-        self.book = IncidentBook(self.incidents, self.table, self._tell_trainers, self._write_incident)
+        self.book = IncidentBook(self.incidents, self.table, self._tell_trainers, self._write_incident, self._alert)
         self._told_incident: int | None = None
         self._graph: dict[str, Any] = {}
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = 0.0
         self._hang = HangReport(self.directory)
         self._looked_at = 0.0
+        self.metrics = Metrics(hello.prometheus, self.root, self._metrics_failed) if hello.prometheus else None
 
     def _join(self, place: Place) -> None:
         """Take this rank's place among the others."""
@@ -218,6 +221,13 @@ class Session:
         self.journal.submit(lambda: append_lines(self.root / "incidents.jsonl", [line]), incident.last_seen)
         self.writers.write_incident(incident)
 
+    def _alert(self, incident: Incident) -> None:
+        if self.hello.webhook is not None and self.is_root:
+            begin_alert(self.hello.webhook, str(self.root), incident.to_json())
+
+    def _metrics_failed(self, message: str) -> None:
+        self._sink_failed("prometheus", message, self.step)
+
     # ------------------------------------------------------------------ control
 
     def take_control(self, message: dict[str, Any]) -> bool:
@@ -312,6 +322,8 @@ class Session:
         if state is None and now - self._status_at < STATUS_SECONDS:
             return
         self._status_at = now
+        if self.metrics is not None:
+            self.metrics.renew(now=state is not None)
         data = status_of(self, state or "running")
         self._write_own(lambda: replace_json(self.directory / "status.json", data), self.step)
 

@@ -1,0 +1,105 @@
+"""Metrics of a run for Prometheus: aggregates and incidents, never a series for each parameter.
+
+They are read from the run's own files when they are asked for, so that one endpoint serves all ranks of a run, and
+nothing is counted where training could wait for it.
+"""
+
+import errno
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from trainsentry.exporters.run_reader import Run, last_scalars, read_run
+
+MAX_RANKS: Final = 64
+"""Ranks with a label of their own; of more, the extremes alone are shown."""
+
+SCALARS: Final = ("loss", "learning_rate", "grad_norm", "loss_scale")
+"""Logged scalars that become metrics."""
+
+_BY_RANK: Final = (
+    ("step", "The last step that was recorded.", lambda s, _: s.get("step")),
+    ("seconds_since_status", "Seconds since the rank renewed its status.", lambda s, now: now - s["updated"]),
+    ("anomalies", "Abnormal values found.", lambda s, _: s.get("anomalies")),
+    ("overflow_steps", "Steps with an overflow.", lambda s, _: s.get("overflow_steps")),
+    ("skipped_steps", "Steps that the loss scaler skipped.", lambda s, _: s.get("skipped_steps")),
+    ("overhead_ratio", "The monitor's share of the training's time.", lambda s, _: s["cost"]["recent_share"]),
+    ("troubles", "Parts of the monitor that have failed.", lambda s, _: len(s["gaps"]) + len(s["failures"])),
+)
+
+
+class RunCollector:
+    """Collects a run's metrics from its directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they are now."""
+        run, now = read_run(self.root), time.time()
+        yield from _of_ranks(run, now)
+        incidents = CounterMetricFamily("trainsentry_incidents", "Incidents so far.", labels=("severity", "kind"))
+        counts: dict[tuple[str, str], int] = {}
+        for incident in run.incidents:
+            key = (str(incident.get("severity")), str(incident.get("kind")))
+            counts[key] = counts.get(key, 0) + 1
+        for labels, count in counts.items():
+            incidents.add_metric(labels, count)
+        yield incidents
+        running = sum(status.get("state") == "running" for status in run.ranks.values())
+        yield GaugeMetricFamily("trainsentry_ranks_running", "Ranks at work.", value=running)
+        first = next(iter(run.ranks), 0)
+        for name, points in last_scalars(self.root / f"rank{first}", 1 << 14).items():
+            if name in SCALARS and points:
+                yield GaugeMetricFamily(f"trainsentry_{name}", f"The newest {name}.", value=points[-1][1])
+
+
+def _of_ranks(run: Run, now: float) -> Iterator[Metric]:
+    for name, text, read in _BY_RANK:
+        values: dict[int, float] = {}
+        for rank, status in run.ranks.items():
+            try:
+                values[rank] = float(read(status, now))
+            except (KeyError, TypeError, ValueError):
+                continue  # a status that is not there yet, or of an older version
+        few = len(run.ranks) <= MAX_RANKS
+        metric = GaugeMetricFamily(f"trainsentry_{name}", text, labels=("rank",) if few else ("extreme",))
+        shown: dict[Any, float] = dict(values)
+        if not few:
+            shown = {"min": min(values.values()), "max": max(values.values())} if values else {}
+        for label, value in shown.items():
+            metric.add_metric([str(label)], value)
+        yield metric
+
+
+def registry_of(root: Path) -> CollectorRegistry:
+    """Return a registry with the metrics of the run in `root` alone."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(RunCollector(root))
+    return registry
+
+
+def serve(root: Path, port: int, address: str) -> bool:
+    """Serve the metrics in a thread; False when another rank of this node does so already.
+
+    Raises:
+        OSError: when the port cannot be had for another reason.
+
+    """
+    try:
+        start_http_server(port, addr=address, registry=registry_of(root))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
+    return True
+
+
+def write_textfile(root: Path, path: Path) -> None:
+    """Write the metrics for the node exporter's textfile collector, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_to_textfile(str(path), registry_of(root))

@@ -1,0 +1,150 @@
+"""Metrics and alerts: aggregates alone, each incident once, nothing waits, no secret on disk."""
+
+import json
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import torch
+from tiny_models import flip_bit, mlp, train
+
+import trainsentry
+from trainsentry.exporters.json_files import replace_json
+from trainsentry.exporters.prometheus import registry_of, write_textfile
+from trainsentry.monitor.recorder import delivery
+
+SETTINGS = {"url_env": "HOOK", "token_env": "TOKEN", "style": "json", "timeout": 2.0, "retries": 3, "pause": 0.01}
+INCIDENT = {
+    "id": 1,
+    "name": "fc.weight",
+    "quantity": "gradient",
+    "rank": 0,
+    "severity": "critical",
+    "summary": "It broke.",
+}
+
+
+@pytest.fixture
+def hook():
+    """A server that keeps what is posted, and answers with the next of `answers`."""
+    got, answers = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((json.loads(body), self.headers.get("Authorization")))
+            self.send_response(answers.pop(0) if answers else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/secret-path", got, answers
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_delivery_is_tried_again_until_it_arrives(hook, monkeypatch):
+    url, got, answers = hook
+    monkeypatch.setenv("HOOK", url)
+    monkeypatch.setenv("TOKEN", "abc")
+    answers[:] = [500, 429]
+    assert delivery.deliver(SETTINGS, INCIDENT) == (True, 3, "status 200")
+    assert got[-1] == ({"type": "trainsentry.incident", "incident": INCIDENT}, "Bearer abc")
+
+
+@pytest.mark.parametrize(("answers_given", "tries"), [([404], 1), ([500] * 9, 4)])
+def test_a_delivery_that_cannot_arrive_ends(hook, monkeypatch, answers_given, tries):
+    url, _, answers = hook
+    answers[:] = answers_given
+    monkeypatch.setenv("HOOK", url)
+    arrived, tried, said = delivery.deliver(SETTINGS, INCIDENT)
+    assert (arrived, tried) == (False, tries)
+    assert said.startswith("status")
+
+
+def test_an_address_that_nobody_answers_is_given_up_and_not_told(monkeypatch):
+    monkeypatch.setenv("HOOK", "http://127.0.0.1:9/secret")
+    arrived, tries, said = delivery.deliver(SETTINGS, INCIDENT)
+    assert (arrived, tries) == (False, 4)
+    assert "secret" not in said
+    monkeypatch.setenv("HOOK", "file:///etc/passwd")
+    assert delivery.deliver(SETTINGS, INCIDENT)[1] == 0
+
+
+def test_chats_get_the_sentence():
+    text = json.loads(delivery.payload_of(INCIDENT, "text"))["text"]
+    assert "It broke." in text
+    assert "fc.weight" in text
+
+
+def broken_run(out, **export):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out), "export": export}).watch(model, optimizer)
+    with monitor:
+        train(model, optimizer, 30, monitor, before_step=lambda s: flip_bit(model[0].weight, 3) if s == 20 else None)
+    return monitor
+
+
+def test_an_incident_of_a_run_is_posted_once_and_the_address_stands_nowhere(out, hook, monkeypatch):
+    url, got, _ = hook
+    monkeypatch.setenv("TRAINSENTRY_WEBHOOK_URL", url)
+    monitor = broken_run(out, webhook=True)
+    deliveries = out / "deliveries.jsonl"
+    end = time.monotonic() + 30
+    while not deliveries.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert [json.loads(line)["arrived"] for line in deliveries.read_text().splitlines()] == [True]
+    assert [body["incident"]["name"] for body, _ in got] == [monitor.incidents[0].name]
+    assert not [f for f in out.rglob("*") if f.is_file() and b"secret-path" in f.read_bytes()]
+
+
+def test_metrics_are_few_and_hold_what_the_files_say(tmp_path):
+    for rank in range(2):
+        status = {
+            "state": "running",
+            "step": 7 + rank,
+            "anomalies": 3,
+            "updated": time.time(),
+            "gaps": [],
+            "failures": {},
+        }
+        replace_json(tmp_path / f"rank{rank}" / "status.json", status | {"cost": {"recent_share": 0.01}})
+    (tmp_path / "incidents.jsonl").write_text(json.dumps(INCIDENT | {"kind": "spike"}) + "\n")
+    (tmp_path / "rank0" / "scalars_0-999.csv").write_text("name,step,micro_step,value\nloss,7,0,2.5\n")
+    registry = registry_of(tmp_path)
+    assert registry.get_sample_value("trainsentry_step", {"rank": "1"}) == 8
+    assert registry.get_sample_value("trainsentry_incidents_total", {"severity": "critical", "kind": "spike"}) == 1
+    assert registry.get_sample_value("trainsentry_loss") == 2.5
+    assert registry.get_sample_value("trainsentry_ranks_running") == 2
+    write_textfile(tmp_path, tmp_path / "metrics" / "run.prom")
+    assert "trainsentry_loss 2.5" in (tmp_path / "metrics" / "run.prom").read_text()
+
+
+def test_very_many_ranks_are_shown_by_their_extremes(tmp_path):
+    for rank in range(70):
+        replace_json(tmp_path / f"rank{rank}" / "status.json", {"state": "running", "step": rank})
+    registry = registry_of(tmp_path)
+    assert registry.get_sample_value("trainsentry_step", {"extreme": "max"}) == 69
+    assert registry.get_sample_value("trainsentry_step", {"rank": "3"}) is None
+
+
+def test_the_endpoint_serves_while_the_run_goes_on(out):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as free:
+        port = free.server_port
+    config = {"output_dir": str(out), "export": {"prometheus": {"port": port}}}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        train(model, optimizer, 5, monitor)
+        monitor.flush()
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    assert 'trainsentry_step{rank="0"} 4.0' in page
+    assert "fc" not in page
