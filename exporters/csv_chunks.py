@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -22,6 +22,9 @@ PIECE_BYTES: Final = 4 << 20
 
 LONGEST_LINE: Final = 1 << 16
 """Bytes of the longest line that is put together again over a line break inside quotes."""
+
+_WHOLE: Final = ("vpp_stage", "step", "micro_step", "order")
+"""Columns of whole numbers."""
 
 _NOT_A_NUMBER: Final = ["nan", "NaN", "-nan", "NAN"]
 
@@ -54,8 +57,11 @@ def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRo
 
 
 def _parts(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
-    file = reading.file
-    with file.path.open("rb") as stream:
+    file = reading.file = _as_it_is_now(reading.file)
+    if file.path.suffix == ".parquet":
+        yield from _parts_of_parquet(reading, keys, report)
+        return
+    with open_table(file.path) as stream:
         first = stream.readline()
         columns = next(csv.reader([first.decode("utf-8-sig", "replace")]), [])
         wrong, header = parse_header(columns, file.table, foreign=file.foreign)
@@ -81,6 +87,64 @@ def _parts(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows
             reading.offset += len(whole)
             yield from by_step(rows, steps)
             number += lines
+
+
+def _parts_of_parquet(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
+    file = reading.file
+    if reading.offset:  # a block that is finished: all of it was read
+        return
+    import pyarrow.parquet as pq
+
+    stored = pq.ParquetFile(file.path)
+    names = list(stored.schema_arrow.names)
+    wrong, header = parse_header(names, file.table, foreign=file.foreign)
+    for message in wrong:
+        report(file.path, 1, message)
+    if header is None:
+        return
+    texts = [name for name in names if name not in header.numbers and name not in _WHOLE]
+    stored = pq.ParquetFile(file.path, read_dictionary=texts)
+    for batch in stored.iter_batches(1 << 16):
+        frame = batch.to_pandas()
+        rows, steps = _rows(frame, header, file.restart, keys)
+        yield from by_step(rows, steps)
+    reading.offset = file.path.stat().st_size
+
+
+def _as_it_is_now(file: TableFile) -> TableFile:
+    """Return a block under the name that it has now: it may have been turned into another form meanwhile."""
+    if file.path.exists() or file.path.suffix != ".csv":
+        return file
+    forms = (file.path.with_suffix(suffix) for suffix in (".parquet", ".csv.zst"))
+    return next((replace(file, path=path) for path in forms if path.exists()), file)
+
+
+def frames_of(file: TableFile) -> "Iterator[pd.DataFrame]":
+    """Yield the rows of a CSV table as frames with texts as they are.
+
+    Raises:
+        ValueError: when a line of it cannot be read.
+
+    """
+    with open_table(file.path) as stream:
+        columns = next(csv.reader([stream.readline().decode("utf-8-sig")]), [])
+        _, header = parse_header(columns, file.table, foreign=file.foreign)
+        if header is None:
+            raise ValueError(f"{file.path}: the header cannot be read")
+        for piece in _pieces(stream):
+            frame = _frame(piece, header)
+            if frame is None:
+                raise ValueError(f"{file.path}: has a line that cannot be read")
+            yield frame.astype({name: str for name in frame.columns if frame[name].dtype == "category"})
+
+
+def open_table(path: Path) -> BinaryIO:
+    """Open a CSV table, which may lie under zstd."""
+    if path.suffix != ".zst":
+        return path.open("rb")
+    import zstandard
+
+    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), closefd=True), PIECE_BYTES)
 
 
 def _skip(stream: BinaryIO, at: int, offset: int) -> int:
@@ -121,7 +185,7 @@ def _frame(piece: bytes, header: Header) -> "pd.DataFrame | None":
     """Return the lines of a piece as a table, or None when a line is not as it should be."""
     types: dict[str, Any] = dict.fromkeys(header.columns, "category")
     types |= dict.fromkeys(header.numbers, "float64")
-    types |= {column: "int64" for column in ("vpp_stage", "step", "micro_step", "order") if column in types}
+    types |= {column: "int64" for column in _WHOLE if column in types}
     first = next(csv.reader([piece[: piece.find(b"\n")].decode("utf-8", "replace")]), [])
     if len(first) != len(header.columns) and b'"' not in piece[: piece.find(b"\n")]:
         return None  # pandas takes the first line's number of fields for all
@@ -198,6 +262,10 @@ def _category(frame: pd.DataFrame, column: str) -> tuple[list[str], Ids]:
 
 
 def line_count(path: Path) -> int:
-    """Return how many lines a file has."""
-    with path.open("rb") as stream:
+    """Return how many lines a table has, its header counted."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return int(pq.ParquetFile(path).metadata.num_rows) + 1
+    with open_table(path) as stream:
         return sum(data.count(b"\n") for data in iter(lambda: stream.read(PIECE_BYTES), b""))

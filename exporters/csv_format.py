@@ -27,7 +27,7 @@ LAST: Final = {
 }
 """Columns at the end of some tables."""
 
-_FILE = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)(?:\.r(?P<restart>\d+))?\.csv")
+_FILE = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)(?:\.r(?P<restart>\d+))?\.(?:csv|csv\.zst|parquet)")
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,14 @@ def parse_file_name(path: Path) -> TableFile | None:
         return None
     first, last, restart = int(match["first"]), int(match["last"]), int(match["restart"] or 0)
     return TableFile(path, match["table"], first, last, restart)
+
+
+def table_paths(directory: Path) -> list[Path]:
+    """Return the tables in a directory, by name; those that are being made are none."""
+    if not directory.is_dir():
+        return []
+    names = sorted(path for path in directory.iterdir() if path.suffix in {".csv", ".zst", ".parquet"})
+    return [path for path in names if parse_file_name(path) is not None and not path.name.startswith(".")]
 
 
 def table_of(series: Series) -> str:

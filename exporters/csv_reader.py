@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainsentry.exporters.csv_chunks import Reading, steps_in
-from trainsentry.exporters.csv_format import SCALARS, TableFile, parse_file_name
+from trainsentry.exporters.csv_format import SCALARS, TableFile, parse_file_name, table_paths
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.step_rows import RowKeys, StepRows
 
@@ -39,7 +39,7 @@ def table_files(directory: Path) -> dict[str, list[TableFile]]:
 
     """
     tables: dict[str, list[TableFile]] = defaultdict(list)
-    for path in sorted(directory.glob("*.csv")):
+    for path in table_paths(directory):
         file = parse_file_name(path)
         if file is not None:
             tables[file.table].append(file)
@@ -113,12 +113,8 @@ def rank_directories(source: Path) -> dict[str, Path]:
     """
     if not source.is_dir():
         raise NotOurs(f"{source}: no such directory")
-    found = {
-        path.name: path
-        for path in sorted(source.iterdir())
-        if path.is_dir() and any(parse_file_name(p) for p in path.glob("*.csv"))
-    }
-    if not found and any(parse_file_name(p) for p in source.glob("*.csv")):
+    found = {path.name: path for path in sorted(source.iterdir()) if path.is_dir() and table_paths(path)}
+    if not found and table_paths(source):
         return {source.resolve().name: source}
     if not found:
         raise NotOurs(f"{source}: holds no output of trainsentry (expected rank0/ with tables in it)")

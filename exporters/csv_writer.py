@@ -17,7 +17,9 @@ from trainsentry.exporters.csv_format import (
     parse_file_name,
     quote,
     table_of,
+    table_paths,
 )
+from trainsentry.exporters.finished_blocks import begin_compacting
 from trainsentry.exporters.json_files import cut_torn_line
 from trainsentry.exporters.number_text import row_texts
 
@@ -34,6 +36,7 @@ class CsvWriter:
         steps_per_file: int = 1000,
         start_step: int = 0,
         restart: int = 0,
+        finished_blocks: str = "csv",
     ) -> None:
         self.directory = directory
         self.table = table
@@ -41,6 +44,7 @@ class CsvWriter:
         self.steps_per_file = steps_per_file
         self.start_step = start_step
         self.restart = restart
+        self.finished_blocks = finished_blocks
         self._columns = [STATISTICS.index(name) for name in statistics]
         self._counts = tuple(name in COUNTS for name in statistics)
         self._files: dict[str, tuple[TableFile, BinaryIO]] = {}
@@ -133,6 +137,8 @@ class CsvWriter:
             return known[1]
         if known is not None:
             known[1].close()
+            if self.finished_blocks != "csv":
+                begin_compacting(known[0].path, self.finished_blocks)
         first = max(block, self.start_step)
         name = TableFile(Path(), table, first, last, self.restart).file_name
         path = self.directory / name
@@ -147,5 +153,5 @@ class CsvWriter:
 
 def next_restart(directory: Path) -> int:
     """Return the number of this start of a run: one more than any that has left tables in `directory`."""
-    found = [parse_file_name(path) for path in directory.glob("*.csv")] if directory.is_dir() else []
+    found = [parse_file_name(path) for path in table_paths(directory)]
     return max((f.restart + 1 for f in found if f is not None), default=0)

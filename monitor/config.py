@@ -153,9 +153,14 @@ class Collect(Block):
 
 
 class Csv(Block):
-    """CSV tables."""
+    """CSV tables.
+
+    `finished_blocks` says what becomes of a block when the next one begins: it stays CSV, or is turned into CSV under
+    zstd or into Parquet (zstd), by a process that nobody waits for.
+    """
 
     steps_per_file: Annotated[int, Field(ge=1)] = 1000
+    finished_blocks: Literal["csv", "zstd", "parquet"] = "csv"
 
 
 class TensorBoard(Block):

@@ -14,7 +14,7 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.incident_log import IncidentLog
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, Series, SeriesTable
-from trainsentry.exporters.csv_format import TableFile
+from trainsentry.exporters.csv_format import TableFile, table_paths
 from trainsentry.exporters.csv_reader import NotOurs, read_steps, table_files
 from trainsentry.exporters.json_files import Report, read_lines
 from trainsentry.monitor.recorded_table import RecordedRows, RecordedTable
@@ -89,7 +89,7 @@ def diagnose(directories: Iterable[Path], report: Report, steps: range | None = 
         if (directory / "anomalies.jsonl").is_file():
             for restart, anomalies in anomalies_in(directory, report).items():
                 starts.setdefault(restart, []).extend(anomalies)
-        elif any(directory.glob("*_*-*.csv")):
+        elif table_paths(directory):
             own = SeriesTable()
             detection = Detection(own)
             for record in records_of(directory, own, report):

@@ -28,6 +28,7 @@ def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, res
         statistics=tuple(config.statistics),
         csv_steps_per_file=config.export.csv.steps_per_file if config.export.csv else None,
         report=config.export.report,
+        finished_blocks=config.export.csv.finished_blocks if config.export.csv else "csv",
         prometheus=config.export.prometheus.model_dump() if config.export.prometheus else None,
         webhook=config.export.webhook.model_dump() if config.export.webhook else None,
         tensorboard=config.export.tensorboard.model_dump() if config.export.tensorboard else None,

@@ -50,7 +50,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     """Start the recorder; return the loop that follows the steps of the framework's watched model."""
     config, table, guard = run.config, shared.table, shared.guard
     _check_detectors(config)
-    _check_metrics(config)
+    _check_installed(config)
     root = Path(config.output_dir).absolute()
     restart = claim_restart(root / f"rank{run.rank}")
     company = run.company
@@ -91,13 +91,20 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, common, **place)
 
 
-def _check_metrics(config: MonitorConfig) -> None:
-    """Check that what the metrics need is installed.
+def _check_installed(config: MonitorConfig) -> None:
+    """Check that what the exporters need is installed.
 
     Raises:
         ConfigError: when it is not.
 
     """
+    finished = config.export.csv.finished_blocks if config.export.csv is not None else "csv"
+    needs = {"parquet": ("pyarrow", "parquet"), "zstd": ("zstandard", "zstd")}
+    if finished in needs and find_spec(needs[finished][0]) is None:
+        package, extra = needs[finished]
+        raise ConfigError(
+            f"export.csv.finished_blocks: {finished!r} needs {package}; allowed: pip install 'trainsentry[{extra}]'"
+        )
     if config.export.prometheus is not None and find_spec("prometheus_client") is None:
         raise ConfigError("export.prometheus: needs prometheus-client; allowed: pip install 'trainsentry[prometheus]'")
 

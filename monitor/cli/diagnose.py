@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from trainsentry.anomaly.incident import Incident
+from trainsentry.exporters.csv_format import table_paths
 from trainsentry.exporters.csv_reader import NotOurs
 from trainsentry.monitor.cli.console import FOUND, bad_input, err, out, parse_steps
 from trainsentry.monitor.history import diagnose
@@ -56,7 +57,7 @@ def recorded_ranks(directory: Path) -> list[Path]:
 def _is_rank(path: Path) -> bool:
     """Whether a directory was written by a rank, be it without tables or without anything abnormal."""
     ours = any((path / name).is_file() for name in ("anomalies.jsonl", "status.json"))
-    return ours or any(path.glob("*_*-*.csv"))
+    return ours or bool(table_paths(path))
 
 
 def _show(incident: Incident, top: int) -> None:

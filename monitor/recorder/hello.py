@@ -38,6 +38,7 @@ class Hello:
     place: Place | None = None
     quiet: bool = False
     report: bool = True
+    finished_blocks: str = "csv"
     prometheus: dict[str, Any] | None = None
     webhook: dict[str, Any] | None = None
 

@@ -36,6 +36,7 @@ class Writers:
                 steps_per_file=hello.csv_steps_per_file,
                 start_step=hello.start_step,
                 restart=restart,
+                finished_blocks=hello.finished_blocks,
             )
             self.exporters.append((Sink("csv", hello.max_wait, failed), csv))
         if hello.tensorboard is not None:
