@@ -12,6 +12,7 @@ ours is measured.
 import argparse
 import json
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,11 +41,15 @@ print("RSS", max(usage) // 1024)
 """
 
 
-def table_of(count: int) -> tuple[SeriesTable, int]:
+QUANTITIES = ("gradient", "parameter", "update", "exp_avg", "exp_avg_sq", "activation_input", "activation_output",
+              "activation_grad_output")  # fmt: skip
+
+
+def table_of(count: int, kinds: tuple[str, ...] = ("gradient",)) -> tuple[SeriesTable, int]:
     """Return a table of so many weights, and the id of their layout."""
     table = SeriesTable()
     for i in range(count):
-        table.series_id(Series(f"model.layers.{i // 9}.mlp.{i % 9}.weight", "gradient"))
+        table.series_id(Series(f"model.layers.{i // 9}.mlp.{i % 9}.weight", kinds[i * len(kinds) // count]))
     return table, table.layout_id(Layout((4096, 4096), "float32", 4096**2))
 
 
@@ -116,7 +121,7 @@ def memory() -> None:
     """Measure time and memory of a conversion of half a gigabyte."""
     code = (
         "import resource, sys, time; from trainsentry.exporters.csv2tb import csv2tb; t = time.perf_counter();"
-        "d = csv2tb(sys.argv[1], sys.argv[2], full=sys.argv[3] == 'full'); s = time.perf_counter() - t;"
+        "d = csv2tb(sys.argv[1], sys.argv[2], full=sys.argv[3] == 'full', raw_tags=-1); s = time.perf_counter() - t;"
         "print(f'{sys.argv[3]}: {s:.1f} s, {d.scalars:,} scalars written, '"
         "f'{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB resident')"
     )
@@ -140,7 +145,7 @@ def page(series: int, steps: int) -> None:
     from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
 
     rng = np.random.default_rng(0)
-    table, layout = table_of(series)
+    table, layout = table_of(series, QUANTITIES)
     with tempfile.TemporaryDirectory() as folder:
         writer = TensorBoardWriter(Path(folder) / "rank0", table, STATISTICS)
         base = record_of(0, series, layout, rng)
@@ -164,6 +169,32 @@ def page(series: int, steps: int) -> None:
         )
         print(f"TensorBoard's reader: {seconds:.1f} s; tags {json.dumps(shown)}")
         print(f"resident: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
+        _load_page(folder)
+
+
+def _load_page(folder: str) -> None:
+    """Measure how long the page takes in a browser: from TensorBoard's start, and from the address on."""
+    from browser import seconds_until
+
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", "6127"]
+    begin = time.perf_counter()
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", 6127)) == 0:
+                    break
+            time.sleep(0.1)
+        there = "document.querySelectorAll('image-card img').length > 0"
+        seconds = seconds_until("http://127.0.0.1:6127/#timeseries", there, 120)
+        whole = time.perf_counter() - begin
+        print(
+            f"page in headless Chromium: first picture {seconds or float('nan'):.1f} s after the address, {whole:.1f} s"
+        )
+        print("after TensorBoard was started")
+    finally:
+        server.kill()
+        server.wait()
 
 
 def main() -> None:

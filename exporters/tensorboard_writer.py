@@ -23,7 +23,7 @@ MAX_RAW_TAGS: Final = 5000
 """Tags of single series: TensorBoard takes minutes to list twelve thousand. With more, they are left out."""
 
 RENEW_EVERY: Final = 100
-"""Steps between two pictures of layers over steps; TensorBoard keeps ten of each."""
+"""Least steps between two pictures of layers over steps; in a long run a tenth of it, as TensorBoard keeps ten."""
 
 
 class TensorBoardWriter:
@@ -31,7 +31,7 @@ class TensorBoardWriter:
 
     Every step has the numbers over all layers of each quantity. The statistics of single series whose names match one
     of `raw` are written too, while there are no more than `max_raw_tags` of them (-1 for any number). Pictures are
-    renewed every `renew_every` steps, and when the run ends.
+    renewed every `renew_every` steps, less often in a long run, and when it ends.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TensorBoardWriter:
         self._rows: npt.NDArray[np.intp] = np.empty(0, np.intp)
         self._places: npt.NDArray[np.intp] = np.empty(0, np.intp)
         self._step = -1
-        self._renewed = 0
+        self._renewed: int | None = None
 
     def write(self, record: StepRecord) -> None:
         """Append one event with the values of the record."""
@@ -73,9 +73,11 @@ class TensorBoardWriter:
         file = self._open()
         file.write(record.step, record.time, self._last, record.values[self._rows, self._places].tolist() + numbers)
         self._step = record.step
-        if record.step // self.renew_every != self._renewed:
-            self._renewed = record.step // self.renew_every
-            self._append(self.dashboard.pages())
+        first = self._renewed is None
+        if self._renewed is None or abs(record.step - self._renewed) >= max(self.renew_every, self._renewed // 10):
+            self._renewed = record.step
+            if not first:
+                self._append(self.dashboard.pages())
         if file.size >= MAX_FILE_BYTES:
             file.close()
             self._file, self._files = None, self._files + 1

@@ -167,8 +167,8 @@ class TensorBoard(Block):
     """Curves and pages, live.
 
     Of every quantity there are numbers over all layers and a picture of layers over steps, renewed every `renew_every`
-    steps. The statistics of single series whose names match `raw` are written too, unless that makes more than
-    `max_raw_tags` (-1: any number).
+    steps, in a long run less often. The statistics of single series whose names match `raw` are written too, unless
+    that makes more than `max_raw_tags` (-1: any number).
     """
 
     raw: list[str] = ["*"]
