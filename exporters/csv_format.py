@@ -69,7 +69,7 @@ def table_paths(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     names = sorted(path for path in directory.iterdir() if path.suffix in {".csv", ".zst", ".parquet"})
-    return [path for path in names if parse_file_name(path) is not None and not path.name.startswith(".")]
+    return [path for path in names if parse_file_name(path) and not path.name.startswith(".") and path.is_file()]
 
 
 def table_of(series: Series) -> str:
