@@ -184,6 +184,23 @@ class Prometheus(Block):
     textfile: str | None = None
 
 
+class Wandb(Block):
+    """Numbers over all layers, logged scalars and incidents to Weights & Biases, from rank 0."""
+
+    project: Annotated[str, Field(min_length=1)] = "trainsentry"
+    entity: str | None = None
+    name: str | None = None
+    mode: Literal["online", "offline"] = "online"
+
+
+class Mlflow(Block):
+    """The same to MLflow."""
+
+    experiment: Annotated[str, Field(min_length=1)] = "trainsentry"
+    tracking_uri: str | None = None
+    name: str | None = None
+
+
 class Webhook(Block):
     """Each incident is posted once to the address in the environment variable `url_env`.
 
@@ -209,6 +226,8 @@ class Export(Block):
     report: bool = True
     prometheus: Annotated[Prometheus | None, _optional(Prometheus)] = None
     webhook: Annotated[Webhook | None, _optional(Webhook)] = None
+    wandb: Annotated[Wandb | None, _optional(Wandb)] = None
+    mlflow: Annotated[Mlflow | None, _optional(Mlflow)] = None
     max_wait: Annotated[float, Field(gt=0, le=600)] = 5.0
 
 

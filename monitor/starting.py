@@ -30,6 +30,8 @@ def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, res
         report=config.export.report,
         finished_blocks=config.export.csv.finished_blocks if config.export.csv else "csv",
         prometheus=config.export.prometheus.model_dump() if config.export.prometheus else None,
+        wandb=config.export.wandb.model_dump() if config.export.wandb else None,
+        mlflow=config.export.mlflow.model_dump() if config.export.mlflow else None,
         webhook=config.export.webhook.model_dump() if config.export.webhook else None,
         tensorboard=config.export.tensorboard.model_dump() if config.export.tensorboard else None,
         detect=config.detect.settings(ranks) if config.detect is not None else None,

@@ -105,6 +105,9 @@ def _check_installed(config: MonitorConfig) -> None:
         raise ConfigError(
             f"export.csv.finished_blocks: {finished!r} needs {package}; allowed: pip install 'trainsentry[{extra}]'"
         )
+    for name in ("wandb", "mlflow"):
+        if getattr(config.export, name) is not None and find_spec(name) is None:
+            raise ConfigError(f"export.{name}: {name} is not installed; allowed: pip install {name}")
     if config.export.prometheus is not None and find_spec("prometheus_client") is None:
         raise ConfigError("export.prometheus: needs prometheus-client; allowed: pip install 'trainsentry[prometheus]'")
 

@@ -41,6 +41,8 @@ class Hello:
     finished_blocks: str = "csv"
     prometheus: dict[str, Any] | None = None
     webhook: dict[str, Any] | None = None
+    wandb: dict[str, Any] | None = None
+    mlflow: dict[str, Any] | None = None
 
     def encode(self) -> bytes:
         """Return the settings as JSON."""

@@ -1,8 +1,9 @@
 """The writers of a directory's tables and event file, each with a thread that may fail without the others."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.record import StepRecord
@@ -11,6 +12,9 @@ from trainsentry.exporters.csv_writer import CsvWriter
 from trainsentry.exporters.exporter import Exporter, ScalarExporter
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.sink import Sink
+
+LOG_SECONDS: Final = 25.0
+"""How long the end of an experiment's log is waited for; its writes only fill a queue."""
 
 
 class Writers:
@@ -39,12 +43,26 @@ class Writers:
                 finished_blocks=hello.finished_blocks,
             )
             self.exporters.append((Sink("csv", hello.max_wait, failed), csv))
+        if hello.rank == 0 and directory.name != "global":
+            self._add_experiment_logs(hello, table, failed)
         if hello.tensorboard is not None:
             from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
 
             events = Path(hello.output_dir) / "tensorboard" / directory.name
             writer = TensorBoardWriter(events, table, hello.statistics, **hello.tensorboard)
             self.exporters.append((Sink("tensorboard", hello.max_wait, failed), writer))
+
+    def _add_experiment_logs(self, hello: Hello, table: SeriesTable, failed: Callable[[str, str, int], None]) -> None:
+        if hello.wandb is None and hello.mlflow is None:
+            return
+        from trainsentry.exporters.experiment_log import ExperimentLog, MlflowRun, WandbRun
+
+        if hello.wandb is not None:
+            log = ExperimentLog("wandb", table, partial(WandbRun, hello.wandb, hello.output_dir))
+            self.exporters.append((Sink("wandb", LOG_SECONDS, failed), log))
+        if hello.mlflow is not None:
+            log = ExperimentLog("mlflow", table, partial(MlflowRun, hello.mlflow))
+            self.exporters.append((Sink("mlflow", LOG_SECONDS, failed), log))
 
     def write(self, record: StepRecord) -> None:
         """Have every writer write a record."""

@@ -105,6 +105,61 @@ def test_an_incident_of_a_run_is_posted_once_and_the_address_stands_nowhere(out,
     assert not [f for f in out.rglob("*") if f.is_file() and b"secret-path" in f.read_bytes()]
 
 
+def test_experiments_are_logged_by_weights_and_biases(out, monkeypatch):
+    pytest.importorskip("wandb")
+    monitor = broken_run(out, wandb={"project": "p", "mode": "offline"})
+    [run] = (out / "wandb").glob("offline-run-*/*.wandb")
+    content = run.read_bytes()
+    assert b"layers.gradient/norm_of_all" in content
+    assert monitor.incidents[0].name.encode() in content
+    assert json.loads((out / "rank0" / "status.json").read_text())["exporters"]["wandb"] == "writing"
+
+
+def test_experiments_are_logged_by_mlflow(out, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlflow").as_uri()
+    monitor = broken_run(out, mlflow={"experiment": "e", "tracking_uri": uri})
+    client = MlflowClient(uri)
+    [run] = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert [m.step for m in client.get_metric_history(run.info.run_id, "layers.gradient/norm_of_all")] == list(
+        range(30)
+    )
+    assert run.data.tags["trainsentry.first_suspect"].startswith(monitor.incidents[0].name)
+    assert run.info.status == "FINISHED"
+
+
+def test_a_log_that_hangs_or_fails_is_left_behind(monkeypatch):
+    from step_records import Records
+
+    from trainsentry.exporters import experiment_log
+
+    monkeypatch.setattr(experiment_log, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(experiment_log, "MAX_WAITING", 5)
+    records = Records()
+    release = threading.Event()
+    hangs = experiment_log.ExperimentLog("slow", records.table, lambda: release.wait() and None)
+    begin = time.monotonic()
+    for n in range(50):
+        hangs.write(records.step(n, {("fc.weight", "gradient"): 1.0}))
+    hangs.close()
+    assert time.monotonic() - begin < 5
+    assert hangs.left_out >= 40
+    release.set()
+
+    def fails():
+        raise ValueError("no key")
+
+    broken = experiment_log.ExperimentLog("broken", records.table, fails)
+    end = time.monotonic() + 5
+    while broken.error is None and time.monotonic() < end:
+        time.sleep(0.01)
+    with pytest.raises(RuntimeError, match="broken: ValueError: no key"):
+        broken.write(records.step(0, {("fc.weight", "gradient"): 1.0}))
+
+
 def test_metrics_are_few_and_hold_what_the_files_say(tmp_path):
     for rank in range(2):
         status = {
