@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trainsentry.exporters.csv_format import SCALARS, TableFile
 from trainsentry.exporters.csv_reader import NotOurs, read_steps, table_files
+from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.layer_matrix import LayerMatrix
 from trainsentry.exporters.quantity_view import QuantityView
@@ -68,8 +69,12 @@ def kind_of(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def gather(root: Path, report: Report, progress: Callable[[str], None] = lambda _: None) -> ReportData:
+def gather(
+    root: Path, report: Report, progress: Callable[[str], None] = lambda _: None, each: Each = here
+) -> ReportData:
     """Read a run; malformed lines are reported and left out. Memory is bounded, however long the run.
+
+    `each` says where the tables are read.
 
     Raises:
         NotOurs: when `root` holds nothing of ours.
@@ -83,6 +88,7 @@ def gather(root: Path, report: Report, progress: Callable[[str], None] = lambda 
     whole = next(iter([s["rank"] for s in suspects if s.get("rank") in run.ranks]), next(iter(run.ranks)))
     wanted = {s.get("quantity") for s in suspects}
     others = [rank for rank in run.ranks if rank != whole][: MAX_RANKS - 1]
+    wanted_tables: list[tuple[int, str, list[TableFile]]] = []
     for rank in [whole, *others]:
         directory = root / f"rank{rank}"
         try:
@@ -93,11 +99,16 @@ def gather(root: Path, report: Report, progress: Callable[[str], None] = lambda 
             if name == SCALARS and rank == whole:
                 data.scalars = _scalars(files, report)
             elif name != SCALARS and (rank == whole or name in wanted):
-                progress(f"rank{rank}/{name}")
-                data.matrices[rank, name] = _matrix(name, files, report)
+                wanted_tables.append((rank, name, files))
         data.anomalies += (
             last_anomalies(directory, 1 << 20) if rank == whole or rank in {s["rank"] for s in suspects} else []
         )
+    progress(f"{len(wanted_tables)} tables")
+    for (rank, name, _), (matrix, problems) in zip(wanted_tables, each(_matrix, wanted_tables), strict=True):
+        progress(f"rank{rank}/{name}")
+        data.matrices[rank, name] = matrix
+        for problem in problems:
+            report(*problem)
     first = {incident.get("first_seen", 0) for incident in run.incidents[:1]}
     since = min(first, default=0)
     data.anomalies = sorted(
@@ -106,7 +117,11 @@ def gather(root: Path, report: Report, progress: Callable[[str], None] = lambda 
     return data
 
 
-def _matrix(quantity: str, files: list[TableFile], report: Report) -> LayerMatrix:
+def _matrix(item: tuple[int, str, list[TableFile]]) -> tuple[LayerMatrix, list[tuple[Path, int, str]]]:
+    """Return the matrix of a table, and what could not be read of it."""
+    _, quantity, files = item
+    problems: list[tuple[Path, int, str]] = []
+    report: Report = lambda *problem: problems.append(problem)  # noqa: E731
     keys = RowKeys()
     view = QuantityView(quantity, COLUMNS)
     sizes: list[float] = []
@@ -125,7 +140,7 @@ def _matrix(quantity: str, files: list[TableFile], report: Report) -> LayerMatri
                 bad += np.nan_to_num(rows.values[:, rows.numbers.index(name)])
         norms = rows.values[:, rows.numbers.index("norm")]
         view.take(rows.step, rows_of[key], norms, np.asarray(sizes)[rows.layouts], bad)
-    return view.matrix
+    return view.matrix, problems
 
 
 def _scalars(files: list[TableFile], report: Report) -> dict[str, tuple[list[int], list[float]]]:

@@ -11,6 +11,7 @@ import jinja2
 from bokeh.embed import components
 from bokeh.resources import Resources
 
+from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.report_data import ReportData, gather
 from trainsentry.exporters.report_figures import curves, heatmap
@@ -36,6 +37,7 @@ def write_report(
     out: Path | None = None,
     report: Report = lambda *_: None,
     progress: Callable[[str], None] = lambda _: None,
+    each: Each = here,
 ) -> Path:
     """Write the report of the run in `root` to `out` (`root/report.html`); return its path.
 
@@ -44,7 +46,7 @@ def write_report(
 
     """
     path = out or root / "report.html"
-    data = gather(root, report, progress)
+    data = gather(root, report, progress, each)
     figures = [*_suspects(data), *_scalars(data), *_heatmaps(data)]
     text = _render(data, figures)
     while len(text.encode()) > MAX_BYTES and figures:

@@ -13,6 +13,7 @@ from trainsentry.anomaly.dump_comparison import EQUAL, Row, compare_dumps
 from trainsentry.anomaly.tensor_difference import Difference, of_values
 from trainsentry.exporters.csv_reader import CsvRow, NotOurs, rank_directories, read_table, table_files
 from trainsentry.exporters.dump_reader import DumpedTensor, RankDump, read_dumps
+from trainsentry.exporters.engine import Each, here
 
 DUMP_COLUMNS: Final = (
     "step",
@@ -51,8 +52,8 @@ class Compared:
     summary: str
 
 
-def compare(a: Path, b: Path, names: Mapping[str, str] | None = None) -> Compared:
-    """Compare two folders of one kind.
+def compare(a: Path, b: Path, names: Mapping[str, str] | None = None, each: Each = here) -> Compared:
+    """Compare two folders of one kind; `each` says where the ranks of runs are read.
 
     Raises:
         NotOurs: when one of them holds nothing that can be compared, or they are of different kinds.
@@ -61,7 +62,9 @@ def compare(a: Path, b: Path, names: Mapping[str, str] | None = None) -> Compare
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
         raise NotOurs(f"{a} holds {kinds[0]}, {b} holds {kinds[1]}; allowed: two of one kind")
-    return {"a dump": _compare_dumps, "a run": _compare_runs, "gradients": _compare_probes}[kinds[0]](a, b, names or {})
+    if kinds[0] == "a run":
+        return _compare_runs(a, b, each)
+    return {"a dump": _compare_dumps, "gradients": _compare_probes}[kinds[0]](a, b, names or {})
 
 
 def _kind(path: Path) -> str:
@@ -141,18 +144,16 @@ def load_array(path: Path) -> Any:
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
 
 
-def _compare_runs(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
-    del names
+def _compare_runs(a: Path, b: Path, each: Each) -> Compared:
     ranks_a, ranks_b = rank_directories(a), rank_directories(b)
     if not ranks_a.keys() & ranks_b.keys():
         raise NotOurs(f"{a} and {b} have no rank in common")
     ordered: list[tuple[int, tuple[Any, ...]]] = []
     only = len(ranks_a.keys() ^ ranks_b.keys())
-    for name in ranks_a:
-        if name in ranks_b:
-            found, missing = _compare_tables(name, ranks_a[name], ranks_b[name])
-            ordered.extend(found)
-            only += missing
+    shared = [(name, ranks_a[name], ranks_b[name]) for name in ranks_a if name in ranks_b]
+    for found, missing in each(_compare_tables, shared):
+        ordered.extend(found)
+        only += missing
     ordered.sort(key=lambda item: (item[1][0], item[0], item[1][1]))
     rows = [row for _, row in ordered]
     first = rows[0] if rows else None
@@ -166,8 +167,9 @@ def _compare_runs(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
     return Compared(RUN_COLUMNS, rows, rows, first, only, summary)
 
 
-def _compare_tables(rank: str, a: Path, b: Path) -> tuple[list[tuple[int, tuple[Any, ...]]], int]:
+def _compare_tables(item: tuple[str, Path, Path]) -> tuple[list[tuple[int, tuple[Any, ...]]], int]:
     """Return the statistics that part, each after its row's order in the step, and how many rows only one has."""
+    rank, a, b = item
     tables_a, tables_b = table_files(a), table_files(b)
     rows: list[tuple[int, tuple[Any, ...]]] = []
     only = len(set(tables_a) ^ set(tables_b))

@@ -16,6 +16,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, Series, SeriesTable
 from trainsentry.exporters.csv_format import TableFile, table_paths
 from trainsentry.exporters.csv_reader import NotOurs, read_steps, table_files
+from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report, read_lines
 from trainsentry.monitor.recorded_table import RecordedRows, RecordedTable
 
@@ -75,8 +76,12 @@ def _starts(path: Path) -> dict[int, int]:
         return {}
 
 
-def diagnose(directories: Iterable[Path], report: Report, steps: range | None = None) -> tuple[Incident, ...]:
+def diagnose(
+    directories: Iterable[Path], report: Report, steps: range | None = None, each: Each = here
+) -> tuple[Incident, ...]:
     """Rank what was recorded by one or several ranks: from their anomalies, else from their tables.
+
+    `each` says where the ranks are read.
 
     Raises:
         NotOurs: when a directory holds neither.
@@ -84,16 +89,13 @@ def diagnose(directories: Iterable[Path], report: Report, steps: range | None = 
     """
     table = SeriesTable()
     starts: dict[int, list[Anomaly]] = {}
-    for directory in directories:
+    directories = list(directories)
+    for directory, (found, problems) in zip(directories, each(_judged, directories), strict=True):
         _define_parameters(directory, table)
-        if (directory / "anomalies.jsonl").is_file():
-            for restart, anomalies in anomalies_in(directory, report).items():
-                starts.setdefault(restart, []).extend(anomalies)
-        elif table_paths(directory):
-            own = SeriesTable()
-            detection = Detection(own)
-            for record in records_of(directory, own, report):
-                starts.setdefault(0, []).extend(detection.judge(record))
+        for problem in problems:
+            report(*problem)
+        for restart, anomalies in found.items():
+            starts.setdefault(restart, []).extend(anomalies)
     log = IncidentLog(table)
     for restart in sorted(starts):
         by_step: dict[int, list[Anomaly]] = {}
@@ -104,6 +106,21 @@ def diagnose(directories: Iterable[Path], report: Report, steps: range | None = 
             log.observe(step, by_step[step])
         log.close_current()
     return tuple(log.incidents.values())
+
+
+def _judged(directory: Path) -> tuple[dict[int, list[Anomaly]], list[tuple[Path, int, str]]]:
+    """Return a rank's anomalies by start of the run, and what could not be read."""
+    problems: list[tuple[Path, int, str]] = []
+    report: Report = lambda *problem: problems.append(problem)  # noqa: E731
+    if (directory / "anomalies.jsonl").is_file():
+        return anomalies_in(directory, report), problems
+    found: list[Anomaly] = []
+    if table_paths(directory):
+        own = SeriesTable()
+        detection = Detection(own)
+        for record in records_of(directory, own, report):
+            found.extend(detection.judge(record))
+    return {0: found} if found else {}, problems
 
 
 def _in_table(

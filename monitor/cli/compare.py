@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from trainsentry.exporters.csv_reader import NotOurs
-from trainsentry.monitor.cli.console import FOUND, bad_input, err, out
+from trainsentry.exporters.engine import engine
+from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, bad_input, err, out
 from trainsentry.monitor.comparing import Compared, compare
 
 SHOWN = 20
@@ -25,14 +25,17 @@ def compare_command(
     names: Annotated[
         Path | None, typer.Option("--names", help='JSON: beginnings of names in A and what they are in B, {"a": "b"}.')
     ] = None,
+    engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
+    scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
     """Compare two dumps, or two monitored runs: where they first part, how far, and what only one of them has.
 
     Exit status 1 when they part. Example: trainsentry compare dump_cpu dump_npu --names names.json
     """
     try:
-        compared = compare(a, b, _read_names(names))
-    except (NotOurs, OSError) as error:
+        with engine(engine_name, scheduler) as each:
+            compared = compare(a, b, _read_names(names), each)
+    except (ValueError, OSError) as error:
         bad_input(str(error))
     _write(output, compared)
     _show(compared)

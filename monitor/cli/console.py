@@ -19,6 +19,10 @@ BAD_INPUT = 2
 """Exit status: the command cannot work with what it was given."""
 
 
+ENGINE_HELP = "local, or dask: ranks and tables are read on a cluster."
+SCHEDULER_HELP = "Address of a dask scheduler; else two processes are started here."
+
+
 def bad_input(message: str) -> NoReturn:
     """End the command with a message on standard error and exit status 2."""
     err.print(f"[red]error:[/red] {message}", markup=True, soft_wrap=True)

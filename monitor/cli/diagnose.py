@@ -8,7 +8,8 @@ import typer
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.csv_format import table_paths
 from trainsentry.exporters.csv_reader import NotOurs
-from trainsentry.monitor.cli.console import FOUND, bad_input, err, out, parse_steps
+from trainsentry.exporters.engine import engine
+from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, bad_input, err, out, parse_steps
 from trainsentry.monitor.history import diagnose
 
 
@@ -16,6 +17,8 @@ def diagnose_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="An output directory, or one rank's.")],
     top: Annotated[int, typer.Option("-k", "--top", min=1, help="Suspects shown of each incident.")] = 8,
     steps: Annotated[str | None, typer.Option(help="Only these steps, such as 10-20.")] = None,
+    engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
+    scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
     """Rank what was recorded: from anomalies.jsonl, or from the CSV history where there is none.
 
@@ -27,8 +30,9 @@ def diagnose_command(
 
     wanted = parse_steps(steps)
     try:
-        incidents = diagnose(recorded_ranks(directory), report, wanted)
-    except (NotOurs, OSError) as error:
+        with engine(engine_name, scheduler) as each:
+            incidents = diagnose(recorded_ranks(directory), report, wanted, each)
+    except (ValueError, OSError) as error:
         bad_input(str(error))
     if not incidents:
         out.print(f"{directory}: nothing abnormal")

@@ -8,14 +8,16 @@ import typer
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from trainsentry.exporters.csv_reader import NotOurs
+from trainsentry.exporters.engine import engine
 from trainsentry.exporters.report_page import write_report
-from trainsentry.monitor.cli.console import bad_input, err, out
+from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, bad_input, err, out
 
 
 def report_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The output directory of a run.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="DIR/report.html by default.")] = None,
+    engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
+    scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
     """Write one HTML page: the verdict, its evidence, layers over steps, curves, cost; it opens without a network.
 
@@ -32,7 +34,8 @@ def report_command(
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("reading")
         try:
-            path = write_report(directory, output, report, lambda what: bar.update(task, description=what))
-        except (NotOurs, OSError) as error:
+            with engine(engine_name, scheduler) as each:
+                path = write_report(directory, output, report, lambda what: bar.update(task, description=what), each)
+        except (ValueError, OSError) as error:
             bad_input(str(error))
     out.print(f"{path}: {path.stat().st_size / 2**20:.1f} MB", soft_wrap=True)

@@ -6,51 +6,17 @@ import shutil
 import subprocess
 
 import pytest
-from step_records import Records
+from recorded_runs import CULPRIT, make_run
 
-from trainsentry.anomaly.incident import Incident, Suspect
-from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv_reader import NotOurs
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.json_files import append_lines, replace_json
 from trainsentry.exporters.report_data import gather
 from trainsentry.exporters.report_page import MAX_BYTES, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-CULPRIT = "layers.3.mlp.weight"
 
 
 def fail(*problem):
     raise AssertionError(problem)
-
-
-def make_run(root, *, steps=40, layers=6, name=CULPRIT, incident=True, ranks=2):
-    """Write the files of a run whose one weight jumps at step 30."""
-    for rank in range(ranks):
-        records = Records(rank=rank)
-        writer = CsvWriter(root / f"rank{rank}", records.table, STATISTICS)
-        for n in range(steps):
-            sizes = {(f"layers.{i}.mlp.weight", "gradient"): 1.0 + i for i in range(layers)}
-            if n >= 30 and rank == 0:
-                sizes[name, "gradient"] = float("nan") if n == 31 else 500.0
-            writer.write(records.step(n, sizes | {("loss", "loss"): 3.0 - n / 100}))
-        writer.close()
-        status = {"state": "closed", "rank": rank, "step": steps - 1, "anomalies": 3, "gaps": [], "failures": {}}
-        status["cost"] = {"share": 0.01, "seconds_a_step": 0.002, "recent_share": 0.01}
-        replace_json(root / f"rank{rank}" / "status.json", status)
-    replace_json(root / "run.json", {"configuration": {"output_dir": "out"}, "framework": "pytorch", "hosts": ["a"]})
-    if incident:
-        suspect = Suspect(30, 0, name, "gradient", "norm", "spike", 60.0, "", f"{name} is 100 times its usual")
-        summary = f"At step 30 on rank 0: the gradient of {name} jumped."
-        found = Incident(
-            1, 30, 0, name, "gradient", "norm", "spike", "critical", 60.0, summary, (suspect,), ("stop",), 30, 31
-        )
-        append_lines(root / "incidents.jsonl", [found.to_json()])
-        line = {"step": 30, "name": name, "quantity": "gradient", "score": 60.0, "rank": 0, "kind": "spike"}
-        append_lines(
-            root / "rank0" / "anomalies.jsonl", [line | {"value": 500.0, "expected": 4.0, "statistic": "norm"}]
-        )
-    return root
 
 
 def test_the_verdict_comes_first_and_the_page_asks_for_nothing(tmp_path):
