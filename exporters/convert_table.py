@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from glob import escape
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
-from trainsentry.exporters.csv_chunks import Reading, line_count
+from trainsentry.exporters.csv_chunks import Reading, as_it_is_now, line_count
 from trainsentry.exporters.csv_format import SCALARS, TableFile
 from trainsentry.exporters.csv_reader import newest_steps
 from trainsentry.exporters.event_file import EVENTS, EventFile, tag
@@ -17,7 +18,7 @@ from trainsentry.exporters.step_rows import RowKey, StepRows
 from trainsentry.exporters.table_tags import TableTags, Tagger
 from trainsentry.exporters.thinning import bin_width, thinned
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 3
 
 _UNFINISHED: Final = ".converting"
 """Begins the name of an event file that is being written, which TensorBoard does not look at."""
@@ -82,6 +83,10 @@ def convert_table(
     event files of before are replaced. `progress` hears of bytes that were read.
     """
     problems: list[tuple[Path, int, str]] = []
+    there = tuple(file for file in map(as_it_is_now, table.files) if file.path.exists())
+    if not there:
+        return Converted(None, 0, 0, thinned=False, unchanged=True)
+    table = replace(table, files=there)
     state = _State.load(table)
     readings = state.go_on(table, choice)
     if readings is not None and not readings:
@@ -111,18 +116,20 @@ def _write(
     numbers = TableTags(table.name, tagger, choice.raw_tags, pages=choice.pages and table.name != SCALARS)
     report: Report = lambda *what: problem(what)  # noqa: E731
     rows = _chosen(newest_steps(readings, numbers.keys, report), choice, readings, progress)
-    first = next(rows, None)
+    ahead = list(islice(rows, 2))
+    first = ahead[0] if ahead else None
     going_on = state.last_step is not None
     if going_on and first is not None and first.step < (state.last_step or 0):
         return None
-    width = 1 if choice.full or first is None else bin_width(_expected_steps(table.files, len(first)) // choice.every)
+    rows_a_step = min((len(step_rows) for step_rows in ahead), default=1)
+    width = 1 if choice.full or first is None else bin_width(_expected_steps(table.files, rows_a_step, choice))
     if going_on and width > 1:
         return None
     part = EventFile(table.directory, f"{table.suffix}.{state.part}", prefix=_UNFINISHED)
     events = scalars = 0
     last = state.last_step
     wall_time = max(file.path.stat().st_mtime for file in table.files)
-    for picked in thinned(map(numbers.pick, _again(first, rows)), width):
+    for picked in thinned(map(numbers.pick, chain(ahead, rows)), width):
         part.write(picked.step, wall_time, numbers.tags(picked), picked.values.tolist())
         events, scalars, last = events + 1, scalars + len(picked.slots), picked.step
     pages = [] if going_on else numbers.pages()  # a picture of what has come alone would tell less than the last one
@@ -140,12 +147,6 @@ def _write(
     return Converted(written, events, scalars, width > 1, too_many=numbers.too_many)
 
 
-def _again(first: StepRows | None, rows: Iterator[StepRows]) -> Iterator[StepRows]:
-    if first is not None:
-        yield first
-    yield from rows
-
-
 def _chosen(
     rows: Iterator[StepRows], choice: Choice, readings: Sequence[Reading], progress: Callable[[int], None]
 ) -> Iterator[StepRows]:
@@ -159,9 +160,21 @@ def _chosen(
             yield step_rows
 
 
-def _expected_steps(files: Sequence[TableFile], rows_a_step: int) -> int:
-    """Return about how many steps a table has, from its lines and the rows of one step."""
-    return sum(max(line_count(file.path) - 1, 0) for file in files) // max(rows_a_step, 1)
+def _expected_steps(files: Sequence[TableFile], rows_a_step: int, choice: Choice) -> int:
+    """Return about how many steps of a table are chosen, from its lines, the rows of one step and its files' names."""
+    steps = 0.0
+    for file in files:
+        first, last = max(file.first, choice.first), min(file.last, file.last if choice.last is None else choice.last)
+        share = max(last - first + 1, 0) / max(file.last - file.first + 1, 1)
+        steps += max(line_count(file.path) - 1, 0) / max(rows_a_step, 1) * share
+        if choice.last is not None:  # the last block is seldom full
+            steps = max(steps, min(max(last - first + 1, 0), line_count(file.path) / max(rows_a_step, 1)))
+    return int(steps) // choice.every
+
+
+def _block(file: TableFile) -> str:
+    """Return what names a block, in whichever form it lies."""
+    return str(file.path.with_name(file.path.name.partition(".csv")[0].removesuffix(".parquet")))
 
 
 def _event_files(table: Table) -> list[Path]:
@@ -199,16 +212,20 @@ class _State:
         if self.data.get("choice") != asdict(choice) or not self._events(table):
             return None
         known = self.data["files"]
-        if not known.keys() <= {str(file.path) for file in table.files}:
+        if not known.keys() <= {_block(file) for file in table.files}:
             return None
         readings = []
         for file in table.files:
-            offset = known.get(str(file.path), 0)
+            offset, lines, rows = known.get(_block(file), (0, 0, 0))
+            if file.path.suffix != ".csv" and rows:  # a block that was finished, and then turned into another form
+                if line_count(file.path) - 1 != (rows if file.path.suffix == ".parquet" else lines or rows):
+                    return None
+                continue
             size = file.path.stat().st_size
             if size < offset:
                 return None
             if size > offset:
-                readings.append(Reading(file, offset))
+                readings.append(Reading(file, offset, lines, rows))
         return None if readings and self.data.get("thinned") else readings
 
     def forget(self, table: Table) -> None:
@@ -221,7 +238,7 @@ class _State:
         self, table: Table, choice: Choice, readings: Sequence[Reading], last_step: int | None, *, thinned: bool
     ) -> None:
         """Note what has been converted."""
-        files = dict(self.data.get("files", {})) | {str(r.file.path): r.offset for r in readings}
+        files = dict(self.data.get("files", {})) | {_block(r.file): (r.offset, r.lines, r.rows) for r in readings}
         written = len(_event_files(table))
         data = {"version": STATE_VERSION, "choice": asdict(choice), "files": files, "last_step": last_step}
         replace_json(self.path, data | {"parts": self.part + 1, "written": written, "thinned": thinned})

@@ -31,10 +31,12 @@ _NOT_A_NUMBER: Final = ["nan", "NaN", "-nan", "NAN"]
 
 @dataclass
 class Reading:
-    """How far a file has been read: `offset` bytes, all of them whole lines."""
+    """How far a file has been read: `offset` bytes, which are `lines` whole lines behind the header, and `rows`."""
 
     file: TableFile
     offset: int = 0
+    lines: int = 0
+    rows: int = 0
 
 
 def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
@@ -57,7 +59,7 @@ def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRo
 
 
 def _parts(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
-    file = reading.file = _as_it_is_now(reading.file)
+    file = reading.file = as_it_is_now(reading.file)
     if file.path.suffix == ".parquet":
         yield from _parts_of_parquet(reading, keys, report)
         return
@@ -85,6 +87,8 @@ def _parts(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows
                 else parse_lines(whole, header, file, number, keys, report)
             )
             reading.offset += len(whole)
+            reading.lines += whole.count(b"\n")
+            reading.rows += len(rows)
             yield from by_step(rows, steps)
             number += lines
 
@@ -107,11 +111,12 @@ def _parts_of_parquet(reading: Reading, keys: RowKeys, report: Report) -> Iterat
     for batch in stored.iter_batches(1 << 16):
         frame = batch.to_pandas()
         rows, steps = _rows(frame, header, file.restart, keys)
+        reading.rows += len(frame)
         yield from by_step(rows, steps)
     reading.offset = file.path.stat().st_size
 
 
-def _as_it_is_now(file: TableFile) -> TableFile:
+def as_it_is_now(file: TableFile) -> TableFile:
     """Return a block under the name that it has now: it may have been turned into another form meanwhile."""
     if file.path.exists() or file.path.suffix != ".csv":
         return file

@@ -52,6 +52,7 @@ class CsvWriter:
         self._tails: dict[int, str] = {}
         self._call_ids: set[int] = set()
         self._looked_at = 0
+        self._finished: list[Path] = []
 
     def write(self, record: StepRecord) -> None:
         """Append the record's rows to the files of their quantities."""
@@ -75,6 +76,9 @@ class CsvWriter:
             texts.setdefault(table, []).append(line)
         for table, lines in texts.items():
             self._file(table, record.step).write("".join(lines).encode())
+        if self._finished and self.finished_blocks != "csv":
+            begin_compacting(self._finished, self.finished_blocks)
+        self._finished = []
 
     def _calls(self, record: StepRecord) -> dict[str, tuple[float, float]]:
         """Return order and seconds of the record's collective calls, by name."""
@@ -137,8 +141,7 @@ class CsvWriter:
             return known[1]
         if known is not None:
             known[1].close()
-            if self.finished_blocks != "csv":
-                begin_compacting(known[0].path, self.finished_blocks)
+            self._finished.append(known[0].path)
         first = max(block, self.start_step)
         name = TableFile(Path(), table, first, last, self.restart).file_name
         path = self.directory / name

@@ -26,6 +26,7 @@ class Dashboard:
         self._views: dict[str, QuantityView] = {}
         self._plans: dict[bytes, list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]] = {}
         self._told: set[str] = set()
+        self._shown: set[int] = set()
 
     def numbers(self, record: StepRecord) -> tuple[list[str], list[float]]:
         """Return tags and values of a record: each quantity over all its layers."""
@@ -51,8 +52,9 @@ class Dashboard:
     def incident(self, incident: Any) -> Summary.Value | None:
         """Return an incident as text, with where its dump lies; None for one of very many."""
         self.incidents[incident.id] = incident.first_seen
-        if incident.id > MAX_TEXT:
+        if incident.id not in self._shown and len(self._shown) >= MAX_TEXT:
             return None
+        self._shown.add(incident.id)
         actions = "".join(f"\n- {_plain(action)}" for action in incident.actions)
         suspects = "".join(f"\n1. `{_plain(s.name)}` ({s.quantity}): {_plain(s.kind)}" for s in incident.suspects[:5])
         return text(f"incidents/{incident.id}", f"**{_plain(incident.summary)}**\n{suspects}\n{actions}")

@@ -8,6 +8,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +17,12 @@ LEVEL: Final = 6
 """zstd's level: a third of the size at a speed above what one run writes."""
 
 
-def begin_compacting(path: Path, form: str) -> None:
-    """Start turning a finished block into `form`; nothing is lost where that cannot be started."""
+def begin_compacting(paths: Sequence[Path], form: str) -> None:
+    """Start turning finished blocks into `form`, one after the other; nothing is lost where that cannot be started."""
     with contextlib.suppress(OSError):
         subprocess.Popen(
-            [sys.executable, "-m", __name__, form, str(path)],
+            [sys.executable, "-m", __name__, form, *map(str, paths)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -81,10 +83,12 @@ def _to_parquet(path: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Turn the block that is given into the form that is given."""
+    """Turn the blocks that are given into the form that is given."""
     if hasattr(os, "nice"):
         os.nice(15)
-    compact(Path(sys.argv[2]), sys.argv[1])
+    for path in sys.argv[2:]:
+        with contextlib.suppress(ValueError, OSError):  # it stays as it is, and the others are still to be done
+            compact(Path(path), sys.argv[1])
 
 
 if __name__ == "__main__":

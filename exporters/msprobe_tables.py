@@ -12,6 +12,7 @@ from typing import Final
 from trainsentry.exporters.csv_format import TableFile
 
 _TIME: Final = r"[A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2}"
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _FIRST_DIRECTORY: Final = re.compile(rf"(?P<time>{_TIME})-rank(?P<rank>\d+)-.+")
 _SECOND_DIRECTORY: Final = re.compile(r"rank_(?P<rank>\d+)")
 _FIRST_FILE: Final = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)\.csv")
@@ -44,7 +45,10 @@ def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | 
     for path in [source.resolve(), *sorted(source.iterdir())] if source.is_dir() else []:
         first, second = _FIRST_DIRECTORY.fullmatch(path.name), _SECOND_DIRECTORY.fullmatch(path.name)
         if first is not None and path.is_dir():
-            time = _time(first["time"])
+            try:
+                time = _time(first["time"])
+            except ValueError:
+                continue  # a name that only looks like one of theirs
             if time is not None and (begin is None or time >= begin) and (end is None or time <= end):
                 found[int(first["rank"])].append((time, path))
         elif second is not None and path.is_dir() and begin is None and end is None:
@@ -52,12 +56,19 @@ def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | 
     runs: Tables = {}
     for rank, directories in sorted(found.items()):
         tables: dict[str, list[TableFile]] = defaultdict(list)
-        for restart, (_, directory) in enumerate(sorted(directories)):
+        for restart, (_, directory) in enumerate(_in_order(directories)):
             for file in _files(directory, restart):
                 tables[file.table].append(file)
         if tables:
             runs[f"rank{rank}"] = dict(tables)
     return runs
+
+
+def _in_order(directories: list[tuple[datetime, Path]]) -> list[tuple[datetime, Path]]:
+    """Return directories by time. Their names have no year: beside December, January is the next one's."""
+    months = {time.month for time, _ in directories}
+    wraps = any(month >= 10 for month in months) and any(month <= 3 for month in months)
+    return sorted((time.replace(year=2004) if wraps and time.month <= 6 else time, path) for time, path in directories)
 
 
 def _files(directory: Path, restart: int) -> list[TableFile]:
@@ -74,6 +85,7 @@ def _time(text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        return datetime.strptime(f"2000{text}", "%Y%b%d_%H-%M-%S")  # their names have no year; 2000 has every day
+        month = _MONTHS.index(text[:3]) + 1  # not by the locale, which may have other names
+        return datetime.strptime(f"2000-{month:02}-{text[3:]}", "%Y-%m-%d_%H-%M-%S")  # 2000 has every day
     except ValueError:
         raise ValueError(f"time {text!r}; allowed: as in the directories' names, such as Dec03_21-34-40") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from trainsentry.exporters.run_reader import Run, last_scalars, read_run
 
@@ -41,8 +41,11 @@ class RunCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they are now."""
         run, now = read_run(self.root), time.time()
+        info = GaugeMetricFamily("trainsentry_run_info", "The run.", labels=("output_dir",))
+        info.add_metric([str(self.root)], 1)
+        yield info
         yield from _of_ranks(run, now)
-        incidents = CounterMetricFamily("trainsentry_incidents", "Incidents so far.", labels=("severity", "kind"))
+        incidents = GaugeMetricFamily("trainsentry_incidents", "Incidents so far.", labels=("severity", "kind"))
         counts: dict[tuple[str, str], int] = {}
         for incident in run.incidents:
             key = (str(incident.get("severity")), str(incident.get("kind")))
@@ -84,19 +87,31 @@ def registry_of(root: Path) -> CollectorRegistry:
 
 
 def serve(root: Path, port: int, address: str) -> bool:
-    """Serve the metrics in a thread; False when another rank of this node does so already.
+    """Serve the metrics in a thread; False when another rank of this run and node does so already.
 
     Raises:
-        OSError: when the port cannot be had for another reason.
+        OSError: when something else has the port, or it cannot be had.
 
     """
     try:
         start_http_server(port, addr=address, registry=registry_of(root))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return False
-        raise
+        if error.errno != errno.EADDRINUSE or not _serves(root, port, address):
+            raise
+        return False
     return True
+
+
+def _serves(root: Path, port: int, address: str) -> bool:
+    """Return whether what has the port serves the metrics of this very run."""
+    from urllib.request import urlopen
+
+    where = "127.0.0.1" if address in {"", "0.0.0.0"} else address  # noqa: S104 - every address of this machine
+    try:
+        with urlopen(f"http://{where}:{port}/metrics", timeout=2) as answer:
+            return f'output_dir="{root}"' in answer.read(1 << 16).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return False
 
 
 def write_textfile(root: Path, path: Path) -> None:

@@ -132,6 +132,8 @@ def _matrix(item: tuple[int, str, list[TableFile]]) -> tuple[LayerMatrix, list[t
         for shape, _ in keys.layouts[len(sizes) :]:
             sizes.append(float(np.prod([int(n) for n in re.findall(r"\d+", shape)], dtype=np.float64)))
         key = rows.keys.tobytes()
+        if len(rows_of) >= 64:  # an order that changes with every step
+            rows_of.clear()
         if key not in rows_of:
             rows_of[key] = view.matrix.rows_of([keys.keys[k].name for k in rows.keys.tolist()])
         bad = np.zeros(len(rows))
@@ -148,7 +150,10 @@ def _scalars(files: list[TableFile], report: Report) -> dict[str, tuple[list[int
     found: dict[str, dict[int, float]] = {}
     for rows in read_steps(files, keys, report):
         for key, value in zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True):
-            found.setdefault(keys.keys[key].name, {})[rows.step] = value
+            points = found.setdefault(keys.keys[key].name, {})
+            points[rows.step] = value
+            if len(points) > 10 * MAX_POINTS:
+                found[keys.keys[key].name] = dict(zip(*_thin(points), strict=True))
     return {name: _thin(points) for name, points in found.items()}
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from bokeh.models import CustomJSHover, CustomJSTickFormatter, HoverTool, LinearColorMapper
+from bokeh.models import ColumnDataSource, CustomJSHover, CustomJSTickFormatter, HoverTool, LinearColorMapper
 from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 
@@ -70,15 +70,15 @@ def curves(
     """Return the suspect's curve, thick, beside those of others."""
     made = _frame("step", label, height=300, log=log)
     for i, (label_of_it, its_steps, its_values) in enumerate(others):
-        line = made.line(*_drawn(its_steps, its_values, log=log), color=_OTHERS[i % len(_OTHERS)], alpha=0.7)
-        shown = [("", label_of_it), ("step", "@x"), ("", "@y")]
-        made.add_tools(HoverTool(renderers=[line], tooltips=shown, visible=False))
+        source = _source(label_of_it, its_steps, its_values, log=log)
+        line = made.line("x", "y", source=source, color=_OTHERS[i % len(_OTHERS)], alpha=0.7)
+        made.add_tools(HoverTool(renderers=[line], tooltips=_SHOWN, visible=False))
     name, steps, values = suspect
     bad = [step for step, value in zip(steps, values, strict=True) if not np.isfinite(value)]
-    good, numbers = _drawn(steps, values, log=log)
-    line = made.line(good, numbers, color=_SUSPECT, line_width=3, name=name)
-    made.scatter(good, numbers, color=_SUSPECT, size=4)
-    made.add_tools(HoverTool(renderers=[line], tooltips=[("", name), ("step", "@x"), ("", "@y")]))
+    source = _source(name, steps, values, log=log)
+    line = made.line("x", "y", source=source, color=_SUSPECT, line_width=3)
+    made.scatter("x", "y", source=source, color=_SUSPECT, size=4)
+    made.add_tools(HoverTool(renderers=[line], tooltips=_SHOWN))
     for step in bad[:50]:
         made.add_layout(Span(location=step, dimension="height", line_color="#ff00ff", line_width=2))
     for step in incidents:
@@ -107,6 +107,15 @@ def _frame(x: str, y: str, *, height: int, log: bool = False) -> Any:
     made.grid.grid_line_alpha = 0.25
     made.outline_line_color = None
     return made
+
+
+_SHOWN: Final = [("", "@name"), ("step", "@x"), ("", "@y")]
+"""Names are values of a column, which Bokeh escapes; in the template itself they would be read as HTML."""
+
+
+def _source(name: str, steps: Sequence[int], values: Sequence[float], *, log: bool) -> ColumnDataSource:
+    x, y = _drawn(steps, values, log=log)
+    return ColumnDataSource({"x": x, "y": y, "name": [name] * len(x)})
 
 
 def _drawn(steps: Sequence[int], values: Sequence[float], *, log: bool) -> tuple[list[int], list[float]]:

@@ -26,8 +26,13 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether no rank is at work any more."""
-        return bool(self.ranks) and all(status.get("state") != "running" for status in self.ranks.values())
+        """Whether no rank is at work any more; a status from before the last start says nothing of it."""
+        began = self.settings.get("start_time")
+        began = float(began) if isinstance(began, (int, float)) else 0.0
+        return bool(self.ranks) and all(
+            status.get("state", "running") != "running" and float(status.get("updated", began)) >= began
+            for status in self.ranks.values()
+        )
 
 
 def read_run(root: Path) -> Run:

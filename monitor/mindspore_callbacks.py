@@ -41,7 +41,8 @@ class MsprobeInitStep(Callback):  # type: ignore[misc] # MindSpore has no types
 class MonitorStep(Callback):  # type: ignore[misc] # MindSpore has no types
     """Logs the loss, and tells the monitor when a step is over: in compiled modes nobody else does.
 
-    A stop that the monitor asks for ends the training at the same step, and is raised when it has ended.
+    It works without `dataset_sink_mode`: with it the callback is called once for many steps. A stop that the monitor
+    asks for ends the training at the same step, and is raised when it has ended.
 
     >>> model.train(1, data, callbacks=[MonitorStep(monitor)])  # doctest: +SKIP
     """
@@ -54,7 +55,7 @@ class MonitorStep(Callback):  # type: ignore[misc] # MindSpore has no types
     def on_train_begin(self, run_context: Any) -> None:
         """Have steps end at this callback."""
         del run_context
-        self.monitor.ends_at_callback()
+        self.monitor.ends_at_callback(True)
 
     def on_train_step_end(self, run_context: Any) -> None:
         """Log the loss of the step, and end it."""
@@ -76,6 +77,7 @@ class MonitorStep(Callback):  # type: ignore[misc] # MindSpore has no types
 
         """
         del run_context
+        self.monitor.ends_at_callback(False)
         stop, self._stop = self._stop, None
         if stop is not None:
             raise stop

@@ -3,6 +3,8 @@
 import os
 import random
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Final
 
 import numpy as np
@@ -30,6 +32,8 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
     os.environ["PYTHONHASHSEED"] = str(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - what scripts draw from
+    if "torch" not in sys.modules and "mindspore" not in sys.modules:  # called before the framework is imported
+        import_module(next((name for name in ("torch", "mindspore") if find_spec(name) is not None), "random"))
     if "torch" in sys.modules:
         from trainsentry.collectors.torch.seeding import seed_framework
 

@@ -52,6 +52,7 @@ class TrainMonitor:
         self._company: Company | None = None
         self._follower: Follower | None = None
         self._speaks = True
+        self._alone = False
         self._closed = False
 
     # ------------------------------------------------------------------ watching
@@ -111,6 +112,7 @@ class TrainMonitor:
         if self._company is None and self._loop is None and self._follower is None:
             meeting = framework.meet()
             if meeting is None:
+                self._alone = world_size > 1
                 check_alone(self.config, world_size)
             else:
                 self._company = Company(self.config, framework, meeting, watched, self._guard)
@@ -165,13 +167,14 @@ class TrainMonitor:
             return
         if loop.watch.takes_boundaries:
             raise RuntimeError("step: the watched optimizer's step is the boundary; leave monitor.step() out")
-        loop.boundary()
+        if not loop.watch.step_has_ended:
+            loop.boundary()
 
-    def ends_at_callback(self) -> None:
-        """Leave it to `step_ended` to tell when a step is over: the optimizers' own calls end none from here on."""
+    def ends_at_callback(self, at_callback: bool) -> None:
+        """Leave it to `step_ended`, or again to the optimizers' own calls, to tell when a step is over."""
         loop = self._running("ends_at_callback")
         if loop is not None:
-            loop.ends_elsewhere = True
+            loop.ends_elsewhere = at_callback
 
     def step_ended(self) -> None:
         """Mark a step boundary in the place of the optimizers: for trainers that tell when a step is over."""
@@ -202,6 +205,11 @@ class TrainMonitor:
         A single rank stops at the next boundary; several need one boundary more to agree.
         """
         loop = self._running("request_stop")
+        if self._alone:
+            raise RuntimeError(
+                "request_stop: the ranks of this framework cannot agree on a stop, and one that stops alone leaves the "
+                "others waiting"
+            )
         if loop is not None:
             loop.triggers.stop = TrainingStopped(loop.step, reason)
         elif self._follower is not None:

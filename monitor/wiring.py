@@ -77,7 +77,8 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
             replay=watch.replay() if settings.replay else None,
             overflow_check=config.on_incident is not None and config.on_incident.overflow_check,
         )
-    if company is None or company.speaks:
+    speaks = company.speaks if company is not None else run.rank == config.watched_ranks(run.world_size)[0]
+    if speaks:
         described = describe_run(config, run.framework, run.world_size, run.start_step, restart)
         link.send(messages.RUN, run=described)
     link.send(messages.GRAPH, graph=watch.graph())

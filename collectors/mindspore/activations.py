@@ -1,6 +1,6 @@
 """Activations of cells and their gradients, by the calls of cells."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mindspore import Tensor, nn
@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 from trainsentry.collectors.forward_passes import ForwardPasses
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.containers import tensors_in, tensors_in_call
-from trainsentry.collectors.mindspore.gradient_hooks import Arrived, followed
+from trainsentry.collectors.mindspore.gradient_hooks import Arrived, followed, followed_call
 from trainsentry.collectors.mindspore.interception import unwatch_calls, watch_calls
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, records_gradients, wait
 from trainsentry.collectors.mindspore.step_rows import StepRows
@@ -34,6 +34,7 @@ class CellCalls:
         self.sampling = False
         self.counts = ForwardPasses(rows.table)
         self.error: Exception | None = None
+        self.pass_begins: Callable[[], None] | None = None
         self._generation = 0
         self._named: dict[int, NamedModule] = {}
         self._observed: frozenset[str] = frozenset()
@@ -79,6 +80,8 @@ class CellCalls:
             return None
         if self._reads(cell):
             wait()  # an error of the user's own operations is raised here, outside our guard
+        if self.pass_begins is not None and not self._named[id(cell)].name:
+            self.pass_begins()  # it may end the step before
         return self.guard.run(PART, self._enter, self._named[id(cell)], args, kwargs)
 
     def leave(self, cell: nn.Cell, output: Any) -> Any:
@@ -108,7 +111,7 @@ class CellCalls:
         if not self._follows():
             return None
         arrived = self._arrived(named, "input", call)
-        return followed(args, arrived), {key: followed(value, arrived, key) for key, value in kwargs.items()}
+        return followed_call(args, kwargs, arrived)
 
     def _leave(self, named: NamedModule, output: Any) -> Any:
         self.counts.leave()

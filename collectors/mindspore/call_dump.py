@@ -13,11 +13,11 @@ from trainsentry.collectors.call_entries import EntryWriter
 from trainsentry.collectors.call_selection import CallSelection
 from trainsentry.collectors.call_stacks import CallStacks
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.mindspore.gradient_hooks import Arrived, followed
+from trainsentry.collectors.mindspore.gradient_hooks import Arrived, followed, followed_call
 from trainsentry.collectors.mindspore.host_statistics import array_of
 from trainsentry.collectors.mindspore.interception import own_class, unwatch_calls, watch_calls
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, records_gradients, wait
-from trainsentry.collectors.mindspore.saving import SUFFIX, save_tensor
+from trainsentry.collectors.mindspore.saving import SUFFIX, save_array
 from trainsentry.collectors.mindspore.tensor_facts import described, facts_of, is_finite
 from trainsentry.collectors.named_module import NamedModule
 
@@ -63,11 +63,13 @@ class CallDump:
         self.calls = 0
         self.first: str | None = None
         self.running = False
+        self._generation = 0
+        self._kept: dict[str, list[tuple[dict[str, Any], Any, str]]] = {}
         self._stacks = CallStacks() if stacks else None
         self._named: dict[int, NamedModule] = {}
         self._numbers: Counter[str] = Counter()
         self._open: list[Call] = []
-        self._gradients: dict[str, tuple[Call, dict[str, dict[int, Any]]]] = {}
+        self._gradients: dict[str, tuple[Call, dict[str, dict[str, Any]]]] = {}
 
     # ------------------------------------------------------------------ as the debugger's session asks
 
@@ -81,18 +83,20 @@ class CallDump:
 
     def stop(self) -> None:
         """Leave every cell, and write the backward passes that were seen."""
-        self.running = False
+        self._generation += 1
         for named in self._named.values():
             unwatch_calls(named.module, self)
         self._named.clear()
         self._open.clear()
         for name in list(self._gradients):
             self.guard.run(self.part, self._write_backward, name)
+        self.running = False
 
     def reset(self) -> None:
         """Begin anew with the next step."""
         self._numbers.clear()
         self._gradients.clear()
+        self._kept.clear()
         self.selection.reset()
 
     def take_counts(self) -> tuple[int, str | None, bool]:
@@ -136,8 +140,7 @@ class CallDump:
         call.followed = records_gradients() and self.selection.may_begin(call, "backward")
         if not call.followed:
             return None
-        arrived = self._arrived(call, "output")
-        return followed(args, arrived), {key: followed(value, arrived, key) for key, value in kwargs.items()}
+        return followed_call(args, kwargs, self._arrived(call, "output"))
 
     def _leave(self, named: NamedModule, output: Any) -> Any:
         stem = stem_of(named)
@@ -161,24 +164,24 @@ class CallDump:
 
     def _arrived(self, call: Call, group: str) -> Arrived:
         """Return what takes the gradients at a call's inputs (its backward pass's output) or outputs."""
-        places: dict[str, int] = {}
+        generation = self._generation
 
         def arrived(path: str, gradient: Tensor) -> None:
-            place = places.setdefault(path, int(path.partition(".")[0]) if path[:1].isdigit() else len(places))
-            self.guard.run(self.part, self._gradient_arrived, call, group, place, gradient)
+            if self.running and generation == self._generation:
+                self.guard.run(self.part, self._gradient_arrived, call, group, path, gradient)
 
         return arrived
 
-    def _gradient_arrived(self, call: Call, group: str, place: int, gradient: Tensor) -> None:
+    def _gradient_arrived(self, call: Call, group: str, path: str, gradient: Tensor) -> None:
         name = call.name("backward")
         wait()
         found = self._gradients.setdefault(name, (call, {"input": {}, "output": {}}))[1]
-        found[group][place] = self._take(gradient, f"{name}.{group}.{place}") if self._reads(group) else None
+        found[group][path] = self._take(gradient, f"{name}.{group}.{path}") if self._reads(group) else None
 
     def _write_backward(self, name: str) -> None:
         call, groups = self._gradients.pop(name)
         content = {
-            group: [found.get(i) for i in range(max(found) + 1)] if found else []
+            group: [found[path] for path in sorted(found, key=_in_order)]
             for group, found in groups.items()
             if self._reads(group)
         }
@@ -193,8 +196,11 @@ class CallDump:
 
     def _write(self, name: str, content: dict[str, Any], taken: tuple[str, ...]) -> None:
         if self.only_overflows:
+            kept = self._kept.pop(name, [])
             if is_finite(content.get("output")):
                 return
+            for facts, array, file in kept:
+                self._save(facts, array, file)
             self.calls += 1
             self.first = self.first or name
             content["overflow"] = "made" if all(is_finite(content.get(key)) for key in taken) else "passed_on"
@@ -209,8 +215,34 @@ class CallDump:
         if self.checksum:
             facts["md5"] = f"{zlib.crc32(np.ascontiguousarray(array_of(tensor)).tobytes()):08x}"
         name = f"{stem}{SUFFIX}"
-        if self.save and self.writer is not None and (self.may_save is None or self.may_save(name, tensor)):
-            path = self.writer.tensor_path(name)
-            save_tensor(tensor, path)
-            facts["data_name"] = path.name
+        if not self.save or self.writer is None or not (self.may_save is None or self.may_save(name, tensor)):
+            return facts
+        if self.only_overflows:  # it is known only when the call is over whether it is written
+            self._kept.setdefault(_call_of(stem), []).append((facts, array_of(tensor).copy(), name))
+        else:
+            self._save(facts, array_of(tensor), name)
         return facts
+
+    def _save(self, facts: dict[str, Any], array: Any, name: str) -> None:
+        if self.writer is not None:
+            path = self.writer.tensor_path(name)
+            save_array(array, path)
+            facts["data_name"] = path.name
+
+
+def _in_order(path: str) -> tuple[Any, ...]:
+    """Return what sorts the tensors of a call: numbers before names, 2 before 10."""
+    return tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path.split("."))
+
+
+def _call_of(stem: str) -> str:
+    """Return the call that a tensor's file is named after.
+
+    >>> _call_of("Cell.fc.Dense.forward.0.input.0")
+    'Cell.fc.Dense.forward.0'
+    """
+    for direction in (".forward.", ".backward."):
+        head, found, tail = stem.rpartition(direction)
+        if found:
+            return f"{head}{direction}{tail.partition('.')[0]}"
+    return stem

@@ -11,8 +11,6 @@ from typing import Any, Final
 from mindspore import Parameter, Tensor, ops
 from mindspore import dtype as mstype
 
-from trainsentry.collectors.mindspore.containers import MAX_DEPTH
-
 FLOATS: Final = frozenset({mstype.float16, mstype.float32, mstype.float64, mstype.bfloat16})
 """Dtypes that have gradients."""
 
@@ -20,30 +18,38 @@ Arrived = Callable[[str, Tensor], None]
 """Takes the path of a tensor and the gradient at it. It must not raise: MindSpore would keep calling it."""
 
 
-def followed(value: Any, arrived: Arrived, path: str = "", depth: int = 0) -> Any:
+def followed(value: Any, arrived: Arrived, path: str = "", known: "dict[int, Tensor] | None" = None) -> Any:
     """Return a value whose tensors tell of their gradients; whatever holds none is the very same object.
 
-    Tensors inside tuples, lists and dictionaries are followed, named as `tensors_in` names them; parameters are not.
+    Tensors and those in tuples are followed, named as `tensors_in` names them; parameters are not, nor what lists and
+    dictionaries hold: a cell may write into them, so they must stay the program's own. A tensor that is given twice is
+    still one object after it: `known` holds those of one call.
     """
+    known = {} if known is None else known
     if isinstance(value, Tensor):
         if isinstance(value, Parameter) or value.dtype not in FLOATS:
             return value
-        return ops.HookBackward(_hook(arrived, path or "0"))(value)
+        if id(value) not in known:
+            known[id(value)] = ops.HookBackward(_hook(arrived, path or "0"))(value)
+        return known[id(value)]
+    if not isinstance(value, tuple):
+        return value
     prefix = f"{path}." if path else ""
-    if depth < MAX_DEPTH and type(value) is dict:
-        return {key: followed(item, arrived, f"{prefix}{key}", depth + 1) for key, item in value.items()}
-    if depth < MAX_DEPTH and isinstance(value, (tuple, list)):
-        items = [followed(item, arrived, f"{prefix}{i}", depth + 1) for i, item in enumerate(value)]
-        if any(new is not old for new, old in zip(items, value, strict=True)):
-            return _like(value, items)
-    return value
-
-
-def _like(value: Any, items: list[Any]) -> Any:
-    """Return items in a sequence of the kind that `value` is; an unknown kind stays as it is."""
-    if type(value) in {tuple, list}:
-        return type(value)(items)
+    items = [followed(item, arrived, f"{prefix}{i}", known) for i, item in enumerate(value)]
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    if type(value) is tuple:
+        return tuple(items)
     return type(value)(*items) if hasattr(value, "_fields") else value
+
+
+def followed_call(
+    args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Arrived
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, followed."""
+    known: dict[int, Tensor] = {}
+    args = followed(args, arrived, "", known)
+    return args, {key: followed(value, arrived, key, known) for key, value in kwargs.items()}
 
 
 def _hook(arrived: Arrived, path: str) -> Callable[[Any], None]:

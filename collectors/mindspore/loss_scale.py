@@ -1,42 +1,33 @@
 """What MindSpore's loss scalers say: the scale, and that a step was skipped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mindspore import Tensor
 
 
 class ScalerWatch:
-    """Sees the `adjust` of one loss scaler (`amp.DynamicLossScaler`), which is called once a step.
+    """Sees that a dynamic loss scaler has skipped a step: its scale has fallen since the last look.
 
-    With a result that is not finite the optimizer is not called in that step. The method is wrapped on the instance.
+    Nothing is wrapped: the scaler's methods may be part of a compiled step. At its lowest scale, where it cannot fall,
+    a skip is not seen. On an accelerator a look waits for one number.
     """
 
-    def __init__(self, scaler: Any, adjusted: Callable[[Any, bool], None]) -> None:
+    def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
-        self._adjusted = adjusted
-        self._original = scaler.adjust
+        self.last = _number(scaler)
 
-        def adjust(finite: Any, *args: Any, **kwargs: Any) -> Any:
-            self._adjusted(self.scaler, _truth(finite))  # before the scale of the step is changed
-            return self._original(finite, *args, **kwargs)
-
-        scaler.adjust = adjust
-
-    def close(self) -> None:
-        """Give the scaler its own method back."""
-        vars(self.scaler).pop("adjust", None)
+    def has_skipped(self) -> bool:
+        """Return whether the scale has fallen since the last call."""
+        before, self.last = self.last, _number(self.scaler)
+        return before is not None and self.last is not None and self.last < before
 
 
-def _truth(finite: Any) -> bool:
-    """Return whether a result was finite; the program has asked the same just before it called the optimizer."""
-    return bool(finite.asnumpy()) if isinstance(finite, Tensor) else bool(finite)
-
-
-def scale_of(scaler: Any) -> "float | Tensor | None":
-    """Return a scaler's present scale."""
+def _number(scaler: Any) -> float | None:
     value = getattr(scaler, "scale_value", None)
-    return value if isinstance(value, (int, float, Tensor)) else None
+    if isinstance(value, Tensor):
+        return float(value.asnumpy().reshape(-1)[0])
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def check_scaler(grad_scaler: Any) -> None:

@@ -1,6 +1,6 @@
 """Where an optimizer's step begins and ends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mindspore import nn
@@ -37,7 +37,7 @@ class OptimizerSteps:
         self.listener = listener
         self.called = 0
         self.gradients: Sequence[Any] = ()
-        self.scaler: Any = None
+        self.look_at_scaler: Callable[[], None] | None = None
         for optimizer in self.optimizers:
             watch_calls(optimizer, self)
 
@@ -54,8 +54,8 @@ class OptimizerSteps:
         self.gradients = tuple(given) if isinstance(given, (tuple, list)) else (given,)
         if on_host():
             wait()  # an error of the user's own operations is raised here, outside our guard
-        if self.scaler is not None:
-            self.listener.scaler_entered(self.scaler, cell)
+        if self.look_at_scaler is not None:
+            self.look_at_scaler()
         self.listener.before_optimizer(cell, has_closure=False)
 
     def leave(self, cell: nn.Cell, output: Any) -> None:

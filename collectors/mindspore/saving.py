@@ -1,8 +1,10 @@
 """Saving of tensors as NumPy's files, as msprobe's MindSpore tools read them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from mindspore import Tensor
 
 from trainsentry.collectors.mindspore.host_statistics import array_of
@@ -12,9 +14,14 @@ SUFFIX = ".npy"
 
 def save_tensor(tensor: Tensor, path: Path) -> None:
     """Write a tensor; bfloat16 is written as float32, which holds every value of it exactly."""
+    save_array(array_of(tensor), path)
+
+
+def save_array(array: npt.NDArray[Any], path: Path) -> None:
+    """Write an array into a file of its own."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
-        np.save(file, array_of(tensor), allow_pickle=False)
+        np.save(file, array, allow_pickle=False)
 
 
 def load_tensor(path: Path) -> Tensor:

@@ -7,7 +7,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.activations import CellCalls
 from trainsentry.collectors.mindspore.capture import Capture
 from trainsentry.collectors.mindspore.cell_names import CellNames
-from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler, scale_of
+from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
 from trainsentry.collectors.mindspore.optimizer_state import learning_rate_of, parameters_of
 from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps, StepListener
 from trainsentry.collectors.mindspore.parameters import Owned, ParameterReader, UpdateReader
@@ -49,6 +49,7 @@ class MindSporeWatch:
         self._selections: dict[str, Selection] = {}
         self._steps: OptimizerSteps | None = None
         self._scaler: ScalerWatch | None = None
+        self._scale: float | None = None
         self._reader = ParameterReader(self.rows)
         self._updates = UpdateReader(self._reader)
         self._cells = CellCalls(self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward)
@@ -58,6 +59,8 @@ class MindSporeWatch:
         self._read: set[int] = set()
         self._read_state_of: set[int] = set()
         self._plan: Plan = frozenset()
+        self._called = 0
+        self._called_before = 0
 
     # ------------------------------------------------------------------ watching
 
@@ -90,17 +93,26 @@ class MindSporeWatch:
             self._cells.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
 
     def _listen_to(self, scaler: Any, listener: StepListener) -> None:
-        def adjusted(scaler: Any, finite: bool) -> None:
-            if not finite:
+        """Look at the loss scaler before each pass that is seen and each update, for a step that it has skipped."""
+        wait()
+        known = self._scaler = ScalerWatch(scaler)
+
+        def look() -> None:
+            scale = known.last
+            if known.has_skipped():
                 for optimizer in list(self.optimizers):
+                    self._scale = scale
                     listener.scaler_entered(scaler, optimizer)
                     listener.scaler_skipped(scaler, optimizer)
+            self._scale = known.last
 
-        if self._scaler is not None:
-            self._scaler.close()
-        self._scaler = ScalerWatch(scaler, adjusted)
+        def before_update() -> None:
+            look()
+            listener.scaler_entered(scaler, self.optimizers[0])
+
+        self._cells.pass_begins = look
         if self._steps is not None:
-            self._steps.scaler = scaler
+            self._steps.look_at_scaler = before_update
 
     def watch_communication(self) -> None:
         """Collectives of MindSpore are not watched."""
@@ -112,8 +124,22 @@ class MindSporeWatch:
 
     @property
     def takes_boundaries(self) -> bool:
-        """Whether the optimizers' calls tell where steps end: not when they are compiled."""
-        return bool(self.optimizers) and self._steps is not None and self._steps.called > 0
+        """Whether only the optimizers' calls can tell where steps end: never, for they may be compiled."""
+        return False
+
+    @property
+    def step_has_ended(self) -> bool:
+        """Whether the optimizers' calls have ended the step that `TrainMonitor.step` is told of; asked once a step."""
+        called = self._steps.called if self._steps is not None else 0
+        ended, self._called = called > self._called, called
+        if ended:
+            self.guard.warn_once("step()", "monitor.step(): the optimizer's call has ended the step; leave it out")
+        return ended
+
+    @property
+    def _sees_updates(self) -> bool:
+        """Whether the last step's update was seen."""
+        return self._steps is not None and self._steps.called > self._called_before
 
     def replay(self) -> None:
         """A forward pass of MindSpore is not run again."""
@@ -123,11 +149,9 @@ class MindSporeWatch:
         return describe(self.names, self.flow, [])
 
     def close(self) -> None:
-        """Give every cell, optimizer and scaler back as it was."""
+        """Give every cell and optimizer back as it was."""
         if self._steps is not None:
             self._steps.close()
-        if self._scaler is not None:
-            self._scaler.close()
         self.stop_reading()
 
     def stop_reading(self) -> None:
@@ -141,11 +165,13 @@ class MindSporeWatch:
     def open_step(self, plan: Plan) -> None:
         """Prepare the next step: watch the cells that its plan needs."""
         self._plan = plan
+        seen = self._sees_updates
         self._optimizer_steps.clear()
         self._read.clear()
         self._read_state_of.clear()
         self._cells.open_step(sampling=ACTIVATIONS in plan)
-        if UPDATES in plan and not self.takes_boundaries:
+        self._called_before = self._steps.called if self._steps is not None else 0
+        if UPDATES in plan and not seen:
             wait()
             self.guard.run(UPDATES, self._updates.keep, self._selected(UPDATES))
 
@@ -190,7 +216,7 @@ class MindSporeWatch:
         """Read a step that ends without a call of an optimizer that is seen: weights, state, and what has changed."""
         if self.on_host:
             wait()
-        if self.optimizers and not self.takes_boundaries:
+        if self.optimizers:
             self._tell_compiled()
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, self._reader.parameters, self._selected(PARAMETERS))
@@ -257,9 +283,9 @@ class MindSporeWatch:
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar."""
-        scale = scale_of(scaler)
-        if scale is not None:
-            self.log("loss_scale", scale, 0)
+        del scaler
+        if self._scale is not None:
+            self.log("loss_scale", self._scale, 0)
 
     @property
     def micro_steps(self) -> int:

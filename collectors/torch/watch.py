@@ -155,6 +155,11 @@ class TorchWatch:
         """Whether the optimizers' steps tell where steps end."""
         return bool(self.optimizers)
 
+    @property
+    def step_has_ended(self) -> bool:
+        """Whether the step that `TrainMonitor.step` is told of has ended already: never without an optimizer."""
+        return False
+
     def replay(self) -> Replay:
         """Return what keeps the last forward pass, and runs it again."""
         communication = self.communication

@@ -91,7 +91,7 @@ def _incident(incident: dict[str, Any]) -> Panel:
         body.append(f"\n· {action}", style="dim")
     critical = incident.get("severity") == "critical"
     title = f"incident {incident.get('id')}: {incident.get('severity')}, steps {incident.get('first_seen')} to "
-    return Panel(body, title=f"{title}{incident.get('last_seen')}", border_style="red" if critical else "yellow")
+    return Panel(body, title=Text(f"{title}{incident.get('last_seen')}"), border_style="red" if critical else "yellow")
 
 
 def _worst(run: Run) -> Table | None:
@@ -111,7 +111,7 @@ def _worst(run: Run) -> Table | None:
     for (rank, name, quantity), anomaly in worst:
         numbers = [_number(anomaly.get(key)) for key in ("value", "expected", "score")]
         table.add_row(
-            Text(str(name)), str(quantity), str(rank), str(anomaly["step"]), str(anomaly.get("kind")), *numbers
+            Text(str(name)), str(quantity), str(rank), str(anomaly["step"]), Text(str(anomaly.get("kind"))), *numbers
         )
     return table
 

@@ -1,5 +1,6 @@
 """Sends one incident to a webhook, and writes down how that went."""
 
+import http.client
 import json
 import os
 import sys
@@ -17,6 +18,16 @@ FIRST_PAUSE: Final = 1.0
 """Seconds before the second try; each pause is twice the one before."""
 
 MAX_PAUSE: Final = 60.0
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the token is for one address, and a redirected POST would arrive as a GET."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Have the redirect's own status be the answer."""
+
+
+_opener = urllib.request.build_opener(_NoRedirect)
 
 
 def payload_of(incident: Mapping[str, Any], style: str) -> bytes:
@@ -40,13 +51,13 @@ def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[b
     for attempt in range(1, settings["retries"] + 2):
         request = urllib.request.Request(url, payload_of(incident, settings["style"]), headers)  # noqa: S310 - checked
         try:
-            with urllib.request.urlopen(request, timeout=settings["timeout"]) as answer:  # noqa: S310
+            with _opener.open(request, timeout=settings["timeout"]) as answer:
                 return True, attempt, f"status {answer.status}"
         except urllib.error.HTTPError as error:
             said = f"status {error.code}"
-            if 400 <= error.code < 500 and error.code not in {408, 429}:
+            if error.code < 500 and error.code not in {408, 429}:
                 return False, attempt, said  # asking again would not change it
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             said = type(error).__name__  # its text may hold the address
         if attempt <= settings["retries"]:
             time.sleep(min(pause, MAX_PAUSE))

@@ -92,9 +92,17 @@ class IncidentBook:
             self._write(incident)
 
 
-def next_incident_id(path: Path) -> int:
-    """Return the id for the next incident of a directory: one more than any that stands in its file."""
+IDS_OF_A_RANK: Final = 1_000_000
+"""Ids that each rank has for itself where ranks share a file without knowing of each other."""
+
+
+def next_incident_id(path: Path, rank_alone: int = 0) -> int:
+    """Return the id for the next incident of a directory: one more than any that stands in its file.
+
+    Of ranks that do not know of each other, each has ids of its own (`rank_alone` counts them).
+    """
+    first = rank_alone * IDS_OF_A_RANK
     if not path.is_file():
-        return 1
+        return first + 1
     ids = [line.get("id") for _, line in read_lines(path, lambda *_: None)]
-    return 1 + max((i for i in ids if isinstance(i, int)), default=0)
+    return 1 + max((i for i in ids if isinstance(i, int) and first <= i < first + IDS_OF_A_RANK), default=first)

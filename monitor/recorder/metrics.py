@@ -1,7 +1,7 @@
-"""Metrics beside the recording: an endpoint of the node, or a file that is renewed."""
+"""Metrics beside the recording: an endpoint of the node, or a file that is renewed. It runs in a sink of its own."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,39 +10,31 @@ RENEW_SECONDS: Final = 10.0
 
 
 class Metrics:
-    """Serves or writes the metrics of a run, as its configuration says. `failed` hears of what does not work, once."""
+    """Serves or writes the metrics of a run, as its configuration says; the `first` rank writes the file."""
 
-    def __init__(self, settings: Mapping[str, Any], root: Path, failed: Callable[[str], None]) -> None:
+    def __init__(self, settings: Mapping[str, Any], root: Path, *, first: bool) -> None:
+        self.settings = settings
         self.root = root
-        self._failed = failed
-        self._textfile = Path(settings["textfile"]) if settings.get("textfile") else None
+        self._textfile = Path(settings["textfile"]) if settings.get("textfile") and first else None
         self._written = 0.0
-        if settings.get("port") is not None:
-            self._attempt(lambda: _serve(root, settings["port"], settings["address"]))
+
+    def begin(self) -> None:
+        """Serve the metrics, unless another rank of this run does so on this node.
+
+        Raises:
+            OSError: when something else has the port.
+
+        """
+        if self.settings.get("port") is not None:
+            from trainsentry.exporters.prometheus import serve
+
+            serve(self.root, self.settings["port"], self.settings["address"])
 
     def renew(self, *, now: bool = False) -> None:
         """Write the textfile, if there is one and it is time."""
         if self._textfile is None or (not now and time.monotonic() - self._written < RENEW_SECONDS):
             return
+        from trainsentry.exporters.prometheus import write_textfile
+
         self._written = time.monotonic()
-        path = self._textfile
-        self._attempt(lambda: _write(self.root, path))
-
-    def _attempt(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - metrics are told apart from the recording
-            self._textfile = None
-            self._failed(f"{type(error).__name__}: {error}")
-
-
-def _serve(root: Path, port: int, address: str) -> None:
-    from trainsentry.exporters.prometheus import serve
-
-    serve(root, port, address)
-
-
-def _write(root: Path, path: Path) -> None:
-    from trainsentry.exporters.prometheus import write_textfile
-
-    write_textfile(root, path)
+        write_textfile(self.root, self._textfile)

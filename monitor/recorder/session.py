@@ -57,9 +57,9 @@ class Session:
         self.root = Path(hello.output_dir)
         self.directory = self.root / f"rank{hello.rank}"
         self.detection = detection_for(self.table, hello.detect)
-        self.incidents = IncidentLog(
-            self.table, next_incident_id(self.root / "incidents.jsonl"), max(QUIET_STEPS, 2 * hello.slowest_every)
-        )
+        rank_alone = hello.rank if hello.place is None else 0
+        first_id = next_incident_id(self.root / "incidents.jsonl", rank_alone)
+        self.incidents = IncidentLog(self.table, first_id, max(QUIET_STEPS, 2 * hello.slowest_every))
         self.overflow = OverflowRule(self.table)
         self.journal = Sink(JOURNAL, hello.max_wait, self._sink_failed)
         self.writers = Writers(hello, self.directory, self.table, hello.restart, self._sink_failed)
@@ -80,7 +80,10 @@ class Session:
         self._status_at = 0.0
         self._hang = HangReport(self.directory)
         self._looked_at = 0.0
-        self.metrics = Metrics(hello.prometheus, self.root, self._metrics_failed) if hello.prometheus else None
+        self.metrics = Sink("prometheus", hello.max_wait, self._sink_failed) if hello.prometheus is not None else None
+        if self.metrics is not None and hello.prometheus is not None:
+            self._metrics = Metrics(hello.prometheus, self.root, first=hello.rank == 0)
+            self.metrics.submit(self._metrics.begin, self.step)
 
     def _join(self, place: Place) -> None:
         """Take this rank's place among the others."""
@@ -225,9 +228,6 @@ class Session:
         if self.hello.webhook is not None and self.is_root:
             begin_alert(self.hello.webhook, str(self.root), incident.to_json())
 
-    def _metrics_failed(self, message: str) -> None:
-        self._sink_failed("prometheus", message, self.step)
-
     # ------------------------------------------------------------------ control
 
     def take_control(self, message: dict[str, Any]) -> bool:
@@ -323,7 +323,8 @@ class Session:
             return
         self._status_at = now
         if self.metrics is not None:
-            self.metrics.renew(now=state is not None)
+            self.metrics.submit(lambda: self._metrics.renew(now=state is not None), self.step)
+            self.metrics.settle()
         data = status_of(self, state or "running")
         self._write_own(lambda: replace_json(self.directory / "status.json", data), self.step)
 

@@ -209,3 +209,23 @@ def test_malformed_lines_in_a_large_file_are_named_by_their_line_and_all_others_
     done = csv2tb(tmp_path, tmp_path / "out", lambda *problem: problems.append(problem[:2]))
     assert problems == [(path, 11), (path, 80_001)]
     assert done.scalars == (300 * 300 - 2) * 7 + 300 * 5  # and five numbers over all layers a step
+
+
+def test_a_few_steps_of_a_long_run_are_not_thinned(tmp_path):
+    source = tmp_path / "run"
+    write(source / "rank0", range(5000), lambda n: {("loss", "loss"): float(n)})
+    done = csv2tb(source, tmp_path / "out", fail, steps=range(100, 201))
+    assert (done.thinned, done.events) == (0, 101)
+
+
+def test_december_comes_before_january(tmp_path):
+    for name, value in (
+        ("Dec31_23-00-00-rank0-a", 1.0),
+        ("Jan01_01-00-00-rank0-b", 2.0),
+        ("Xyz01_01-00-00-rank0-c", 3.0),
+    ):
+        (tmp_path / "s" / name).mkdir(parents=True)
+        rows = f"vpp_stage,name,step,norm,shape,dtype\n0,w,0,{value},[2],torch.float32\n"
+        (tmp_path / "s" / name / "grad_reduced_0-9.csv").write_text(rows)
+    csv2tb(tmp_path / "s", tmp_path / "o", fail)
+    assert read(tmp_path / "o" / "rank0")["grad_reduced.norm/w"] == [(0, 2.0)]

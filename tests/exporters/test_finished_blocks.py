@@ -90,3 +90,13 @@ def test_a_block_with_a_line_that_cannot_be_read_stays_as_it_is(tmp_path):
         compact(path, "parquet")
     assert path.exists()
     assert not list((tmp_path / "rank0").glob("*.tmp")) + list((tmp_path / "rank0").glob(".*"))
+
+
+@pytest.mark.parametrize("form", ["parquet", "zstd"])
+def test_a_conversion_goes_on_over_blocks_that_were_turned(tmp_path, form):
+    write(tmp_path / "run" / "rank0", steps=15)
+    csv2tb(tmp_path / "run", tmp_path / "out", fail)
+    for path in (tmp_path / "run" / "rank0").glob("*_0-9.csv"):
+        compact(path, form)
+    again = csv2tb(tmp_path / "run", tmp_path / "out", fail)
+    assert (again.events, again.unchanged) == (0, 3)

@@ -59,6 +59,12 @@ def test_names_cannot_get_out_of_their_place(tmp_path, name):
     assert "<img src=x" not in page
 
 
+def test_names_are_no_part_of_a_tooltips_template(tmp_path):
+    page = write_report(make_run(tmp_path, name="layers.@3.<b>")).read_text()
+    assert '["","@name"]' in page.replace(" ", "")
+    assert '["","layers.@3' not in page.replace(" ", "")
+
+
 def test_files_that_are_missing_or_half_written_cost_their_own_part_only(tmp_path):
     root = make_run(tmp_path)
     (root / "run.json").unlink()

@@ -76,6 +76,29 @@ def test_an_address_that_nobody_answers_is_given_up_and_not_told(monkeypatch):
     assert delivery.deliver(SETTINGS, INCIDENT)[1] == 0
 
 
+def test_a_redirect_is_not_followed_with_the_token(hook, monkeypatch):
+    url, got, answers = hook
+    answers[:] = [302]
+    monkeypatch.setenv("HOOK", url)
+    monkeypatch.setenv("TOKEN", "abc")
+    assert delivery.deliver(SETTINGS, INCIDENT) == (False, 1, "status 302")
+    assert len(got) == 1
+
+
+def test_a_port_that_something_else_has_is_told(out):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as taken:
+        threading.Thread(target=taken.serve_forever, daemon=True).start()
+        config = {"output_dir": str(out), "export": {"prometheus": {"port": taken.server_port}}}
+        with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+            train(model, optimizer, 3, monitor)
+        taken.shutdown()
+    gaps = json.loads((out / "rank0" / "status.json").read_text())["gaps"]
+    assert [gap["exporter"] for gap in gaps] == ["prometheus"]
+
+
 def test_chats_get_the_sentence():
     text = json.loads(delivery.payload_of(INCIDENT, "text"))["text"]
     assert "It broke." in text
@@ -175,7 +198,7 @@ def test_metrics_are_few_and_hold_what_the_files_say(tmp_path):
     (tmp_path / "rank0" / "scalars_0-999.csv").write_text("name,step,micro_step,value\nloss,7,0,2.5\n")
     registry = registry_of(tmp_path)
     assert registry.get_sample_value("trainsentry_step", {"rank": "1"}) == 8
-    assert registry.get_sample_value("trainsentry_incidents_total", {"severity": "critical", "kind": "spike"}) == 1
+    assert registry.get_sample_value("trainsentry_incidents", {"severity": "critical", "kind": "spike"}) == 1
     assert registry.get_sample_value("trainsentry_loss") == 2.5
     assert registry.get_sample_value("trainsentry_ranks_running") == 2
     write_textfile(tmp_path, tmp_path / "metrics" / "run.prom")

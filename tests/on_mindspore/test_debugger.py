@@ -202,3 +202,42 @@ def test_seeds_make_weights_and_dropout_the_same():
 
     first, second = drawn(), drawn()
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_healthy_overflow_check_leaves_no_file(tmp_path):
+    dump(tmp_path, "overflow_check", steps=2, overflow_check={"overflow_nums": -1})
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_gradients_at_nested_inputs_stand_apart(tmp_path):
+    class Pair(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Dense(4, 2)
+
+        def construct(self, pair, scale):
+            return self.fc(pair[0] * 2 + pair[1]) * scale
+
+    class Outer(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.inp, self.pair = nn.Dense(4, 4), Pair()
+
+        def construct(self, x):
+            x = self.inp(x)
+            return self.pair((x + 1, x * 3), scale=x.mean())
+
+    model = Outer()
+    optimizer = nn.SGD(model.trainable_params(), 1e-2)
+    debugger = PrecisionDebugger(task="tensor", dump_path=str(tmp_path), level="L0")
+    grad = ms.value_and_grad(lambda x: model(x).sum(), None, optimizer.parameters)
+    debugger.start(model)
+    grad(Tensor(np.ones((3, 4), np.float32)))
+    debugger.stop()
+    debugger.step()
+    folder = tmp_path / "step0" / "rank0"
+    entry = json.loads((folder / "dump.json").read_text())["data"]["Cell.pair.Pair.backward.0"]
+    names = [tensor["data_name"] for tensor in entry["output"]]
+    assert len(set(names)) == 3
+    first, second = (np.load(folder / "dump_tensor_data" / name, allow_pickle=False) for name in names[:2])
+    assert np.allclose(first, 2 * second)

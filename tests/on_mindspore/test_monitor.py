@@ -382,3 +382,155 @@ with trainsentry.TrainMonitor({{"output_dir": {str(out)!r}}}).watch(model, optim
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Sharing(nn.Cell):
+    """Writes into what its caller gives it."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+
+    def construct(self, x, aux, cache):
+        x = self.fc(x)
+        aux.append(x.mean())
+        cache["x"] = x
+        return x
+
+
+class Sharers(nn.Cell):
+    """Three of them, with one list and one dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.CellList([Sharing() for _ in range(3)])
+        self.head = nn.Dense(4, 2)
+        self.lengths = []
+
+    def construct(self, x):
+        aux, cache = [], {}
+        for part in self.parts:
+            x = part(x, aux, cache)
+        self.lengths.append((len(aux), len(cache)))
+        return self.head(x) + sum(aux)
+
+
+def test_what_cells_write_into_stays_the_programs_own(out):
+    def trained(monitored):
+        ms.set_seed(0)
+        model = Sharers()
+        optimizer = nn.SGD(model.trainable_params(), 1e-2)
+        monitor = watch(out, model, optimizer) if monitored else None
+        losses = train(model, optimizer, 3)
+        if monitor is not None:
+            monitor.close()
+        return losses, model.lengths
+
+    assert trained(monitored=True) == trained(monitored=False)
+
+
+def test_a_tensor_that_is_given_twice_is_one_object_inside_too(out):
+    same = []
+
+    class Attend(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Dense(4, 2)
+
+        def construct(self, query, key):
+            same.append(query is key)
+            return self.fc(query * key)
+
+    class Outer(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.inp, self.attend = nn.Dense(4, 4), Attend()
+
+        def construct(self, x):
+            x = self.inp(x)
+            return self.attend(x, key=x)
+
+    model = Outer()
+    optimizer = nn.SGD(model.trainable_params(), 1e-2)
+    with watch(out, model, optimizer) as monitor:
+        train(model, optimizer, 2, monitor)
+    assert same == [True, True]
+
+
+def test_a_compiled_step_may_adjust_its_loss_scaler(out):
+    model = net(layers=1)
+    optimizer = nn.Momentum(model.trainable_params(), 1e-2, 0.9)
+    scaler = ms.amp.DynamicLossScaler(2.0**10, 2, 100)
+
+    def forward(x, y):
+        return scaler.scale(((model(x) - y) ** 2).mean())
+
+    grad = ms.value_and_grad(forward, None, optimizer.parameters)
+
+    @ms.jit
+    def step(x, y):
+        loss, grads = grad(x, y)
+        grads = scaler.unscale(grads)
+        optimizer(grads)
+        scaler.adjust(ms.amp.all_finite(grads))
+        return scaler.unscale(loss)
+
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out), "strict": True, "collect": EVERY_STEP})
+    with monitor.watch(model, optimizer, grad_scaler=scaler):
+        for x, y in batches(3):
+            step(x, y)
+            monitor.step()
+        records = monitor.records()
+    assert sorted(records.step.unique()) == [0, 1, 2]
+
+
+def test_eager_steps_before_compiled_ones_are_no_reason_to_fail(out):
+    model = net(layers=1)
+    optimizer = nn.Momentum(model.trainable_params(), 1e-2, 0.9)
+    loss_fn = nn.MSELoss()
+
+    def forward(x, y):
+        return loss_fn(model(x), y)
+
+    grad = ms.value_and_grad(forward, None, optimizer.parameters)
+
+    def step(x, y):
+        loss, grads = grad(x, y)
+        optimizer(grads)
+        return loss
+
+    compiled = ms.jit(step)
+    with watch(out, model, optimizer) as monitor:
+        for n, (x, y) in enumerate(batches(6)):
+            (step if n < 2 else compiled)(x, y)
+            monitor.step()
+        records = monitor.records()
+    assert sorted(records.step.unique()) == list(range(6))
+
+
+def test_a_loop_after_model_train_ends_its_own_steps(out):
+    from trainsentry.monitor.mindspore_callbacks import MonitorStep
+
+    model = net()
+    optimizer = nn.Momentum(model.trainable_params(), 1e-2, 0.9)
+    with watch(out, model, optimizer) as monitor:
+        ms.train.Model(model, nn.MSELoss(), optimizer).train(
+            1, dataset(2), callbacks=[MonitorStep(monitor)], dataset_sink_mode=False
+        )
+        train(model, optimizer, 2, monitor)
+        assert sorted(monitor.records().step.unique()) == [0, 1, 2, 3]
+
+
+def test_ranks_that_do_not_know_of_each_other_refuse_to_stop_alone(out, monkeypatch):
+    monkeypatch.setenv("MS_WORKER_NUM", "2")
+    monkeypatch.setenv("MS_NODE_ID", "1")
+    model = net(layers=1)
+    optimizer = nn.SGD(model.trainable_params(), 1e-2)
+    with pytest.raises(trainsentry.ConfigError, match="cannot agree on a stop"):
+        watch(out, model, optimizer, on_incident={"stop": True})
+    with watch(out, model, optimizer) as monitor:
+        with pytest.raises(RuntimeError, match="cannot agree on a stop"):
+            monitor.request_stop("enough")
+        train(model, optimizer, 2, monitor)
+    assert (out / "rank1" / "gradient_0-999.csv").exists()
+    assert not (out / "run.json").exists()
