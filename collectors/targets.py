@@ -1,7 +1,7 @@
 """Which modules and parameters the user's patterns select."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -40,3 +40,24 @@ def select(patterns: Sequence[str], modules: Iterable[str], parameters: Iterable
         chosen_modules |= found_modules
         chosen_parameters |= found_parameters
     return Selection(frozenset(chosen_modules), frozenset(chosen_parameters), tuple(unmatched))
+
+
+def checked_targets(
+    targets: Mapping[str, Sequence[str]], modules: Sequence[str], parameters: Sequence[str], kind: str = "module"
+) -> dict[str, Selection]:
+    """Return what each part's patterns select; `kind` is what the framework calls its modules.
+
+    Raises:
+        ValueError: when a pattern matches nothing.
+
+    """
+    selections = {}
+    for part, patterns in targets.items():
+        selection = selections[part] = select(patterns, modules, parameters)
+        if selection.unmatched:
+            examples = ", ".join(repr(n) for n in [*modules[1:4], *parameters[:2]])
+            raise ValueError(
+                f"collect.{part}.targets: {selection.unmatched[0]!r} matches no {kind} and no parameter; "
+                f"allowed: shell-style patterns over names such as {examples}"
+            )
+    return selections

@@ -1,12 +1,12 @@
 """Whole tensors of chosen cells: what a targeted dump writes."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from mindspore import Tensor
 
 from trainsentry.collectors.call_entries import EntryWriter
+from trainsentry.collectors.dump_piece import Piece
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.call_dump import CallDump, stem_of
 from trainsentry.collectors.mindspore.cell_names import CellNames
@@ -15,21 +15,6 @@ from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps
 from trainsentry.collectors.mindspore.tensor_facts import facts_of
 
 PART: Final = "dump"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A tensor that a step holds: its entry in `dump.json`, its group in it, and its key."""
-
-    entry: str
-    group: str
-    key: str
-    tensor: Tensor
-
-    @property
-    def stem(self) -> str:
-        """The name of the tensor's file, without the suffix."""
-        return f"{self.entry}.parameters.{self.key}" if self.group == "parameters" else f"{self.entry}.{self.key}"
 
 
 class Capture:

@@ -7,8 +7,6 @@ from mindspore import nn
 
 from trainsentry.collectors.mindspore.cell_names import CellNames
 from trainsentry.collectors.mindspore.optimizer_state import parameters_of
-from trainsentry.collectors.settings import CollectSettings
-from trainsentry.collectors.targets import Selection, select
 
 
 def checked_models(model: Any) -> list[nn.Cell]:
@@ -51,27 +49,6 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Cell]) -> list[nn.Cel
                 "allowed: an optimizer made from net.trainable_params()"
             )
     return given
-
-
-def checked_targets(settings: CollectSettings, names: CellNames) -> dict[str, Selection]:
-    """Return what each part's targets select.
-
-    Raises:
-        ValueError: when a pattern matches nothing.
-
-    """
-    modules = [m.name for m in names.modules]
-    parameters = [p.name for p in names.parameters]
-    selections = {}
-    for part, patterns in settings.targets.items():
-        selection = selections[part] = select(patterns, modules, parameters)
-        if selection.unmatched:
-            examples = ", ".join(repr(n) for n in [*modules[1:4], *parameters[:2]])
-            raise ValueError(
-                f"collect.{part}.targets: {selection.unmatched[0]!r} matches no cell and no parameter; "
-                f"allowed: shell-style patterns over names such as {examples}"
-            )
-    return selections
 
 
 def check_new(chunks: Sequence[nn.Cell], names: CellNames) -> None:

@@ -13,7 +13,7 @@ from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps, Ste
 from trainsentry.collectors.mindspore.parameters import Owned, ParameterReader, UpdateReader
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, on_host, wait
 from trainsentry.collectors.mindspore.step_rows import StepRows
-from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers, checked_targets
+from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
 from trainsentry.collectors.model_graph import DataFlow, describe
 from trainsentry.collectors.pending_rows import PendingRows
 from trainsentry.collectors.series import UPDATED_PARAMETERS, Series, SeriesTable
@@ -26,7 +26,7 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
-from trainsentry.collectors.targets import Selection
+from trainsentry.collectors.targets import Selection, checked_targets
 from trainsentry.collectors.training_modes import TrainingModes
 
 
@@ -79,7 +79,9 @@ class MindSporeWatch:
         check_new(chunks, self.names)
         names = self.names.copy()
         names.add(chunks)
-        self._selections = checked_targets(self.settings, names)
+        self._selections = checked_targets(
+            self.settings.targets, [m.name for m in names.modules], [p.name for p in names.parameters], "cell"
+        )
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self.optimizers += optimizers
         self.capture.names = self.names

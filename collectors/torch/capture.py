@@ -1,7 +1,6 @@
 """Whole tensors of chosen modules: what a targeted dump writes."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch.optim import Optimizer
 
 from trainsentry.collectors.call_entries import EntryWriter
 from trainsentry.collectors.call_selection import CallSelection
+from trainsentry.collectors.dump_piece import Piece
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
@@ -22,21 +22,6 @@ from trainsentry.collectors.torch.model_names import ModelNames
 from trainsentry.collectors.torch.parameters import state_of
 
 PART = "dump"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A tensor that a step holds: its entry in `dump.json`, its group in it, and its key."""
-
-    entry: str
-    group: str
-    key: str
-    tensor: Tensor
-
-    @property
-    def stem(self) -> str:
-        """The name of the tensor's file, without the suffix, as msprobe 26.2 names it."""
-        return f"{self.entry}.parameters.{self.key}" if self.group == "parameters" else f"{self.entry}.{self.key}"
 
 
 class Capture:

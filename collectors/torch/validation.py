@@ -6,8 +6,6 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from trainsentry.collectors.settings import CollectSettings
-from trainsentry.collectors.targets import Selection, select
 from trainsentry.collectors.torch.deepspeed_partitions import is_engine, is_wrapper, wrappers_of
 from trainsentry.collectors.torch.model_names import ModelNames
 from trainsentry.collectors.torch.parameters import parameters_of
@@ -80,27 +78,6 @@ def names_of(chunks: Sequence[nn.Module], optimizers: Iterable[Any]) -> ModelNam
     names = ModelNames()
     names.add(chunks, optimizers)
     return names
-
-
-def checked_targets(settings: CollectSettings, names: ModelNames) -> dict[str, Selection]:
-    """Return what each part's targets select.
-
-    Raises:
-        ValueError: when a pattern matches nothing.
-
-    """
-    modules = [m.name for m in names.modules]
-    parameters = [p.name for p in names.parameters]
-    selections = {}
-    for part, patterns in settings.targets.items():
-        selection = selections[part] = select(patterns, modules, parameters)
-        if selection.unmatched:
-            examples = ", ".join(repr(n) for n in [*modules[1:4], *parameters[:2]])
-            raise ValueError(
-                f"collect.{part}.targets: {selection.unmatched[0]!r} matches no module and no parameter; "
-                f"allowed: shell-style patterns over names such as {examples}"
-            )
-    return selections
 
 
 def check_scaler(grad_scaler: Any) -> None:

@@ -22,7 +22,7 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
-from trainsentry.collectors.targets import Selection
+from trainsentry.collectors.targets import Selection, checked_targets
 from trainsentry.collectors.torch.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.activations import ActivationHooks
 from trainsentry.collectors.torch.capture import Capture
@@ -49,7 +49,6 @@ from trainsentry.collectors.torch.validation import (
     check_scaler,
     checked_models,
     checked_optimizers,
-    checked_targets,
 )
 from trainsentry.collectors.torch.wrapped_late import FirstPass, is_data_parallel
 from trainsentry.collectors.training_modes import TrainingModes
@@ -113,7 +112,9 @@ class TorchWatch:
         check_new(chunks, wrappers, self.names)
         names = self.names.copy()
         names.add(chunks, wrappers)
-        self._selections = checked_targets(self.settings, names)
+        self._selections = checked_targets(
+            self.settings.targets, [m.name for m in names.modules], [p.name for p in names.parameters]
+        )
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self.optimizers += optimizers
         self._outer.update({id(inner): outer for inner, outer in optimizers.items() if outer is not None})

@@ -1,0 +1,33 @@
+"""Finds objects of one kind inside whatever a module takes or returns."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, TypeVar
+
+Kind = TypeVar("Kind")
+
+MAX_DEPTH: Final = 8
+"""Levels of nesting that are followed: deep enough for any model output, and an end for cyclic objects."""
+
+
+def objects_in(value: Any, kind: type[Kind], path: str = "", depth: int = 0) -> Iterator[tuple[str, Kind]]:
+    """Yield `(path, object)` for each object of a kind in nested tuples, lists, mappings and dataclasses.
+
+    >>> list(objects_in((1.5, {"hidden": [2.5]}), float))
+    [('0', 1.5), ('1.hidden.0', 2.5)]
+    """
+    if isinstance(value, kind):
+        yield path or "0", value
+        return
+    if depth >= MAX_DEPTH or value is None or isinstance(value, (str, bytes, int, float)):
+        return
+    prefix = f"{path}." if path else ""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from objects_in(item, kind, f"{prefix}{key}", depth + 1)
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from objects_in(item, kind, f"{prefix}{i}", depth + 1)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from objects_in(getattr(value, field.name, None), kind, f"{prefix}{field.name}", depth + 1)
