@@ -13,7 +13,7 @@ SHARDED = ["Fsdp2", "Fsdp2Kept", "Fsdp2Mixed", "Fsdp1", "Fsdp1Original", *(
     pytest.param(n, marks=deepspeed) for n in ("Zero1", "Zero2", "Zero3")
 )]  # fmt: skip
 ALL = ["Ddp", "DdpViews", *SHARDED]
-CONFIG = {"collect": {"gradients": {"every": 1, "before_reduction": True}}}
+CONFIG = {"collect": {"gradients": {"every": 1, "before_reduction": True}}, "export": {"max_wait": 1.0}}
 
 
 def poison(strategy, out, micro_step):
