@@ -11,6 +11,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, SeriesTable
 from trainsentry.collectors.statistics import INFS, NANS, NORM
 from trainsentry.exporters.quantity_view import SUMMARY, QuantityView, overview, summary_tag
+from trainsentry.exporters.short_text import flat
 from trainsentry.exporters.tensorboard_values import hparams, layout, text
 
 MAX_TEXT = 20
@@ -62,7 +63,7 @@ class Dashboard:
     @staticmethod
     def settings(run: Mapping[str, Any]) -> list[Summary.Value]:
         """Return the run's configuration as its hyper-parameters."""
-        return hparams(dict(_flat(run.get("configuration", run))))
+        return hparams({name: _setting(value) for name, value in flat(run.get("configuration", run))})
 
     def _plan(self, record: StepRecord) -> list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
         """Return, for each quantity of the record, its view, its rows in the record and in the matrix."""
@@ -92,9 +93,7 @@ def _plain(value: Any) -> str:
     return shown.replace("`", "'").replace("|", "\\|").replace("*", "\\*")
 
 
-def _flat(value: Any, prefix: str = "") -> "list[tuple[str, bool | float | str]]":
-    if isinstance(value, Mapping):
-        return [pair for key, item in value.items() for pair in _flat(item, f"{prefix}.{key}" if prefix else str(key))]
+def _setting(value: Any) -> "bool | float | str":
     if isinstance(value, (bool, int, float)):
-        return [(prefix, value if isinstance(value, bool) else float(value))]
-    return [(prefix, ", ".join(map(str, value)) if isinstance(value, list) else str(value))]
+        return value if isinstance(value, bool) else float(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from trainsentry.exporters.layer_matrix import LayerMatrix
+from trainsentry.exporters.layer_matrix import LayerMatrix, log_shares
+from trainsentry.exporters.short_text import shorten
 
 MAX_ROWS: Final = 400
 """Rows of a picture; of more layers, neighbours become one row that shows their largest."""
 
-_STOPS: Final = np.asarray(
+STOPS: Final = np.asarray(
     [[10, 12, 40], [45, 30, 110], [110, 35, 120], [175, 55, 95], [225, 100, 60], [245, 170, 60], [250, 235, 160]]
 )
 """Dark to light, told apart without red and green."""
@@ -32,16 +33,11 @@ def colours(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], flo
 
     The scale is the logarithm between the 1st and the 99th percentile of what is above 0.
     """
-    good = values[np.isfinite(values) & (values > 0)]
-    low, high = np.percentile(good, [1, 99]) if good.size else (1.0, 1.0)
-    low = max(float(low), 1e-45)
-    high = max(float(high), low * 1.0001)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (np.log(values) - np.log(low)) / (np.log(high) - np.log(low))
-    share = np.clip(np.nan_to_num(share, nan=0.0, neginf=0.0, posinf=1.0), 0, 1) * (len(_STOPS) - 1)
-    below = np.minimum(share.astype(int), len(_STOPS) - 2)
+    shares, low, high = log_shares(values)
+    share = shares * (len(STOPS) - 1)
+    below = np.minimum(share.astype(int), len(STOPS) - 2)
     part = (share - below)[..., None]
-    rgb = _STOPS[below] * (1 - part) + _STOPS[below + 1] * part
+    rgb = STOPS[below] * (1 - part) + STOPS[below + 1] * part
     rgb[np.isnan(values)] = _NOTHING
     rgb[np.isinf(values)] = _BAD
     return rgb.astype(np.uint8), low, high
@@ -49,7 +45,7 @@ def colours(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], flo
 
 def picture(matrix: LayerMatrix, title: str, incidents: Sequence[int] = ()) -> tuple[bytes, int, int]:
     """Return a PNG of a matrix, its width and its height; `incidents` are steps that get a mark."""
-    values, names = _grouped(matrix.shown(), matrix.names)
+    values, names = matrix.shown(MAX_ROWS)
     rgb, low, high = colours(values)
     across = max(1, min(8, 640 // max(values.shape[1], 1)))
     down = max(1, min(14, 420 // max(values.shape[0], 1)))
@@ -61,7 +57,7 @@ def picture(matrix: LayerMatrix, title: str, incidents: Sequence[int] = ()) -> t
     draw.text((4, 2), f"{title}   {low:.2g} dark … {high:.2g} light, magenta: not finite", fill=_INK)
     every = max(1, -(-14 // down))
     for row in range(0, len(names), every):
-        draw.text((4, _TOP + row * down - 2 + down // 2 - 4), _short(names[row]), fill=_INK)
+        draw.text((4, _TOP + row * down - 2 + down // 2 - 4), shorten(names[row], 30), fill=_INK)
     for column in range(0, values.shape[1], max(1, 80 // across)):
         draw.text((_LEFT + column * across, _TOP + grid.height + 6), str(matrix.step_of(column)), fill=_INK)
     for step in incidents:
@@ -73,17 +69,3 @@ def picture(matrix: LayerMatrix, title: str, incidents: Sequence[int] = ()) -> t
     out = io.BytesIO()
     image.save(out, "PNG", optimize=True)
     return out.getvalue(), image.width, image.height
-
-
-def _grouped(values: npt.NDArray[np.float32], names: Sequence[str]) -> tuple[npt.NDArray[np.float32], list[str]]:
-    """Return at most MAX_ROWS rows; a row that stands for several shows their largest under the first one's name."""
-    group = -(-len(values) // MAX_ROWS) if len(values) else 1
-    if group <= 1:
-        return values, list(names)
-    starts = np.arange(0, len(values), group)
-    with np.errstate(invalid="ignore"):
-        return np.fmax.reduceat(values, starts, axis=0), [names[i] for i in starts.tolist()]
-
-
-def _short(name: str, longest: int = 30) -> str:
-    return name if len(name) <= longest else f"…{name[-longest + 1 :]}"

@@ -56,12 +56,26 @@ class LayerMatrix:
         columns = (self.last_step - self.first_step) // self.width + 1
         return self._values[: len(self.names), :columns]
 
-    def shown(self) -> npt.NDArray[np.float32]:
-        """Return the matrix for a picture: where no layer was sampled, the last sample stands on."""
+    def shown(self, max_rows: int) -> tuple[npt.NDArray[np.float32], list[str]]:
+        """Return the matrix for a picture, and its rows' names.
+
+        Where no layer was sampled, the last sample stands on. Of more than `max_rows` layers, neighbours share a row
+        that holds their largest.
+        """
         table = self.table()
         sampled = ~np.isnan(table).all(axis=0)
-        last = np.maximum.accumulate(np.where(sampled, np.arange(table.shape[1]), 0))
-        return table[:, last]
+        table = table[:, np.maximum.accumulate(np.where(sampled, np.arange(table.shape[1]), 0))]
+        group = -(-len(table) // max_rows)
+        if group <= 1:
+            return table, list(self.names)
+        starts = np.arange(0, len(table), group)
+        with np.errstate(invalid="ignore"):
+            grouped = np.fmax.reduceat(table, starts, axis=0)
+        return grouped, [self._group_name(first, group) for first in starts.tolist()]
+
+    def _group_name(self, first: int, group: int) -> str:
+        more = min(group, len(self.names) - first) - 1
+        return f"{self.names[first]} and {more} more" if more else self.names[first]
 
     def step_of(self, column: int) -> int:
         """Return the first step of a column."""
@@ -85,3 +99,16 @@ class LayerMatrix:
             folded = np.fmax(pairs[:, :, 0], pairs[:, :, 1])
         self._values = np.concatenate([folded, np.full_like(folded, np.nan)], axis=1)
         self.width *= 2
+
+
+def log_shares(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], float, float]:
+    """Return where values lie on a logarithmic scale, from 0 to 1, and the values at its ends.
+
+    The scale lies between the 1st and the 99th percentile of what is above 0; what is missing lies at 0, Inf at 1.
+    """
+    good = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(x) for x in (np.percentile(good, [1, 99]) if good.size else (1.0, 10.0)))
+    low, high = max(low, 1e-45), max(high, low * 1.001, 1e-44)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (np.log10(values) - np.log10(low)) / (np.log10(high) - np.log10(low))
+    return np.clip(np.nan_to_num(share, nan=0.0, neginf=0.0, posinf=1.0), 0, 1), low, high

@@ -1,5 +1,6 @@
 """One quantity over all its layers: a few numbers a step, and what its pictures are made of."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.heatmap_picture import picture
 from trainsentry.exporters.layer_matrix import MAX_COLUMNS, LayerMatrix
+from trainsentry.exporters.step_rows import RowKeys, StepRows
 from trainsentry.exporters.tensorboard_values import histogram, image
 
 SUMMARY: Final = ("norm_of_all", "rms_max", "rms_median", "rms_min", "not_finite")
@@ -23,6 +25,23 @@ def summary_tag(quantity: str, number: str) -> str:
     'layers.gradient/rms_max'
     """
     return f"layers.{quantity}/{number}"
+
+
+_ALL: Final = slice(None)
+
+
+class LayoutSizes:
+    """Knows how many elements the layouts of a table's rows have, as their texts say."""
+
+    def __init__(self, keys: RowKeys) -> None:
+        self.keys = keys
+        self._sizes: list[float] = []
+
+    def all(self) -> npt.NDArray[np.float64]:
+        """Return the elements of each layout met so far."""
+        for shape, _ in self.keys.layouts[len(self._sizes) :]:
+            self._sizes.append(float(np.prod([int(n) for n in re.findall(r"\d+", shape)], dtype=np.float64)))
+        return np.asarray(self._sizes)
 
 
 class QuantityView:
@@ -53,6 +72,21 @@ class QuantityView:
         if not self._last.size:
             return [total, np.nan, np.nan, np.nan, float(bad.sum())]
         return [total, float(self._last.max()), float(np.median(self._last)), float(self._last.min()), float(bad.sum())]
+
+    def take_rows(
+        self,
+        rows: StepRows,
+        sizes: npt.NDArray[np.float64],
+        layers: npt.NDArray[np.intp],
+        places: "npt.NDArray[np.intp] | slice" = _ALL,
+    ) -> list[float]:
+        """Take layers of a table's step: the rows at `places`, whose layouts have `sizes` elements."""
+        bad = np.zeros(len(layers))
+        for name in ("nans", "infs"):
+            if name in rows.numbers:
+                bad += np.nan_to_num(rows.values[places, rows.numbers.index(name)])
+        norms = rows.values[places, rows.numbers.index("norm")]
+        return self.take(rows.step, layers, norms, sizes[rows.layouts[places]], bad)
 
     def pictures(self, incidents: Sequence[int] = ()) -> list[Summary.Value]:
         """Return the heatmap of layers over steps, and the histogram of the last step's layers, on a log scale."""

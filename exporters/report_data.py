@@ -14,7 +14,7 @@ from trainsentry.exporters.csv_reader import NotOurs, read_steps, table_files
 from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.layer_matrix import LayerMatrix
-from trainsentry.exporters.quantity_view import QuantityView
+from trainsentry.exporters.quantity_view import LayoutSizes, QuantityView
 from trainsentry.exporters.run_reader import Run, last_anomalies, read_run
 from trainsentry.exporters.step_rows import RowKeys
 
@@ -124,24 +124,17 @@ def _matrix(item: tuple[int, str, list[TableFile]]) -> tuple[LayerMatrix, list[t
     report: Report = lambda *problem: problems.append(problem)  # noqa: E731
     keys = RowKeys()
     view = QuantityView(quantity, COLUMNS)
-    sizes: list[float] = []
+    sizes = LayoutSizes(keys)
     rows_of: dict[bytes, npt.NDArray[np.intp]] = {}
     for rows in read_steps(files, keys, report):
         if "norm" not in rows.numbers:
             continue
-        for shape, _ in keys.layouts[len(sizes) :]:
-            sizes.append(float(np.prod([int(n) for n in re.findall(r"\d+", shape)], dtype=np.float64)))
         key = rows.keys.tobytes()
         if len(rows_of) >= 64:  # an order that changes with every step
             rows_of.clear()
         if key not in rows_of:
             rows_of[key] = view.matrix.rows_of([keys.keys[k].name for k in rows.keys.tolist()])
-        bad = np.zeros(len(rows))
-        for name in ("nans", "infs"):
-            if name in rows.numbers:
-                bad += np.nan_to_num(rows.values[:, rows.numbers.index(name)])
-        norms = rows.values[:, rows.numbers.index("norm")]
-        view.take(rows.step, rows_of[key], norms, np.asarray(sizes)[rows.layouts], bad)
+        view.take_rows(rows, sizes.all(), rows_of[key])
     return view.matrix, problems
 
 

@@ -9,8 +9,9 @@ from bokeh.models import ColumnDataSource, CustomJSHover, CustomJSTickFormatter,
 from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 
-from trainsentry.exporters.heatmap_picture import _STOPS
-from trainsentry.exporters.layer_matrix import LayerMatrix
+from trainsentry.exporters.heatmap_picture import STOPS
+from trainsentry.exporters.layer_matrix import LayerMatrix, log_shares
+from trainsentry.exporters.short_text import shorten
 
 MAX_ROWS: Final = 300
 """Rows of a heatmap; of more layers, neighbours share a row that shows their largest."""
@@ -49,7 +50,7 @@ def heatmap(matrix: LayerMatrix, incidents: Sequence[int], suspects: Sequence[st
         )
     )
     made.yaxis.formatter = CustomJSTickFormatter(
-        args={"names": [_short(n) for n in names]}, code="return names[Math.floor(tick)] || '';"
+        args={"names": [shorten(n, 28) for n in names]}, code="return names[Math.floor(tick)] || '';"
     )
     for step in incidents:
         made.add_layout(Span(location=step, dimension="height", line_color="#00a0dc", line_dash="dashed"))
@@ -125,19 +126,9 @@ def _drawn(steps: Sequence[int], values: Sequence[float], *, log: bool) -> tuple
 
 def _levels(matrix: LayerMatrix) -> tuple[npt.NDArray[np.uint8], list[str], float, float]:
     """Return the matrix in shades, its rows' names, and the values of the first shade and the last."""
-    values, names = matrix.shown(), list(matrix.names)
-    group = -(-len(values) // MAX_ROWS) if len(values) else 1
-    if group > 1:
-        starts = np.arange(0, len(values), group)
-        with np.errstate(invalid="ignore"):
-            values = np.fmax.reduceat(values, starts, axis=0)
-        names = [f"{names[i]} and {min(group, len(names) - i) - 1} more" for i in starts.tolist()]
-    good = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(x) for x in (np.percentile(good, [1, 99]) if good.size else (1.0, 10.0)))
-    low, high = max(low, 1e-45), max(high, low * 1.001, 1e-44)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (np.log10(values) - np.log10(low)) / (np.log10(high) - np.log10(low))
-    levels = np.clip(np.nan_to_num(share, nan=0, neginf=0, posinf=1), 0, 1) * (LEVELS - 1)
+    values, names = matrix.shown(MAX_ROWS)
+    shares, low, high = log_shares(values)
+    levels = shares * (LEVELS - 1)
     shades = levels.astype(np.uint8)
     shades[np.isnan(values)] = _NOTHING
     shades[np.isinf(values)] = _NOT_FINITE
@@ -146,11 +137,7 @@ def _levels(matrix: LayerMatrix) -> tuple[npt.NDArray[np.uint8], list[str], floa
 
 def _palette() -> list[str]:
     """Return 256 colours: the shades, what was not sampled, and what is not finite."""
-    places = np.linspace(0, len(_STOPS) - 1, LEVELS)
-    rgb = np.stack([np.interp(places, np.arange(len(_STOPS)), _STOPS[:, c]) for c in range(3)], axis=1).astype(int)
+    places = np.linspace(0, len(STOPS) - 1, LEVELS)
+    rgb = np.stack([np.interp(places, np.arange(len(STOPS)), STOPS[:, c]) for c in range(3)], axis=1).astype(int)
     shades = [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in rgb.tolist()]
     return [*shades, *["#000000"] * (_NOTHING - LEVELS), "#c8c8cc", "#ff00ff"]
-
-
-def _short(name: str, longest: int = 28) -> str:
-    return name if len(name) <= longest else f"…{name[-longest + 1 :]}"

@@ -15,6 +15,7 @@ from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.report_data import ReportData, gather
 from trainsentry.exporters.report_figures import curves, heatmap
+from trainsentry.exporters.short_text import flat, number
 
 MAX_BYTES: Final = 5 * 2**20
 SHOWN_ANOMALIES: Final = 40
@@ -71,11 +72,11 @@ def _render(data: ReportData, figures: list[Shown]) -> str:
         figures=list(zip(figures, divs, strict=True)),
         ranks=list(data.run.ranks.items())[:SHOWN_RANKS],
         more_ranks=max(0, len(data.run.ranks) - SHOWN_RANKS),
-        settings=_flat(data.run.settings.get("configuration", {})),
+        settings=flat(data.run.settings.get("configuration", {})),
         facts=_facts(data),
         script=script,
         bokeh=Resources(mode="inline", components=["bokeh"]).render_js() if figures else "",
-        number=_number,
+        number=number,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
 
@@ -103,7 +104,7 @@ def _suspects(data: ReportData) -> list[Shown]:
                 if others or what.startswith("layers"):
                     figure = curves("root mean square", (name, *own), others, _marks(data))
                     caption = f"The suspect (red, thick) beside {what}; magenta: not finite, dashed: an incident."
-                    rows = tuple((step, _number(value)) for step, value in list(zip(*own, strict=True))[-20:])
+                    rows = tuple((step, number(value)) for step, value in list(zip(*own, strict=True))[-20:])
                     shown.append(Shown(title, caption, figure, ("step", "root mean square"), rows))
     return shown
 
@@ -114,7 +115,7 @@ def _scalars(data: ReportData) -> list[Shown]:
         if name in data.scalars:
             steps, values = data.scalars[name]
             figure = curves(name, (name, steps, values), [], _marks(data), log=False)
-            rows = tuple((step, _number(value)) for step, value in list(zip(steps, values, strict=True))[-20:])
+            rows = tuple((step, number(value)) for step, value in list(zip(steps, values, strict=True))[-20:])
             shown.append(Shown(name, "Dashed: an incident.", figure, ("step", name), rows))
     return shown
 
@@ -143,15 +144,3 @@ def _facts(data: ReportData) -> list[tuple[str, str]]:
     if isinstance(started, (int, float)):
         facts.append(("started", time.strftime("%Y-%m-%d %H:%M", time.localtime(started))))
     return facts
-
-
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    if isinstance(value, dict):
-        return [pair for key, item in value.items() for pair in _flat(item, f"{prefix}.{key}" if prefix else str(key))]
-    return [(prefix, str(value))]
-
-
-def _number(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{float(value):.5g}" if isinstance(value, (int, float)) else str(value)

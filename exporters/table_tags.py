@@ -1,6 +1,5 @@
 """The tags of a table's numbers, and of those over all its layers."""
 
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -9,7 +8,7 @@ import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.msprobe_tables import SCOPES
-from trainsentry.exporters.quantity_view import SUMMARY, QuantityView, summary_tag
+from trainsentry.exporters.quantity_view import SUMMARY, LayoutSizes, QuantityView, summary_tag
 from trainsentry.exporters.step_rows import RowKey, RowKeys, StepRows
 from trainsentry.exporters.thinning import Picked
 
@@ -39,7 +38,7 @@ class TableTags:
         self._names: list[str] = []
         self._views: dict[str, QuantityView] | None = {} if pages else None
         self._groups: list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
-        self._sizes: list[float] = []
+        self._sizes = LayoutSizes(self.keys)
 
     def pick(self, rows: StepRows) -> Picked:
         """Return a step's values with their slots; the very same slots while the rows' keys stay."""
@@ -49,7 +48,8 @@ class TableTags:
         raw = rows.values.ravel() if not self.too_many else np.empty(0)
         if not self._groups:
             return Picked(rows.step, self._slots, raw)
-        numbers = [number for group in self._groups for number in self._over_layers(rows, *group)]
+        sizes = self._sizes.all()
+        numbers = [n for view, at, layers in self._groups for n in view.take_rows(rows, sizes, layers, at)]
         return Picked(rows.step, self._slots, np.concatenate([raw, numbers]))
 
     def tags(self, picked: Picked) -> list[str]:
@@ -94,19 +94,6 @@ class TableTags:
             names = [self.keys.keys[key].name for key in rows.keys[places].tolist()]
             groups.append((view, np.asarray(places, np.intp), view.matrix.rows_of(names)))
         return groups
-
-    def _over_layers(
-        self, rows: StepRows, view: QuantityView, places: npt.NDArray[np.intp], layers: npt.NDArray[np.intp]
-    ) -> list[float]:
-        for shape, _ in self.keys.layouts[len(self._sizes) :]:
-            self._sizes.append(float(np.prod([int(n) for n in re.findall(r"\d+", shape)], dtype=np.float64)))
-        sizes = np.asarray(self._sizes)[rows.layouts[places]]
-        bad = np.zeros(len(places))
-        for name in ("nans", "infs"):
-            if name in rows.numbers:
-                bad += np.nan_to_num(rows.values[places, rows.numbers.index(name)])
-        norms = rows.values[places, rows.numbers.index("norm")]
-        return view.take(rows.step, layers, norms, sizes, bad)
 
     def _column(self, name: str) -> int:
         if name not in self._columns:

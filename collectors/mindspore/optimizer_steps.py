@@ -29,7 +29,7 @@ class OptimizerSteps:
     """Tells a listener where each optimizer's step begins and ends; `close` undoes everything.
 
     `called` counts the calls that were seen: inside a compiled step there are none. `gradients` are those of the call
-    under way.
+    under way. Where a step `reads` nothing, nothing is waited for.
     """
 
     def __init__(self, optimizers: Sequence[nn.Cell], listener: StepListener) -> None:
@@ -37,6 +37,7 @@ class OptimizerSteps:
         self.listener = listener
         self.called = 0
         self.gradients: Sequence[Any] = ()
+        self.reads = True
         self.look_at_scaler: Callable[[], None] | None = None
         for optimizer in self.optimizers:
             watch_calls(optimizer, self)
@@ -52,7 +53,7 @@ class OptimizerSteps:
         self.called += 1
         given = args[0] if args else next(iter(kwargs.values()), ())
         self.gradients = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-        if on_host():
+        if self.reads and on_host():
             wait()  # an error of the user's own operations is raised here, outside our guard
         if self.look_at_scaler is not None:
             self.look_at_scaler()
@@ -61,7 +62,7 @@ class OptimizerSteps:
     def leave(self, cell: nn.Cell, output: Any) -> None:
         """Tell of an update that is over."""
         del output
-        if on_host():
+        if self.reads and on_host():
             wait()
         self.gradients = ()
         self.listener.after_optimizer(cell)

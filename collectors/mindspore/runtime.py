@@ -1,7 +1,5 @@
 """What is asked of MindSpore's own runtime, in one place: its mode, its device, and whether gradients are recorded."""
 
-from typing import Any
-
 import mindspore as ms
 from mindspore.common.api import _pynative_executor as _executor
 
@@ -24,8 +22,3 @@ def records_gradients() -> bool:
 def wait() -> None:
     """Wait for the operations that were begun; an error in one of them is raised here."""
     _executor.sync()
-
-
-def is_compiled(function: Any) -> bool:
-    """Return whether a function or cell was handed to `mindspore.jit`."""
-    return hasattr(function, "__wrapped_by_jit__") or "__wrapped_by_jit__" in getattr(function, "__dict__", {})

@@ -1,6 +1,6 @@
 """The rows of a step: statistics in execution order, copied to the host once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +42,7 @@ class StepRows(HostRows):
         self.on_device = not on_host() if rows_on_device is None else rows_on_device
         self._layouts: dict[tuple[Any, str], int] = {}
         self._device_rows: list[tuple[int, Tensor]] = []
+        self._unread: list[tuple[int, Tensor]] = []
         self._scratch = np.zeros(COLUMNS)
 
     def add(self, series_id: int, tensor: Tensor, divisor: float = 1.0) -> int | None:
@@ -89,9 +90,11 @@ class StepRows(HostRows):
             position = self._append(series_id, self._layout(value))
             self._device_rows.append((position, ops.concat([row[:VALUE], number])))
             return
-        layout = self._layout(value) if isinstance(value, Tensor) else self.table.layout_id(Layout((), "float64", 1))
-        number = float(value.asnumpy().reshape(-1)[0]) if isinstance(value, Tensor) else float(value)
-        self._host[self._append(series_id, layout)] = (*row_of_number(number), number)
+        if isinstance(value, Tensor):  # read when the step's operations have been waited for
+            self._unread.append((self._append(series_id, self._layout(value)), value))
+            return
+        position = self._append(series_id, self.table.layout_id(Layout((), "float64", 1)))
+        self._host[position] = (*row_of_number(float(value)), float(value))
 
     def norm_of(self, tensor: Tensor) -> float:
         """Return the norm of a tensor on the host, without a row in the record."""
@@ -109,10 +112,15 @@ class StepRows(HostRows):
         """Start anew; what was peeked at stays valid."""
         self._clear_rows()
         self._device_rows = []
+        self._unread = []
 
     def peek(self) -> PendingRows:
         """Return the rows so far and keep them."""
         copies = []
+        for position, tensor in self._unread:
+            number = float(tensor.asnumpy().reshape(-1)[0])
+            self._host[position] = (*row_of_number(number), number)
+        self._unread = []
         if self._device_rows:
             stacked = ops.stack([row for _, row in self._device_rows])
             positions = np.asarray([position for position, _ in self._device_rows], np.intp)
@@ -150,9 +158,3 @@ class _NextStep:
 
     def synchronize(self) -> None:
         """The copy itself waits."""
-
-
-def add_all(rows: StepRows, ids: Sequence[int], tensors: Sequence[Tensor], divisor: float = 1.0) -> None:
-    """Append the statistics of many tensors."""
-    for series_id, tensor in zip(ids, tensors, strict=True):
-        rows.add(series_id, tensor, divisor)

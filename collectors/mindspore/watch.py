@@ -61,6 +61,7 @@ class MindSporeWatch:
         self._plan: Plan = frozenset()
         self._called = 0
         self._called_before = 0
+        self._owned_by: dict[tuple[str, int], Owned] = {}
 
     # ------------------------------------------------------------------ watching
 
@@ -85,6 +86,7 @@ class MindSporeWatch:
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self.optimizers += optimizers
         self.capture.names = self.names
+        self._owned_by.clear()
         if self._steps is not None:
             self._steps.close()
         self._steps = OptimizerSteps(self.optimizers, listener)
@@ -172,7 +174,9 @@ class MindSporeWatch:
         self._read.clear()
         self._read_state_of.clear()
         self._cells.open_step(sampling=ACTIVATIONS in plan)
-        self._called_before = self._steps.called if self._steps is not None else 0
+        if self._steps is not None:
+            self._steps.reads = bool(plan)
+            self._called_before = self._steps.called
         if UPDATES in plan and not seen:
             wait()
             self.guard.run(UPDATES, self._updates.keep, self._selected(UPDATES))
@@ -281,6 +285,8 @@ class MindSporeWatch:
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
         self._logged.add(name)
+        if self._steps is not None:
+            self._steps.reads = True
         self._note(name, value, micro_step)
 
     def note_loss_scale(self, scaler: Any) -> None:
@@ -324,9 +330,13 @@ class MindSporeWatch:
 
     def _owned(self, part: str, optimizer: Any) -> Owned:
         """Return the optimizer's parameters that `part` selects, each with its place; "" for all."""
-        known = self.names.by_parameter()
-        owned = [(i, known[id(p)]) for i, p in enumerate(parameters_of(optimizer)) if id(p) in known]
-        return [(i, p) for i, p in owned if p.name in self._selections[part].parameters] if part else owned
+        key = (part, id(optimizer))
+        if key not in self._owned_by:
+            known = self.names.by_parameter()
+            owned = [(i, known[id(p)]) for i, p in enumerate(parameters_of(optimizer)) if id(p) in known]
+            chosen = self._selections[part].parameters if part else {p.name for _, p in owned}
+            self._owned_by[key] = [(i, p) for i, p in owned if p.name in chosen]
+        return self._owned_by[key]
 
     def _nobodys(self, part: str) -> list[Any]:
         owned = {id(p) for optimizer in self.optimizers for p in parameters_of(optimizer)}

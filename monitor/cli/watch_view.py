@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainsentry.exporters.run_reader import Run, last_anomalies, last_scalars
+from trainsentry.exporters.short_text import number, shorten
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 WIDTH: Final = 44
@@ -83,8 +84,8 @@ def curve(values: Sequence[float], width: int) -> Text:
 
 def _incident(incident: dict[str, Any]) -> Panel:
     body = Text(str(incident.get("summary", "")))
-    for number, suspect in enumerate(incident.get("suspects", [])[:3], 1):
-        body.append(f"\n{number}. ")
+    for place, suspect in enumerate(incident.get("suspects", [])[:3], 1):
+        body.append(f"\n{place}. ")
         body.append(str(suspect.get("name")), style="bold")
         body.append(f" {suspect.get('quantity')}, rank {suspect.get('rank')}: {suspect.get('kind')}")
     for action in incident.get("actions", []):
@@ -109,10 +110,9 @@ def _worst(run: Run) -> Table | None:
     for column in ("series", "quantity", "rank", "step", "kind", "value", "usual", "score"):
         table.add_column(column, justify="left" if column in {"series", "quantity", "kind"} else "right")
     for (rank, name, quantity), anomaly in worst:
-        numbers = [_number(anomaly.get(key)) for key in ("value", "expected", "score")]
-        table.add_row(
-            Text(str(name)), str(quantity), str(rank), str(anomaly["step"]), Text(str(anomaly.get("kind"))), *numbers
-        )
+        numbers = [number(anomaly.get(key)) for key in ("value", "expected", "score")]
+        where = (Text(shorten(str(name), 26)), Text(str(quantity)), str(rank), str(anomaly["step"]))
+        table.add_row(*where, Text(str(anomaly.get("kind"))), *numbers)
     return table
 
 
@@ -144,14 +144,6 @@ def _trouble(status: dict[str, Any]) -> str:
     parts = [str(gap.get("exporter") or gap.get("part")) for gap in status.get("gaps", []) if isinstance(gap, dict)]
     parts += [str(part) for part in status.get("failures", {})]
     return ", ".join(dict.fromkeys(parts))
-
-
-def _short(name: str, longest: int = 26) -> str:
-    return name if len(name) <= longest else f"…{name[-longest + 1 :]}"
-
-
-def _number(value: Any) -> str:
-    return "" if value is None else f"{float(value):.4g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _age(seconds: float) -> str:

@@ -57,7 +57,7 @@ def test_tables_of_msprobes_first_monitor_are_converted_under_its_own_words(tmp_
 def test_tables_of_msprobes_second_monitor_are_told_apart_by_their_scope(tmp_path):
     csv2tb(DATA / "v2", tmp_path, fail)
     tags = read(tmp_path / "rank0")
-    assert tags["actv.max/tok.input.0"][:2] == [(0, 62.0), (1, 63.0)] or tags["actv.max/tok.input.0"][0] == (0, 62.0)
+    assert tags["actv.max/tok.input.0"] == [(0, 62.0), (1, 62.0)]
     assert tags["exp_avg.min/tok.weight.exp_avg"][0] == (0, float32("-0.001744904788210988"))
     assert any(tag.startswith("grad_reduced.norm/") for tag in tags)
 
