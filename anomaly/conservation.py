@@ -1,8 +1,9 @@
 """Collectives conserve: what comes out of one follows from what all ranks put in."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly
@@ -42,7 +43,10 @@ class Sums:
 
 @dataclass(frozen=True)
 class Call:
-    """One collective as all its ranks saw it; `reduction` is 1 for a sum, 2 for an average, else 0."""
+    """One collective as all its ranks saw it; `reduction` is 1 for a sum, 2 for an average, else 0.
+
+    `reductions` says what each rank asked for, where that is known.
+    """
 
     name: str
     op: str
@@ -50,6 +54,7 @@ class Call:
     inputs: Mapping[int, Sums]
     outputs: Mapping[int, Sums]
     order: Mapping[int, int]
+    reductions: Mapping[int, int] = field(default_factory=dict)
 
 
 def judge(step: int, call: Call) -> list[Anomaly]:
@@ -58,10 +63,16 @@ def judge(step: int, call: Call) -> list[Anomaly]:
     Sums are compared: of all ranks' inputs, and of each rank's output (of all outputs where each rank gets a part). A
     reduction may be off by the rounding of its additions, at most ε·W·√n·Σ‖x‖ (Higham, Accuracy and Stability of
     Numerical Algorithms, 4.2, with the Cauchy-Schwarz inequality); what is only moved may not. Nothing is said of calls
-    whose inputs are not finite.
+    whose inputs are not finite. Ranks that ask for different reductions are at different calls, whatever comes out.
     """
+    if len(set(call.reductions.values())) > 1:
+        return _asked_otherwise(step, call)
     if not call.inputs or not call.outputs or not all(s.finite for s in call.inputs.values()):
         return []
+    return _not_conserved(step, call)
+
+
+def _not_conserved(step: int, call: Call) -> list[Anomaly]:
     put_in = Sums.of(list(call.inputs.values()))
     size = len(call.inputs)
     if call.op.startswith("all_reduce"):
@@ -75,6 +86,17 @@ def judge(step: int, call: Call) -> list[Anomaly]:
     if call.op.startswith("all_to_all"):
         return _unequal(step, call, put_in.total, _moved(put_in), each=False)
     return _broadcast(step, call) if call.op == "broadcast" else []
+
+
+def _asked_otherwise(step: int, call: Call) -> list[Anomaly]:
+    """Name the ranks whose reduction is not that of most; with two, or two camps of one size, the second one."""
+    asked = Counter(reduction for _, reduction in sorted(call.reductions.items()))
+    most = asked.most_common(1)[0][0]
+    return [
+        replace(_anomaly(step, call, rank, asked[reduction], asked[most]), statistic="reduction")
+        for rank, reduction in sorted(call.reductions.items())
+        if reduction != most
+    ]
 
 
 def _reduced(call: Call, put_in: Sums, size: int) -> float | None:

@@ -19,6 +19,7 @@ from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
 from trainsentry.anomaly.nonfinite import NonfiniteRule
 from trainsentry.anomaly.own_detectors import load_detectors
 from trainsentry.anomaly.provenance import Provenance
+from trainsentry.anomaly.repeated_data import RepeatedDataRule
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.anomaly.siblings import SiblingRule
 from trainsentry.anomaly.soft import OUTLIER, Soft, SoftRule
@@ -79,10 +80,11 @@ class Detection:
             lambda r, _: self._reset.judge(r),
             lambda r, _: self._switches.judge(r),
             lambda r, _: self._siblings.judge(r, self._known.numel(r)),
+            lambda r, _: self._batches.judge(r),
             *own,
         ]
         self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
-        self._siblings = SiblingRule(table)
+        self._siblings, self._batches = SiblingRule(table), RepeatedDataRule(table)
         self._known = KnownChanges(table)
         self._provenance = Provenance(table)
         self._surprises: dict[str, Surprises] = {}
@@ -269,6 +271,7 @@ class Detection:
             "surprises": {key: s.saved() for key, s in self._surprises.items()},
             "learning_rate": self._switches.saved(),
             "squares": self._reset.saved(n),
+            "batches": self._batches.saved(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -283,6 +286,7 @@ class Detection:
         for key, saved in state["surprises"].items():
             self._surprises.setdefault(key, Surprises()).load(saved)
         self._switches.load(state["learning_rate"])
+        self._batches.load(state["batches"])
         self._provenance.go_back()
         self._records = WARM_UP
 

@@ -128,6 +128,12 @@ def _not_conserved(anomaly: Anomaly, what: str) -> str:
             f"the reduced gradients at step {anomaly.step} are {anomaly.value:.3g} times the mean of the ranks' own, "
             f"and were {anomaly.expected:.3g} times at most so far: summed for averaged?"
         )
+    if anomaly.statistic == "reduction":
+        tie = ", as many as with the others" if anomaly.value == anomaly.expected else ""
+        return (
+            f"rank {anomaly.rank} calls {anomaly.name} with another reduction than other ranks at step {anomaly.step} "
+            f"({anomaly.value:.0f} with this one{tie}): it is at another call than they are"
+        )
     return (
         f"{what} does not follow from what the ranks put in at step {anomaly.step}: its elements add up to "
         f"{anomaly.value:.6g} on rank {anomaly.rank}, and should to {anomaly.expected:.6g}"
@@ -135,6 +141,11 @@ def _not_conserved(anomaly: Anomaly, what: str) -> str:
 
 
 def _duplicate(anomaly: Anomaly, _what: str) -> str:
+    if anomaly.statistic == "batch":
+        again = "a new batch follows old ones that came again"
+        if anomaly.value >= 0:
+            again = f"the batch of step {anomaly.value:.0f} is served again and again"
+        return f"{again} at step {anomaly.step}, in the midst of an epoch: the data's place was lost, or set back"
     return (
         f"rank {anomaly.rank} trains on the same data as rank {anomaly.value:.0f}, up to step {anomaly.step}: their "
         "inputs are equal to the bit, batch after batch"

@@ -44,8 +44,12 @@ class DataFlow:
             self._producers[id(tensor)] = (weakref.ref(tensor), module)
 
 
-def describe(names: Any, flow: DataFlow, process_groups: list[dict[str, Any]]) -> dict[str, Any]:
+def describe(
+    names: Any, flow: DataFlow, process_groups: list[dict[str, Any]], *, data_parallel: bool = False
+) -> dict[str, Any]:
     """Return the content of `graph.json`; `names` are those of the watched model.
+
+    `data_parallel`: this rank is to have data of its own.
 
     Modules come in execution order once a pass was seen, before that in the order of registration.
     """
@@ -65,6 +69,7 @@ def describe(names: Any, flow: DataFlow, process_groups: list[dict[str, Any]]) -
         "edges": [list(edge) for edge in flow.edges],
         "parameters": {p.name: p.module for p in names.parameters},
         "process_groups": process_groups,
+        "data_parallel": data_parallel,
     }
 
 

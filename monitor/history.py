@@ -18,6 +18,7 @@ from trainsentry.exporters.csv_format import TableFile, table_paths
 from trainsentry.exporters.csv_reader import NotOurs, read_steps, table_files
 from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report, read_lines
+from trainsentry.monitor.recorded_ranks import differences_of_ranks, graph_of
 from trainsentry.monitor.recorded_table import RecordedRows, RecordedTable
 
 
@@ -96,6 +97,7 @@ def diagnose(
             report(*problem)
         for restart, anomalies in found.items():
             starts.setdefault(restart, []).extend(anomalies)
+    starts.setdefault(0, []).extend(_differences(directories))
     log = IncidentLog(table)
     for restart in sorted(starts):
         by_step: dict[int, list[Anomaly]] = {}
@@ -106,6 +108,17 @@ def diagnose(
             log.observe(step, by_step[step])
         log.close_current()
     return tuple(log.incidents.values())
+
+
+def _differences(directories: Sequence[Path]) -> Iterator[Anomaly]:
+    """Yield what only several ranks together show, where none of them has written verdicts."""
+    ranks = {rank_number(d): d for d in directories if table_paths(d)}
+    if len(ranks) < 2 or any((d / "anomalies.jsonl").is_file() for d in directories):
+        return
+    quiet: Report = lambda *_: None  # noqa: E731 - it was reported when each rank was judged
+    tables = {rank: SeriesTable() for rank in ranks}
+    records = {rank: (tables[rank], records_of(d, tables[rank], quiet)) for rank, d in ranks.items()}
+    yield from differences_of_ranks(records, {rank: graph_of(d) for rank, d in ranks.items()})
 
 
 def _judged(directory: Path) -> tuple[dict[int, list[Anomaly]], list[tuple[Path, int, str]]]:

@@ -7,7 +7,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.collectors.series import ACTIVATION_QUANTITIES, FOUND_INF, SKIPPED, Layout, Series, SeriesTable
+from trainsentry.collectors.series import (
+    ACTIVATION_QUANTITIES,
+    COMMUNICATION_QUANTITIES,
+    FOUND_INF,
+    SKIPPED,
+    Layout,
+    Series,
+    SeriesTable,
+)
 from trainsentry.collectors.statistics import COLUMNS, INFS, NANS, STATISTICS, VALUE
 from trainsentry.exporters.csv_format import SCALARS
 from trainsentry.exporters.step_rows import RowKey, RowKeys, StepRows
@@ -16,6 +24,9 @@ from trainsentry.exporters.step_rows import RowKey, RowKeys, StepRows
 _ACTIVATION: Final = re.compile(
     r"(?:(?P<module>.*?)(?:@\d+)?\.)?(?:input|output)\.(?P<path>(?:(?!input\.|output\.).)+)"
 )
+
+_CALL: Final = re.compile(r"(?P<call>(?P<group>.+)\.(?P<op>\w*[a-z]\w*)\.\d+)(?:\.\d+)?")
+"""The name of a tensor of a collective: group, op, which call of the step, and which tensor if there are several."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +93,10 @@ def series_of(table: str, key: RowKey) -> Series:
         match = _ACTIVATION.fullmatch(key.name)
         module, path = (match["module"] or "", match["path"]) if match else (key.name, "0")
         return Series(key.name, table, key.micro_step, path, module, key.vpp_stage)
+    if table in COMMUNICATION_QUANTITIES:
+        call = _CALL.fullmatch(key.name)
+        index = f"{call['op']}|{call['group']}|{call['call']}" if call else ""
+        return Series(key.name, table, key.micro_step, index)
     return Series(key.name, table, key.micro_step, "", key.name.rpartition(".")[0], key.vpp_stage)
 
 

@@ -104,8 +104,24 @@ def summary(found: list[dict[str, Any]]) -> Iterator[str]:
         for key in ("first_right", "within_three", "kind_right", "block_right"):
             yield f"{key}, of those detected: {sum(o[key] for o in caught) / len(caught):.1%}"
         yield f"incidents a detected fault: {sum(o['incidents'] for o in caught) / len(caught):.2f}"
+    again = [o["same_from_tables"] for o in good if o["same_from_tables"] is not None]
+    yield f"the same first suspects from the tables alone: {sum(again)} of {len(again)} runs"
+    yield from _others(faults, good)
     steps = sum(o["steps"] if cases[o["case"]].expect.silent else min(o["steps"], 90) for o in good)
     yield f"false incidents: {sum(o['early'] for o in good)} in {steps} clean steps"
+
+
+def _others(faults: list[dict[str, Any]], good: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what rules of other tools made of the same rows."""
+    for name in good[0]["others"] if good else ():
+        found = [o["others"][name] for o in faults]
+        caught = sum(f["detected"] for f in found)
+        right = sum(f["first_right"] for f in found)
+        clean, wrong = (sum(o["others"][name][key] for o in good) for key in ("clean_steps", "false_steps"))
+        yield (
+            f"{name}: {caught} of {len(found)} faults flagged, first suspect right in {right}; flags at {wrong} of "
+            f"{clean} clean steps"
+        )
 
 
 def _is_wrong(outcome: dict[str, Any]) -> bool:

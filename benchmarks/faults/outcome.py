@@ -1,7 +1,7 @@
 """What a monitor said of a run, held against what it should have said."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Outcome:
     early: int = 0
     steps: int = 0
     said: str = ""
+    same_from_tables: bool | None = None
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -36,6 +38,22 @@ class Outcome:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a JSON-lines file; none when there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def first_from_tables(out: Path) -> list[tuple[str, str, int]]:
+    """Return name, quantity and rank of each incident's first suspect, judged anew from the tables alone."""
+    from trainsentry.monitor.history import diagnose
+
+    for path in out.glob("rank*/anomalies.jsonl"):
+        path.unlink()
+    found = diagnose(sorted(out.glob("rank*")), lambda *_: None)
+    return [(i.suspects[0].name, i.suspects[0].quantity, i.suspects[0].rank) for i in found]
+
+
+def first_live(out: Path) -> list[tuple[str, str, int]]:
+    """Return the same of the incidents that the run itself has written."""
+    incidents = {line["id"]: line for line in read_lines(out / "incidents.jsonl")}.values()
+    return [(i["suspects"][0]["name"], i["suspects"][0]["quantity"], i["suspects"][0]["rank"]) for i in incidents]
 
 
 def judge(case: Case, who: dict[str, Any], out: Path, fault_step: int, *, faulty: bool, steps: int) -> Outcome:

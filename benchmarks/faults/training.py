@@ -87,6 +87,8 @@ class Run:
             dist.barrier()
             self.monitor.flush()
         self.monitor.close()
+        if self.case.ranks > 1:
+            dist.barrier()  # what every rank has written is read by the first
 
     def _train_step(self) -> None:
         active = self.is_faulty or self.case.expect.silent

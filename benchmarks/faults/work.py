@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import logging
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,8 @@ HERE = Path(__file__).parent
 for folder in (HERE, HERE / "cases"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+os.environ["TRAINSENTRY_REPORT"] = "0"  # nobody reads a page of each of hundreds of runs
 
 COLLECT = ("everything", "default")
 
@@ -41,7 +44,8 @@ def run_on_rank(who: dict[str, Any], folder: str, *, faulty: bool) -> dict[str, 
 
 def _run(who: dict[str, Any], out: Path, *, faulty: bool) -> dict[str, Any]:
     import torch
-    from outcome import judge
+    from other_rules import verdicts
+    from outcome import first_from_tables, first_live, judge
     from training import EVERYTHING, Run
 
     logging.getLogger("trainsentry").setLevel(logging.CRITICAL + 1)
@@ -50,4 +54,8 @@ def _run(who: dict[str, Any], out: Path, *, faulty: bool) -> dict[str, Any]:
     run = Run(case, who["family"], who["optimizer"], who["seed"], faulty=faulty)
     with contextlib.redirect_stderr(io.StringIO()):
         run.train(out, EVERYTHING if who["collect"] == "everything" else {})
-    return judge(case, who, out, run.fault_step, faulty=faulty, steps=run.steps).to_json()
+    found = judge(case, who, out, run.fault_step, faulty=faulty, steps=run.steps).to_json()
+    if run.rank == 0:
+        found["others"] = verdicts(case, who["family"], out, run.fault_step, faulty=faulty)
+        found["same_from_tables"] = first_from_tables(out) == first_live(out)
+    return found

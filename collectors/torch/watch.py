@@ -170,7 +170,7 @@ class TorchWatch:
 
     def graph(self) -> dict[str, Any]:
         """Return the content of `graph.json`."""
-        return describe(self.names, self.flow, known_groups(self.own_group))
+        return describe(self.names, self.flow, known_groups(self.own_group), data_parallel=self.data_parallel)
 
     def close(self) -> None:
         """Remove every hook and patch."""

@@ -10,8 +10,11 @@ import numpy.typing as npt
 from trainsentry.anomaly import conservation
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.conservation import Call, Sums
+from trainsentry.anomaly.learned_reductions import LearnedReductions
 from trainsentry.anomaly.peers import PeerRule, Told
 from trainsentry.anomaly.reductions import ReductionRule
+from trainsentry.anomaly.replicas import explained_by_calls
+from trainsentry.collectors.fingerprints import fingerprints
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_INPUT,
@@ -25,6 +28,7 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM, VALUE
+from trainsentry.monitor.recorder.gathering import Gathering
 
 SCALARS: Final = frozenset({"loss", STEP_SECONDS, COMMUNICATION_SECONDS})
 
@@ -52,6 +56,7 @@ class Comparison:
         self._told: dict[int, dict[int, Told]] = {}
         self._sides: dict[int, dict[int, dict[str, _Side]]] = {}
         self._reductions = ReductionRule()
+        self._learned = LearnedReductions()
 
     def take(self, rank: int, table: SeriesTable, record: StepRecord) -> None:
         """Take one rank's rows of a step."""
@@ -66,7 +71,8 @@ class Comparison:
             if series.scalar:
                 _note_scalar(told, series.name, float(values[VALUE]))
             elif series.quantity == ACTIVATION_INPUT:
-                told.data = ((told.data or 0.0) * 31 + float(values[VALUE])) % 2.0**53  # all inputs together
+                bits = int(fingerprints(values[None])[0])
+                told.data = float((int(told.data or 0) * 31 + bits) % 2**53)  # all inputs together
             elif series.quantity == GRADIENT_UNREDUCED:
                 unreduced = True
                 told.gradient = (told.gradient or 0.0) + float(values[NORM]) ** 2
@@ -91,9 +97,21 @@ class Comparison:
             found = self._peers.judge(step, told, frozenset(self.data_parallel))
             found += self._reductions.judge(step, self.data_parallel)
             for call in _calls_of(sides):
-                found += conservation.judge(step, call)
+                found += conservation.judge(step, self._learned.named(call))
             if found:
                 yield step, found
+
+
+def differences(gathering: Gathering, comparison: Comparison) -> Iterator[tuple[int, list[Anomaly]]]:
+    """Yield, step by step, what only the ranks together show, of steps that every rank has sent."""
+    parted, gathering.parted = gathering.parted, []
+    by_step: dict[int, list[Anomaly]] = {}
+    for anomaly in parted:
+        by_step.setdefault(anomaly.step, []).append(anomaly)
+    for step, found in comparison.judge(gathering.settled):
+        by_step.setdefault(step, []).extend(found)
+    for step in sorted(by_step):
+        yield step, explained_by_calls(by_step[step])
 
 
 class _Side:
@@ -138,6 +156,7 @@ def _calls_of(ranks: dict[int, dict[str, _Side]]) -> Iterator[Call]:
                 {rank: Sums.of(side.inputs) for rank, (_, side) in told.items()},
                 {rank: Sums.of(side.outputs) for rank, (_, side) in told.items()},
                 {rank: side.order for rank, (_, side) in told.items()},
+                {rank: side.reduction for rank, (_, side) in told.items()},
             )
 
 

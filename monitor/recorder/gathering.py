@@ -13,6 +13,7 @@ import numpy.typing as npt
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.replicas import Copies, ReplicaRule
 from trainsentry.collectors.combined import combine
+from trainsentry.collectors.fingerprints import fingerprints
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     GRADIENT,
@@ -238,19 +239,7 @@ class Gathering:
         return first if len(layouts) == 1 else replace(first, numel=numel, region=_short(regions))
 
 
-def fingerprints(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return a fingerprint of each row's tensor: that of its bits where there is one, else one of its statistics.
-
-    Statistics are sums in float64, which the change of a single bit moves.
-    """
-    bits = values[:, VALUE]
-    words = np.ascontiguousarray(values[:, :VALUE]).view(np.int64)
-    mixed = (words * _MIX).sum(axis=1)
-    return np.where(np.isfinite(bits), np.nan_to_num(bits).astype(np.int64), mixed ^ (mixed >> 29))
-
-
 _LOW: Final = np.int64(2**32 - 1)
-_MIX: Final = np.arange(1, 2 * VALUE, 2, dtype=np.int64) * np.int64(0x1E3779B97F4A7C15)
 
 
 def _short(regions: str) -> str:

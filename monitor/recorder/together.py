@@ -10,11 +10,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.anomaly.replicas import explained_by_calls
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages, network
-from trainsentry.monitor.recorder.comparison import Comparison, is_compared
+from trainsentry.monitor.recorder.comparison import Comparison, differences, is_compared
 from trainsentry.monitor.recorder.gathering import ALL, Gathering, is_global
 from trainsentry.monitor.recorder.network import Network
 from trainsentry.monitor.recorder.place import Place
@@ -241,14 +240,7 @@ class Together:
                 self.owner.write_global(record)
             else:
                 self._send_record(self.gathering.table, record)
-        parted, self.gathering.parted = self.gathering.parted, []
-        by_step: dict[int, list[Anomaly]] = {}
-        for anomaly in parted:
-            by_step.setdefault(anomaly.step, []).append(anomaly)
-        for step, found in self.comparison.judge(self.gathering.settled):
-            by_step.setdefault(step, []).extend(found)
-        for step in sorted(by_step):
-            found = explained_by_calls(by_step[step])
+        for step, found in differences(self.gathering, self.comparison):
             if self.is_root:
                 self.owner.take_parted(found, step)
             else:

@@ -1,12 +1,15 @@
 """Rules that compare ranks: what they find, and what they leave alone."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from trainsentry.anomaly.conservation import Call, Sums, judge
+from trainsentry.anomaly.learned_reductions import UNKNOWN, LearnedReductions
 from trainsentry.anomaly.peers import PeerRule, Told
 from trainsentry.anomaly.replicas import Copies, ReplicaRule
+from trainsentry.anomaly.sentence import evidence
 from trainsentry.collectors.series import Series
 
 WEIGHT = Series("w", "parameter")
@@ -43,6 +46,28 @@ def call(op, inputs, outputs, reduction=1):
 def test_what_collectives_conserve(op, outputs, reduction, bad):
     found = judge(5, call(op, [sums(1.0), sums(2.0)], [sums(x) for x in outputs], reduction))
     assert [a.rank for a in found] == bad
+
+
+def test_ranks_that_ask_for_other_reductions_are_at_other_calls_whatever_comes_out():
+    fits = [sums(3.0), sums(3.0), sums(3.0)]
+    asked = {0: 1, 1: 1, 2: 0}
+    [found] = judge(5, replace(call("all_reduce", [sums(1.0)] * 3, fits), reductions=asked))
+    assert (found.rank, found.statistic, found.value, found.expected) == (2, "reduction", 1.0, 2.0)
+    assert "rank 2 calls c with another reduction than other ranks at step 5" in evidence(found)
+    tie = replace(call("all_reduce", [sums(1.0)] * 2, fits[:2]), reductions={1: 1, 0: 0})
+    assert [a.rank for a in judge(5, tie)] == [1]
+
+
+def test_a_reduction_that_a_history_does_not_name_is_learned_from_its_results():
+    learned = LearnedReductions()
+    added, averaged = [sums(3.0)] * 2, [sums(1.5)] * 2
+    for name, outputs, bad in (("sum", added, averaged), ("mean", averaged, added)):
+        known = [replace(call("all_reduce", [sums(1.0), sums(2.0)], outputs, UNKNOWN), name=name)] * 4
+        assert [judge(5, learned.named(c)) for c in known] == [[]] * 4
+        wrong = replace(known[0], outputs=dict(enumerate(bad)))
+        assert len(judge(5, learned.named(wrong))) == 2
+    other = replace(known[0], name="max", outputs={0: sums(9.0), 1: sums(9.0)})
+    assert [judge(5, learned.named(other)) for _ in range(9)] == [[]] * 9, "what is neither is not judged"
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "complex64"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from peer_faults import FAULT_STEP, run
+from recorded_runs import first_from_tables
 
 
 @pytest.mark.parametrize("op", ["allreduce", "all_gather_single", "broadcast"])
@@ -16,12 +17,14 @@ def test_a_lost_payload_names_rank_and_call(four_ranks, tmp_path, op, rank):
     assert (first["rank"], first["kind"], first["step"]) == (rank, "communication_mismatch", FAULT_STEP)
     assert first["name"].startswith(f"world.{public}.")
     assert "does not follow from what the ranks put in" in first["summary"]
+    assert first_from_tables(tmp_path)[0] == (rank, first["name"], "communication_mismatch")
 
 
 def test_ranks_that_train_on_the_same_data(two_ranks, tmp_path):
     first = two_ranks.run(run, tmp_path, "data", data_parallel=True)[0]
     assert [(i["rank"], i["kind"], i["quantity"]) for i in first] == [(1, "duplicate_data", "data")]
     assert "rank 1 trains on the same data as rank 0" in first[0]["summary"]
+    assert first_from_tables(tmp_path) == [(1, "input.0", "duplicate_data")]
 
 
 def test_equal_data_is_no_fault_where_nothing_is_data_parallel(two_ranks, tmp_path):
@@ -32,11 +35,13 @@ def test_equal_data_is_no_fault_where_nothing_is_data_parallel(two_ranks, tmp_pa
 def test_a_slow_rank_is_the_one_that_the_others_wait_for(two_ranks, tmp_path, rank):
     first = two_ranks.run(run, tmp_path, "slow", rank=rank)[0]
     assert [(i["rank"], i["kind"], i["severity"]) for i in first] == [(rank, "straggler", "warning")]
+    assert first_from_tables(tmp_path) == [(rank, "training", "straggler")]
 
 
 def test_a_loss_that_stays_apart_from_the_others(four_ranks, tmp_path):
     first = four_ranks.run(run, tmp_path, "loss", rank=2)[0]
     assert {(i["rank"], i["name"]) for i in first} == {(2, "loss")}
+    assert {(rank, name) for rank, name, _ in first_from_tables(tmp_path)} == {(2, "loss")}
 
 
 @pytest.mark.parametrize("data_parallel", [False, True])
@@ -44,6 +49,7 @@ def test_a_clean_run_raises_no_alarm(four_ranks, tmp_path, data_parallel):
     assert four_ranks.run(run, tmp_path, None, data_parallel=data_parallel) == [[]] * 4
     for path in tmp_path.glob("rank*/status.json"):
         assert json.loads(path.read_text())["failures"] == {}
+    assert first_from_tables(tmp_path) == []
 
 
 def test_gradients_of_one_rank_that_stay_apart_from_the_others(four_ranks, tmp_path):

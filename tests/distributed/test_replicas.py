@@ -4,6 +4,7 @@ import importlib.util
 import json
 
 import pytest
+from recorded_runs import first_from_tables
 from replica_faults import FAULT_STEP, run
 from sharded_training import STRATEGIES
 
@@ -24,6 +25,7 @@ def test_a_flipped_mantissa_bit_names_rank_and_parameter(four_ranks, tmp_path, r
     assert f"on rank {rank} has other bits" in first["summary"]
     assert "of which 3 ranks have the same" in first["summary"]
     assert len(known[0]) == 1
+    assert first_from_tables(tmp_path) == [(rank, "inner.0.weight", "replica_mismatch")]
 
 
 def test_a_replica_group_of_a_sharded_model(four_ranks, tmp_path):
@@ -53,3 +55,4 @@ def test_clean_runs_raise_no_alarm(two_ranks, tmp_path, name):
     for path in tmp_path.glob("rank*/status.json"):
         status = json.loads(path.read_text())
         assert (status["anomalies"], status["failures"], status["gaps"]) == (0, {}, [])
+    assert first_from_tables(tmp_path) == []
