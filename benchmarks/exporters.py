@@ -4,6 +4,7 @@
     python benchmarks/exporters.py convert --peers PYTHON     # msprobe's files, msprobe and ours in turn
     python benchmarks/exporters.py memory                     # 580 MB of our CSV: time and resident memory
     python benchmarks/exporters.py page                       # 10,000 series × 10,000 steps: how long TensorBoard takes
+    python benchmarks/exporters.py history                    # diagnose, report: two sizes, alone and on dask
 
 `PYTHON` is an interpreter with msprobe and trainsentry installed (`benchmarks/peers.py` makes one); without it only
 ours is measured.
@@ -197,14 +198,55 @@ def _load_page(folder: str) -> None:
         server.wait()
 
 
+def history(megabytes: int) -> None:
+    """Measure what reading a history takes, for two sizes, so that it can be scaled to one that fits on no machine."""
+    count, rng = 2000, np.random.default_rng(0)
+    table, layout = table_of(count)
+    a_step = 212_000  # bytes of CSV
+    for size in (megabytes // 4, megabytes):
+        with tempfile.TemporaryDirectory() as folder:
+            for rank in range(2):
+                writer = CsvWriter(Path(folder) / f"rank{rank}", table, STATISTICS)
+                base = record_of(0, count, layout, rng)
+                for step in range(size * 1_000_000 // (2 * a_step)):
+                    noise = np.exp(0.2 * rng.standard_normal((count, 1)))
+                    writer.write(StepRecord(step, rank, base.ids, base.layouts, base.values * noise))
+                writer.close()
+            written = sum(f.stat().st_size for f in Path(folder).rglob("*.csv")) / 1e6
+            for command in (["diagnose"], ["diagnose", "--engine", "dask"], ["report"]):
+                begin = time.perf_counter()
+                process = subprocess.Popen(
+                    [Path(sys.executable).parent / "trainsentry", *command, folder], stdout=subprocess.DEVNULL
+                )
+                most = _peak_memory(process)
+                seconds = time.perf_counter() - begin
+                print(f"{written:.0f} MB: {' '.join(command)}: {seconds:.1f} s, {most:.0f} MB in its largest process")
+
+
+def _peak_memory(process: "subprocess.Popen[bytes]") -> float:
+    """Wait for a process; return the largest resident memory of it or one of its children, in MB."""
+    import psutil
+
+    most = 0.0
+    while process.poll() is None:
+        try:
+            own = psutil.Process(process.pid)
+            most = max(most, *(p.memory_info().rss / 1e6 for p in (own, *own.children(recursive=True))))
+        except psutil.Error:
+            pass
+        time.sleep(0.1)
+    return most
+
+
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("write", "convert", "memory", "page"))
+    parser.add_argument("part", choices=("write", "convert", "memory", "page", "history"))
     parser.add_argument("--peers")
     parser.add_argument("--params", type=int, default=500)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--series", type=int, default=10_000)
+    parser.add_argument("--megabytes", type=int, default=1000)
     options = parser.parse_args()
     print(describe_machine())
     if options.part == "write":
@@ -213,6 +255,8 @@ def main() -> None:
         convert(options.peers, options.params, options.steps)
     elif options.part == "memory":
         memory()
+    elif options.part == "history":
+        history(options.megabytes)
     else:
         page(options.series, options.steps)
 

@@ -23,7 +23,7 @@ from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS
 from trainsentry.collectors.torch.agreement import Agreement
 from trainsentry.collectors.torch.meeting import Meeting
-from trainsentry.monitor.common import LAG, MANY_RANKS, Common, Wishes
+from trainsentry.monitor.common_decisions import LAG, MANY_RANKS, CommonDecisions, Wishes
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.recorder.gathering import Gathering
 from trainsentry.monitor.recorder.place import Address, place_of
@@ -45,7 +45,9 @@ def host_time(ranks: int, steps: int = 400) -> float:
     """Return the median seconds that the exchange of one step takes the training process."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     meeting = Meeting(dist.group.WORLD, 0, ranks, None)
-    common = Common(meeting, Agreement(meeting, 1.0), Schedule(MonitorConfig(), several_ranks=True), Guard(), costs=0)
+    common = CommonDecisions(
+        meeting, Agreement(meeting, 1.0), Schedule(MonitorConfig(), several_ranks=True), Guard(), costs=0
+    )
     times = []
     for step in range(steps):
         began = time.perf_counter()

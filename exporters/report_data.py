@@ -15,7 +15,7 @@ from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.layer_matrix import LayerMatrix
 from trainsentry.exporters.quantity_view import LayoutSizes, QuantityView
-from trainsentry.exporters.run_reader import Run, last_anomalies, read_run
+from trainsentry.exporters.run_reader import Run, anomalies_since, read_run
 from trainsentry.exporters.step_rows import RowKeys
 
 COLUMNS: Final = 256
@@ -26,6 +26,9 @@ MAX_RANKS: Final = 8
 
 MAX_SIBLINGS: Final = 12
 """Layers of the same kind as a suspect whose curves stand beside its own."""
+
+MAX_ANOMALIES: Final = 1000
+"""Anomalies of a rank that are read, from the first incident on; those behind them are counted."""
 
 MAX_POINTS: Final = 2000
 """Points of a scalar's curve; of a longer one the extremes of each bin are kept."""
@@ -39,6 +42,7 @@ class ReportData:
     scalars: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
     matrices: dict[tuple[int, str], LayerMatrix] = field(default_factory=dict)
     anomalies: list[dict[str, Any]] = field(default_factory=list)
+    more_anomalies: int = 0
     problems: int = 0
 
     def curve(self, rank: int, quantity: str, name: str) -> tuple[list[int], list[float]] | None:
@@ -88,6 +92,7 @@ def gather(
     whole = next(iter([s["rank"] for s in suspects if s.get("rank") in run.ranks]), next(iter(run.ranks)))
     wanted = {s.get("quantity") for s in suspects}
     others = [rank for rank in run.ranks if rank != whole][: MAX_RANKS - 1]
+    since = next((int(incident.get("first_seen", 0)) for incident in run.incidents[:1]), 0)
     wanted_tables: list[tuple[int, str, list[TableFile]]] = []
     for rank in [whole, *others]:
         directory = root / f"rank{rank}"
@@ -100,20 +105,17 @@ def gather(
                 data.scalars = _scalars(files, report)
             elif name != SCALARS and (rank == whole or name in wanted):
                 wanted_tables.append((rank, name, files))
-        data.anomalies += (
-            last_anomalies(directory, 1 << 20) if rank == whole or rank in {s["rank"] for s in suspects} else []
-        )
+        if rank == whole or rank in {s["rank"] for s in suspects}:
+            found, more = anomalies_since(directory, since, MAX_ANOMALIES)
+            data.anomalies += found
+            data.more_anomalies += more
     progress(f"{len(wanted_tables)} tables")
     for (rank, name, _), (matrix, problems) in zip(wanted_tables, each(_matrix, wanted_tables), strict=True):
         progress(f"rank{rank}/{name}")
         data.matrices[rank, name] = matrix
         for problem in problems:
             report(*problem)
-    first = {incident.get("first_seen", 0) for incident in run.incidents[:1]}
-    since = min(first, default=0)
-    data.anomalies = sorted(
-        (a for a in data.anomalies if a["step"] >= since), key=lambda a: (a["step"], a.get("order", 0))
-    )
+    data.anomalies.sort(key=lambda a: (a["step"], a.get("order", 0)))
     return data
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+import numpy as np
 from bokeh.embed import components
 from bokeh.resources import Resources
 
 from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report
+from trainsentry.exporters.layer_matrix import LayerMatrix
 from trainsentry.exporters.report_data import ReportData, gather
 from trainsentry.exporters.report_figures import curves, heatmap
 from trainsentry.exporters.short_text import flat, number
@@ -20,6 +22,7 @@ from trainsentry.exporters.short_text import flat, number
 MAX_BYTES: Final = 5 * 2**20
 SHOWN_ANOMALIES: Final = 40
 SHOWN_RANKS: Final = 64
+SHOWN_LAYERS: Final = 60
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def _render(data: ReportData, figures: list[Shown]) -> str:
         run=data.run,
         incidents=data.run.incidents,
         anomalies=data.anomalies[:SHOWN_ANOMALIES],
-        more_anomalies=max(0, len(data.anomalies) - SHOWN_ANOMALIES),
+        more_anomalies=data.more_anomalies + max(0, len(data.anomalies) - SHOWN_ANOMALIES),
         figures=list(zip(figures, divs, strict=True)),
         ranks=list(data.run.ranks.items())[:SHOWN_RANKS],
         more_ranks=max(0, len(data.run.ranks) - SHOWN_RANKS),
@@ -128,9 +131,32 @@ def _heatmaps(data: ReportData) -> list[Shown]:
     found.sort(key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     caption = "Root mean square of a layer at a step, log colour; magenta: not finite. Drag to zoom, hover to read."
     return [
-        Shown(f"{quantity}: layers by steps, rank {first}", caption, heatmap(matrix, _marks(data), names))
+        Shown(
+            f"{quantity}: layers by steps, rank {first}",
+            caption,
+            heatmap(matrix, _marks(data), names),
+            ("layer", "median", "newest", "highest", "at step"),
+            _layer_rows(matrix),
+        )
         for quantity, matrix in found
     ]
+
+
+def _layer_rows(matrix: LayerMatrix) -> tuple[tuple[Any, ...], ...]:
+    """Return the layers of a picture in numbers, those first whose newest value is furthest from their median."""
+    rows = []
+    for layer, values in zip(matrix.names, matrix.table(), strict=True):
+        seen = np.flatnonzero(~np.isnan(values))
+        if not len(seen):
+            continue
+        middle, newest, peak = float(np.median(values[seen])), float(values[seen[-1]]), int(np.nanargmax(values))
+        highest = float(values[peak])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            away = np.nan_to_num(np.abs(np.log(np.float64(newest) / middle)), nan=0.0, posinf=np.inf)
+        shown = [number(x) if np.isfinite(x) else "not finite" for x in (middle, newest, highest)]
+        rows.append((np.inf if np.isinf(highest) else away, (layer, *shown, matrix.step_of(peak))))
+    rows.sort(key=lambda item: -item[0])
+    return tuple(row for _, row in rows[:SHOWN_LAYERS])
 
 
 def _facts(data: ReportData) -> list[tuple[str, str]]:

@@ -76,17 +76,37 @@ def last_scalars(directory: Path, size: int = TAIL_BYTES) -> dict[str, list[tupl
     return {name: sorted(values.items()) for name, values in found.items()}
 
 
+def anomalies_since(directory: Path, step: int, most: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the first `most` anomalies of a rank from `step` on, and how many come after them."""
+    found: list[dict[str, Any]] = []
+    more = 0
+    try:
+        with (directory / "anomalies.jsonl").open("rb") as lines:
+            for line in lines:
+                if len(found) >= most:
+                    more += 1
+                    continue
+                value = _anomaly(line)
+                if value is not None and value["step"] >= step:
+                    found.append(value)
+    except OSError:
+        pass
+    return found, more
+
+
 def last_anomalies(directory: Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
     """Return the newest anomalies of a rank, oldest first."""
-    found = []
-    for line in tail(directory / "anomalies.jsonl", size):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and {"step", "name", "quantity", "score"} <= value.keys():
-            found.append(value)
-    return found
+    found = (_anomaly(line) for line in tail(directory / "anomalies.jsonl", size))
+    return [value for value in found if value is not None]
+
+
+def _anomaly(line: str | bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    whole = isinstance(value, dict) and {"step", "name", "quantity", "score"} <= value.keys()
+    return value if whole else None
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.monitor.common import Common
+from trainsentry.monitor.common_decisions import CommonDecisions
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.hang_watch import HangWatch
@@ -35,7 +35,7 @@ class Company:
             raise
         costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
         agreement = framework.agreement(meeting, PATIENCE_SECONDS)
-        self.common = Common(meeting, agreement, self.schedule, guard, costs=costs)
+        self.common = CommonDecisions(meeting, agreement, self.schedule, guard, costs=costs)
         self.hangs: HangWatch | None = None
         try:
             self._listening: Listening | None = Listening(meeting.rank)

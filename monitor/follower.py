@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.monitor.common import Common, Wishes, kind_of
+from trainsentry.monitor.common_decisions import CommonDecisions, Wishes, kind_of
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd
@@ -12,7 +12,7 @@ from trainsentry.monitor.step_end import StepEnd
 class Follower:
     """Listens to the optimizers' steps and reads nothing. `steps` are the framework's, and remove the hooks."""
 
-    def __init__(self, common: Common, schedule: Schedule, guard: Guard, start_step: int) -> None:
+    def __init__(self, common: CommonDecisions, schedule: Schedule, guard: Guard, start_step: int) -> None:
         self.common = common
         self.schedule = schedule
         self.guard = guard

@@ -8,7 +8,7 @@ from trainsentry.anomaly.first_sight import FirstSight
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_SECONDS, FOUND_INF, SKIPPED, STEP_SECONDS, SeriesTable
 from trainsentry.collectors.settings import COMMUNICATION
-from trainsentry.monitor.common import Common, Wishes
+from trainsentry.monitor.common_decisions import CommonDecisions, Wishes
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.hand_over import HandOver
 from trainsentry.monitor.micro_steps import checked_micro_steps
@@ -43,7 +43,7 @@ class StepLoop:
         triggers: Triggers,
         schedule: Schedule,
         overhead: Overhead,
-        common: Common | None,
+        common: CommonDecisions | None,
         *,
         rank: int,
         start_step: int,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
-from trainsentry.monitor.common import Wishes, kind_of
+from trainsentry.monitor.common_decisions import Wishes, kind_of
 from trainsentry.monitor.config import OnIncident
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.recorder import messages

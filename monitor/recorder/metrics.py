@@ -9,6 +9,10 @@ RENEW_SECONDS: Final = 10.0
 """Seconds between two writings of the textfile; the node exporter reads it a few times a minute."""
 
 
+TAKE_OVER_SECONDS: Final = 30.0
+"""Seconds between two looks whether the rank that serves the port is still there: two scrapes are lost at most."""
+
+
 class Metrics:
     """Serves or writes the metrics of a run, as its configuration says; the `first` rank writes the file."""
 
@@ -16,22 +20,26 @@ class Metrics:
         self.settings = settings
         self.root = root
         self._textfile = Path(settings["textfile"]) if settings.get("textfile") and first else None
-        self._written = 0.0
+        self._written = self._looked = 0.0
+        self._serves = settings.get("port") is None
 
     def begin(self) -> None:
-        """Serve the metrics, unless another rank of this run does so on this node.
+        """Serve the metrics, unless another rank of this run does so on this node; `renew` takes over when that ends.
 
         Raises:
             OSError: when something else has the port.
 
         """
-        if self.settings.get("port") is not None:
+        if not self._serves:
             from trainsentry.exporters.prometheus import serve
 
-            serve(self.root, self.settings["port"], self.settings["address"])
+            self._looked = time.monotonic()
+            self._serves = serve(self.root, self.settings["port"], self.settings["address"])
 
     def renew(self, *, now: bool = False) -> None:
-        """Write the textfile, if there is one and it is time."""
+        """Take over a port whose rank has ended, and write the textfile, each if it is time."""
+        if not self._serves and time.monotonic() - self._looked >= TAKE_OVER_SECONDS:
+            self.begin()
         if self._textfile is None or (not now and time.monotonic() - self._written < RENEW_SECONDS):
             return
         from trainsentry.exporters.prometheus import write_textfile

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from judged_tables import first_from_tables
 from peer_faults import FAULT_STEP, run
-from recorded_runs import first_from_tables
 
 
 @pytest.mark.parametrize("op", ["allreduce", "all_gather_single", "broadcast"])

@@ -4,7 +4,7 @@ import importlib.util
 import json
 
 import pytest
-from recorded_runs import first_from_tables
+from judged_tables import first_from_tables
 from replica_faults import FAULT_STEP, run
 from sharded_training import STRATEGIES
 

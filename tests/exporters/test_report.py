@@ -39,6 +39,25 @@ def test_curves_stand_beside_siblings_and_other_ranks(tmp_path):
     assert data.curve(1, "gradient", CULPRIT)[1][30] == pytest.approx(1.0)
 
 
+def test_the_picture_of_layers_stands_in_numbers_too_those_that_differ_most_first(tmp_path):
+    page = write_report(make_run(tmp_path)).read_text()
+    table = page[page.index("The layers that differ most") :]
+    first = re.search(r"<tbody><tr>(.*?)</tr>", table, re.DOTALL)[1]
+    assert re.findall(r">([^<]+)</td>", first) == [CULPRIT, "1", "125", "not finite", "31"]
+
+
+def test_the_timeline_begins_where_the_trouble_did_however_much_follows(tmp_path):
+    root = make_run(tmp_path)
+    line = {"name": "noise", "quantity": "gradient", "score": 5.0, "rank": 0, "order": 1}
+    with (root / "rank0" / "anomalies.jsonl").open("a") as file:
+        for step in [2, *range(31, 20000)]:
+            file.write(json.dumps({**line, "step": step}) + "\n")
+    page = write_report(root).read_text()
+    steps = re.findall(r'<tr><td class="n">(\d+)</td><td>(?:noise|layers)', page)
+    assert steps[0] in {"30", "31"}
+    assert re.search(r"; \d{5} more in anomalies.jsonl", page)
+
+
 def test_a_run_without_an_incident_says_so(tmp_path):
     page = write_report(make_run(tmp_path, incident=False)).read_text()
     assert "Nothing abnormal was found." in page

@@ -1,6 +1,7 @@
 """Metrics and alerts: aggregates alone, each incident once, nothing waits, no secret on disk."""
 
 import json
+import socket
 import threading
 import time
 import urllib.request
@@ -74,6 +75,32 @@ def test_an_address_that_nobody_answers_is_given_up_and_not_told(monkeypatch):
     assert "secret" not in said
     monkeypatch.setenv("HOOK", "file:///etc/passwd")
     assert delivery.deliver(SETTINGS, INCIDENT)[1] == 0
+
+
+def test_a_port_whose_rank_has_ended_is_taken_over_by_another(tmp_path, monkeypatch):
+    from trainsentry.exporters import prometheus
+    from trainsentry.monitor.recorder import metrics
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    servers = []
+    start = prometheus.start_http_server
+    monkeypatch.setattr(prometheus, "start_http_server", lambda *a, **k: servers.append(start(*a, **k)[0]))
+    monkeypatch.setattr(metrics, "TAKE_OVER_SECONDS", 0.0)
+    first, second = (metrics.Metrics({"port": port, "address": "127.0.0.1"}, tmp_path, first=r == 0) for r in (0, 1))
+    first.begin()
+    second.begin()
+    second.renew()
+    assert len(servers) == 1, "the first one is still there"
+    servers[0].shutdown()
+    servers[0].server_close()
+    second.renew()
+    assert len(servers) == 2
+    answer = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    assert "trainsentry_run_info" in answer
+    servers[1].shutdown()
+    servers[1].server_close()
 
 
 def test_a_redirect_is_not_followed_with_the_token(hook, monkeypatch):

@@ -51,7 +51,7 @@ class Wishes:
         return cls(stop, dense_until, unheard, tuple(numbers[5:]), ahead, behind)
 
 
-class Common:
+class CommonDecisions:
     """Exchanges wishes at one boundary and has the answer at a later one; between them a step's time passes.
 
     A rank whose own monitor has failed, or that is not watched, goes on taking part. Once an answer fails to come,
