@@ -4,14 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-peer lint types pytest mindspore format clean
+.PHONY: demo test test-peer lint types pytest pytest-alone pytest-ranks mindspore format clean
+
+# Folders whose tests keep process groups or whole trainers busy; the others run beside them.
+RANKS := tests/distributed tests/scenarios
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
 
 # Both environments are built before, one after the other: they share the compiled kernel in this folder.
 test: lint types $(VENV)-mindspore/stamp
-	$(MAKE) --jobs=2 pytest mindspore
+	$(MAKE) --jobs=2 --output-sync=target pytest-ranks pytest-alone mindspore
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -20,8 +23,13 @@ lint: $(VENV)/dev.stamp
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy
 
-pytest: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest
+pytest: pytest-alone pytest-ranks
+
+pytest-alone: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(RANKS:%=--ignore=%)
+
+pytest-ranks: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(RANKS)
 
 # MindSpore needs NumPy 1 and is tested without torch, so it has an environment of its own.
 mindspore: $(VENV)-mindspore/stamp
