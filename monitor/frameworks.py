@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from trainsentry.collectors.adapted_torch import adapted_torch
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -26,7 +28,7 @@ def framework_of(model: Any) -> Framework:
     """
     first = model[0] if isinstance(model, (list, tuple)) and model else model
     bases = {base.__module__.partition(".")[0] for base in type(first).__mro__}
-    if "torch" in bases:
+    if "torch" in bases and adapted_torch() is None:
         from trainsentry.collectors.torch import environment, saving
         from trainsentry.collectors.torch.agreement import Agreement
         from trainsentry.collectors.torch.follow import follow

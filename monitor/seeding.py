@@ -9,6 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from trainsentry.collectors.adapted_torch import adapted_torch
+
 MAX_SEED: Final = 2**32 - 1
 """The highest seed that NumPy takes."""
 
@@ -34,7 +36,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
     np.random.seed(seed)  # noqa: NPY002 - what scripts draw from
     if "torch" not in sys.modules and "mindspore" not in sys.modules:  # called before the framework is imported
         import_module(next((name for name in ("torch", "mindspore") if find_spec(name) is not None), "random"))
-    if "torch" in sys.modules:
+    if "torch" in sys.modules and adapted_torch() is None:
         from trainsentry.collectors.torch.seeding import seed_framework
 
         seed_framework(seed, mode, rm_dropout)

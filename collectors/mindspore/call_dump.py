@@ -1,4 +1,4 @@
-"""Records the calls of cells, forward and backward, in the layout of msprobe's debugger."""
+"""Records the calls of cells and of operations, forward and backward, in the layout of msprobe's debugger."""
 
 import zlib
 from collections import Counter
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor, nn
 
+from trainsentry.collectors.adapted_torch import adapted_torch
 from trainsentry.collectors.call import Call
 from trainsentry.collectors.call_entries import EntryWriter
 from trainsentry.collectors.call_selection import CallSelection
@@ -16,6 +17,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.gradient_hooks import Arrived, followed, followed_call
 from trainsentry.collectors.mindspore.host_statistics import array_of
 from trainsentry.collectors.mindspore.interception import own_class, unwatch_calls, watch_calls
+from trainsentry.collectors.mindspore.operations import Operations, changes_in_place
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, records_gradients, wait
 from trainsentry.collectors.mindspore.saving import SUFFIX, save_array
 from trainsentry.collectors.mindspore.tensor_facts import described, facts_of, is_finite
@@ -25,13 +27,13 @@ MaySave = Callable[[str, Tensor], bool]
 
 
 def stem_of(named: NamedModule) -> str:
-    """Return how a cell is called in a dump, such as `Cell.layers.0.Dense`."""
-    kind = own_class(named.module).__name__
-    return f"Cell.{named.name}.{kind}" if named.name else f"Cell.{kind}"
+    """Return how a cell is called in a dump, such as `Cell.layers.0.Dense`; MSAdapter's are torch's modules."""
+    prefix = "Cell" if adapted_torch() is None else "Module"
+    return ".".join(part for part in (prefix, named.name, own_class(named.module).__name__) if part)
 
 
 class CallDump:
-    """Describes the calls of cells to a writer.
+    """Describes calls to a writer.
 
     With `save` their tensors are written to files, without `values` none is read.
     With `only_overflows` a call is written when its results hold NaN or Inf; it has made them when nothing that went in
@@ -70,20 +72,25 @@ class CallDump:
         self._numbers: Counter[str] = Counter()
         self._open: list[Call] = []
         self._gradients: dict[str, tuple[Call, dict[str, dict[str, Any]]]] = {}
+        self._operations = Operations(self.operation) if self.selection.sees_operations else None
 
     # ------------------------------------------------------------------ as the debugger's session asks
 
     def start(self, named: Iterable[NamedModule]) -> None:
-        """Watch cells."""
+        """Watch cells, or operations, or both."""
         self.running = True
+        if self._operations is not None:
+            self._operations.start()
         for module in named:
-            if id(module.module) not in self._named:
+            if self.selection.sees_modules and id(module.module) not in self._named:
                 self._named[id(module.module)] = module
                 watch_calls(module.module, self)
 
     def stop(self) -> None:
         """Leave every cell, and write the backward passes that were seen."""
         self._generation += 1
+        if self._operations is not None:
+            self._operations.stop()
         for named in self._named.values():
             unwatch_calls(named.module, self)
         self._named.clear()
@@ -121,10 +128,31 @@ class CallDump:
         wait()
         return self.guard.run(self.part, self._leave, self._named[id(cell)], output)
 
+    def operation(self, stem: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of an operation, and describe it if it takes tensors."""
+        if not self.running or in_graph_mode() or not _takes_tensors(args, kwargs):
+            return function(*args, **kwargs)
+        wait()
+        call = Call(stem, self._numbers[stem], is_module=False, parent=self._open[-1] if self._open else None)
+        changed = self.guard.run(self.part, self._begin, call, args, kwargs)
+        args, kwargs = changed if changed is not None else (args, kwargs)
+        try:
+            output = function(*args, **kwargs)
+            wait()
+        except BaseException:
+            self._open = [c for c in self._open if c is not call]
+            raise
+        given = self.guard.run(self.part, self._end, call, output, None)
+        return output if given is None else given
+
     def _enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stem = stem_of(named)
         call = Call(stem, self._numbers[stem], is_module=True, parent=self._open[-1] if self._open else None)
-        self._numbers[stem] += 1
+        return self._begin(call, args, kwargs)
+
+    def _begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Describe what goes in; return the arguments to be given instead, or None."""
+        self._numbers[call.stem] += 1
         self._open.append(call)
         call.wanted = self.selection.begins(call, "forward")
         name = call.name()
@@ -137,7 +165,11 @@ class CallDump:
             if self._reads("input"):
                 call.state["input_args"] = self._described(list(args), f"{name}.input")
                 call.state["input_kwargs"] = self._described(dict(kwargs), f"{name}.input")
-        call.followed = records_gradients() and self.selection.may_begin(call, "backward")
+        call.followed = (
+            records_gradients()
+            and self.selection.may_begin(call, "backward")
+            and (call.is_module or not changes_in_place(call.stem))
+        )
         if not call.followed:
             return None
         return followed_call(args, kwargs, self._arrived(call, "output"))
@@ -146,18 +178,20 @@ class CallDump:
         stem = stem_of(named)
         while self._open and self._open[-1].stem != stem:
             self._open.pop()  # a call inside raised
-        if not self._open:
-            return None
-        call = self._open.pop()
+        return self._end(self._open[-1], output, named.module) if self._open else None
+
+    def _end(self, call: Call, output: Any, cell: nn.Cell | None) -> Any:
+        """Describe what comes out, and write the call; return what is to be given instead, or None."""
+        self._open = [c for c in self._open if c is not call]
         self.selection.ends(call, "forward")
         if call.wanted and call.state is not None:
             content, call.state = call.state, None
             name = call.name()
-            given = output if isinstance(output, tuple) else (output,)
+            given = output if isinstance(output, (tuple, list)) else (output,)
             if self._reads("output"):
                 content["output"] = self._described(list(given), f"{name}.output")
-            if self._reads("input"):
-                parameters = {leaf: p for leaf, p in named.module._params.items() if isinstance(p, Tensor)}
+            if cell is not None and self._reads("input"):
+                parameters = {leaf: p for leaf, p in cell._params.items() if isinstance(p, Tensor)}
                 content["parameters"] = self._described(parameters, f"{name}.parameters")
             self._write(name, content, ("input_args", "input_kwargs"))
         return followed(output, self._arrived(call, "input")) if call.followed else None
@@ -228,6 +262,11 @@ class CallDump:
             path = self.writer.tensor_path(name)
             save_array(array, path)
             facts["data_name"] = path.name
+
+
+def _takes_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = [*args, *kwargs.values()]
+    return any(isinstance(x, Tensor) or (isinstance(x, (list, tuple)) and _takes_tensors(tuple(x), {})) for x in given)
 
 
 def _in_order(path: str) -> tuple[Any, ...]:

@@ -1,30 +1,33 @@
 """What a debugger needs of MindSpore."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from mindspore import nn
 
+from trainsentry.collectors.adapted_torch import adapted_torch
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore import environment, meeting
 from trainsentry.collectors.mindspore.call_dump import CallDump
 from trainsentry.collectors.mindspore.interception import unwatch_calls, watch_calls
+from trainsentry.collectors.mindspore.kernel_dump import KernelDump
+from trainsentry.collectors.mindspore.operations import forget_custom, register_custom
 from trainsentry.collectors.mindspore.saved_variables import SavedVariables
 from trainsentry.collectors.mindspore.validation import checked_models
 from trainsentry.collectors.named_module import NamedModule
 
 PART: Final = "debugger"
-LEVELS: Final = ("L0", "debug")
+LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
 
 
 class MindSporeDebugging:
     """Tasks, watchers and ranks, as the debugger's session asks for them."""
 
-    name: Final = "mindspore"
     rank_and_world_size = staticmethod(environment.rank_and_world_size)
     meet = staticmethod(meeting.meet)
 
     def __init__(self) -> None:
+        self.name: Final = "mindspore" if adapted_torch() is None else "mindtorch"
         self._dump: CallDump | None = None
 
     def agreement(self, _: Any) -> Any:
@@ -38,7 +41,7 @@ class MindSporeDebugging:
             raise RuntimeError("ranks of MindSpore do not meet")
         return _Alone()
 
-    def make_task(self, config: Any) -> CallDump:
+    def make_task(self, config: Any) -> CallDump | KernelDump:
         """Return what is done with each call.
 
         Raises:
@@ -46,10 +49,9 @@ class MindSporeDebugging:
 
         """
         if config.level not in LEVELS:
-            raise ValueError(
-                f"level: {config.level!r} with MindSpore; allowed: L0 or debug (operations are not recorded: their "
-                "functions would have to be replaced, and what is compiled meanwhile would compile the replacement)"
-            )
+            raise ValueError(f"level: {config.level!r} with MindSpore; allowed: {', '.join(LEVELS)}")
+        if config.level == "L2":
+            return KernelDump(config)
         if config.task == "grad_probe":
             raise ValueError(
                 "task: 'grad_probe' with MindSpore; allowed: statistics, tensor, structure, overflow_check"
@@ -66,7 +68,7 @@ class MindSporeDebugging:
         )
         return self._dump
 
-    def make_watcher(self, guard: Guard, task: CallDump, config: Any) -> CallDump:
+    def make_watcher(self, guard: Guard, task: CallDump | KernelDump, config: Any) -> CallDump | KernelDump:
         """Return what sees the calls: on MindSpore the same."""
         del config
         task.guard = guard
@@ -105,17 +107,19 @@ class MindSporeDebugging:
         """Have some calls of the first model dumped."""
         return TokenRange(models[0], token_range[0], token_range[1], go, stop)
 
-    def register_custom_api(self, *_: Any) -> NoReturn:
-        """Operations are not recorded.
+    def register_custom_api(self, watcher: CallDump, module: Any, api: str, prefix: str | None) -> None:
+        """Have a function of a module or class recorded as an operation too.
 
         Raises:
-            ValueError: always.
+            AttributeError: when there is none of that name.
 
         """
-        raise ValueError("register_custom_api: operations are not recorded on MindSpore; allowed: level L0 or debug")
+        del watcher  # the next start sees it
+        register_custom(module, api, prefix)
 
-    def restore_custom_api(self, *_: Any) -> None:
-        """Nothing was registered."""
+    def restore_custom_api(self, module: Any, api: str) -> None:
+        """Record it no more."""
+        forget_custom(module, api)
 
 
 class TokenRange:

@@ -13,7 +13,9 @@ from trainsentry.monitor.config_file import explain, read_file
 from trainsentry.monitor.errors import ConfigError
 
 TASKS: Final = ("statistics", "tensor", "structure", "overflow_check", "grad_probe")
-LEVELS: Final = ("L0", "L1", "mix", "debug")
+LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
+"""L2, the kernels of compiled graphs, is MindSpore's alone."""
+
 _OTHER_TASKS: Final = {
     "nan_check": "overflow_check",
     "run_ut": "trainsentry overflow DUMP, which replays calls on the CPU",
@@ -132,8 +134,7 @@ class DebuggerConfig(_Block):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.level not in LEVELS:
-            extra = "; L2 dumps the kernels of a device, for which there is msprobe" if self.level == "L2" else ""
-            raise ValueError(f"level: {self.level!r}; allowed: {', '.join(LEVELS)}{extra}")
+            raise ValueError(f"level: {self.level!r}; allowed: {', '.join(LEVELS)}")
         if self.level == "debug" and self.task not in {"statistics", "tensor"}:
             raise ValueError(f"level: 'debug' with task {self.task!r}; allowed: task statistics or tensor")
         if self.enable_dataloader:

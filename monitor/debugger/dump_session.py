@@ -49,7 +49,7 @@ class DumpSession:
         if not self._is_asked_for() or self._started:
             return
         self._started = True
-        if self.config.level == "debug" or self.config.task == "grad_probe":
+        if self.config.level in {"debug", "L2"} or self.config.task == "grad_probe":
             return  # what is written there does not come of calls
         self._open()
         if token_range is None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 from typing_extensions import Self
 
+from trainsentry.collectors.adapted_torch import adapted_torch
 from trainsentry.monitor.debugger.debugger_config import DebuggerConfig, load_debugger_config
 from trainsentry.monitor.debugger.dump_session import DumpSession
 from trainsentry.monitor.errors import ConfigError
@@ -209,10 +210,11 @@ def _framework(given: str | None, model: Any) -> str:
         return FRAMEWORKS[given]
     first = model[0] if isinstance(model, (list, tuple)) and model else model
     bases = {base.__module__.partition(".")[0] for base in type(first).__mro__}
-    for name in ("torch", "mindspore"):
+    kinds = ("mindspore",) if adapted_torch() is not None else ("torch", "mindspore")
+    for name in kinds:
         if name in bases:
             return name
-    imported = [name for name in ("torch", "mindspore") if name in sys.modules]
+    imported = [name for name in kinds if name in sys.modules]
     if len(imported) > 1:
         raise ConfigError("framework: None, and both torch and mindspore are imported; allowed: one of them")
     return imported[0] if imported else "torch"

@@ -175,7 +175,6 @@ def test_callbacks_dump_the_steps_of_model_train(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"level": "L1"}, "allowed: L0 or debug"),
         ({"level": "L0", "task": "grad_probe"}, "grad_probe"),
         ({"level": "L0", "framework": "jax"}, "'jax'"),
     ],

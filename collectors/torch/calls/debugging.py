@@ -41,7 +41,16 @@ class TorchDebugging:
         return Agreement(meeting, PATIENCE_SECONDS)
 
     def make_task(self, config: Any) -> Any:
-        """Return what is done with each call."""
+        """Return what is done with each call.
+
+        Raises:
+            ValueError: for level L2.
+
+        """
+        if config.level == "L2":
+            raise ValueError(
+                "level: 'L2'; allowed: L0, L1, mix, debug; L2 dumps the kernels of a device, for which there is msprobe"
+            )
         facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
         if config.task == "overflow_check":
             return OverflowTask(facts, flags=flags_of_device())

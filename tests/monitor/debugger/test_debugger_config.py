@@ -28,7 +28,7 @@ def load(tmp_path, **config):
         ({"task": "statistic"}, "task: 'statistic'; allowed: statistics, tensor"),
         ({"task": "free_benchmark"}, "in its place: tensor on two devices"),
         ({"task": "run_ut"}, "in its place: trainsentry overflow"),
-        ({"level": "L2"}, "level: 'L2'; allowed: L0, L1, mix, debug; L2 dumps the kernels"),
+        ({"level": "L3"}, "level: 'L3'; allowed: L0, L1, mix, debug"),
         ({"level": "debug", "task": "structure"}, "level: 'debug'|task 'structure' is read as 'mix'"),
         ({"level": "debug", "task": "overflow_check"}, "level: 'debug' with task 'overflow_check'; allowed: task"),
         ({"rank": ["x"]}, "'x'; allowed: numbers from 0 on"),
@@ -56,6 +56,11 @@ def test_a_mistake_is_named(tmp_path, config, message):
         return
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, **config)
+
+
+def test_kernels_are_not_dumped_on_pytorch(tmp_path):
+    with pytest.raises(ConfigError, match="level: 'L2'; allowed: L0, L1, mix, debug; L2 dumps the kernels"):
+        PrecisionDebugger(dump_path=str(tmp_path), level="L2", framework="torch")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -1,0 +1,108 @@
+"""Level L2: the kernels of compiled graphs, dumped by MindSpore itself as a configuration of its own tells it.
+
+MindSpore reads the configuration when the first graph is compiled; from then on it is fixed for the process.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from trainsentry.collectors.mindspore.runtime import on_host
+
+logger = logging.getLogger("trainsentry")
+
+VARIABLE: Final = "MINDSPORE_DUMP_CONFIG"
+FILE: Final = "mindspore_dump_config.json"
+DEVICES: Final = 8
+"""Devices of a node, all of which dump unless ranks are chosen."""
+
+_SAVED: Final = {"statistics": "statistic", "tensor": "tensor", "overflow_check": "tensor"}
+_SIDES: Final = {frozenset({"input", "output"}): 0, frozenset({"input"}): 1, frozenset({"output"}): 2}
+_OVERFLOWS_ONLY: Final = 3
+
+
+class KernelDump:
+    """Hands the configuration over when it is made; there is nothing to do at a call, nor at a step."""
+
+    def __init__(self, config: Any) -> None:
+        self.writer: Any = None
+        self.guard: Any = None
+        self.running = False
+        path = Path(config.dump_path).absolute() / FILE
+        _check(config, path)
+        path.write_text(json.dumps(configuration(config), indent=1), encoding="utf-8")
+        os.environ[VARIABLE] = str(path)
+        logger.info("trainsentry: MindSpore dumps kernels as %s says, from the first graph on that is compiled", path)
+
+    def start(self, _: Any) -> None:
+        """Nothing is watched."""
+
+    def stop(self) -> None:
+        """Nothing was."""
+
+    def reset(self) -> None:
+        """Steps are counted by MindSpore."""
+
+    def take_counts(self) -> tuple[int, str | None, bool]:
+        """No call is counted."""
+        return 0, None, False
+
+
+def configuration(config: Any) -> dict[str, Any]:
+    """Return MindSpore's dump configuration for the debugger's.
+
+    Keys and values are those of MindSpore 2.10: `iteration` counts from 0 and joins steps and ranges by "|";
+    `dump_mode` 1 with `kernels` dumps only those.
+    """
+    chosen = config.chosen
+    sides = config.selection(lambda _: "CORE").sides
+    return {
+        "common_dump_settings": {
+            "op_debug_mode": _OVERFLOWS_ONLY if config.task == "overflow_check" else 0,
+            "dump_mode": int(bool(chosen.calls)),
+            "path": str(Path(config.dump_path).absolute()),
+            "net_name": "Net",
+            "iteration": iterations(config.step),
+            "saved_data": _SAVED[config.task],
+            "input_output": _SIDES[sides],
+            "kernels": list(chosen.calls),
+            "support_device": list(config.rank) or list(range(DEVICES)),
+        },
+        "e2e_dump_settings": {"enable": True, "trans_flag": True},
+    }
+
+
+def iterations(steps: Sequence[int]) -> str:
+    """Return steps as MindSpore writes them.
+
+    >>> iterations([]), iterations([0, 2, 3, 4, 9])
+    ('all', '0|2-4|9')
+    """
+    if not steps:
+        return "all"
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(steps), lambda item: item[1] - item[0])]
+    return "|".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _check(config: Any, path: Path) -> None:
+    """Check what MindSpore would refuse when it is too late to mend.
+
+    Raises:
+        ValueError: for what does not go together with level L2.
+
+    """
+    if config.task not in _SAVED:
+        raise ValueError(f"task: {config.task!r} at level L2; allowed: {', '.join(_SAVED)}")
+    if config.chosen.scope:
+        raise ValueError(f"scope: {config.chosen.scope} at level L2; allowed: list, with names of kernels")
+    if on_host() and config.task != "tensor":
+        raise ValueError(
+            f"task: {config.task!r} at level L2 on the CPU; allowed: tensor, as MindSpore saves nothing else there"
+        )
+    other = os.environ.get(VARIABLE)
+    if other and Path(other) != path:
+        raise ValueError(f"{VARIABLE}: is set to {other!r} already; allowed: not set, for level L2 sets it")
