@@ -126,8 +126,8 @@ class TrainMonitor:
             watch.add(*watched, listener)
             if self._company is not None:
                 watch.own_group = self._company.meeting.name
-                if self.config.collect.communication is not None:
-                    watch.watch_communication()
+            if world_size > 1 and self.config.collect.communication is not None:
+                watch.watch_communication()
             run = Run(self.config, framework, rank, world_size, start_step, self._company, self._saved_state)
             shared = Shared(self._table, self._guard, self._callbacks, self._incidents)
             listener.target = start_loop(run, watch, shared)

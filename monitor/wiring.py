@@ -58,7 +58,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     if company is not None:
         hello = replace(hello, place=company.place, quiet=company.quiet)
     link = RecorderLink(hello, table)
-    schedule = company.schedule if company is not None else Schedule(config)
+    schedule = company.schedule if company is not None else Schedule(config, several_ranks=run.world_size > 1)
     triggers = Triggers(config.on_incident, schedule, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
     same_step = watch.on_host

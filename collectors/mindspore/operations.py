@@ -17,6 +17,7 @@ from mindspore import Tensor, nn, ops
 
 from trainsentry.collectors.adapted_torch import adapted_torch
 from trainsentry.collectors.call_stacks import is_ours
+from trainsentry.collectors.mindspore.stand_ins import Make, forget_compiled, stand_in, take_away, watch_compiled
 
 Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
@@ -87,48 +88,33 @@ class Operations:
         self._around = around
         self._inside = False
         self._thread = 0
-        self._undo: list[tuple[Any, str, Any]] = []
-        self._compiler: list[tuple[Any, str, Any]] = []
+        self._undo: list[tuple[Any, str, Make]] = []
 
     def start(self) -> None:
-        """See the calls of this thread from here on."""
-        if self._compiler:
+        """See the calls of this thread from here on.
+
+        Raises:
+            RuntimeError: where it is not known how this version of MindSpore calls what is compiled.
+
+        """
+        if self._undo:
             return
         self._thread = threading.get_ident()
-        executor: Any = _jit_executor()
-        original = executor.__call__
-        self._compiler.append((executor, "__call__", original))
-        executor.__call__ = self._compiled(original)
-        self._put()
+        watch_compiled(self._compiled)
+        for stem, owner, name in _functions():
+            make = functools.partial(self._stand_in, stem)
+            stand_in(owner, name, make)
+            self._undo.append((owner, name, make))
 
     def stop(self) -> None:
         """Put everything back as it was."""
-        self._take_away()
-        for owner, name, original in self._compiler:
-            setattr(owner, name, original)
-        self._compiler.clear()
-
-    def _put(self) -> None:
-        for stem, owner, name, function in _functions():
-            own = vars(owner).get(name, _MISSING)
-            stand_in = self._stand_in(stem, function)
-            try:
-                setattr(owner, name, stand_in)
-            except (AttributeError, TypeError):
-                continue
-            self._undo.append((owner, name, own))
-
-    def _take_away(self) -> None:
         while self._undo:
-            owner, name, own = self._undo.pop()
-            if own is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, own)
+            take_away(*self._undo.pop())
+        forget_compiled(self._compiled)
 
     def _stand_in(self, stem: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
+        def seen(*args: Any, **kwargs: Any) -> Any:
             if not self._sees(sys._getframe(1)):
                 return function(*args, **kwargs)
             if stem != PRIMITIVE:
@@ -138,7 +124,7 @@ class Operations:
                 return function(*args, **kwargs)
             return self._seen(f"{PRIMITIVE}.{name}", functools.partial(function, args[0]), args[1:], kwargs)
 
-        return stand_in
+        return seen
 
     def _sees(self, frame: types.FrameType) -> bool:
         return not self._inside and threading.get_ident() == self._thread and not is_ours(frame.f_code)
@@ -150,20 +136,10 @@ class Operations:
         finally:
             self._inside = False
 
-    def _compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            put = bool(self._undo)
-            self._take_away()
-            try:
-                function = functools.partial(original, executor)
-                if not put or self._inside or threading.get_ident() != self._thread or _is_an_optimizers(executor):
-                    return function(*args, **kwargs)
-                return self._seen(f"Jit.{executor.fn.__name__}", function, args, kwargs)
-            finally:
-                if put and self._compiler:
-                    self._put()
-
-        return call
+    def _compiled(self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._inside or threading.get_ident() != self._thread or _is_an_optimizers(executor):
+            return run(*args, **kwargs)
+        return self._seen(f"Jit.{executor.fn.__name__}", run, args, kwargs)
 
 
 PRIMITIVE: Final = "Primitive"
@@ -172,9 +148,11 @@ _UNSEEN: Final = _words(
 )
 """Primitives that are ours, or that only ask about tensors."""
 
-_MISSING: Final = object()
-_custom: dict[tuple[int, str], tuple[str, Any, str]] = {}
-_known: list[tuple[str, Any, str, Callable[..., Any]]] = []
+Named = tuple[str, Any, str]
+"""What a function is called, where it hangs, and by which name."""
+
+_custom: dict[tuple[int, str], Named] = {}
+_known: list[Named] = []
 
 
 def register_custom(owner: Any, name: str, prefix: str | None) -> None:
@@ -195,17 +173,16 @@ def forget_custom(owner: Any, name: str) -> None:
     _custom.pop((id(owner), name), None)
 
 
-def _functions() -> Iterator[tuple[str, Any, str, Callable[..., Any]]]:
-    """Yield what is stood in for: its stem, where it hangs and by which name, and itself."""
+def _functions() -> Iterator[Named]:
+    """Yield what is stood in for."""
     if not _known:
         _known.extend([*_of_modules(), *_of_tensors()])
         _known.extend(_primitives() if adapted_torch() is None else ())
     yield from _known
-    for stem, owner, name in _custom.values():
-        yield stem, owner, name, getattr(owner, name)
+    yield from _custom.values()
 
 
-def _of_modules() -> Iterator[tuple[str, Any, str, Callable[..., Any]]]:
+def _of_modules() -> Iterator[Named]:
     """Yield functions under the prefix of the module that they are reached through: mint and ops share many."""
     for prefix, path in HOMES if adapted_torch() is None else HOMES_OF_TORCH:
         try:
@@ -214,10 +191,10 @@ def _of_modules() -> Iterator[tuple[str, Any, str, Callable[..., Any]]]:
             continue
         for name, function in sorted(vars(module).items()):
             if isinstance(function, types.FunctionType) and name[0] != "_" and name not in LEFT_OUT:
-                yield f"{prefix}.{name}", module, name, function
+                yield f"{prefix}.{name}", module, name
 
 
-def _of_tensors() -> Iterator[tuple[str, Any, str, Callable[..., Any]]]:
+def _of_tensors() -> Iterator[Named]:
     torch = adapted_torch()
     kind_of_tensor: Any = Tensor if torch is None else torch.Tensor
     for name in sorted(dir(kind_of_tensor)):
@@ -226,10 +203,10 @@ def _of_tensors() -> Iterator[tuple[str, Any, str, Callable[..., Any]]]:
         if kind not in {"function", "method_descriptor"} or name in LEFT_OUT:
             continue
         if name[0] != "_" or _OPERATORS.fullmatch(name):
-            yield f"Tensor.{name}", kind_of_tensor, name, method
+            yield f"Tensor.{name}", kind_of_tensor, name
 
 
-def _primitives() -> Iterator[tuple[str, Any, str, Callable[..., Any]]]:
+def _primitives() -> Iterator[Named]:
     """Yield the calls of primitives: many classes have one of their own."""
     classes: list[Any] = [ops.Primitive]
     while classes:
@@ -237,26 +214,9 @@ def _primitives() -> Iterator[tuple[str, Any, str, Callable[..., Any]]]:
         classes += kind.__subclasses__()
         call = vars(kind).get("__call__")
         if isinstance(call, types.FunctionType) and kind.__name__ not in _UNSEEN:
-            yield PRIMITIVE, kind, "__call__", call
+            yield PRIMITIVE, kind, "__call__"
 
 
 def _is_an_optimizers(executor: Any) -> bool:
     owner = getattr(executor.fn, "__self__", None) or executor.obj
     return isinstance(owner, nn.Optimizer)
-
-
-def _jit_executor() -> Any:
-    """Return the class by which compiled functions are called.
-
-    Raises:
-        RuntimeError: where this version of MindSpore has none that is known.
-
-    """
-    for path in ("mindspore.graph.api", "mindspore.common.api"):
-        try:
-            found = getattr(importlib.import_module(path), "_JitExecutor", None)
-        except ImportError:
-            continue
-        if found is not None and "__call__" in vars(found) and not hasattr(found, "__wrapped__"):
-            return found
-    raise RuntimeError("level L1 and mix: this version of MindSpore has no _JitExecutor; allowed: level L0 or debug")

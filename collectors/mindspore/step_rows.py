@@ -1,6 +1,6 @@
 """The rows of a step: statistics in execution order, copied to the host once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -95,6 +95,12 @@ class StepRows(HostRows):
             return
         position = self._append(series_id, self.table.layout_id(Layout((), "float64", 1)))
         self._host[position] = (*row_of_number(float(value)), float(value))
+
+    def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
+        """Append a row that holds some numbers in the place of statistics, and nothing else."""
+        position = self._append(series_id, self.table.layout_id(Layout((), "float64", 1)))
+        self._host[position] = np.nan
+        self._host[position, : len(numbers)] = numbers
 
     def norm_of(self, tensor: Tensor) -> float:
         """Return the norm of a tensor on the host, without a row in the record."""

@@ -7,6 +7,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.activations import CellCalls
 from trainsentry.collectors.mindspore.capture import Capture
 from trainsentry.collectors.mindspore.cell_names import CellNames
+from trainsentry.collectors.mindspore.communication import Communication
 from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
 from trainsentry.collectors.mindspore.optimizer_state import learning_rate_of, parameters_of
 from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps, StepListener
@@ -19,6 +20,7 @@ from trainsentry.collectors.pending_rows import PendingRows
 from trainsentry.collectors.series import UPDATED_PARAMETERS, Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
+    COMMUNICATION,
     GRADIENTS,
     OPTIMIZER_STATE,
     PARAMETERS,
@@ -43,6 +45,7 @@ class MindSporeWatch:
         self.names = CellNames()
         self.optimizers: list[Any] = []
         self.own_group = ""
+        self.communication: Communication | None = None
         self.flow = DataFlow()
         self.rows = StepRows(table, settings.eps, self._refused)
         self.capture = Capture(self.names, guard)
@@ -119,7 +122,8 @@ class MindSporeWatch:
             self._steps.look_at_scaler = before_update
 
     def watch_communication(self) -> None:
-        """Collectives of MindSpore are not watched."""
+        """Watch collectives too."""
+        self.communication = Communication(self.rows, self.guard, self.settings.call_sites)
 
     @property
     def on_host(self) -> bool:
@@ -150,7 +154,7 @@ class MindSporeWatch:
 
     def graph(self) -> dict[str, Any]:
         """Return the content of `graph.json`."""
-        return describe(self.names, self.flow, [])
+        return describe(self.names, self.flow, self.communication.groups() if self.communication is not None else [])
 
     def close(self) -> None:
         """Give every cell and optimizer back as it was."""
@@ -161,6 +165,8 @@ class MindSporeWatch:
     def stop_reading(self) -> None:
         """Remove everything but what tells of the optimizers' steps."""
         self._cells.close()
+        if self.communication is not None:
+            self.communication.close()
         self.capture.close()
         self._updates.forget()
 
@@ -174,12 +180,18 @@ class MindSporeWatch:
         self._read.clear()
         self._read_state_of.clear()
         self._cells.open_step(sampling=ACTIVATIONS in plan)
+        if self.communication is not None:
+            self.guard.run(COMMUNICATION, lambda: self._open_communication(sampling=COMMUNICATION in plan))
         if self._steps is not None:
             self._steps.reads = bool(plan)
             self._called_before = self._steps.called
         if UPDATES in plan and not seen:
             wait()
             self.guard.run(UPDATES, self._updates.keep, self._selected(UPDATES))
+
+    def _open_communication(self, *, sampling: bool) -> None:
+        assert self.communication is not None
+        self.communication.open_step(sampling=sampling)
 
     def before_update(self, optimizer: Any, *, gradients_ready: bool = True) -> None:
         """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
@@ -249,7 +261,7 @@ class MindSporeWatch:
 
     @property
     def seconds_waited(self) -> float | None:
-        """Collectives are not watched."""
+        """How long collectives were waited for is not known: they run behind the program."""
         return None
 
     def doing(self) -> dict[str, Any]:
@@ -271,6 +283,8 @@ class MindSporeWatch:
         if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
             self.guard.run("training_mode", self._modes.read)
         self._logged.clear()
+        if self.communication is not None:
+            self.guard.run(COMMUNICATION, self.communication.end_step)
 
     def examine(self) -> None:
         """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
@@ -303,7 +317,7 @@ class MindSporeWatch:
     @property
     def left_out(self) -> int:
         """Passes and calls that were beyond what a record holds."""
-        return self._cells.counts.left_out
+        return self._cells.counts.left_out + (self.communication.left_out if self.communication is not None else 0)
 
     def take(self) -> PendingRows:
         """Return the rows of the step, or of its part since the last call."""

@@ -1,17 +1,16 @@
 """Collectives and point-to-point operations: what goes in and comes out, how long each took, and which are open."""
 
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any, Final
 
 from torch import Tensor
 
+from trainsentry.collectors.call_site import call_site
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
 from trainsentry.collectors.torch.backward_pass import in_backward
@@ -37,7 +36,6 @@ POINT_TO_POINT: Final = frozenset({"send", "recv"})
 MAX_OPEN: Final = 1024
 """Calls that nobody has waited for yet; older ones are forgotten, whoever started them."""
 
-_OURS: Final = str(Path(__file__).resolve().parents[2])
 _LIBRARIES: Final = ("torch", "deepspeed")
 
 
@@ -272,15 +270,4 @@ class Communication:
         return found
 
     def _is_chosen(self) -> bool:
-        return "*" in self.call_sites or any(fnmatch(_call_site(), pattern) for pattern in self.call_sites)
-
-
-def _call_site() -> str:
-    """Return `<file>:<function>` of the innermost caller outside torch, DeepSpeed and ourselves."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if not str(path).startswith(_OURS) and not any(part in _LIBRARIES for part in path.parts):
-            return f"{path}:{frame.f_code.co_name}"
-        frame = frame.f_back
-    return ""
+        return "*" in self.call_sites or any(fnmatch(call_site(_LIBRARIES), pattern) for pattern in self.call_sites)
