@@ -271,7 +271,6 @@ class Detection:
             "surprises": {key: s.saved() for key, s in self._surprises.items()},
             "learning_rate": self._switches.saved(),
             "squares": self._reset.saved(n),
-            "batches": self._batches.saved(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -286,7 +285,6 @@ class Detection:
         for key, saved in state["surprises"].items():
             self._surprises.setdefault(key, Surprises()).load(saved)
         self._switches.load(state["learning_rate"])
-        self._batches.load(state["batches"])
         self._provenance.go_back()
         self._records = WARM_UP
 

@@ -14,6 +14,7 @@ class Kinds:
     """Arrays over the series of a table: the number of each one's kind, and its limits of shape (n, features).
 
     `drifts`: may be judged by slow changes; optimizer state averages over a thousand steps, and does nothing else.
+    `may_fall`: a slow fall is no drift; that of the loss is what training is for.
     """
 
     def __init__(self, table: SeriesTable) -> None:
@@ -24,6 +25,7 @@ class Kinds:
         self.jump = np.zeros((0, 4), np.float32)
         self.young = np.zeros(0, np.float32)
         self.drifts = np.zeros(0, bool)
+        self.may_fall = np.zeros(0, bool)
         self._numbers: dict[str, int] = {}
 
     def refresh(self) -> None:
@@ -39,6 +41,7 @@ class Kinds:
         jumps = [_spread(float(np.log(x.ratio)), MEAN_JUMP, ZEROS_JUMP) for _, x in rows]
         self.jump = np.concatenate([self.jump, np.array(jumps)])
         self.drifts = np.append(self.drifts, [not s.is_state for s, _ in rows])
+        self.may_fall = np.append(self.may_fall, [s.scalar and s.name == "loss" for s, _ in rows])
         self.young = np.append(self.young, np.array([x.young for _, x in rows], np.float32))
 
     def number(self, name: str) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trainsentry.anomaly.conservation import AVERAGE, SUM, Call, judge
+from trainsentry.anomaly.conservation import AVERAGE, EPSILON, SUM, Call, judge
 
 UNKNOWN: Final = -1
 
@@ -13,17 +13,24 @@ SEEN_BEFORE: Final = 3
 
 @dataclass
 class LearnedReductions:
-    """Remembers of each call, by its name, whether it adds up or averages."""
+    """Remembers of each call, by its name, size and dtype, whether it adds up or averages.
 
-    _votes: dict[tuple[str, int], int] = field(default_factory=dict)
+    Only of floating-point tensors of several elements: flags and single numbers fit a sum by chance.
+    """
+
+    _votes: dict[tuple[str, int, str, int], int] = field(default_factory=dict)
 
     def named(self, call: Call) -> Call:
         """Return the call with its reduction: 0 as long as that is not known."""
         if call.reduction != UNKNOWN:
             return call
-        known = next((r for r in (SUM, AVERAGE) if self._votes.get((call.name, r), 0) >= SEEN_BEFORE), 0)
+        kinds = {(sums.numel, sums.dtype) for sums in call.inputs.values()}
+        if len(kinds) != 1 or (kind := next(iter(kinds)))[0] < 2 or kind[1] not in EPSILON:
+            return replace(call, reduction=0)
+        votes = {r: self._votes.get((call.name, kind[0], kind[1], r), 0) for r in (SUM, AVERAGE)}
+        known = next((r for r, count in votes.items() if count >= SEEN_BEFORE and not votes[3 - r]), 0)
         if not known:
             fits = [r for r in (SUM, AVERAGE) if not judge(0, replace(call, reduction=r))]
             if len(fits) == 1:
-                self._votes[call.name, fits[0]] = self._votes.get((call.name, fits[0]), 0) + 1
+                self._votes[call.name, kind[0], kind[1], fits[0]] = votes[fits[0]] + 1
         return replace(call, reduction=known)

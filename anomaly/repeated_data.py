@@ -1,8 +1,7 @@
-"""Invariant: within an epoch no batch comes again before all others have come."""
+"""Invariant: while an epoch lasts, data does not go round a few of its batches."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -29,23 +28,24 @@ LARGEST_SHARE: Final = 0.25
 
 
 class RepeatedDataRule:
-    """Finds batches that are served again although the epoch is not over.
+    """Finds a loader that goes round a few old batches: one comes a third time, and nothing new came in between.
 
-    Batches are told apart by the bits of the model's inputs, where those are sampled. That an epoch begins anew is no
-    finding, in whatever order: then every batch comes a second time before any comes a third time, or a new one comes.
+    Batches are told apart by the model's inputs, where those are sampled at every step. An epoch that begins anew, in
+    whatever order, is no finding, nor is a part of the data that comes again and then gives way to what is new.
     """
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
         self._is_input = np.zeros(0, bool)
         self._step, self._print = -1, 0
-        self._seen: OrderedDict[int, list[int]] = OrderedDict()  # bits of a batch: its place, how often, its step
+        # The bits of a batch: its place, how often it came, and its first and its last step.
+        self._seen: OrderedDict[int, tuple[int, int, int, int]] = OrderedDict()
         self._place = self._again = self._in_order = self._longest = 0
-        self._last, self._clean = -1, -1
+        self._last_place = self._since = -1
         self._is_usual = False
 
     def judge(self, record: StepRecord) -> list[Finding]:
-        """Return that the batch before is an old one; a step may come in several records."""
+        """Return that the batch of the step before is an old one; a step may come in several records."""
         new = self.table.series[len(self._is_input) :]
         if new:
             inputs = [s.quantity == ACTIVATION_INPUT and s.module == "" and not s.scalar for s in new]
@@ -57,6 +57,8 @@ class RepeatedDataRule:
         if record.step != self._step:
             if self._step >= 0:
                 found = self._take(self._step, self._print, int(record.ids[rows[0]]))
+            if record.step != self._step + 1:  # a run that went back, or steps in between that were not seen
+                self._begin_anew()
             self._step, self._print = record.step, 0
         for bits in fingerprints(record.values[rows]).tolist():
             self._print = (self._print * 31 + bits) % 2**53
@@ -65,53 +67,31 @@ class RepeatedDataRule:
     def _take(self, step: int, bits: int, series_id: int) -> list[Finding]:
         known = self._seen.get(bits)
         if known is None:
-            odd = self._is_odd()
-            self._seen[bits] = [self._place, 1, step]
-            self._place, self._in_order, self._last = self._place + 1, 0, -1
-            if len(self._seen) > KEPT:
-                _, (_, times, _) = self._seen.popitem(last=False)
-                self._again -= times > 1
-            first = -1
-        else:
-            self._is_usual |= len(self._seen) < LEAST_FRESH
-            self._clean = step - 1 if not self._again else self._clean
-            self._again += known[1] == 1
-            self._in_order = self._in_order + 1 if known[0] == self._last + 1 else 1
-            self._longest, self._last = max(self._longest, self._in_order), known[0]
-            known[1] += 1
-            odd = known[1] > 2 and self._is_odd()
-            first = known[2]
-        if not odd:
+            self._note_new(step, bits)
             return []
-        self._begin_anew()
-        return [_finding(series_id, step, first, self._clean)]
+        place, times, first, last = known
+        self._is_usual |= len(self._seen) < LEAST_FRESH
+        self._again += times == 1
+        self._is_usual |= self._again > LARGEST_SHARE * len(self._seen)
+        self._since = step if self._since < 0 else self._since
+        self._in_order = self._in_order + 1 if place == self._last_place + 1 else 1
+        self._longest, self._last_place = max(self._longest, self._in_order), place
+        self._seen[bits] = (place, times + 1, first, step)
+        if last < self._since or self._longest < IN_ORDER or self._is_usual:
+            return []
+        self._is_usual = True  # said once: what comes again after it is known
+        nan, clean = float("nan"), self._since - 1
+        return [Finding(series_id, -1, DUPLICATE_DATA, NAME, "batch", first, nan, SCORE, True, step, clean, False)]
 
-    def _is_odd(self) -> bool:
-        """Whether old batches came that are few among the others, and in their old order."""
-        few = 0 < self._again <= LARGEST_SHARE * len(self._seen)
-        return few and self._longest >= IN_ORDER and not self._is_usual
+    def _note_new(self, step: int, bits: int) -> None:
+        self._seen[bits] = (self._place, 1, step, step)
+        self._place, self._in_order, self._longest, self._last_place, self._since = self._place + 1, 0, 0, -1, -1
+        if len(self._seen) > KEPT:
+            _, (_, times, _, _) = self._seen.popitem(last=False)
+            self._again -= times > 1
 
     def _begin_anew(self) -> None:
         self._seen.clear()
-        self._again = self._in_order = self._longest = 0
-        self._last = -1
-        self._is_usual = True  # said once: what comes again after it is known
-
-    def saved(self) -> dict[str, Any]:
-        """Return the batches as plain data."""
-        return {"seen": [[bits, *known] for bits, known in self._seen.items()], "usual": self._is_usual}
-
-    def load(self, saved: dict[str, Any]) -> None:
-        """Go on from the batches of an earlier run: those that it is served again are found."""
-        rows: Iterable[list[int]] = saved["seen"]
-        self._seen = OrderedDict((bits, known) for bits, *known in rows)
-        self._is_usual = saved["usual"]
-        self._again = sum(known[1] > 1 for known in self._seen.values())
-        self._place = max((known[0] for known in self._seen.values()), default=-1) + 1
-
-
-def _finding(series_id: int, step: int, first: int, clean: int) -> Finding:
-    """Return that a batch is that of step `first`, or that a new one follows old ones (-1)."""
-    return Finding(
-        series_id, -1, DUPLICATE_DATA, NAME, "batch", float(first), float("nan"), SCORE, True, step, clean, False
-    )
+        self._place = self._again = self._in_order = self._longest = 0
+        self._last_place = self._since = -1
+        self._is_usual = False

@@ -34,8 +34,8 @@ def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats) ->
     return score, feature
 
 
-def drift_scores(state: Floats, distance: Floats, unit: Floats) -> Floats:
-    """Carry the cumulative sums on; return those that count."""
+def drift_scores(state: Floats, distance: Floats, unit: Floats, may_fall: Any) -> Floats:
+    """Carry the cumulative sums on; return those that count. A row that `may_fall` does not drift by falling."""
     size = distance[:, :SIZES]
     z = size / unit[:, :SIZES]
     np.clip(z, -DRIFT_CLIP, DRIFT_CLIP, out=z)
@@ -47,6 +47,7 @@ def drift_scores(state: Floats, distance: Floats, unit: Floats) -> Floats:
         sums[...] = now
         hits = np.flatnonzero(now >= DRIFT_LEAST)
         hits = hits[sign * size[hits // SIZES, hits % SIZES] >= DRIFT_RATIO]
+        hits = hits if sign > 0 else hits[~may_fall[hits // SIZES]]
         np.maximum.at(found, hits // SIZES, now.ravel()[hits])
     return found
 

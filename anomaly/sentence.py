@@ -142,10 +142,10 @@ def _not_conserved(anomaly: Anomaly, what: str) -> str:
 
 def _duplicate(anomaly: Anomaly, _what: str) -> str:
     if anomaly.statistic == "batch":
-        again = "a new batch follows old ones that came again"
-        if anomaly.value >= 0:
-            again = f"the batch of step {anomaly.value:.0f} is served again and again"
-        return f"{again} at step {anomaly.step}, in the midst of an epoch: the data's place was lost, or set back"
+        return (
+            f"since step {anomaly.last_clean + 1} the data goes round a few old batches: that of step "
+            f"{anomaly.value:.0f} is served a third time at step {anomaly.step}"
+        )
     return (
         f"rank {anomaly.rank} trains on the same data as rank {anomaly.value:.0f}, up to step {anomaly.step}: their "
         "inputs are equal to the bit, batch after batch"

@@ -127,7 +127,7 @@ class SoftRule:
         jump[:, :SIZES] -= leap.take(kind, axis=0)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         score, best = spike_scores(distance, jump, unit, self.kinds.jump[ids])
-        drift: Floats = drift_scores(state, distance, unit)
+        drift: Floats = drift_scores(state, distance, unit, self.kinds.may_fall[ids])
         young = (held < DRIFT_WARM_UP) | ~self.kinds.drifts[ids]
         drift[young] = 0.0
         state[UP:, young] = 0.0

@@ -114,7 +114,7 @@ def summary(found: list[dict[str, Any]]) -> Iterator[str]:
 def _others(faults: list[dict[str, Any]], good: list[dict[str, Any]]) -> Iterator[str]:
     """Yield what rules of other tools made of the same rows."""
     for name in good[0]["others"] if good else ():
-        found = [o["others"][name] for o in faults]
+        found = [o["others"][name] for o in faults if "detected" in o["others"][name]]  # twins have no fault
         caught = sum(f["detected"] for f in found)
         right = sum(f["first_right"] for f in found)
         clean, wrong = (sum(o["others"][name][key] for o in good) for key in ("clean_steps", "false_steps"))
@@ -149,9 +149,9 @@ def main() -> None:
         if options.show and _is_wrong(outcome):
             who = [outcome.get(k) for k in ("case", "family", "optimizer", "seed", "error", "delay", "early")]
             print(*who, outcome["said"][:700], flush=True)
-    print("\n".join([*table(found), "", *summary(found)]))
     if options.out:
         Path(options.out).write_text("".join(json.dumps(o) + "\n" for o in found))
+    print("\n".join([*table(found), "", *summary(found)]))
 
 
 if __name__ == "__main__":

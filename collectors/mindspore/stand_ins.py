@@ -6,6 +6,7 @@ Several watchers may stand in for one function; each is taken away by itself, in
 
 import functools
 import importlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -52,6 +53,8 @@ class _Place:
 _places: dict[tuple[int, str], _Place] = {}
 _compiled: list[Compiled] = []
 _executor: list[tuple[Any, Function]] = []
+_lock: Final = threading.RLock()
+_running = 0  # compiled calls under way, in all threads
 
 
 def stand_in(owner: Any, name: str, make: Make) -> None:
@@ -66,13 +69,16 @@ def stand_in(owner: Any, name: str, make: Make) -> None:
     place = _places.get(key)
     if place is None:
         place = _Place(owner, name, vars(owner).get(name, _MISSING), getattr(owner, name))
-    place.makes.append(make)
-    try:
-        place.put()
-    except (AttributeError, TypeError):  # a class that cannot be changed
-        place.makes.remove(make)
-        return
-    _places[key] = place
+    with _lock:
+        place.makes.append(make)
+        try:
+            place.put()
+        except (AttributeError, TypeError):  # a class that cannot be changed
+            place.makes.remove(make)
+            return
+        _places[key] = place
+        if _running:
+            place.restore()
 
 
 def take_away(owner: Any, name: str, make: Make) -> None:
@@ -80,12 +86,13 @@ def take_away(owner: Any, name: str, make: Make) -> None:
     place = _places.get((id(owner), name))
     if place is None or make not in place.makes:
         return
-    place.makes.remove(make)
-    if place.makes:
-        place.put()
-    else:
+    with _lock:
+        place.makes.remove(make)
         place.restore()
-        del _places[id(owner), name]
+        if not place.makes:
+            del _places[id(owner), name]
+        elif not _running:
+            place.put()
     _leave_executor()
 
 
@@ -115,19 +122,32 @@ def _watch_executor() -> None:
 
     def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(original, executor)
-        places = [place for place in _places.values() if place.stands]
-        seen = _compiled[-1] if _compiled else None
-        for place in places:
-            place.restore()
+        seen = _compiled[-1] if _compiled and not _running else None
+        _begin_compiled()
         try:
             return run(*args, **kwargs) if seen is None else seen(executor, run, args, kwargs)
         finally:
-            for place in places:
-                if _places.get((id(place.owner), place.name)) is place:
-                    place.put()
+            _end_compiled()
 
     _executor.append((kind, original))
     kind.__call__ = call
+
+
+def _begin_compiled() -> None:
+    global _running  # noqa: PLW0603 - there is one compiler in a process
+    with _lock:
+        _running += 1
+        for place in _places.values():
+            place.restore()
+
+
+def _end_compiled() -> None:
+    global _running  # noqa: PLW0603
+    with _lock:
+        _running -= 1
+        if not _running:
+            for place in _places.values():
+                place.put()
 
 
 def _leave_executor() -> None:

@@ -71,6 +71,8 @@ class Comparison:
             if series.scalar:
                 _note_scalar(told, series.name, float(values[VALUE]))
             elif series.quantity == ACTIVATION_INPUT:
+                if not np.isfinite(values[VALUE]) and np.isnan(values[[MEAN, NORM]]).any():
+                    continue  # a table with few statistics: batches would be alike by chance
                 bits = int(fingerprints(values[None])[0])
                 told.data = float((int(told.data or 0) * 31 + bits) % 2**53)  # all inputs together
             elif series.quantity == GRADIENT_UNREDUCED:
@@ -131,7 +133,8 @@ class _Side:
             return
         bad = float(values[NANS] + values[INFS])
         total = float(values[MEAN]) * (numel - bad) if numel > bad else 0.0
-        sums = Sums(total, float(values[NORM]), numel, bad == 0, dtype)
+        known = bool(np.isfinite(values[[MEAN, NORM]]).all()) or numel == 0  # else a table that lacks them
+        sums = Sums(total, float(values[NORM]), numel, bad == 0 and known, dtype)
         if series.quantity == COMMUNICATION_INPUT:
             self.inputs.append(sums)
         else:

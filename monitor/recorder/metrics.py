@@ -1,5 +1,6 @@
 """Metrics beside the recording: an endpoint of the node, or a file that is renewed. It runs in a sink of its own."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +40,8 @@ class Metrics:
     def renew(self, *, now: bool = False) -> None:
         """Take over a port whose rank has ended, and write the textfile, each if it is time."""
         if not self._serves and time.monotonic() - self._looked >= TAKE_OVER_SECONDS:
-            self.begin()
+            with contextlib.suppress(OSError):  # busy, or another's: looked at again later
+                self.begin()
         if self._textfile is None or (not now and time.monotonic() - self._written < RENEW_SECONDS):
             return
         from trainsentry.exporters.prometheus import write_textfile

@@ -223,3 +223,14 @@ def test_a_history_with_norms_alone_is_judged_by_them():
         record.values[:, :3] = np.nan
         found = detection.judge(record)
     assert [a.kind for a in found] == ["spike"]
+
+
+@pytest.mark.parametrize(("a_step", "found"), [(0.93, False), (1 / 0.93, True)])
+def test_a_loss_that_falls_for_long_is_training_and_one_that_rises_is_not(a_step, found):
+    loss = ("loss", "loss")
+    records, detection = setup(series=(loss,), steps=80)
+    said = []
+    for n in range(60):
+        size = float(a_step**n * np.exp(0.03 * rng.standard_normal()))
+        said += detection.judge(records.step(80 + n, {loss: size}))
+    assert bool(said) == found

@@ -145,10 +145,11 @@ def test_a_function_of_the_users_own_is_recorded_as_one_call(tmp_path):
     original = vars(Library)["twice"]
     recorder.start()
     Library.twice(Tensor([1.0]))
+    Library().twice(Tensor([1.0]))
     recorder.stop()
     recorder.step()
     PrecisionDebugger.restore_custom_api(Library, "twice")
-    assert list(content(tmp_path)) == ["Mine.twice.0.forward"]
+    assert list(content(tmp_path)) == ["Mine.twice.0.forward", "Mine.twice.1.forward"]
     assert vars(Library)["twice"] is original
     assert not operations._custom
 
