@@ -228,7 +228,8 @@ def test_a_dump_that_fails_is_contained(out, monkeypatch, caplog):
 def test_ctrl_c_ends_training_and_loses_nothing(out, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"""
-import torch, trainsentry, time
+import signal, torch, trainsentry, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts the tests in the background may ignore it
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with trainsentry.TrainMonitor({{"output_dir": {str(out)!r}}}).watch(model, optimizer):
@@ -244,7 +245,7 @@ with trainsentry.TrainMonitor({{"output_dir": {str(out)!r}}}).watch(model, optim
     recorder = int(subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()[0])
     os.kill(recorder, signal.SIGINT)  # as a terminal would send it to both
     process.send_signal(signal.SIGINT)
-    output, log = process.communicate()
+    output, log = process.communicate(timeout=60)
     last = max([20, *(int(line) for line in output.split())])
     assert "died" not in log
     table = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
