@@ -9,6 +9,7 @@ import sys
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.last_report import begin_report
 from trainsentry.monitor.recorder.serve import Recorder
+from trainsentry.monitor.recorder.start import TERMINAL_SIGNALS
 from trainsentry.monitor.ring import Ring
 
 
@@ -33,9 +34,10 @@ def _step_aside() -> None:
     `nice` counts. `benchmarks/niced_neighbour.py` shows what that does to a step of torch's busy threads. Batch
     scheduling keeps the recorder from running in the trainer's place at the moment it is woken by it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in TERMINAL_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # blocked since before the process began
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     if hasattr(os, "nice"):

@@ -108,8 +108,9 @@ class RecorderLink:
                 continue
             if not self._write(messages.DEFINITIONS, [data]):
                 return False
-            self._sent_series += len(part["series"])
-            self._sent_layouts += len(part["layouts"])
+            # a recorder may have died meanwhile, and its successor been told all there is
+            self._sent_series = max(self._sent_series, part["series_from"] + len(part["series"]))
+            self._sent_layouts = max(self._sent_layouts, part["layouts_from"] + len(part["layouts"]))
         return True
 
     def _write(self, kind: int, chunks: Sequence[bytes], *, wait: bool = True) -> bool:

@@ -1,12 +1,14 @@
 """Starts a recorder: a process of its own, or a thread where no process can be started."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,6 +25,10 @@ _QUIET: Final = {
     "PYTHONWARNINGS": "ignore",
 }
 """The recorder sees no device and takes one thread."""
+
+
+TERMINAL_SIGNALS: Final = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
+"""What a terminal sends to all its processes; the recorder leaves both to the trainer."""
 
 
 class Running(Protocol):
@@ -48,13 +54,14 @@ class ProcessRecorder:
         with tempfile.TemporaryFile() as settings:
             settings.write(told.encode())
             settings.seek(0)
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "trainsentry.monitor.recorder"],
-                stdin=settings,
-                pass_fds=descriptors if hello.place is None else (*descriptors, hello.place.descriptor),
-                env=_environment(),
-                cwd="/",
-            )
+            with _held_back():
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "trainsentry.monitor.recorder"],
+                    stdin=settings,
+                    pass_fds=descriptors if hello.place is None else (*descriptors, hello.place.descriptor),
+                    env=_environment(),
+                    cwd="/",
+                )
 
     def join(self, timeout: float) -> bool:
         """Wait for the process to end."""
@@ -68,6 +75,23 @@ class ProcessRecorder:
         """Kill the process and collect it."""
         self.process.kill()
         self.process.wait()
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Have a process that is started meanwhile begin with a terminal's signals blocked.
+
+    A process inherits what is blocked, so that a Ctrl-C cannot end a recorder that has not come to ignore it yet. The
+    thread that starts it gets a signal of its own as soon as the process is there.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ThreadRecorder:

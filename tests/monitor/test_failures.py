@@ -252,6 +252,34 @@ with trainsentry.TrainMonitor({{"output_dir": {str(out)!r}}}).watch(model, optim
     assert sorted(set(table["step"])) == list(range(last + 1)) or sorted(set(table["step"])) == list(range(last + 2))
 
 
+def test_ctrl_c_does_not_end_a_recorder_that_has_only_begun_to_start(out, caplog):
+    model, optimizer, monitor = make(out)
+    with monitor:
+        process = monitor._loop.link.running.process
+        process.send_signal(signal.SIGINT)  # Python's own start takes longer than this
+        process.send_signal(signal.SIGHUP)
+        train(model, optimizer, STEPS, monitor)
+        assert monitor._loop.link.running.process is process
+    assert not errors(caplog)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert process.returncode == 0
+
+
+def test_a_recorder_that_dies_before_it_has_heard_of_any_series_loses_nothing(out, caplog):
+    model, optimizer, monitor = make(out)
+    with monitor:
+        monitor._loop.link.running.kill()
+        train(model, optimizer, STEPS, monitor)
+    assert [r.message for r in errors(caplog) if "died" not in r.message] == []
+    assert status(out)["gaps"] == []
+    tables = [pd.read_csv(path) for path in (out / "rank0").glob("*_0-999.csv")]
+    assert len(tables) >= 4
+    for table in tables:
+        assert (table.groupby("name")["step"].max() == STEPS - 1).all()
+    gradients = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
+    assert sorted(gradients["step"]) == sorted(list(range(STEPS)) * 4)
+
+
 def test_the_flight_recorder_is_bounded(out):
     model, optimizer, monitor = make(out, ring_size=2**20)
     with monitor:
