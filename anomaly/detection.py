@@ -113,7 +113,7 @@ class Detection:
         wrong = (bad | at_edge) & self.facts.watched[ids]
         listed = self._listed(soft, verdict, judged, record) & ~wrong
         findings = [f for rule in self._rules for f in rule(record, self.table)]
-        evidence = Evidence(record, soft, numel, self._known.divisor, self.facts.scalar[ids])
+        evidence = Evidence(record, self.table.series, soft, numel, self._known.divisor, self.facts.scalar[ids])
         findings += [evidence.of_hard(row, bad, largest, edges) for row in np.flatnonzero(wrong & judged).tolist()]
         rows = np.flatnonzero(listed).tolist()
         in_a_row = self.soft.baseline.outliers[ids]
@@ -293,6 +293,7 @@ class Detection:
         if self._saved is not None:
             for series_id, position in self._saved.news(self.table):
                 self.soft.baseline.adopt(series_id, self._saved.state, position)
+                self.soft.leaps.adopt(series_id, self._saved.state.get("leaps", {}), position)
                 self._reset.adopt(series_id, self._saved.state["squares"][position])
 
 

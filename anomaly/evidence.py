@@ -1,16 +1,25 @@
 """Puts what was found in rows into findings: which statistic, how large, how large usually, and what kind of fault."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 from trainsentry.anomaly import dtype_edge, nonfinite
 from trainsentry.anomaly.anomaly import DEAD, DRIFT, NONFINITE, OVERFLOW, SHIFT, SPIKE, UNDERFLOW, UPDATE_SIZE
+from trainsentry.anomaly.baseline import LOCATION
 from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, ZEROS_FEATURE, Floats, in_words
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.kinds import Kinds
 from trainsentry.anomaly.soft import LEAST_COMMON, Soft
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, UPDATE
+from trainsentry.collectors.series import (
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+    UPDATE,
+    Series,
+)
 from trainsentry.collectors.statistics import INFS, NANS
 
 LASTING: Final = 2
@@ -23,8 +32,11 @@ DEAD_RATIO: Final = 50.0
 class Evidence:
     """The evidence of one record."""
 
-    def __init__(self, record: StepRecord, soft: Soft, numel: Floats, divisor: Floats, scalar: Any) -> None:
+    def __init__(
+        self, record: StepRecord, series: Sequence[Series], soft: Soft, numel: Floats, divisor: Floats, scalar: Any
+    ) -> None:
         self.record = record
+        self.series = series
         self.soft = soft
         self.numel = numel
         self.divisor = divisor
@@ -49,12 +61,12 @@ class Evidence:
         feature = int(abs(soft.distance[row, :2]).argmax()) if drifts else int(soft.feature[row])
         distance = float(soft.distance[row, feature])
         value = in_words(feature, float(soft.features[row, feature]), self.numel[row], self.divisor[row])
-        usual = float(soft.features[row, feature]) - distance
+        usual = float(soft.state[LOCATION, row, feature])
         expected = in_words(feature, usual, self.numel[row], self.divisor[row])
         kind = (
             (DRIFT if in_a_row < LASTING else SHIFT)
             if drifts
-            else self._kind(feature, distance, in_a_row, value, scalar=scalar)
+            else self._kind(self.series[self.record.ids[row]], feature, distance, in_a_row)
         )
         if drifts and distance < -math.log(DEAD_RATIO) and not scalar:
             kind = DEAD
@@ -63,10 +75,10 @@ class Evidence:
         return Finding(int(self.record.ids[row]), row, kind, detector, FEATURES[feature], value, expected, score, alarm)
 
     @staticmethod
-    def _kind(feature: int, distance: float, in_a_row: int, zeros: float, *, scalar: bool) -> str:
+    def _kind(series: Series, feature: int, distance: float, in_a_row: int) -> str:
         if feature == ZEROS_FEATURE and distance > 0:
-            return UNDERFLOW if zeros < 1 else DEAD
-        if feature < MEAN_FEATURE and distance < -math.log(DEAD_RATIO) and not scalar:
+            return DEAD if series.quantity in {ACTIVATION_INPUT, ACTIVATION_OUTPUT} else UNDERFLOW
+        if feature < MEAN_FEATURE and distance < -math.log(DEAD_RATIO) and not series.scalar:
             return DEAD
         return SHIFT if in_a_row >= LASTING else SPIKE
 

@@ -5,18 +5,30 @@ from typing import Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import FROZEN
+from trainsentry.anomaly.called_modules import CalledModules
 from trainsentry.anomaly.finding import Finding
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE, UPDATED_PARAMETERS, SeriesTable
+from trainsentry.collectors.series import (
+    GRADIENT,
+    LEARNING_RATE,
+    OPTIMIZER_RATE,
+    PARAMETER,
+    UPDATE,
+    UPDATED_PARAMETERS,
+    SeriesTable,
+)
 from trainsentry.collectors.statistics import NORM, VALUE
 
 NAME: Final = "frozen"
-LEARNING_RATE: Final = "learning_rate"
 SCORE: Final = 60.0
 
 MOVED_BEFORE: Final = 10
 """Sampled updates in a row in which a parameter moved, before one without movement counts: in low precision small
 updates are rounded away now and then."""
+
+ABSENT: Final = 2
+"""Sampled updates in a row that a parameter is left out of before it counts, where no activation says whether its
+module was called."""
 
 LEAST_RATIO: Final = 3e-6
 """Least ‖Δ‖/‖w‖ that counts as a movement: some 25 units in the last place of float32."""
@@ -31,13 +43,16 @@ LOOKS: Final = 10
 class FrozenRule:
     """Finds parameters whose update is exactly zero, or is missing, where there was one at every sampled update before.
 
-    A gradient that is exactly zero itself excuses its parameter, and so does a step that the loss scaler skipped, or a
-    learning rate of zero.
+    A gradient that is exactly zero itself excuses its parameter, and so does a module that was not called (an expert
+    that got no token, one of two heads), a step that the loss scaler skipped, or a learning rate of zero.
     """
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
+        self._called = CalledModules(table)
         self._moved = np.zeros(0, np.int64)
+        self._absent = np.zeros(0, np.int64)
+        self._since = np.zeros(0, np.int64)
         self._reported = np.zeros(0, bool)
         self._in_step = np.zeros(0, bool)
         self._step = -1
@@ -55,9 +70,11 @@ class FrozenRule:
             found = self._missing()
             self._step, self._updated, self._excused = record.step, False, False
             self._in_step[:] = False
+            self._called.begin_step()
             self._zero_gradients = set()
         self._excused |= record.skipped or self._rate_is_zero(record)
         self._note_gradients(record)
+        self._called.note(record)
         found += self._none_at_all(record)
         rows = np.flatnonzero(self._masks[UPDATE][record.ids])
         if len(rows):
@@ -72,7 +89,8 @@ class FrozenRule:
         still = record.values[rows, NORM] == 0
         # What moves by a few units in the last place stands still by rounding.
         moves = ~still & ~(record.values[rows, VALUE] < LEAST_RATIO)
-        before = self._moved[ids]
+        before = np.where(self._absent[ids] > 0, 0, self._moved[ids])
+        self._absent[ids] = 0
         self._moved[ids] = np.where(moves, before + 1, 0)
         self._reported[ids[~still]] = False
         found = []
@@ -100,11 +118,21 @@ class FrozenRule:
         if not self._updated or self._excused:
             return []
         self._looks += 1
-        gone = np.flatnonzero(~self._in_step & (self._moved >= MOVED_BEFORE) & ~self._reported)
-        self._reported[gone] = True
-        self._moved[gone] = 0
-        found = [_finding(series_id, -1, self._step, self._step) for series_id in gone.tolist()]
+        gone = ~self._in_step & self._masks[UPDATE]
+        self._since[gone & (self._absent == 0)] = self._step
+        self._absent[gone] += 1
+        may = np.flatnonzero(gone & (self._moved >= MOVED_BEFORE) & ~self._reported).tolist()
+        since = {series_id: int(self._since[series_id]) for series_id in may if self._is_left_out(series_id)}
+        found = [_finding(series_id, -1, step, step) for series_id, step in since.items()]
         return found + (self._never_moved() if self._looks == LOOKS else [])
+
+    def _is_left_out(self, series_id: int) -> bool:
+        called = self._called.knows(self.table.series[series_id])
+        if called is None and self._absent[series_id] < ABSENT:
+            return False
+        self._moved[series_id] = 0
+        self._reported[series_id] = called is not False
+        return called is not False
 
     def _never_moved(self) -> list[Finding]:
         moving = {self.table.series[i].name for i in np.flatnonzero(self._masks[UPDATE]).tolist()}
@@ -119,8 +147,8 @@ class FrozenRule:
         self._zero_gradients |= {self.table.series[i].name for i in record.ids[rows].tolist()}
 
     def _rate_is_zero(self, record: StepRecord) -> bool:
-        rows = self._rows_of(record, LEARNING_RATE)
-        return bool(len(rows)) and bool((record.values[rows, NORM] == 0).any())
+        rows = [*self._rows_of(record, LEARNING_RATE), *self._rows_of(record, OPTIMIZER_RATE)]
+        return bool((record.values[rows, NORM] == 0).any())
 
     def _rows_of(self, record: StepRecord, quantity: str) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
         ids = self._ids.get(quantity, [])
@@ -135,6 +163,8 @@ class FrozenRule:
             if series.scalar:
                 self._ids.setdefault(series.quantity, []).append(i)
         self._moved = np.append(self._moved, np.zeros(len(new), np.int64))
+        self._absent = np.append(self._absent, np.zeros(len(new), np.int64))
+        self._since = np.append(self._since, np.zeros(len(new), np.int64))
         self._reported = np.append(self._reported, np.zeros(len(new), bool))
         self._in_step = np.append(self._in_step, np.zeros(len(new), bool))
         for quantity, mask in self._masks.items():

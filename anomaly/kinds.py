@@ -4,7 +4,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.features import MEAN_FEATURE, ZEROS_FEATURE
-from trainsentry.anomaly.sensitivity import MEAN_FLOOR, MEAN_JUMP, ZEROS_FLOOR, ZEROS_JUMP, sensitivity_of
+from trainsentry.anomaly.sensitivity import (
+    KEEP_THEIR_SIGN,
+    MEAN_FLOOR,
+    MEAN_JUMP,
+    ZEROS_FLOOR,
+    ZEROS_JUMP,
+    least_fall_of,
+    sensitivity_of,
+)
 from trainsentry.collectors.series import SeriesTable
 
 SCALARS = "scalars"
@@ -14,7 +22,7 @@ class Kinds:
     """Arrays over the series of a table: the number of each one's kind, and its limits of shape (n, features).
 
     `drifts`: may be judged by slow changes; optimizer state averages over a thousand steps, and does nothing else.
-    `may_fall`: a slow fall is no drift; that of the loss is what training is for.
+    `fall`: what a size must fall by to be odd, in log units. `is_loss`: the loss, which gradients fall with.
     """
 
     def __init__(self, table: SeriesTable) -> None:
@@ -25,7 +33,8 @@ class Kinds:
         self.jump = np.zeros((0, 4), np.float32)
         self.young = np.zeros(0, np.float32)
         self.drifts = np.zeros(0, bool)
-        self.may_fall = np.zeros(0, bool)
+        self.fall = np.zeros(0, np.float32)
+        self.is_loss = np.zeros(0, bool)
         self._numbers: dict[str, int] = {}
 
     def refresh(self) -> None:
@@ -38,10 +47,12 @@ class Kinds:
         self.floor = np.concatenate(
             [self.floor, np.array([_spread(x.floor, MEAN_FLOOR, ZEROS_FLOOR) for _, x in rows])]
         )
-        jumps = [_spread(float(np.log(x.ratio)), MEAN_JUMP, ZEROS_JUMP) for _, x in rows]
+        means = [MEAN_JUMP if s.quantity in KEEP_THEIR_SIGN else np.inf for s in new]
+        jumps = [_spread(float(np.log(x.ratio)), m, ZEROS_JUMP) for (_, x), m in zip(rows, means, strict=True)]
         self.jump = np.concatenate([self.jump, np.array(jumps)])
         self.drifts = np.append(self.drifts, [not s.is_state for s, _ in rows])
-        self.may_fall = np.append(self.may_fall, [s.scalar and s.name == "loss" for s, _ in rows])
+        self.is_loss = np.append(self.is_loss, [s.scalar and s.name == "loss" for s in new])
+        self.fall = np.append(self.fall, np.array([least_fall_of(s) for s in new], np.float32))
         self.young = np.append(self.young, np.array([x.young for _, x in rows], np.float32))
 
     def number(self, name: str) -> int:

@@ -10,6 +10,8 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,
+    LEARNING_RATE,
+    OPTIMIZER_RATE,
     UPDATE,
     SeriesTable,
 )
@@ -20,8 +22,11 @@ DECLARED: Final = frozenset(
 )
 """Logged scalars that say that training goes on differently."""
 
-DIVIDES: Final = {"learning_rate": (UPDATE,), "loss_scale": (ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT)}
-"""Logged scalars that a quantity is proportional to. Gradients of parameters are unscaled when they are read."""
+DIVIDES: Final = {LEARNING_RATE: (UPDATE,), "loss_scale": (ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT)}
+"""Scalars that a quantity is proportional to. Gradients of parameters are unscaled when they are read."""
+
+MEANS: Final = {OPTIMIZER_RATE: LEARNING_RATE}
+"""What else says the same; the optimizer's own word comes last in a record, and counts."""
 
 SECONDS_MEMORY: Final = 0.05
 """Weight of a step in the average duration of steps."""
@@ -49,9 +54,9 @@ class KnownChanges:
         for row in np.flatnonzero(self._special[record.ids]).tolist():
             series_id = int(record.ids[row])
             name, value = self.table.series[series_id].name, float(record.values[row, VALUE])
-            if name in DIVIDES:
+            if MEANS.get(name, name) in DIVIDES:
                 if math.isfinite(value) and value > 0:
-                    self._factor[name] = value
+                    self._factor[MEANS.get(name, name)] = value
                 continue
             before = self._declared.get(series_id)
             changed |= before is not None and before != value and math.isfinite(value)
@@ -89,7 +94,7 @@ class KnownChanges:
     def _refresh(self) -> None:
         new = self.table.series[len(self._special) :]
         if new:
-            special = [s.scalar and (s.name in DECLARED or s.name in DIVIDES) for s in new]
+            special = [s.scalar and s.name in DECLARED | DIVIDES.keys() | MEANS.keys() for s in new]
             self._special = np.append(self._special, special)
             for name, quantities in DIVIDES.items():
                 self._divides[name] = np.append(self._divides[name], [s.quantity in quantities for s in new])

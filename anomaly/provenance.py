@@ -16,6 +16,7 @@ from trainsentry.collectors.series import (
     ACTIVATION_QUANTITIES,
     GRADIENT,
     GRADIENT_UNREDUCED,
+    LEARNING_RATE,
     TRAINING_MODE,
     UPDATE,
     UPDATED_PARAMETERS,
@@ -96,7 +97,7 @@ class Provenance:
             return DATA
         if series.quantity.startswith(TRAINING_MODE):
             return "training"
-        return "optimizer" if series.name == "learning_rate" else series.quantity
+        return "optimizer" if series.name == LEARNING_RATE else series.quantity
 
     @staticmethod
     def name_of(series: Series, finding: Finding) -> str:

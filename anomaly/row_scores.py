@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainsentry.anomaly.baseline import DOWN, UP
+from trainsentry.anomaly.baseline import DOWN, MEMORY, UP
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats
 
 DRIFT_SLACK: Final = 1.5
@@ -16,13 +16,20 @@ which on it counts: four samples in a row that are far out. (Page, "Continuous i
 DRIFT_RATIO: Final = 0.7
 """Least change of a size that is called a drift, in log units: a factor of two."""
 
+TREND: Final = 3.0
+"""Power of the number of samples by which a tensor may grow or fall while a model learns, beyond that: what training
+does slows down in proportion to its age."""
 
-def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats) -> tuple[Floats, Any]:
+
+def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats, least_fall: Floats) -> tuple[Floats, Any]:
     """Return the score of each row and its feature; few rows have one.
 
-    A trend leads away from the centre too; only a jump leads away from the sample before.
+    A trend leads away from the centre too; only a jump leads away from the sample before. `least` is what a
+    feature must have jumped by, and `least_fall` what the size of a row must have fallen by.
     """
     nearer = np.minimum(np.abs(distance), np.abs(jump))
+    sizes = nearer[:, :SIZES]
+    np.copyto(sizes, 0.0, where=(distance[:, :SIZES] < 0) & (sizes < least_fall[:, None]))
     score: Floats = np.zeros(len(nearer))
     feature = np.zeros(len(nearer), np.intp)
     hits = np.flatnonzero((distance * jump > 0) & (nearer >= least))
@@ -34,21 +41,27 @@ def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats) ->
     return score, feature
 
 
-def drift_scores(state: Floats, distance: Floats, unit: Floats, may_fall: Any) -> Floats:
-    """Carry the cumulative sums on; return those that count. A row that `may_fall` does not drift by falling."""
+def drift_scores(state: Floats, distance: Floats, unit: Floats, least: tuple[Floats, Floats]) -> Floats:
+    """Carry the cumulative sums on; return those that count: `least` is what a size must have risen or fallen by."""
     size = distance[:, :SIZES]
     z = size / unit[:, :SIZES]
     np.clip(z, -DRIFT_CLIP, DRIFT_CLIP, out=z)
     found: Floats = np.zeros(len(size))
-    for sums, sign in ((state[UP, :, :SIZES], 1), (state[DOWN, :, :SIZES], -1)):
+    for sums, sign, enough in ((state[UP, :, :SIZES], 1, least[0]), (state[DOWN, :, :SIZES], -1, least[1])):
         now = sums + z if sign > 0 else sums - z  # in one piece of memory: the sums are strided
         now -= DRIFT_SLACK
         np.maximum(now, 0.0, out=now)
         sums[...] = now
         hits = np.flatnonzero(now >= DRIFT_LEAST)
-        hits = hits[sign * size[hits // SIZES, hits % SIZES] >= DRIFT_RATIO]
-        hits = hits if sign > 0 else hits[~may_fall[hits // SIZES]]
+        hits = hits[sign * size[hits // SIZES, hits % SIZES] >= enough[hits // SIZES]]
         np.maximum.at(found, hits // SIZES, now.ravel()[hits])
+    return found
+
+
+def least_drifts(held: Any, scalar: Any) -> Floats:
+    """Return what the size of rows must have changed by for a drift, in log units, by the samples `held` of each."""
+    age = np.maximum(held, MEMORY + 1)
+    found: Floats = DRIFT_RATIO + np.where(scalar, 0.0, TREND * np.log(age / (age - MEMORY)))
     return found
 
 

@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Final
 
-from trainsentry.collectors.series import PARAMETER, Series
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+    PARAMETER,
+    UPDATE,
+    Series,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +45,36 @@ SCALAR: Final = Sensitivity(floor=0.06, young=0.5, ratio=1.5)
 MEAN_FLOOR: Final = 0.05
 """Smallest deviation assumed of mean ÷ root mean square, which lies between -1 and 1."""
 
-ZEROS_FLOOR: Final = 0.6
-"""Smallest deviation assumed of the log-odds of zeros: a factor of 1.8 in the odds."""
+ZEROS_FLOOR: Final = 0.3
+"""Smallest deviation assumed of the log-odds of zeros: a factor of 1.35 in the odds."""
 
 MEAN_JUMP: Final = 0.8
 ZEROS_JUMP: Final = 2.5
-"""Least jumps of the two: most of the range, and a factor of 12 in the odds."""
+"""Least jumps of the two: most of the range, and a factor of 12 in the odds (none to a third, half to all)."""
+
+KEEP_THEIR_SIGN: Final = frozenset({PARAMETER, ACTIVATION_INPUT, ACTIVATION_OUTPUT})
+"""Quantities whose mean is followed; that of a gradient turns its sign whenever a weight is past its best value."""
+
+
+LEAST_FALL: Final = 2.3
+"""Least fall of what the backward pass makes that is odd, in log units: a factor of ten, beyond what the loss has
+fallen. A layer whose work is done is given less and less."""
+
+FALLS: Final = frozenset({GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, UPDATE})
+
+LEAST_FALL_OF_LOSS: Final = 1.1
+"""The same for the loss: a factor of three from one sample to the next. A slow fall is what training is for."""
+
+
+def least_fall_of(series: Series) -> float:
+    """Return what the size of a series must fall by to be odd, in log units; 0 for no more than a jump.
+
+    >>> least_fall_of(Series("fc.weight", PARAMETER))
+    0.0
+    """
+    if series.scalar:
+        return LEAST_FALL_OF_LOSS if series.name == "loss" else 0.0
+    return LEAST_FALL if series.quantity in FALLS else 0.0
 
 
 def sensitivity_of(series: Series) -> Sensitivity:

@@ -15,8 +15,8 @@ from trainsentry.collectors.statistics import NORM
 NAME: Final = "siblings"
 SCORE: Final = 20.0
 
-LOOK_AT: Final = 12
-"""Sampled records of a series after which it is compared: past the first steps of a warm-up."""
+LOOK_AT: Final = {ACTIVATION_OUTPUT: 12, GRADIENT: 12, PARAMETER: 1}
+"""Sampled records of a series after which it is compared: past the first steps of a warm-up; weights as they begin."""
 
 LEAST_SIBLINGS: Final = 3
 """Series of one kind in different layers, itself included, from which on one can be told from the others."""
@@ -25,11 +25,15 @@ RATIOS: Final = {ACTIVATION_OUTPUT: 1000.0, GRADIENT: 1000.0, PARAMETER: 6.0}
 """How many times larger or smaller than the nearest of the others: a Mamba whose initialisation was wrong had gradients
 5,000 times smaller than its siblings. Weights of one kind differ by less than a factor of two in healthy models."""
 
+MATRICES: Final = frozenset({GRADIENT, PARAMETER})
+"""Quantities of which only tensors of two dimensions and more are compared: how large a bias is says nothing of its
+layer, for its size at the start goes by the inputs that the layer has, and its gradient may be zero by nature."""
+
 _LAYER: Final = re.compile(r"\d+")
 
 
 class SiblingRule:
-    """Compares the root mean squares of series whose names differ in one number, by quantity, once each."""
+    """Compares the root mean squares of series of one shape whose names differ in numbers alone, once each."""
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
@@ -38,7 +42,9 @@ class SiblingRule:
         self._family_of: dict[int, tuple[str, str, int]] = {}
         self._watched = np.zeros(0, bool)
         self._seen = np.zeros(0, np.int64)
+        self._look_at = np.zeros(0, np.int64)
         self._last = np.zeros(0)
+        self._layout = np.zeros(0, np.int32)
         self._done: set[tuple[str, str, int]] = set()
 
     def judge(self, record: StepRecord, numel: Floats) -> list[Finding]:
@@ -49,16 +55,28 @@ class SiblingRule:
             return []
         ids = record.ids[rows]
         self._last[ids] = record.values[rows, NORM] / np.sqrt(np.maximum(numel[rows], 1.0))
+        self._layout[ids] = record.layouts[rows]
         self._seen[ids] += 1
-        due = {self._family_of[i] for i in ids[self._seen[ids] == LOOK_AT].tolist()} - self._done
+        due = {self._family_of[i] for i in ids[self._seen[ids] == self._look_at[ids]].tolist()} - self._done
         found = []
         row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True)) if due else {}
         for family in sorted(due):
             self._done.add(family)
-            found += self._unlike(self._families[family], RATIOS[family[1]], row_of)
+            for alike in self._of_one_shape(self._families[family]):
+                found += self._unlike(alike, RATIOS[family[1]], row_of)
         if due and not self._families.keys() - self._done:
             self._watched[:] = False
         return found
+
+    def _of_one_shape(self, family: list[int]) -> list[list[int]]:
+        """Return the members of a family by their shapes, as far as these have been seen."""
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for series_id in family:
+            if self._seen[series_id]:
+                layout = self.table.layouts[self._layout[series_id]]
+                by_shape.setdefault(layout.shape if layout.whole is None else layout.whole, []).append(series_id)
+        matrices = self.table.series[family[0]].quantity in MATRICES
+        return [alike for shape, alike in by_shape.items() if len(shape) > 1 or not matrices]
 
     def _unlike(self, family: list[int], ratio: float, row_of: dict[int, int]) -> list[Finding]:
         sizes = self._last[family]
@@ -90,3 +108,5 @@ class SiblingRule:
         self._watched = np.append(self._watched, [i in self._family_of for i in range(len(self._seen), self._known)])
         self._seen = np.append(self._seen, np.zeros(more, np.int64))
         self._last = np.append(self._last, np.full(more, np.nan))
+        self._layout = np.append(self._layout, np.zeros(more, np.int32))
+        self._look_at = np.append(self._look_at, [LOOK_AT.get(s.quantity, 0) for s in new])

@@ -9,9 +9,11 @@ import numpy.typing as npt
 from trainsentry.anomaly.baseline import LOCATION, NEWEST, SCALE, SIBLINGS, UP, Baseline
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
 from trainsentry.anomaly.kinds import SCALARS, Kinds
-from trainsentry.anomaly.row_scores import drift_scores, medians, spike_scores
+from trainsentry.anomaly.leaps import Leaps
+from trainsentry.anomaly.row_scores import drift_scores, least_drifts, medians, spike_scores
 from trainsentry.anomaly.tail import OF_COMMON, OF_DRIFTS, OF_SCALARS, OF_TENSORS, Tail
-from trainsentry.collectors.series import ACTIVATION_INPUT, SeriesTable
+from trainsentry.anomaly.trifles import Trifles
+from trainsentry.collectors.series import ACTIVATION_INPUT, TENSOR_QUANTITIES, SeriesTable
 
 WARM_UP: Final = 5
 """Samples before a series is judged: the fewest for which a centre and a deviation mean something."""
@@ -32,6 +34,9 @@ TOGETHER: Final = 8
 COMMON_FLOOR: Final = 0.1
 COMMON_JUMP: Final = 0.9
 """Smallest deviation of what all series of a kind do at once, and least jump of it (a factor of 2.5), in log units."""
+
+YOUNG_COMMON: Final = 2.5
+"""Added to the deviation, divided by the number of samples, as for each series alone."""
 
 LEAST_COMMON: Final = 5.0
 """Deviations of what all series of a kind do at once from which on it is listed in an alarm."""
@@ -101,7 +106,9 @@ class SoftRule:
 
     def __init__(self, table: SeriesTable) -> None:
         self.kinds = Kinds(table)
+        self._trifles = Trifles(self.kinds)
         self.baseline = Baseline()
+        self.leaps = Leaps()
         self.together = Baseline()
         self._spikes: dict[int, Tail] = {}
         self._drifts: dict[int, Tail] = {}
@@ -111,11 +118,12 @@ class SoftRule:
         """Return the evidence in rows; `judged` says which of them may be called abnormal."""
         self.kinds.refresh()
         self.baseline.grow(len(self.kinds.of))
-        ids = as_slice(ids)
+        self._trifles.refresh(self.baseline)
+        all_ids, ids = ids, as_slice(ids)
+        kind = self.kinds.of[ids]
         features = features_of(values, numel, scalar, divisor)
         state = self.baseline.state[:, ids]
         held = self.baseline.count[ids]
-        kind = self.kinds.of[ids]
         location, newest = state[LOCATION], state[NEWEST]
         unit = self._unit(ids, state, held, kind)
         unit[:, :SIZES] += np.where(scalar, 0.0, FEW_ELEMENTS / np.sqrt(np.maximum(numel, 1.0)))[:, None]
@@ -123,11 +131,17 @@ class SoftRule:
         unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP)[:, None])
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         common, shift, leap = self._common(kind, distance, jump)
-        distance[:, :SIZES] -= shift.take(kind, axis=0)
-        jump[:, :SIZES] -= leap.take(kind, axis=0)
+        distance[:, :SIZES] = self._trifles.away(kind, features, location, shift)
+        jump[:, :SIZES] = self._trifles.away(kind, features, newest, leap)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        score, best = spike_scores(distance, jump, unit, self.kinds.jump[ids])
-        drift: Floats = drift_scores(state, distance, unit, self.kinds.may_fall[ids])
+        fallen, least_fall = self._fallen(ids, distance), self.kinds.fall[ids]
+        least_fall = least_fall + fallen * (least_fall > 0)
+        unit_of_spikes = self._of_spikes(all_ids, unit, distance, held, scalar)
+        score, best = spike_scores(distance, jump, unit_of_spikes, self.kinds.jump[ids], least_fall)
+        least = least_drifts(held, scalar) + fallen
+        down = np.maximum(least, least_fall)
+        down[self.kinds.is_loss[ids]] = np.inf  # that it falls is what training is for
+        drift: Floats = drift_scores(state, distance, unit, (least, down))
         young = (held < DRIFT_WARM_UP) | ~self.kinds.drifts[ids]
         drift[young] = 0.0
         state[UP:, young] = 0.0
@@ -151,6 +165,7 @@ class SoftRule:
         nothing = np.isnan(found.features).T
         known = ~(nothing[0] & nothing[1] & nothing[2] & nothing[3])  # four columns: quicker than a reduction of rows
         take = healthy & ~far & known
+        self._learn_leaps(ids, found, take)
         where = as_slice(ids)
         if isinstance(where, slice):  # found.state is the baseline's own
             left_out = ids[~take]
@@ -162,6 +177,12 @@ class SoftRule:
             self.baseline.learn(ids[take], found.state[:, take], found.features[take], step)
         self.baseline.last_clean[ids[healthy & ~known]] = step
         self.baseline.note_outliers(ids[healthy & far])
+
+    def _learn_leaps(self, ids: Any, found: Soft, take: Any) -> None:
+        rows = np.flatnonzero(take & (self.kinds.of[ids] == self.kinds.number(SCALARS)))
+        jump = found.features[rows, 0] - found.state[NEWEST, rows, 0]
+        known = np.isfinite(jump) & (self.baseline.count[ids[rows]] > 0)
+        self.leaps.learn(ids[rows[known]].tolist(), jump[known])
 
     def learn_tails(self, ids: Any, found: Soft, judged: Any, weight: float = 1.0) -> None:
         """Take the scores of a record that raised no alarm as what is usual; they count for `weight` of others."""
@@ -201,6 +222,26 @@ class SoftRule:
         unit += (self.kinds.young[ids] / np.maximum(held, 1))[:, None]
         return unit
 
+    def _of_spikes(self, ids: Any, unit: Floats, distance: Floats, held: Any, scalar: Any) -> Floats:
+        """Return the deviations that spikes are measured by: of a scalar that rises, that of its moves if less."""
+        rows = np.flatnonzero(scalar & (distance[:, 0] > 0))
+        if not len(rows):
+            return unit
+        found: Floats = unit.copy()
+        own = np.array(self.leaps.deviations(ids[rows].tolist()))
+        own = np.maximum(own, self.kinds.floor[ids][rows, 0]) + (self.kinds.young[ids] / np.maximum(held, 1))[rows]
+        found[rows, :SIZES] = np.minimum(unit[rows, :SIZES], own[:, None])
+        return found
+
+    def _fallen(self, ids: Any, distance: Floats) -> Floats:
+        """Return how far the loss is below what it was, in log units, for all rows but its own.
+
+        While it falls the model learns: gradients fall with it, and logits, weights and activations grow.
+        """
+        loss = self.kinds.is_loss[ids]
+        fallen: Floats = np.where(loss, 0.0, -float(distance[loss, 0].min(initial=0.0)))
+        return fallen
+
     def _common(self, kind: Any, distance: Floats, jump: Floats) -> tuple[dict[int, Common], Floats, Floats]:
         """Return what all series of each kind do at once, and the shifts and leaps to take out, by kind."""
         size = len(self.kinds.names)
@@ -219,9 +260,9 @@ class SoftRule:
 
     def _judge_common(self, number: int, change: float, rows: int) -> Common:
         state, held = self.together.state[:, number], int(self.together.count[number])
-        if held < WARM_UP:
+        if held < WARM_UP or self.kinds.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
             return Common(change, 0.0, 1.0, rows)
-        unit = max(state[SCALE, 1], COMMON_FLOOR) + 1.0 / held
+        unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held
         away, leap = change - state[LOCATION, 1], change - state[NEWEST, 1]
         score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > COMMON_JUMP else 0.0
         p = float(self._common_tail.survival(np.array([score]))[0])
@@ -274,6 +315,7 @@ class SoftRule:
         names = self.kinds.names
         return {
             **self.baseline.saved(min(size, len(self.baseline.count))),
+            "leaps": self.leaps.saved(),
             "kinds": names,
             "together": self.together.saved(min(len(names), len(self.together.count))),
             "spikes": {names[n]: t.saved() for n, t in self._spikes.items()},

@@ -7,12 +7,10 @@ import numpy as np
 from trainsentry.anomaly.anomaly import DTYPE_CHANGE, LOSS_SCALE_COLLAPSE, MODE_CHANGE, UPDATE_SIZE
 from trainsentry.anomaly.finding import Finding
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import GRADIENT, PARAMETER, TRAINING_MODE, SeriesTable
+from trainsentry.collectors.series import GRADIENT, LEARNING_RATE, PARAMETER, TRAINING_MODE, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
-
-LEARNING_RATE: Final = "learning_rate"
 
 RATE_RATIO: Final = 4.0
 """Times the largest learning rate so far that a new one must be: warm-ups double it at most, and restarts of a schedule

@@ -1,142 +1,131 @@
 """What the monitor reports on runs in which nothing is wrong: every incident is a false alarm.
 
-    python benchmarks/clean_runs.py [--steps 300] [--seeds 3]
+    python benchmarks/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images] [--collect default]
 
-Trains four kinds of model (a perceptron on two spirals, a small convolutional network with batch norm, a small
-transformer, a regression on heavy-tailed targets) with AdamW at two learning rates and SGD with momentum, with a
-warm-up and a tenfold drop of the learning rate, each under the default configuration and with everything collected
-at every step.
+Trains the models of `clean_tasks.py`, each with four optimizers and schedules, under the default configuration and with
+everything collected at every step, in two processes.
 """
 
 import argparse
+import contextlib
+import io
 import itertools
+import json
 import logging
+import math
+import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import clean_tasks
 import torch
-import torch.nn.functional as F
+from clean_tasks import TASKS, Task
 from machine import describe_machine
 from torch import Tensor, nn
 
 import trainsentry
 
 EVERYTHING = {p: {"every": 1} for p in ("gradients", "parameters", "optimizer_state", "updates", "activations")}
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "AdamW 1e-3": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3),
-    "AdamW 1e-2": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
-    "SGD 5e-2": lambda m: torch.optim.SGD(m.parameters(), lr=5e-2, momentum=0.9),
+COLLECT: dict[str, dict[str, Any]] = {"default": {}, "everything": EVERYTHING}
+
+
+def _warm_then_drop(step: int, steps: int) -> float:
+    """Return the rate's factor of a warm-up of 20 steps, and a tenfold drop at 70 %."""
+    return min((step + 1) / 20, 1) * (0.1 if step > steps * 0.7 else 1)
+
+
+def _one_cycle(step: int, steps: int) -> float:
+    """Return the rate's factor of one rise and one fall to nothing."""
+    return max(math.sin(math.pi * (step + 1) / (steps + 1)), 1e-3)
+
+
+def _restarts(step: int, steps: int) -> float:
+    """Return the rate's factor of three cosine falls, each begun anew at full rate."""
+    return 0.05 + 0.475 * (1 + math.cos(math.pi * (step % (steps // 3)) / (steps // 3)))
+
+
+Plan = tuple[Callable[[nn.Module], torch.optim.Optimizer], Callable[[int, int], float]]
+PLANS: dict[str, Plan] = {
+    "AdamW 1e-3": (lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3), _warm_then_drop),
+    "AdamW 1e-2": (lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2), _one_cycle),
+    "SGD 5e-2": (lambda m: torch.optim.SGD(m.parameters(), lr=5e-2, momentum=0.9), _warm_then_drop),
+    "RMSprop 1e-3": (lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3), _restarts),
 }
-Task = tuple[nn.Module, Callable[[], Tensor]]
 
 
-def spirals() -> Task:
-    """Return a perceptron and its loss on two interleaved spirals."""
-    angle, label = torch.rand(4096) * 12, torch.randint(0, 2, (4096,))
-    turn, radius = angle + torch.pi * label, angle / 12 + 0.03 * torch.randn(4096)
-    points = torch.stack([radius * turn.cos(), radius * turn.sin()], dim=1)
-    model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
-
-    def loss() -> Tensor:
-        rows = torch.randint(0, 4096, (256,))
-        return F.cross_entropy(model(points[rows]), label[rows])
-
-    return model, loss
-
-
-def images() -> Task:
-    """Return a convolutional network with batch norm and its loss on noisy stripes of four directions."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4),
-    )  # fmt: skip
-    grid = torch.arange(12.0)
-
-    def loss() -> Tensor:
-        label = torch.randint(0, 4, (32,))
-        direction = label * torch.pi / 4
-        wave = direction.cos()[:, None, None] * grid + direction.sin()[:, None, None] * grid[:, None]
-        noisy = (1.5 * wave).sin()[:, None] + torch.randn(32, 1, 12, 12)
-        return F.cross_entropy(model(noisy), label)
-
-    return model, loss
+def train_step(task: Task, optimizer: Any, scaler: Any) -> Tensor:
+    """Take one step of a task; return its loss."""
+    total = torch.zeros(())
+    for _ in range(task.micro_steps):
+        with torch.autocast("cpu", task.dtype, enabled=task.dtype is not None):
+            loss = task.loss() / task.micro_steps
+        scaler.scale(loss).backward()
+        total += loss.detach()
+    if task.clip is not None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(task.model.parameters(), task.clip)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    if task.after is not None:
+        task.after()
+    return total
 
 
-def sequences() -> Task:
-    """Return a small transformer and its loss on a Markov chain."""
-    following = torch.randint(0, 64, (64, 3))
-    layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, norm_first=True)
-    body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    model = nn.ModuleDict({"token": nn.Embedding(64, 32), "body": body, "head": nn.Linear(32, 64)})
-    mask = nn.Transformer.generate_square_subsequent_mask(16)  # filled with -Inf, as real masks are
-
-    def loss() -> Tensor:
-        tokens = [torch.randint(0, 64, (16,))]
-        for _ in range(16):
-            tokens.append(following[tokens[-1], torch.randint(0, 3, (16,))])
-        batch = torch.stack(tokens, dim=1)
-        logits = model["head"](model["body"](model["token"](batch[:, :-1]), mask=mask))
-        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-
-    return model, loss
-
-
-def heavy_tails() -> Task:
-    """Return a perceptron and its loss on targets with Student's t noise of three degrees of freedom."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
-    weights = torch.randn(16, 1)
-    noise = torch.distributions.StudentT(3.0)
-
-    def loss() -> Tensor:
-        x = torch.randn(64, 16)
-        return F.smooth_l1_loss(model(x), x @ weights + noise.sample((64, 1)))
-
-    return model, loss
-
-
-def run(task: Callable[[], Task], optimizer_name: str, collect: dict[str, object], steps: int, seed: int) -> list[str]:
+def run(who: tuple[str, str, str, int, int]) -> tuple[tuple[str, str, str, int, int], list[str]]:
     """Train once; return the summaries of the incidents."""
+    name, plan, collect, seed, steps = who
+    logging.getLogger("trainsentry").setLevel(logging.CRITICAL + 1)
+    os.environ["TRAINSENTRY_REPORT"] = "0"
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
-    model, loss_of_batch = task()
-    optimizer = OPTIMIZERS[optimizer_name](model)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min((s + 1) / 20, 1) * (0.1 if s > steps * 0.7 else 1)
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        config = {"output_dir": directory, "collect": collect, "on_incident": {"dump": False}}
-        with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+    task = getattr(clean_tasks, name)()
+    make, rate = PLANS[plan]
+    optimizer = make(task.model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s, steps))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=100, enabled=task.dtype is torch.float16)
+    with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stderr(io.StringIO()):
+        config = {"output_dir": directory, "collect": COLLECT[collect], "on_incident": {"dump": False}}
+        with trainsentry.TrainMonitor(config).watch(task.model, optimizer) as monitor:
             for _ in range(steps):
-                optimizer.zero_grad()
-                loss = loss_of_batch()
-                loss.backward()
-                monitor.log(loss=loss, learning_rate=schedule.get_last_lr()[0])
-                optimizer.step()
+                rate_now = schedule.get_last_lr()[0]
+                monitor.log(loss=train_step(task, optimizer, scaler), learning_rate=rate_now)
                 schedule.step()
-    return [incident.summary for incident in monitor.incidents]
+        gaps = json.loads((Path(directory) / "rank0" / "status.json").read_text())["gaps"]
+    if gaps:
+        raise RuntimeError(f"{who}: no clean run of the monitor itself: {gaps}")
+    return who, [incident.summary for incident in monitor.incidents]
 
 
 def main() -> None:
     """Run every combination and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", default="0-1")
+    parser.add_argument("--tasks", default="")
+    parser.add_argument("--collect", default=",".join(COLLECT))
     options = parser.parse_args()
-    logging.getLogger("trainsentry").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
+    first, _, last = options.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    names = options.tasks.split(",") if options.tasks else [t.__name__ for t in TASKS]
+    collects = options.collect.split(",")
     print(f"{describe_machine()}\n")
-    print("| model | configuration | clean steps | incidents reported |\n|---|---|---|---|")
-    for task, (name, collect) in itertools.product(
-        (spirals, images, sequences, heavy_tails), {"default": {}, "everything, every step": EVERYTHING}.items()
-    ):
-        found = [
-            line
-            for optimizer, seed in itertools.product(OPTIMIZERS, range(options.seeds))
-            for line in run(task, optimizer, collect, options.steps, seed)
-        ]
-        steps = options.steps * len(OPTIMIZERS) * options.seeds
-        print(f"| {task.__name__} | {name} | {steps} | {len(found)} |", flush=True)
-        for line in found:
-            print(f"<!-- {line} -->", flush=True)
+    all_runs = list(itertools.product(names, PLANS, collects, seeds, [options.steps]))
+    counts = dict.fromkeys(itertools.product(names, collects), 0)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        for who, found in pool.imap(run, all_runs):
+            counts[who[0], who[2]] += len(found)
+            for line in found:
+                print(*who, line, flush=True)
+    steps = options.steps * len(PLANS) * len(seeds)
+    print("\n| model | clean steps each | " + " | ".join(collects) + " |\n|---|---|" + "---|" * len(collects))
+    for name in names:
+        print(f"| {name} | {steps} | " + " | ".join(str(counts[name, c]) for c in collects) + " |")
+    totals = " | ".join(str(sum(counts[n, c] for n in names)) for c in collects)
+    print(f"| all | {steps * len(names)} | {totals} |")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,12 @@ TRAINING_MODE = "training_mode"
 UPDATED_PARAMETERS = "updated_parameters"
 """The scalar that says of a step whose updates are sampled how many parameters the optimizers took."""
 
+LEARNING_RATE = "learning_rate"
+
+OPTIMIZER_RATE = "optimizer_learning_rate"
+"""The scalar that says at which rate an update was taken, where the training loop logs a `learning_rate` of its own:
+many log it behind the step, when it is the next one's."""
+
 FOUND_INF = "found_inf"
 """The scalar by which a fused optimizer tells that the loss scaler makes it skip; 0 or 1."""
 

@@ -17,7 +17,7 @@ from trainsentry.collectors.mindspore.step_rows import StepRows
 from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
 from trainsentry.collectors.model_graph import DataFlow, describe
 from trainsentry.collectors.pending_rows import PendingRows
-from trainsentry.collectors.series import UPDATED_PARAMETERS, Series, SeriesTable
+from trainsentry.collectors.series import LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -332,11 +332,9 @@ class MindSporeWatch:
         """Note how many parameters were updated, and the learning rate."""
         self._note(UPDATED_PARAMETERS, float(self._updates.moved))
         self._updates.moved = 0
-        if "learning_rate" in self._logged:
-            return
         rate = next((r for r in map(learning_rate_of, self.optimizers) if r is not None), None)
         if rate is not None:
-            self._note("learning_rate", rate)
+            self._note(OPTIMIZER_RATE if LEARNING_RATE in self._logged else LEARNING_RATE, rate)
 
     def _selected(self, part: str) -> list[Any]:
         chosen = self._selections[part].parameters

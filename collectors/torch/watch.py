@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.model_graph import DataFlow, describe
 from trainsentry.collectors.pending_rows import PendingRows
-from trainsentry.collectors.series import UPDATED_PARAMETERS, Series, SeriesTable
+from trainsentry.collectors.series import LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -314,11 +314,9 @@ class TorchWatch:
         """Note how many parameters were updated; and the first group's learning rate, where it is a plain number."""
         self._note(UPDATED_PARAMETERS, self._updates.moved)
         self._updates.moved = 0
-        if "learning_rate" in self._logged:
-            return
         rate = next((group.get("lr") for optimizer in self.optimizers for group in optimizer.param_groups), None)
         if isinstance(rate, (int, float)):
-            self._note("learning_rate", rate)
+            self._note(OPTIMIZER_RATE if LEARNING_RATE in self._logged else LEARNING_RATE, rate)
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar, without asking the device for its value."""

@@ -9,14 +9,14 @@ from torch import nn
 import trainsentry
 
 
-def run(out, change=None, logged=False, **config):
+def run(out, change=None, *, steps=14, logged=False, **config):
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     every = {"every": 1}
     settings = {"output_dir": str(out), "strict": True, "on_incident": False, **config}
     settings["collect"] = {"updates": every, "parameters": every}
     with trainsentry.TrainMonitor(settings).watch(model, optimizer) as monitor:
-        for step in range(14):
+        for step in range(steps):
             if change is not None:
                 change(step, model, optimizer)
             loss = model(torch.randn(4, 4)).square().mean()
@@ -39,6 +39,7 @@ def test_the_learning_rate_is_taken_from_the_optimizer_unless_it_is_logged(tmp_p
     assert scalars["updated_parameters", 3] == 4
     _, scalars = run(tmp_path / "b", logged=True)
     assert {v for (name, _), v in scalars.items() if name == "learning_rate"} == {7.0}
+    assert [scalars["optimizer_learning_rate", s] for s in range(14)] == [pytest.approx(1e-3)] * 14
 
 
 def test_a_model_left_in_evaluation_mode_is_named_at_once_and_evaluation_in_between_is_not(tmp_path):
@@ -64,7 +65,7 @@ def test_an_optimizer_that_no_longer_moves_the_model_is_named_at_once(tmp_path):
 
 
 def test_layers_frozen_midway_are_named(tmp_path):
-    [incident], _ = run(tmp_path, lambda s, m, o: m[0].requires_grad_(False) if s == 12 else None)
+    [incident], _ = run(tmp_path, lambda s, m, o: m[0].requires_grad_(False) if s == 12 else None, steps=16)
     assert (incident.kind, incident.name, incident.step) == ("frozen", "0.weight", 12)
 
 

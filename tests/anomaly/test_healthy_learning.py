@@ -1,0 +1,151 @@
+"""What a model does while it learns is no anomaly, and the same thing out of its place is one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.frozen import FrozenRule
+from trainsentry.anomaly.siblings import SiblingRule
+from trainsentry.collectors.series import Layout
+from trainsentry.collectors.statistics import MEAN, ZEROS
+
+GRADIENTS = [(f"layers.{i}.weight", "gradient") for i in range(10)]
+WEIGHTS = [(f"layers.{i}.weight", "parameter") for i in range(10)]
+BIAS, LOSS = ("bias", "gradient"), ("loss", "loss")
+RNG = np.random.default_rng(0)
+
+
+def alarms(sizes_of, steps, change=None):
+    """Judge records of the sizes that `sizes_of(step)` gives, times noise; return (step, name) of the alarms."""
+    records = Records()
+    detection = Detection(records.table)
+    found = []
+    for step in range(steps):
+        sizes = {key: size * float(np.exp(0.1 * RNG.standard_normal())) for key, size in sizes_of(step).items()}
+        record = records.step(step, sizes)
+        if change is not None:
+            change(step, records, record)
+        found += [(a.step, a.name) for a in detection.judge(record) if a.alarm]
+    return found
+
+
+def row_of(records, record, *who):
+    names = [(records.table.series[i].name, records.table.series[i].quantity) for i in record.ids]
+    return names.index(who)
+
+
+@pytest.mark.parametrize(("after", "is_found"), [(3e-5, False), (1.0, True)])
+def test_a_gradient_that_is_nothing_but_rounding_may_move_until_it_matters(after, is_found):
+    found = alarms(lambda step: dict.fromkeys(GRADIENTS, 1.0) | {BIAS: 1e-6 if step < 70 else after}, 90)
+    assert {name for _, name in found} == ({"bias"} if is_found else set())
+
+
+def test_a_gradient_that_vanishes_into_rounding_is_found():
+    found = alarms(lambda step: dict.fromkeys(GRADIENTS, 1.0) | {BIAS: 1.0 if step < 70 else 1e-7}, 90)
+    assert found[0] == (70, "bias")
+
+
+def test_a_weight_that_grows_from_zero_is_silent_until_it_is_as_large_as_others_and_jumps():
+    bias = ("bias", "parameter")
+
+    def sizes(step):
+        return dict.fromkeys(WEIGHTS, 1.0) | {bias: 1e-3 * 1.03**step if step < 80 else 10.0}
+
+    step, name = alarms(sizes, 90)[0]
+    assert name == "bias"
+    assert 80 <= step <= 82
+    assert alarms(lambda step: sizes(min(step, 79)), 90) == []
+
+
+@pytest.mark.parametrize("with_loss", [True, False])
+def test_a_gradient_that_falls_with_the_loss_is_learning_and_one_that_falls_alone_is_not(with_loss):
+    def sizes(step):
+        fall = 0.85 ** max(step - 70, 0)
+        return dict.fromkeys(GRADIENTS, 1.0) | {BIAS: fall, LOSS: fall if with_loss else 1.0}
+
+    assert bool(alarms(sizes, 100)) != with_loss
+
+
+def test_a_model_that_has_just_begun_moves_and_one_that_has_settled_does_not():
+    def sizes(step, start):
+        return dict.fromkeys(WEIGHTS, 1.0) | {WEIGHTS[0]: 1.1 ** min(max(step - start, 0), 24)}
+
+    assert alarms(lambda step: sizes(step, 30), 70) == []
+    assert alarms(lambda step: sizes(step, 300), 340)
+
+
+def test_the_update_goes_by_the_rate_that_the_optimizer_took_not_by_the_one_logged_a_step_late():
+    updates = [(f"layers.{i}.weight", "update") for i in range(10)]
+    logged, taken = ("learning_rate", "learning_rate"), ("optimizer_learning_rate", "optimizer_learning_rate")
+
+    def sizes(step, *, told):
+        rate = 0.05 if step % 60 < 59 else 1.0
+        late = 0.05 if (step - 1) % 60 < 59 else 1.0
+        return dict.fromkeys(updates, rate) | {logged: late} | ({taken: rate} if told else {})
+
+    assert alarms(lambda step: sizes(step, told=True), 130) == []
+    assert alarms(lambda step: sizes(step, told=False), 130)
+
+
+@pytest.mark.parametrize(("zeros", "is_found"), [(1 / 16, False), (1.0, True)])
+def test_a_silent_unit_is_no_dead_layer(zeros, is_found):
+    outputs = [(f"layers.{i}.output.0", "activation_output") for i in range(10)]
+
+    def change(step, records, record):
+        if step >= 70:
+            record.values[row_of(records, record, *outputs[0]), ZEROS] = zeros
+
+    assert bool(alarms(lambda _: dict.fromkeys(outputs, 1.0), 90, change)) == is_found
+
+
+@pytest.mark.parametrize(("quantity", "is_found"), [("gradient", False), ("parameter", True)])
+def test_the_sign_of_a_gradient_turns_and_that_of_a_weight_does_not(quantity, is_found):
+    series = [(f"layers.{i}.weight", quantity) for i in range(10)]
+
+    def change(step, records, record):
+        record.values[row_of(records, record, *series[0]), MEAN] = (1 if step < 70 else -1) / 5
+
+    assert bool(alarms(lambda _: dict.fromkeys(series, 1.0), 90, change)) == is_found
+
+
+def expert(*, called, moved):
+    sizes = {("top.output.0", "activation_output"): 1.0, ("top.weight", "update"): 1.0}
+    if called:
+        sizes["expert.output.0", "activation_output"] = 1.0
+    if moved:
+        sizes["expert.weight", "update"] = 1.0
+    return sizes
+
+
+@pytest.mark.parametrize(("called", "steps"), [(False, []), (True, [20])])
+def test_an_expert_that_got_no_token_has_nothing_to_update_and_one_that_was_called_has(called, steps):
+    records = Records()
+    rule = FrozenRule(records.table).judge
+    found = []
+    for step in range(24):
+        found += rule(records.step(step, expert(called=called or step < 20, moved=step < 20)))
+    assert [f.step for f in found] == steps
+
+
+def test_heads_that_are_trained_in_turns_are_not_frozen():
+    records = Records()
+    rule = FrozenRule(records.table).judge
+    for step in range(60):
+        head = ("heads.a.weight" if step % 2 else "heads.b.weight", "update")
+        assert rule(records.step(step, {("trunk.weight", "update"): 1.0, head: 1.0})) == []
+
+
+@pytest.mark.parametrize(
+    ("shapes", "is_found"),
+    [([(16, 4)] * 4, True), ([(16,)] * 4, False), ([(16, 2), (16, 4), (16, 4), (16, 4)], False)],
+    ids=["matrices", "biases", "another shape"],
+)
+def test_only_matrices_of_one_shape_are_siblings(shapes, is_found):
+    records = Records()
+    rule = SiblingRule(records.table).judge
+    layouts = np.array([records.table.layout_id(Layout(s, "float32", 16)) for s in shapes], np.int32)
+    record = records.step(0, {(f"{i}.weight", "parameter"): 50.0 if i == 0 else 1.0 for i in range(4)})
+    assert bool(rule(replace(record, layouts=layouts), np.full(4, 16.0))) == is_found
