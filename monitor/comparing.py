@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainsentry.anomaly.dump_comparison import EQUAL, Row, compare_dumps
+from trainsentry.anomaly.dump_comparison import EQUAL, Row, compare_dumps, renamed
 from trainsentry.anomaly.tensor_difference import Difference, of_values
 from trainsentry.exporters.csv_reader import CsvRow, NotOurs, rank_directories, read_table, table_files
 from trainsentry.exporters.dump_reader import DumpedTensor, RankDump, read_dumps
@@ -55,6 +55,8 @@ class Compared:
 def compare(a: Path, b: Path, names: Mapping[str, str] | None = None, each: Each = here) -> Compared:
     """Compare two folders of one kind; `each` says where the ranks of runs are read.
 
+    `names` map beginnings of names in `a` to what they are in `b`.
+
     Raises:
         NotOurs: when one of them holds nothing that can be compared, or they are of different kinds.
 
@@ -63,7 +65,7 @@ def compare(a: Path, b: Path, names: Mapping[str, str] | None = None, each: Each
     if kinds[0] != kinds[1]:
         raise NotOurs(f"{a} holds {kinds[0]}, {b} holds {kinds[1]}; allowed: two of one kind")
     if kinds[0] == "a run":
-        return _compare_runs(a, b, each)
+        return _compare_runs(a, b, names or {}, each)
     return {"a dump": _compare_dumps, "gradients": _compare_probes}[kinds[0]](a, b, names or {})
 
 
@@ -144,13 +146,13 @@ def load_array(path: Path) -> Any:
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
 
 
-def _compare_runs(a: Path, b: Path, each: Each) -> Compared:
+def _compare_runs(a: Path, b: Path, names: Mapping[str, str], each: Each) -> Compared:
     ranks_a, ranks_b = rank_directories(a), rank_directories(b)
     if not ranks_a.keys() & ranks_b.keys():
         raise NotOurs(f"{a} and {b} have no rank in common")
     ordered: list[tuple[int, tuple[Any, ...]]] = []
     only = len(ranks_a.keys() ^ ranks_b.keys())
-    shared = [(name, ranks_a[name], ranks_b[name]) for name in ranks_a if name in ranks_b]
+    shared = [(name, ranks_a[name], ranks_b[name], dict(names)) for name in ranks_a if name in ranks_b]
     for found, missing in each(_compare_tables, shared):
         ordered.extend(found)
         only += missing
@@ -167,14 +169,14 @@ def _compare_runs(a: Path, b: Path, each: Each) -> Compared:
     return Compared(RUN_COLUMNS, rows, rows, first, only, summary)
 
 
-def _compare_tables(item: tuple[str, Path, Path]) -> tuple[list[tuple[int, tuple[Any, ...]]], int]:
+def _compare_tables(item: tuple[str, Path, Path, dict[str, str]]) -> tuple[list[tuple[int, tuple[Any, ...]]], int]:
     """Return the statistics that part, each after its row's order in the step, and how many rows only one has."""
-    rank, a, b = item
+    rank, a, b, names = item
     tables_a, tables_b = table_files(a), table_files(b)
     rows: list[tuple[int, tuple[Any, ...]]] = []
     only = len(set(tables_a) ^ set(tables_b))
     for table in sorted(set(tables_a) & set(tables_b)):
-        for one, other in _side_by_side(tables_a[table], tables_b[table]):
+        for one, other in _side_by_side(tables_a[table], tables_b[table], names):
             only += len(set(one) ^ set(other))
             for key in one.keys() & other.keys():
                 row = one[key]
@@ -186,8 +188,13 @@ def _compare_tables(item: tuple[str, Path, Path]) -> tuple[list[tuple[int, tuple
     return rows, only
 
 
-def _side_by_side(a: Sequence[Any], b: Sequence[Any]) -> Iterator[tuple[dict[Any, CsvRow], dict[Any, CsvRow]]]:
-    """Yield the rows of each step in two tables by their key; a step that only one has stands beside nothing."""
+def _side_by_side(
+    a: Sequence[Any], b: Sequence[Any], names: Mapping[str, str]
+) -> Iterator[tuple[dict[Any, CsvRow], dict[Any, CsvRow]]]:
+    """Yield the rows of each step in two tables by their key, with the names that `b` has for them.
+
+    A step that only one has stands beside nothing.
+    """
     tables = [read_table(files, lambda *_: None) for files in (a, b)]
     steps = [next(table, None) for table in tables]
     while any(steps):
@@ -195,7 +202,8 @@ def _side_by_side(a: Sequence[Any], b: Sequence[Any]) -> Iterator[tuple[dict[Any
         found = []
         for i, rows in enumerate(steps):
             here = rows is not None and rows[0].step == step
-            found.append({(r.name, r.vpp_stage, r.micro_step): r for r in rows} if here and rows else {})
+            new = names if i == 0 else {}
+            found.append({(renamed(r.name, new), r.vpp_stage, r.micro_step): r for r in rows} if here and rows else {})
             if here:
                 steps[i] = next(tables[i], None)
         yield found[0], found[1]
@@ -216,7 +224,7 @@ def _compare_probes(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
     only = sum(file.relative_to(b) not in seen for file in b.glob("**/step*/*.npy")) if not names else 0
     for file in sorted(a.glob("**/step*/*.npy"), key=lambda p: (int(p.parent.name[4:]), p.name)):
         place = file.relative_to(a)
-        name = names.get(file.stem, file.stem)
+        name = renamed(file.stem, names)
         other = b / place.with_name(f"{name}.npy")
         if not other.is_file():
             only += 1

@@ -119,7 +119,10 @@ class PrecisionDebugger:
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ValueError(f"set_init_step(step): got {step!r}; allowed: a whole number from 0 on")
-        cls._of("set_init_step").iteration = step
+        session = cls._of("set_init_step")
+        session.iteration = step
+        if session.probe is not None:
+            session.probe.step = step
 
     @classmethod
     def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
@@ -169,6 +172,7 @@ class PrecisionDebugger:
         if session.config.task != "grad_probe":
             raise ValueError(f"monitor() with task {session.config.task!r}; allowed: task grad_probe")
         session.probe = session.framework.make_grad_probe(session.config, model, session.guard)
+        session.probe.step = session.iteration
 
     @classmethod
     def close(cls) -> None:

@@ -1,12 +1,20 @@
 """Shards are combined exactly, once each, also when ranks go back to an earlier step at different times."""
 
+import socket
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, MEAN
+from trainsentry.monitor.recorder import network
 from trainsentry.monitor.recorder.gathering import ALL, Gathering
+from trainsentry.monitor.recorder.messages import FLUSHED
+from trainsentry.monitor.recorder.place import Address, Place
+from trainsentry.monitor.recorder.together import Together
 
 
 def half(rank, step, value, name="w"):
@@ -73,3 +81,27 @@ def test_after_a_rollback_no_old_row_counts_and_no_new_one_is_lost(gathering, ro
         gathering.take(0, half(0, step, 10.0)[1])
         gathering.take(1, half(1, step, 20.0)[1])
     assert means(gathering) == [(step, 15.0) for step in range(2, 7)]
+
+
+def test_a_recorder_that_cannot_reach_the_others_says_so_once_and_answers_for_itself(monkeypatch):
+    monkeypatch.setattr(network, "PATIENCE_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # closed again: nobody listens there
+    place = Place(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "word")
+    owner = SimpleNamespace(table=SeriesTable(), told=[], answers=[])
+    owner.failed = lambda part, error, step: owner.told.append((part, str(error)))
+    owner.take_from_root = owner.answers.append
+    owner.settle_all = lambda: None
+    together = Together(place, owner, 1.0)
+    together.ask_flush(7)
+    for _ in range(50):
+        together.pump()
+        if owner.answers:
+            break
+        time.sleep(0.02)
+    together.pump()
+    [(part, said)] = owner.told
+    assert part == "recorders of other ranks"
+    assert "rank 1 cannot reach" in said
+    assert owner.answers == [{"type": FLUSHED, "token": 7}]
+    assert together.alone

@@ -90,6 +90,36 @@ def test_two_monitored_runs(tmp_path):
     assert compare(tmp_path / "a", tmp_path / "a").first is None
 
 
+def test_runs_whose_layers_have_other_names(tmp_path):
+    for name, layers in (("a", ["first", "second"]), ("b", ["encoder.first", "second"])):
+        torch.manual_seed(0)
+        parts = {layer: torch.nn.Linear(4, 4) for layer in layers}
+        model = torch.nn.Module()
+        for layer, part in parts.items():
+            folder, _, own = layer.rpartition(".")
+            if folder:
+                model.add_module(folder, torch.nn.Module())
+            model.get_submodule(folder).add_module(own, part)
+        model.forward = lambda x, parts=parts: parts["second"](next(iter(parts.values()))(x))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with trainsentry.TrainMonitor({"output_dir": str(tmp_path / name)}).watch(model, optimizer):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+    assert compare(tmp_path / "a", tmp_path / "b").only_in_one > 0
+    same = compare(tmp_path / "a", tmp_path / "b", {"first": "encoder.first"})
+    gradients = [row for row in same.rows if row[2] == "gradient"]
+    assert (same.first, gradients) == (None, [])
+    names = tmp_path / "names.json"
+    names.write_text('{"first": "encoder.first"}')
+    where = ["-o", str(tmp_path / "table.csv")]
+    result = CliRunner().invoke(
+        app, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--names", str(names), *where]
+    )
+    assert "they do not part" in result.output
+
+
 def test_folders_of_different_kinds_and_of_none(tmp_path):
     debug(tmp_path / "a", level="L0")
     (tmp_path / "empty").mkdir()

@@ -19,7 +19,7 @@ def _no_debugger_is_left():
     PrecisionDebugger.close()
 
 
-def probe(folder, level, steps=2, sign=1.0, **settings):
+def probe(folder, level, steps=2, sign=1.0, first=0, **settings):
     folder.mkdir()
     path = folder / "config.json"
     block = {"grad_level": level, **settings}
@@ -29,6 +29,8 @@ def probe(folder, level, steps=2, sign=1.0, **settings):
     if sign < 0:
         model.first.weight.register_hook(lambda g: -g)
     debugger.monitor(model)
+    if first:
+        debugger.set_init_step(first)
     train(model, steps, debugger)
     assert debugger._session.guard.failures == {}
     debugger.close()
@@ -77,3 +79,8 @@ def test_a_gradient_that_points_the_other_way_is_found(tmp_path):
 def test_a_parameter_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"grad_probe.param_list: 'nothing'; allowed: names"):
         probe(tmp_path / "a", "L1", param_list=["nothing"])
+
+
+def test_a_resumed_run_goes_on_counting(tmp_path):
+    out = probe(tmp_path / "a", "L0", first=40)
+    assert sorted(p.name for p in (out / "rank0").glob("*.csv")) == ["grad_summary_40.csv", "grad_summary_41.csv"]
