@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from trainsentry.anomaly import dtype_edge, nonfinite
 from trainsentry.anomaly.anomaly import DEAD, DRIFT, NONFINITE, OVERFLOW, SHIFT, SPIKE, UNDERFLOW, UPDATE_SIZE
-from trainsentry.anomaly.baseline import LOCATION
 from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, ZEROS_FEATURE, Floats, in_words
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.kinds import Kinds
@@ -61,7 +60,7 @@ class Evidence:
         feature = int(abs(soft.distance[row, :2]).argmax()) if drifts else int(soft.feature[row])
         distance = float(soft.distance[row, feature])
         value = in_words(feature, float(soft.features[row, feature]), self.numel[row], self.divisor[row])
-        usual = float(soft.state[LOCATION, row, feature])
+        usual = float(soft.usual[row, feature])
         expected = in_words(feature, usual, self.numel[row], self.divisor[row])
         kind = (
             (DRIFT if in_a_row < LASTING else SHIFT)

@@ -54,11 +54,13 @@ them. The other kinds share the rest."""
 class Soft:
     """What was found in a record: arrays over its rows, and what all series of a kind do at once by kind.
 
-    `score` counts deviations of the feature `feature`, `p` is its p-value within the row's kind;
-    `drift` is the cumulative sum. `surprise` is −log10 of the p-value of the whole record, by Bonferroni's rule.
+    `usual` is what the features would be if nothing were odd. `score` counts deviations of the feature `feature`, `p` is
+    its p-value within the row's kind; `drift` is the cumulative sum. `surprise` is −log10 of the p-value of the whole
+    record, by Bonferroni's rule.
     """
 
     features: Floats
+    usual: Floats
     state: Floats
     score: Floats
     feature: npt.NDArray[np.intp]
@@ -74,6 +76,7 @@ class Soft:
         none: Floats = np.zeros(0)
         return Soft(
             features=none,
+            usual=none,
             state=none,
             score=self.score.astype(np.float32),
             feature=np.zeros(0, np.intp),
@@ -147,6 +150,7 @@ class SoftRule:
         state[UP:, young] = 0.0
         found = Soft(
             features=features,
+            usual=self._usual(kind, features, distance),
             state=state,
             score=score,
             feature=best,
@@ -221,6 +225,11 @@ class SoftRule:
             np.copyto(unit, np.maximum(drawn, floor), where=young[:, None])
         unit += (self.kinds.young[ids] / np.maximum(held, 1))[:, None]
         return unit
+
+    def _usual(self, kind: Any, features: Floats, distance: Floats) -> Floats:
+        found: Floats = features - distance
+        found[:, :SIZES] = self._trifles.raised(kind, features[:, :SIZES]) - distance[:, :SIZES]
+        return found
 
     def _of_spikes(self, ids: Any, unit: Floats, distance: Floats, held: Any, scalar: Any) -> Floats:
         """Return the deviations that spikes are measured by: of a scalar that rises, that of its moves if less."""

@@ -37,14 +37,16 @@ class Trifles:
 
         `shift` is what all series of each kind did at once, by kind: it is taken out.
         """
-        now: Floats = features[:, :SIZES] - shift.take(kind, axis=0)
-        if not np.isfinite(self._floor).any():
-            now -= before[:, :SIZES]
-            return now
-        floor = self._floor.take(kind, axis=0)
-        np.maximum(now, floor, out=now)
-        now -= np.maximum(before[:, :SIZES], floor)
+        now = self.raised(kind, features[:, :SIZES] - shift.take(kind, axis=0))
+        now -= self.raised(kind, before[:, :SIZES])
         return now
+
+    def raised(self, kind: Any, sizes: Floats) -> Floats:
+        """Return the sizes of rows, or the least of their kinds where these are larger."""
+        if not np.isfinite(self._floor).any():
+            return sizes
+        found: Floats = np.maximum(sizes, self._floor.take(kind, axis=0))
+        return found
 
     def refresh(self, baseline: Baseline) -> None:
         """Look what is usual, once in a while."""
