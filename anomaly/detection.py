@@ -20,9 +20,11 @@ from trainsentry.anomaly.nonfinite import NonfiniteRule
 from trainsentry.anomaly.own_detectors import load_detectors
 from trainsentry.anomaly.provenance import Provenance
 from trainsentry.anomaly.repeated_data import RepeatedDataRule
+from trainsentry.anomaly.row_scores import OUTLIER
+from trainsentry.anomaly.scored_record import Soft
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.anomaly.siblings import SiblingRule
-from trainsentry.anomaly.soft import OUTLIER, Soft, SoftRule
+from trainsentry.anomaly.soft import SoftRule
 from trainsentry.anomaly.state_reset import StateResetRule
 from trainsentry.anomaly.switches import SwitchRule
 from trainsentry.collectors.record import StepRecord
@@ -202,7 +204,7 @@ class Detection:
         if record.skipped:
             healthy &= ~self.facts.backward[ids]
         self.soft.learn(ids, soft, healthy, record.step)
-        self.soft.learn_common(soft)
+        self.soft.common.learn(soft.common)
         surprises = self._surprises_of(record)
         if verdict.alarm or wrong.any():
             surprises.forget_last()

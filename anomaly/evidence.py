@@ -6,10 +6,11 @@ from typing import Any, Final
 
 from trainsentry.anomaly import dtype_edge, nonfinite
 from trainsentry.anomaly.anomaly import DEAD, DRIFT, NONFINITE, OVERFLOW, SHIFT, SPIKE, UNDERFLOW, UPDATE_SIZE
+from trainsentry.anomaly.common_changes import LEAST_COMMON
 from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, ZEROS_FEATURE, Floats, in_words
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.kinds import Kinds
-from trainsentry.anomaly.soft import LEAST_COMMON, Soft
+from trainsentry.anomaly.scored_record import Soft
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_INPUT,

@@ -63,6 +63,12 @@ class Kinds:
         return self._numbers[name]
 
 
+def kinds_in(kind: npt.NDArray[np.int64]) -> list[int]:
+    """Return the numbers of the kinds that there are among rows, in order."""
+    found: list[int] = np.flatnonzero(np.bincount(kind)).tolist() if len(kind) else []
+    return found
+
+
 def _spread(size: float, mean: float, zeros: float) -> npt.NDArray[np.float32]:
     limits = np.full(4, size, np.float32)
     limits[MEAN_FEATURE], limits[ZEROS_FEATURE] = mean, zeros

@@ -7,6 +7,9 @@ import numpy as np
 from trainsentry.anomaly.baseline import DOWN, MEMORY, UP
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats
 
+OUTLIER: Final = 5.0
+"""Deviations from which on a sample is not learned from."""
+
 DRIFT_SLACK: Final = 1.5
 DRIFT_CLIP: Final = 8.0
 DRIFT_LEAST: Final = 12.0

@@ -1,0 +1,104 @@
+"""What all series of a kind do at once: taken out of each, and judged as one series."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.anomaly.baseline import LOCATION, NEWEST, SCALE, Baseline
+from trainsentry.anomaly.features import FEATURES, SIZES, Floats
+from trainsentry.anomaly.kinds import SCALARS, Kinds, kinds_in
+from trainsentry.anomaly.row_scores import OUTLIER, medians
+from trainsentry.anomaly.tail import OF_COMMON, Tail
+from trainsentry.collectors.series import TENSOR_QUANTITIES
+
+WARM_UP: Final = 5
+"""Samples before a kind is judged."""
+
+TOGETHER: Final = 8
+"""Series of a kind from which on their median says what all do at once."""
+
+COMMON_FLOOR: Final = 0.1
+COMMON_JUMP: Final = 0.9
+"""Smallest deviation of what all series of a kind do at once, and least jump of it (a factor of 2.5), in log units."""
+
+YOUNG_COMMON: Final = 2.5
+"""Added to the deviation, divided by the number of samples, as for each series alone."""
+
+LEAST_COMMON: Final = 5.0
+"""Deviations of what all series of a kind do at once from which on it is listed in an alarm."""
+
+
+@dataclass
+class Common:
+    """What all series of a kind do at once: the median change of their size in log units, and how odd that is."""
+
+    change: float
+    score: float
+    p: float
+    rows: int
+
+
+class CommonChanges:
+    """Follows the median change of each kind, in log units."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.kinds = kinds
+        self._baseline = Baseline()
+        self._tail = Tail(OF_COMMON)
+
+    def judge(self, kind: Any, distance: Floats, jump: Floats) -> tuple[dict[int, Common], Floats, Floats]:
+        """Return what all series of each kind do at once, and the shifts and leaps to take out, by kind."""
+        size = len(self.kinds.names)
+        shift, leap = np.zeros((2, size, SIZES), np.float32)
+        found: dict[int, Common] = {}
+        self._baseline.grow(size)
+        both = np.concatenate([distance.T[:SIZES], jump.T[:SIZES]])  # a line each: medians of columns are slow
+        for number in kinds_in(kind):
+            rows = np.flatnonzero(kind == number)
+            count = len(rows)
+            if count < TOGETHER or self.kinds.names[number] == SCALARS:
+                continue
+            shift[number], leap[number] = medians(both[:, rows]).reshape(2, SIZES)
+            found[number] = self._judge(number, float(shift[number, 1]), count)
+        return found, shift, leap
+
+    def _judge(self, number: int, change: float, rows: int) -> Common:
+        state, held = self._baseline.state[:, number], int(self._baseline.count[number])
+        if held < WARM_UP or self.kinds.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
+            return Common(change, 0.0, 1.0, rows)
+        unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held
+        away, leap = change - state[LOCATION, 1], change - state[NEWEST, 1]
+        score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > COMMON_JUMP else 0.0
+        p = float(self._tail.survival(np.array([score]))[0])
+        return Common(change, score, p, rows)
+
+    def learn(self, found: dict[int, Common]) -> None:
+        """Take what all series did at once into its baseline."""
+        usual = {n: c for n, c in found.items() if c.score <= OUTLIER}
+        if usual:
+            ids = np.array(list(usual))
+            features = np.full((len(ids), len(FEATURES)), np.nan)
+            features[:, 1] = [c.change for c in usual.values()]
+            self._baseline.learn(ids, self._baseline.state[:, ids], features, 0)
+        self._baseline.note_outliers(np.array([n for n in found if n not in usual], np.intp))
+
+    def learn_tail(self, found: dict[int, Common], weight: float) -> None:
+        """Take how odd it was as what is usual."""
+        if found:
+            self._tail.learn(np.array([c.score for c in found.values()]), weight)
+
+    def expect_change(self) -> None:
+        """Take the next sample of every kind as its level."""
+        self._baseline.begin_anew(slice(None))
+
+    def saved(self) -> dict[str, Any]:
+        """Return plain data, in the order of the kinds."""
+        size = min(len(self.kinds.names), len(self._baseline.count))
+        return {"together": self._baseline.saved(size), "common": self._tail.saved()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Go on from what was saved."""
+        self._tail.load(saved["common"])
+        for place, name in enumerate(saved["kinds"][: len(saved["together"]["count"])]):
+            self._baseline.adopt(self.kinds.number(name), saved["together"], place)
