@@ -61,7 +61,7 @@ class Evidence:
         feature = int(abs(soft.distance[row, :2]).argmax()) if drifts else int(soft.feature[row])
         distance = float(soft.distance[row, feature])
         value = in_words(feature, float(soft.features[row, feature]), self.numel[row], self.divisor[row])
-        usual = float(soft.usual[row, feature])
+        usual = soft.usual(row, feature)
         expected = in_words(feature, usual, self.numel[row], self.divisor[row])
         kind = (
             (DRIFT if in_a_row < LASTING else SHIFT)

@@ -22,7 +22,7 @@ class Kinds:
     """Arrays over the series of a table: the number of each one's kind, and its limits of shape (n, features).
 
     `drifts`: may be judged by slow changes; optimizer state averages over a thousand steps, and does nothing else.
-    `fall`: what a size must fall by to be odd, in log units. `is_loss`: the loss, which gradients fall with.
+    `fall`: what a size must fall by to be odd, in log units. `is_loss`: the loss; `falls`: what falls with it.
     """
 
     def __init__(self, table: SeriesTable) -> None:
@@ -34,6 +34,7 @@ class Kinds:
         self.young = np.zeros(0, np.float32)
         self.drifts = np.zeros(0, bool)
         self.fall = np.zeros(0, np.float32)
+        self.falls = np.zeros(0, bool)
         self.is_loss = np.zeros(0, bool)
         self._numbers: dict[str, int] = {}
 
@@ -53,6 +54,7 @@ class Kinds:
         self.drifts = np.append(self.drifts, [not s.is_state for s, _ in rows])
         self.is_loss = np.append(self.is_loss, [s.scalar and s.name == "loss" for s in new])
         self.fall = np.append(self.fall, np.array([least_fall_of(s) for s in new], np.float32))
+        self.falls = np.append(self.falls, [least_fall_of(s) > 0 and not s.scalar for s in new])
         self.young = np.append(self.young, np.array([x.young for _, x in rows], np.float32))
 
     def number(self, name: str) -> int:

@@ -4,9 +4,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import FROZEN
+from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.series_facts import BACKWARD, Mask
+from trainsentry.anomaly.state_reset import COUNTER
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -97,7 +98,8 @@ class Provenance:
             return DATA
         if series.quantity.startswith(TRAINING_MODE):
             return "training"
-        return "optimizer" if series.name == LEARNING_RATE else series.quantity
+        is_counter = finding.kind == STATE_RESET and series.quantity == COUNTER
+        return "optimizer" if series.name == LEARNING_RATE or is_counter else series.quantity
 
     @staticmethod
     def name_of(series: Series, finding: Finding) -> str:

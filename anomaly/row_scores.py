@@ -63,9 +63,18 @@ def drift_scores(state: Floats, distance: Floats, unit: Floats, least: tuple[Flo
 
 def least_drifts(held: Any, scalar: Any) -> Floats:
     """Return what the size of rows must have changed by for a drift, in log units, by the samples `held` of each."""
-    age = np.maximum(held, MEMORY + 1)
-    found: Floats = DRIFT_RATIO + np.where(scalar, 0.0, TREND * np.log(age / (age - MEMORY)))
+    found: Floats = _LEAST_DRIFT.take(np.minimum(held, len(_LEAST_DRIFT) - 1))
+    found[scalar] = DRIFT_RATIO
     return found
+
+
+def _least_drift_by_age(oldest: int) -> Floats:
+    age = np.maximum(np.arange(oldest), MEMORY + 1)
+    found: Floats = (DRIFT_RATIO + TREND * np.log(age / (age - MEMORY))).astype(np.float32)
+    return found
+
+
+_LEAST_DRIFT: Final = _least_drift_by_age(4096)
 
 
 def medians(lines: Floats) -> Floats:

@@ -25,6 +25,11 @@ def _state_lost(anomaly: Anomaly, what: str) -> str:
         return f"{what} is negative at step {anomaly.step}: {anomaly.value:.3g}, where squares are averaged"
     if math.isnan(anomaly.value):
         return f"{what} is gone at step {anomaly.step}"
+    if anomaly.statistic == "value":
+        return (
+            f"the optimizer has taken {anomaly.value:.0f} steps with {anomaly.name} at step {anomaly.step}, and "
+            f"{anomaly.expected:.0f} were due: its state was lost"
+        )
     return (
         f"the norm of {what} is {anomaly.value:.3g} at step {anomaly.step}, below {anomaly.expected:.3g}, to which its "
         "decay alone could bring it: it was lost"

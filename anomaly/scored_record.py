@@ -6,20 +6,20 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.common_changes import Common
-from trainsentry.anomaly.features import Floats
+from trainsentry.anomaly.features import SIZES, Floats
 
 
 @dataclass
 class Soft:
     """What was found in a record: arrays over its rows, and what all series of a kind do at once by kind.
 
-    `usual` is what the features would be if nothing were odd. `score` counts deviations of the feature `feature`, `p`
+    `floor` is the least size that is followed. `score` counts deviations of the feature `feature`, `p`
     is its p-value within the row's kind; `drift` is the cumulative sum. `surprise` is −log10 of the p-value of the
     whole record, by Bonferroni's rule.
     """
 
     features: Floats
-    usual: Floats
+    floor: Floats | None
     state: Floats
     score: Floats
     feature: npt.NDArray[np.intp]
@@ -35,7 +35,7 @@ class Soft:
         none: Floats = np.zeros(0)
         return Soft(
             features=none,
-            usual=none,
+            floor=None,
             state=none,
             score=self.score.astype(np.float32),
             feature=np.zeros(0, np.intp),
@@ -46,6 +46,13 @@ class Soft:
             common=self.common,
             p_all=self.p_all,
         )
+
+    def usual(self, row: int, feature: int) -> float:
+        """Return what a feature would be if nothing were odd."""
+        now = float(self.features[row, feature])
+        if feature < SIZES and self.floor is not None:
+            now = max(now, float(self.floor[row, feature]))
+        return now - float(self.distance[row, feature])
 
     @property
     def surprise(self) -> float:

@@ -63,16 +63,15 @@ class SoftRule:
         unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP)[:, None])
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         common, shift, leap = self.common.judge(kind, distance, jump)
-        distance[:, :SIZES] = self._trifles.away(kind, features, location, shift)
-        jump[:, :SIZES] = self._trifles.away(kind, features, newest, leap)
+        floor = self._trifles.floor(kind)
+        distance[:, :SIZES] = _away(features, location, shift.take(kind, axis=0), floor)
+        jump[:, :SIZES] = _away(features, newest, leap.take(kind, axis=0), floor)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        unit_of_spikes = self._of_spikes(all_ids, unit, distance, held, scalar)
-        least_fall = self._least_fall(ids, distance)
-        score, best = spike_scores(distance, jump, unit_of_spikes, self.kinds.jump[ids], least_fall)
-        drift = self._drift(ids, state, distance, unit, least_fall)
+        score, best = self._spikes_of(all_ids, distance, jump, unit, scalar)
+        drift = self._drift(ids, state, distance, unit, scalar)
         found = Soft(
             features=features,
-            usual=self._usual(kind, features, distance),
+            floor=floor,
             state=state,
             score=score,
             feature=best,
@@ -147,46 +146,36 @@ class SoftRule:
         unit += (self.kinds.young[ids] / np.maximum(held, 1))[:, None]
         return unit
 
-    def _usual(self, kind: Any, features: Floats, distance: Floats) -> Floats:
-        found: Floats = features - distance
-        found[:, :SIZES] = self._trifles.raised(kind, features[:, :SIZES]) - distance[:, :SIZES]
-        return found
-
-    def _of_spikes(self, ids: Any, unit: Floats, distance: Floats, held: Any, scalar: Any) -> Floats:
-        """Return the deviations that spikes are measured by: of a scalar that rises, that of its moves if less."""
+    def _spikes_of(self, ids: Any, distance: Floats, jump: Floats, unit: Floats, scalar: Any) -> tuple[Floats, Any]:
+        """Return the scores of spikes; a scalar that rises is measured by its moves, where these deviate less."""
+        where = as_slice(ids)
+        least_fall = self.kinds.fall[where] + self._fallen(where, distance) * self.kinds.falls[where]
         rows = np.flatnonzero(scalar & (distance[:, 0] > 0))
-        if not len(rows):
-            return unit
-        found: Floats = unit.copy()
-        own = np.array(self.leaps.deviations(ids[rows].tolist()))
-        own = np.maximum(own, self.kinds.floor[ids][rows, 0]) + (self.kinds.young[ids] / np.maximum(held, 1))[rows]
-        found[rows, :SIZES] = np.minimum(unit[rows, :SIZES], own[:, None])
+        kept = unit[rows, :SIZES]
+        own = np.maximum(self.leaps.deviations(ids[rows].tolist()), self.kinds.floor[ids[rows], 0])
+        own += self.kinds.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)
+        unit[rows, :SIZES] = np.minimum(kept, own[:, None])
+        found = spike_scores(distance, jump, unit, self.kinds.jump[where], least_fall)
+        unit[rows, :SIZES] = kept
         return found
 
-    def _least_fall(self, ids: Any, distance: Floats) -> Floats:
-        """Return what the sizes of rows must fall by to be odd: more where they fall with the loss."""
-        least: Floats = self.kinds.fall[ids]
-        return least + self._fallen(ids, distance) * (least > 0)
-
-    def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, least_fall: Floats) -> Floats:
-        held, is_loss = self.baseline.count[ids], self.kinds.is_loss[ids]
-        least = least_drifts(held, self.kinds.of[ids] == self.kinds.number(SCALARS)) + self._fallen(ids, distance)
-        down = np.maximum(least, least_fall)
-        down[is_loss] = np.inf  # that it falls is what training is for
+    def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any) -> Floats:
+        held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
+        least = least_drifts(held, scalar) + fallen
+        down = np.maximum(least, self.kinds.fall[ids] + fallen)
+        down[self.kinds.is_loss[ids]] = np.inf  # that it falls is what training is for
         drift: Floats = drift_scores(state, distance, unit, (least, down))
         young = (held < DRIFT_WARM_UP) | ~self.kinds.drifts[ids]
         drift[young] = 0.0
         state[UP:, young] = 0.0
         return drift
 
-    def _fallen(self, ids: Any, distance: Floats) -> Floats:
-        """Return how far the loss is below what it was, in log units, for all rows but its own.
+    def _fallen(self, ids: Any, distance: Floats) -> float:
+        """Return how far the loss is below what it was, in log units.
 
         While it falls the model learns: gradients fall with it, and logits, weights and activations grow.
         """
-        loss = self.kinds.is_loss[ids]
-        fallen: Floats = np.where(loss, 0.0, -float(distance[loss, 0].min(initial=0.0)))
-        return fallen
+        return -float(distance[self.kinds.is_loss[ids], 0].min(initial=0.0))
 
     def _spike_tail(self, number: int) -> Tail:
         if number not in self._spikes:
@@ -248,3 +237,14 @@ def as_slice(ids: Any) -> Any:
     if n and int(ids[-1]) - int(ids[0]) == n - 1 and (np.diff(ids) == 1).all():
         return slice(int(ids[0]), int(ids[0]) + n)
     return ids
+
+
+def _away(features: Floats, before: Floats, shift: Floats, floor: Floats | None) -> Floats:
+    """Return how far the sizes of rows are from what they were, less a shift; what is below the floor is on it."""
+    now: Floats = features[:, :SIZES] - shift
+    if floor is None:
+        now -= before[:, :SIZES]
+    else:
+        np.maximum(now, floor, out=now)
+        now -= np.maximum(before[:, :SIZES], floor)
+    return now

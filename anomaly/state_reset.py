@@ -1,4 +1,4 @@
-"""Invariant: a running average of squares falls no faster than its decay allows, and is never negative."""
+"""Invariants of an optimizer's state: squares fall no faster than their decay allows, and steps are counted on."""
 
 from typing import Final
 
@@ -17,6 +17,10 @@ SCORE: Final = 60.0
 SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "moments2", "square_avg", "v"})
 """State that averages squares: v' = β·v + (1 − β)·g² ≥ β·v (Kingma and Ba, "Adam", 2015; RMSprop)."""
 
+COUNTER: Final = "step"
+COUNTED: Final = 10
+"""State that counts updates, and how many it must have counted before it can be seen to have begun anew."""
+
 LEAST_DECAY: Final = 0.8
 """The smallest β assumed: 0.9 is the smallest in use, and the norm is rounded."""
 
@@ -28,11 +32,15 @@ SHARE: Final = 0.5
 
 
 class StateResetRule:
-    """Finds state that has fallen below β^k of what it was k steps before, or is negative."""
+    """Finds state that has fallen below β^k of what it was k steps before, is negative, or counts from the start again.
+
+    A counter that goes back to what it was earlier belongs to a run that is rolled back, and is left alone.
+    """
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
         self._mask = np.zeros(0, bool)
+        self._counter = np.zeros(0, bool)
         self._parameter = np.zeros(0, bool)
         self._is_state = np.zeros(0, bool)
         self._current, self._parts, self._both, self._state = -1, [False, False], 0, -1
@@ -52,7 +60,7 @@ class StateResetRule:
     def judge(self, record: StepRecord) -> list[Finding]:
         """Return what was lost."""
         self._refresh()
-        gone = self._gone(record)
+        gone = self._gone(record) + self._counts_anew(record)
         rows = np.flatnonzero(self._mask[record.ids])
         if not len(rows):
             return gone
@@ -73,12 +81,25 @@ class StateResetRule:
             found.append(self._finding(int(ids[at]), int(rows[at]), "min", value, 0.0))
         return found + gone
 
+    def _counts_anew(self, record: StepRecord) -> list[Finding]:
+        rows = np.flatnonzero(self._counter[record.ids])
+        ids = record.ids[rows]
+        count, apart = record.values[rows, NORM], record.step - self._step[ids]
+        before = self._norm[ids]
+        anew = (count < before) & (count <= apart) & (before > apart + COUNTED)
+        self._norm[ids], self._step[ids] = count, record.step
+        return [
+            self._finding(int(ids[at]), int(rows[at]), "value", float(count[at]), float(before[at] + apart[at]))
+            for at in np.flatnonzero(anew).tolist()
+        ]
+
     def _refresh(self) -> None:
         new = self.table.series[len(self._mask) :]
         if new:
             self._mask = np.append(self._mask, [s.quantity in SQUARES for s in new])
+            self._counter = np.append(self._counter, [s.quantity == COUNTER and not s.scalar for s in new])
             self._parameter = np.append(self._parameter, [s.quantity == PARAMETER for s in new])
-            self._is_state = np.append(self._is_state, [s.is_state and s.quantity != "step" for s in new])
+            self._is_state = np.append(self._is_state, [s.is_state and s.quantity != COUNTER for s in new])
             self._norm = np.append(self._norm, np.zeros(len(new)))
             self._step = np.append(self._step, np.zeros(len(new), np.int64))
 

@@ -31,22 +31,11 @@ class Trifles:
         self.kinds = kinds
         self._floor = np.zeros((0, SIZES), np.float32)
         self._age = EVERY
+        self._any_low = False
 
-    def away(self, kind: Any, features: Floats, before: Floats, shift: Floats) -> Floats:
-        """Return how far the sizes of rows are from what they were `before`, in log units, of shape (n, SIZES).
-
-        `shift` is what all series of each kind did at once, by kind: it is taken out.
-        """
-        now = self.raised(kind, features[:, :SIZES] - shift.take(kind, axis=0))
-        now -= self.raised(kind, before[:, :SIZES])
-        return now
-
-    def raised(self, kind: Any, sizes: Floats) -> Floats:
-        """Return the sizes of rows, or the least of their kinds where these are larger."""
-        if not np.isfinite(self._floor).any():
-            return sizes
-        found: Floats = np.maximum(sizes, self._floor.take(kind, axis=0))
-        return found
+    def floor(self, kind: Any) -> Floats | None:
+        """Return the least sizes of rows, of shape (n, SIZES); None while no series is below."""
+        return self._floor.take(kind, axis=0) if self._any_low else None
 
     def refresh(self, baseline: Baseline) -> None:
         """Look what is usual, once in a while."""
@@ -55,7 +44,7 @@ class Trifles:
         self._age += 1
         if self._age < EVERY:
             return
-        self._age = 0
+        self._age, self._any_low = 0, False
         size = len(self.kinds.of)
         known = (baseline.count[:size] >= KNOWN) & ~np.isnan(baseline.state[LOCATION, :size, 1])
         for name, share in LEAST.items():
@@ -63,5 +52,6 @@ class Trifles:
                 number = self.kinds.number(name)
                 ids = np.flatnonzero(known & (self.kinds.of == number))
                 if len(ids) >= ENOUGH:
-                    usual = np.median(baseline.state[LOCATION, ids, :SIZES], axis=0)
-                    self._floor[number] = usual + np.log(share)
+                    sizes = baseline.state[LOCATION, ids, :SIZES]
+                    floor = self._floor[number] = np.median(sizes, axis=0) + np.log(share)
+                    self._any_low |= bool((sizes < floor).any())

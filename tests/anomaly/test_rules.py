@@ -107,6 +107,16 @@ def test_state_that_is_gone_while_weights_are_there():
     assert (found.kind, found.step) == ("state_reset", 10)
 
 
+@pytest.mark.parametrize(("count", "is_found"), [(7, True), (40, False), (111, False)])
+def test_a_counter_that_begins_anew_is_lost_state_and_one_that_is_rolled_back_is_not(count, is_found):
+    records = Records()
+    rule = StateResetRule(records.table).judge
+    counter = ("fc.weight", "step")
+    assert judged(rule, records, range(0, 101, 10), lambda s: {counter: s + 1.0}) == []
+    found = judged(rule, records, [110], {counter: float(count)})
+    assert [(f.kind, f.expected) for f in found] == ([("state_reset", 111.0)] if is_found else [])
+
+
 def test_a_learning_rate_above_all_before_and_a_restart_of_its_schedule():
     records = Records()
     rule = SwitchRule(records.table).judge
