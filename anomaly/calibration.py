@@ -34,6 +34,7 @@ class Calibration:
     def __init__(self) -> None:
         self._seen: deque[float] = deque(maxlen=STEPS)
         self._start = self._slope = 0.0
+        self._share = 1 - QUANTILE
         self._fitted = -1
         self._learned = 0
 
@@ -46,9 +47,9 @@ class Calibration:
         if self._fitted < 0 or self._learned - self._fitted >= min(REFIT_EVERY, n):
             self._fit()
         if surprise <= self._start:
-            observed = 1 - QUANTILE
+            observed = self._share
         else:
-            observed = (1 - QUANTILE) * math.exp(-(surprise - self._start) / self._slope)
+            observed = self._share * math.exp(-(surprise - self._start) / self._slope)
         return min(1.0, (n * observed + PRIOR_STEPS * assumed) / (n + PRIOR_STEPS))
 
     def learn(self, surprise: float) -> None:
@@ -60,6 +61,7 @@ class Calibration:
         values = np.asarray(self._seen)
         self._start = float(np.quantile(values, QUANTILE))
         excess = values[values > self._start] - self._start
+        self._share = max(len(excess), 1) / len(values)  # less than the rest of the quantile where most are nothing
         prior = 1 / np.log(10.0)
         self._slope = float((excess.sum() + PRIOR_EXCEEDING * prior) / (len(excess) + PRIOR_EXCEEDING))
         self._fitted = self._learned

@@ -14,9 +14,12 @@ class CalledModules:
         self._number: dict[str, int] = {}
         self._module = np.zeros(0, np.int64)
         self._called = np.zeros(0, bool)
+        self._before = np.zeros(0, bool)
 
     def begin_step(self) -> None:
-        """Forget the step before."""
+        """Put the step aside: the next one begins."""
+        if self._called.any():
+            self._before = self._called.copy()
         self._called[:] = False
 
     def note(self, record: StepRecord) -> None:
@@ -28,7 +31,9 @@ class CalledModules:
     def knows(self, series: Series) -> bool | None:
         """Return whether the module that owns a series was called; None where nothing was sampled that says so.
 
-        Of a module whose calls are never seen (another one reads its weights) the next one above it answers.
+        That it was not is only said of a module whose call was seen in the last step whose activations were sampled:
+        hooks may be gone. Of a module whose calls are never seen (another one reads its weights) the next one above it
+        answers.
         """
         if not self._called.any():
             return None
@@ -37,7 +42,10 @@ class CalledModules:
             if not name:
                 return None
             name = name.rpartition(".")[0]
-        return bool(self._called[self._number[name]])
+        number = self._number[name]
+        if self._called[number]:
+            return True
+        return False if number < len(self._before) and self._before[number] else None
 
     def _refresh(self) -> None:
         new = self.table.series[len(self._module) :]

@@ -22,8 +22,8 @@ COMMON_FLOOR: Final = 0.1
 COMMON_JUMP: Final = 0.9
 """Smallest deviation of what all series of a kind do at once, and least jump of it (a factor of 2.5), in log units."""
 
-YOUNG_COMMON: Final = 2.5
-"""Added to the deviation, divided by the number of samples, as for each series alone."""
+YOUNG_COMMON: Final = 16.0
+"""Added to the deviation, divided by the square of the number of samples: a third at seven, nothing at fifty."""
 
 LEAST_COMMON: Final = 5.0
 """Deviations of what all series of a kind do at once from which on it is listed in an alarm."""
@@ -67,7 +67,7 @@ class CommonChanges:
         state, held = self._baseline.state[:, number], int(self._baseline.count[number])
         if held < WARM_UP or self.kinds.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
             return Common(change, 0.0, 1.0, rows)
-        unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held
+        unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held**2
         away, leap = change - state[LOCATION, 1], change - state[NEWEST, 1]
         score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > COMMON_JUMP else 0.0
         p = float(self._tail.survival(np.array([score]))[0])

@@ -34,7 +34,8 @@ def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
 
     `numel` counts the elements of each row, `divisor` is a factor that is known and taken out of its sizes (the
     learning rate of an update). In order: log max|x|, log of the root mean square (which does not depend on how a
-    tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros with `ZEROS_SLACK` added to each side.
+    tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros with `ZEROS_SLACK` added to each side;
+    where all are zero, nothing else is left to follow.
 
     >>> row = np.array([[-1.0, 2.0, 0.5, 8.0, 0, 0, 0.25, 0]])
     >>> features_of(row, np.array([64.0]), np.array([False]), np.array([1.0])).astype(float).round(2).tolist()
@@ -54,6 +55,8 @@ def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
         found[:, 1] = np.log(sizes[1] / divisor)
         found[:, 2] = values[:, MEAN] / sizes[1]
         found[:, 3] = np.log((values[:, ZEROS] + ZEROS_SLACK) / (1 - values[:, ZEROS] + ZEROS_SLACK))
+        dead = values[:, ZEROS] == 1
+        found[dead, 3] = np.log(2 * numel[dead] + 1)  # half an element that is none: farther out than any share
     found[scalar | (numel < FEW), SIZES:] = np.nan
     found[~np.isfinite(found)] = np.nan
     return found.astype(np.float32)

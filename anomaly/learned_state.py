@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.series import Series, SeriesTable
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 def described(table: SeriesTable, count: int) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import numpy as np
 from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.series_facts import BACKWARD, Mask
-from trainsentry.anomaly.state_reset import COUNTER
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -18,6 +17,7 @@ from trainsentry.collectors.series import (
     GRADIENT,
     GRADIENT_UNREDUCED,
     LEARNING_RATE,
+    STEP_COUNTER,
     TRAINING_MODE,
     UPDATE,
     UPDATED_PARAMETERS,
@@ -98,7 +98,7 @@ class Provenance:
             return DATA
         if series.quantity.startswith(TRAINING_MODE):
             return "training"
-        is_counter = finding.kind == STATE_RESET and series.quantity == COUNTER
+        is_counter = finding.kind == STATE_RESET and series.quantity == STEP_COUNTER
         return "optimizer" if series.name == LEARNING_RATE or is_counter else series.quantity
 
     @staticmethod

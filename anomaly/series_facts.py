@@ -13,6 +13,7 @@ from trainsentry.collectors.series import (
     COMMUNICATION_QUANTITIES,
     GRADIENT,
     GRADIENT_UNREDUCED,
+    STEP_COUNTER,
     Series,
     SeriesTable,
 )
@@ -57,6 +58,8 @@ class SeriesFacts:
 def _is_watched(series: Series) -> bool:
     if series.quantity in COMMUNICATION_QUANTITIES:
         return False  # buffers have padding that nobody writes; what ranks sent and received is compared instead
+    if series.is_state and series.quantity == STEP_COUNTER:
+        return False  # it goes back with a run that is rolled back; a rule of its own looks at it
     return not series.scalar or series.name in WATCHED_SCALARS
 
 

@@ -15,8 +15,9 @@ from trainsentry.collectors.statistics import NORM
 NAME: Final = "siblings"
 SCORE: Final = 20.0
 
-LOOK_AT: Final = {ACTIVATION_OUTPUT: 12, GRADIENT: 12, PARAMETER: 1}
-"""Sampled records of a series after which it is compared: past the first steps of a warm-up; weights as they begin."""
+LOOK_AT: Final = {ACTIVATION_OUTPUT: 12, GRADIENT: 12, PARAMETER: 2}
+"""Sampled records of a series after which it is compared: past the first steps of a warm-up; weights as they begin, and
+when all of them have been seen."""
 
 LEAST_SIBLINGS: Final = 3
 """Series of one kind in different layers, itself included, from which on one can be told from the others."""

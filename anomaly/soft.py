@@ -28,6 +28,9 @@ GROWN: Final = 64
 DRIFT_WARM_UP: Final = 40
 """Samples before a drift counts: a young model drifts everywhere."""
 
+KNOWN_FOR: Final = 32
+"""Records for which it is remembered how far the loss has fallen: many loops log it now and then."""
+
 WEIGHTS: Final = {SCALARS: 0.2, ACTIVATION_INPUT: 0.1}
 WEIGHT_OF_COMMON: Final = 0.1
 """Shares of the false alarms that logged scalars, the data, and changes of all series at once may use: there are few of
@@ -42,6 +45,7 @@ class SoftRule:
         self._trifles = Trifles(self.kinds)
         self.baseline = Baseline()
         self.leaps = Leaps()
+        self._last_fallen = 0.0, 0
         self._spikes: dict[int, Tail] = {}
         self._drifts: dict[int, Tail] = {}
         self.common = CommonChanges(self.kinds)
@@ -51,6 +55,7 @@ class SoftRule:
         self.kinds.refresh()
         self.baseline.grow(len(self.kinds.of))
         self._trifles.refresh(self.baseline)
+        self._last_fallen = self._last_fallen[0], self._last_fallen[1] - 1
         all_ids, ids = ids, as_slice(ids)
         kind = self.kinds.of[ids]
         features = features_of(values, numel, scalar, divisor)
@@ -63,7 +68,7 @@ class SoftRule:
         unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP)[:, None])
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         common, shift, leap = self.common.judge(kind, distance, jump)
-        floor = self._trifles.floor(kind)
+        floor = self._trifles.floor(ids, kind)
         distance[:, :SIZES] = _away(features, location, shift.take(kind, axis=0), floor)
         jump[:, :SIZES] = _away(features, newest, leap.take(kind, axis=0), floor)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
@@ -175,7 +180,10 @@ class SoftRule:
 
         While it falls the model learns: gradients fall with it, and logits, weights and activations grow.
         """
-        return -float(distance[self.kinds.is_loss[ids], 0].min(initial=0.0))
+        loss = self.kinds.is_loss[ids]
+        if loss.any():
+            self._last_fallen = -float(distance[loss, 0].min(initial=0.0)), KNOWN_FOR
+        return self._last_fallen[0] if self._last_fallen[1] > 0 else 0.0
 
     def _spike_tail(self, number: int) -> Tail:
         if number not in self._spikes:

@@ -8,7 +8,7 @@ from trainsentry.anomaly.anomaly import STATE_RESET
 from trainsentry.anomaly.features import NOTHING
 from trainsentry.anomaly.finding import Finding
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import PARAMETER, SeriesTable
+from trainsentry.collectors.series import PARAMETER, STEP_COUNTER, SeriesTable
 from trainsentry.collectors.statistics import MIN, NORM
 
 NAME: Final = "state_reset"
@@ -17,9 +17,8 @@ SCORE: Final = 60.0
 SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "moments2", "square_avg", "v"})
 """State that averages squares: v' = β·v + (1 − β)·g² ≥ β·v (Kingma and Ba, "Adam", 2015; RMSprop)."""
 
-COUNTER: Final = "step"
 COUNTED: Final = 10
-"""State that counts updates, and how many it must have counted before it can be seen to have begun anew."""
+"""Updates that a counter must have counted before it can be seen to have begun anew."""
 
 LEAST_DECAY: Final = 0.8
 """The smallest β assumed: 0.9 is the smallest in use, and the norm is rounded."""
@@ -34,7 +33,8 @@ SHARE: Final = 0.5
 class StateResetRule:
     """Finds state that has fallen below β^k of what it was k steps before, is negative, or counts from the start again.
 
-    A counter that goes back to what it was earlier belongs to a run that is rolled back, and is left alone.
+    A counter that goes back to what it was earlier belongs to a run that is rolled back, and is left alone, unless it
+    goes back to before its second sample.
     """
 
     def __init__(self, table: SeriesTable) -> None:
@@ -46,6 +46,7 @@ class StateResetRule:
         self._current, self._parts, self._both, self._state = -1, [False, False], 0, -1
         self._norm = np.zeros(0)
         self._step = np.zeros(0, np.int64)
+        self._rate = np.zeros(0)
 
     def saved(self, count: int) -> list[list[float]]:
         """Return norm and step of the first `count` series as plain data."""
@@ -84,12 +85,14 @@ class StateResetRule:
     def _counts_anew(self, record: StepRecord) -> list[Finding]:
         rows = np.flatnonzero(self._counter[record.ids])
         ids = record.ids[rows]
-        count, apart = record.values[rows, NORM], record.step - self._step[ids]
-        before = self._norm[ids]
-        anew = (count < before) & (count <= apart) & (before > apart + COUNTED)
+        count, before = record.values[rows, NORM], self._norm[ids]
+        apart = np.maximum(record.step - self._step[ids], 1)
+        due = np.maximum(self._rate[ids], 1.0) * apart
+        anew = (count < before) & (count <= due) & (before > due + COUNTED)
+        self._rate[ids] = np.where(count > before, (count - before) / apart, self._rate[ids])
         self._norm[ids], self._step[ids] = count, record.step
         return [
-            self._finding(int(ids[at]), int(rows[at]), "value", float(count[at]), float(before[at] + apart[at]))
+            self._finding(int(ids[at]), int(rows[at]), "value", float(count[at]), float(before[at] + due[at]))
             for at in np.flatnonzero(anew).tolist()
         ]
 
@@ -97,11 +100,12 @@ class StateResetRule:
         new = self.table.series[len(self._mask) :]
         if new:
             self._mask = np.append(self._mask, [s.quantity in SQUARES for s in new])
-            self._counter = np.append(self._counter, [s.quantity == COUNTER and not s.scalar for s in new])
+            self._counter = np.append(self._counter, [s.quantity == STEP_COUNTER and not s.scalar for s in new])
             self._parameter = np.append(self._parameter, [s.quantity == PARAMETER for s in new])
-            self._is_state = np.append(self._is_state, [s.is_state and s.quantity != COUNTER for s in new])
+            self._is_state = np.append(self._is_state, [s.is_state and s.quantity != STEP_COUNTER for s in new])
             self._norm = np.append(self._norm, np.zeros(len(new)))
             self._step = np.append(self._step, np.zeros(len(new), np.int64))
+            self._rate = np.append(self._rate, np.zeros(len(new)))
 
     def _gone(self, record: StepRecord) -> list[Finding]:
         """Return that the step before had weights and no state, where it had both so far; a step has several parts."""

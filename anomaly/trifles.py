@@ -14,6 +14,10 @@ LEAST: Final = {GRADIENT: 3e-5, GRADIENT_UNREDUCED: 3e-5, UPDATE: 3e-5, PARAMETE
 batch norm is zero by its nature; in float32 it came out at 1e-6 to 1e-5 of the median, and its update, one unit in the
 last place of the weight, at up to 2e-5. A weight that begins at zero grows by decades until it matters."""
 
+BEGAN_BELOW: Final = 10.0
+"""Times below that size a weight must be when it is first looked at to be one that grows from zero; others may be small
+beside the gains of norms by design, and matter."""
+
 EVERY: Final = 4
 """Records after which is looked anew which series these are; they seldom change."""
 
@@ -32,20 +36,28 @@ class Trifles:
         self._floor = np.zeros((0, SIZES), np.float32)
         self._age = EVERY
         self._any_low = False
+        self._applies = np.zeros(0, bool)
+        self._looked_at = np.zeros(0, bool)
 
-    def floor(self, kind: Any) -> Floats | None:
+    def floor(self, ids: Any, kind: Any) -> Floats | None:
         """Return the least sizes of rows, of shape (n, SIZES); None while no series is below."""
-        return self._floor.take(kind, axis=0) if self._any_low else None
+        if not self._any_low:
+            return None
+        found: Floats = self._floor.take(kind, axis=0)
+        found[~self._applies[ids]] = -np.inf
+        return found
 
     def refresh(self, baseline: Baseline) -> None:
         """Look what is usual, once in a while."""
         more = len(self.kinds.names) - len(self._floor)
         self._floor = np.concatenate([self._floor, np.full((more, SIZES), -np.inf, np.float32)])
         self._age += 1
-        if self._age < EVERY:
+        size = len(self.kinds.of)
+        if self._age < EVERY and len(self._applies) == size:
             return
         self._age, self._any_low = 0, False
-        size = len(self.kinds.of)
+        new = np.zeros(size - len(self._applies), bool)
+        self._applies, self._looked_at = np.append(self._applies, new), np.append(self._looked_at, new)
         known = (baseline.count[:size] >= KNOWN) & ~np.isnan(baseline.state[LOCATION, :size, 1])
         for name, share in LEAST.items():
             if name in self.kinds.names:
@@ -53,5 +65,15 @@ class Trifles:
                 ids = np.flatnonzero(known & (self.kinds.of == number))
                 if len(ids) >= ENOUGH:
                     sizes = baseline.state[LOCATION, ids, :SIZES]
-                    floor = self._floor[number] = np.median(sizes, axis=0) + np.log(share)
-                    self._any_low |= bool((sizes < floor).any())
+                    self._floor[number] = np.median(sizes, axis=0) + np.log(share)
+                    self._look(baseline, number, grows=name == PARAMETER)
+
+    def _look(self, baseline: Baseline, number: int, *, grows: bool) -> None:
+        """Note which series of a kind the floor is for: all, or those that began at zero, or far below it."""
+        ids = np.flatnonzero((self.kinds.of == number) & (baseline.count[: len(self._applies)] > 0))
+        size, floor = baseline.state[LOCATION, ids, 1], self._floor[number, 1]
+        first = ids[~self._looked_at[ids]]
+        began = baseline.state[LOCATION, first, 1]
+        self._applies[first] = np.isnan(began) | (began < floor - np.log(BEGAN_BELOW)) | (not grows)
+        self._looked_at[first] = True
+        self._any_low |= bool((self._applies[ids] & ~(size >= floor)).any())

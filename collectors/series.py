@@ -34,6 +34,9 @@ TRAINING_MODE = "training_mode"
 UPDATED_PARAMETERS = "updated_parameters"
 """The scalar that says of a step whose updates are sampled how many parameters the optimizers took."""
 
+STEP_COUNTER = "step"
+"""The optimizer's state that counts the updates of a parameter."""
+
 LEARNING_RATE = "learning_rate"
 
 OPTIMIZER_RATE = "optimizer_learning_rate"

@@ -54,14 +54,22 @@ class ProcessRecorder:
         with tempfile.TemporaryFile() as settings:
             settings.write(told.encode())
             settings.seek(0)
-            with _held_back():
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "trainsentry.monitor.recorder"],
-                    stdin=settings,
-                    pass_fds=descriptors if hello.place is None else (*descriptors, hello.place.descriptor),
-                    env=_environment(),
-                    cwd="/",
-                )
+            started: list[subprocess.Popen[bytes]] = []
+            try:
+                with _held_back():
+                    self.process = subprocess.Popen(
+                        [sys.executable, "-m", "trainsentry.monitor.recorder"],
+                        stdin=settings,
+                        pass_fds=descriptors if hello.place is None else (*descriptors, hello.place.descriptor),
+                        env=_environment(),
+                        cwd="/",
+                    )
+                    started.append(self.process)
+            except KeyboardInterrupt:  # held back until now: nobody will hold this process
+                for process in started:
+                    process.kill()
+                    process.wait()
+                raise
 
     def join(self, timeout: float) -> bool:
         """Wait for the process to end."""

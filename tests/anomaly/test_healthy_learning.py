@@ -7,7 +7,9 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.features import features_of
 from trainsentry.anomaly.frozen import FrozenRule
+from trainsentry.anomaly.sensitivity import ZEROS_JUMP
 from trainsentry.anomaly.siblings import SiblingRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MEAN, ZEROS
@@ -90,13 +92,12 @@ def test_the_update_goes_by_the_rate_that_the_optimizer_took_not_by_the_one_logg
     assert alarms(lambda step: sizes(step, told=False), 130)
 
 
-@pytest.mark.parametrize(("zeros", "is_found"), [(1 / 16, False), (1.0, True)])
-def test_a_silent_unit_is_no_dead_layer(zeros, is_found):
+@pytest.mark.parametrize(("before", "zeros", "is_found"), [(0, 1 / 16, False), (0, 1.0, True), (0.5, 1.0, True)])
+def test_a_silent_unit_is_no_dead_layer(before, zeros, is_found):
     outputs = [(f"layers.{i}.output.0", "activation_output") for i in range(10)]
 
     def change(step, records, record):
-        if step >= 70:
-            record.values[row_of(records, record, *outputs[0]), ZEROS] = zeros
+        record.values[row_of(records, record, *outputs[0]), ZEROS] = before if step < 70 else zeros
 
     assert bool(alarms(lambda _: dict.fromkeys(outputs, 1.0), 90, change)) == is_found
 
@@ -147,5 +148,46 @@ def test_only_matrices_of_one_shape_are_siblings(shapes, is_found):
     records = Records()
     rule = SiblingRule(records.table).judge
     layouts = np.array([records.table.layout_id(Layout(s, "float32", 16)) for s in shapes], np.int32)
-    record = records.step(0, {(f"{i}.weight", "parameter"): 50.0 if i == 0 else 1.0 for i in range(4)})
-    assert bool(rule(replace(record, layouts=layouts), np.full(4, 16.0))) == is_found
+    sizes = {(f"{i}.weight", "parameter"): 50.0 if i == 0 else 1.0 for i in range(4)}
+    assert rule(replace(records.step(0, sizes), layouts=layouts), np.full(4, 16.0)) == []
+    assert bool(rule(replace(records.step(1, sizes), layouts=layouts), np.full(4, 16.0))) == is_found
+
+
+def test_a_large_layer_that_was_nearly_silent_and_dies_is_found():
+    features = [
+        features_of(np.array([[0.0, 0, 0, 0, 0, 0, zeros, 0]]), np.array([4096.0]), np.array([False]), np.ones(1))
+        for zeros in (0.9, 0.99, 1.0)
+    ]
+    nearly, more, dead = (float(f[0, 3]) for f in features)
+    assert more - nearly < ZEROS_JUMP < dead - nearly
+
+
+@pytest.mark.parametrize("factor", [0.05, 20.0])
+def test_a_matrix_that_is_small_beside_the_gains_of_norms_is_followed(factor):
+    norms = [(f"layers.{i}.norm.weight", "parameter") for i in range(12)]
+
+    def sizes(step):
+        matrices = dict.fromkeys(WEIGHTS, 0.02)
+        if step >= 70:
+            matrices[WEIGHTS[0]] *= factor
+        return dict.fromkeys(norms, 1.0) | matrices
+
+    assert {name for _, name in alarms(sizes, 90)} == {WEIGHTS[0][0]}
+
+
+def test_a_module_that_was_never_seen_while_it_trained_does_not_excuse_its_parameter():
+    records = Records()
+    rule = FrozenRule(records.table).judge
+    found = []
+    for step in range(24):
+        found += rule(records.step(step, expert(called=step < 2, moved=step < 20)))
+    assert [f.step for f in found] == [20]
+
+
+def test_the_counter_of_a_run_that_is_rolled_back_gives_no_alarm():
+    counters = [(f"layers.{i}.weight", "step") for i in range(10)]
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(90):
+        count = step + 1.0 if step < 70 else step - 40.0
+        assert detection.judge(records.step(step, dict.fromkeys(counters, count))) == []
