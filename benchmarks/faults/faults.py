@@ -140,17 +140,21 @@ def main() -> None:
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--collect", choices=work.COLLECT, default="everything")
     parser.add_argument("--twins", action="store_true", help="the same runs without their faults")
-    parser.add_argument("--out", help="where every outcome is written, as JSON lines")
+    parser.add_argument("--out", help="where every outcome is written as it comes, as JSON lines")
+    parser.add_argument("--read", nargs="+", help="print the table of outcomes that were written, and run nothing")
     parser.add_argument("--show", action="store_true", help="print what was said of each run that is not right")
     options = parser.parse_args()
-    found = []
-    for outcome in outcomes(wanted(options), faulty=not options.twins):
+    found = [json.loads(line) for path in options.read or () for line in Path(path).read_text().splitlines()]
+    if options.out:
+        Path(options.out).write_text("")
+    for outcome in () if options.read else outcomes(wanted(options), faulty=not options.twins):
         found.append(outcome)
+        if options.out:
+            with Path(options.out).open("a") as file:
+                file.write(json.dumps(outcome) + "\n")
         if options.show and _is_wrong(outcome):
             who = [outcome.get(k) for k in ("case", "family", "optimizer", "seed", "error", "delay", "early")]
             print(*who, outcome["said"][:700], flush=True)
-    if options.out:
-        Path(options.out).write_text("".join(json.dumps(o) + "\n" for o in found))
     print("\n".join([*table(found), "", *summary(found)]))
 
 
