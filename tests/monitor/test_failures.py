@@ -108,15 +108,16 @@ def test_a_writer_that_blocks_for_ever_is_left_behind(out, monkeypatch, caplog, 
 
     release = threading.Event()
     monkeypatch.setattr("trainsentry.exporters.csv_writer.CsvWriter.write", lambda *_: release.wait(60))
-    model, optimizer, monitor = make(out, export={"max_wait": 0.3, "tensorboard": True})
+    model, optimizer, monitor = make(out, export={"max_wait": 3.0, "tensorboard": True})
     started = time.monotonic()
     with monitor:
         assert train(model, optimizer, STEPS, monitor).losses == bare()
     assert time.monotonic() - started < 30
     release.set()
-    assert len([r for r in errors(caplog) if "csv" in r.getMessage()]) == 1  # a busy machine may hold up the others too
+    assert [r.getMessage() for r in errors(caplog) if "csv" in r.getMessage()]
+    assert len(errors(caplog)) == 1
     found = status(out)
-    assert "0.3 s" in found["exporters"]["csv"]
+    assert " 3 s" in found["exporters"]["csv"]
     assert found["exporters"]["tensorboard"] == "writing"
     assert found["gaps"][0]["exporter"] == "csv"
 
