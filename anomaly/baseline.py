@@ -41,13 +41,15 @@ NEW_LEVEL_AFTER: Final = 32
 class Baseline:
     """Location and scale of each feature, by series id; outliers and non-finite values never enter.
 
+    `state` has the shape (PARTS, features, series): what is done to all series of a feature is done in one stroke.
+
     An exponentially weighted Huber estimate: m += γ·clip(r, ±2.5 s), s *= 1 + γ_s·(min(|r|/s, 4) − 0.8), with
     r = y − m; γ and γ_s are 1 over the samples seen while those are few. It keeps two numbers a feature, and one far
     sample moves neither of them far. (Huber, "Robust estimation of a location parameter", 1964.)
     """
 
     def __init__(self) -> None:
-        self.state = np.zeros((PARTS, 0, len(FEATURES)), np.float32)
+        self.state = np.zeros((PARTS, len(FEATURES), 0), np.float32)
         self.count = np.zeros(0, np.int64)
         self.last_clean = np.full(0, -1, np.int64)
         self.outliers = np.zeros(0, np.int64)
@@ -57,8 +59,8 @@ class Baseline:
         missing = size - len(self.count)
         if missing > 0:
             room = max(missing, len(self.count) // 2)
-            more = np.zeros((PARTS, room, len(FEATURES)), np.float32)
-            self.state = np.concatenate([self.state, more], axis=1)
+            more = np.zeros((PARTS, len(FEATURES), room), np.float32)
+            self.state = np.concatenate([self.state, more], axis=2)
             self.count = np.append(self.count, np.zeros(room, np.int64))
             self.last_clean = np.append(self.last_clean, np.full(room, -1))
             self.outliers = np.append(self.outliers, np.zeros(room, np.int64))
@@ -66,30 +68,30 @@ class Baseline:
     def learn(self, ids: Any, state: Floats, features: Floats, step: int) -> None:
         """Take in healthy samples; `state` is that of the ids, as it was taken for judging, and is changed here."""
         held = self.count[ids]
-        young = (held < YOUNG) | (np.isnan(state[LOCATION]) & ~np.isnan(features)).any(axis=1)
+        young = (held < YOUNG) | (np.isnan(state[LOCATION]) & ~np.isnan(features)).any(axis=0)
         if not young.any():
             _follow(state, features)
         else:
             old = ~young
-            part = state[:, old]
-            _follow(part, features[old])
-            state[:, old] = part
-            part = state[:, young]
-            _begin(part, features[young], held[young])
-            state[:, young] = part
+            part = state[:, :, old]
+            _follow(part, features[:, old])
+            state[:, :, old] = part
+            part = state[:, :, young]
+            _begin(part, features[:, young], held[young])
+            state[:, :, young] = part
         if not isinstance(ids, slice):
-            self.state[:, ids] = state
+            self.state[:, :, ids] = state
         self.count[ids] = held + 1
         self.last_clean[ids] = step
         self.outliers[ids] = 0
 
     def copy_of(self, ids: Ids) -> tuple[Any, ...]:
         """Return what is known of series, to be put back."""
-        return self.state[:UP, ids].copy(), self.count[ids], self.last_clean[ids], self.outliers[ids]
+        return self.state[:UP, :, ids].copy(), self.count[ids], self.last_clean[ids], self.outliers[ids]
 
     def put_back(self, ids: Ids, kept: tuple[Any, ...]) -> None:
         """Undo what was learned of series since `copy_of`."""
-        self.state[:UP, ids], self.count[ids], self.last_clean[ids], self.outliers[ids] = kept
+        self.state[:UP, :, ids], self.count[ids], self.last_clean[ids], self.outliers[ids] = kept
 
     def note_outliers(self, ids: Ids) -> None:
         """Count outliers in a row; a series that stays away for long begins anew."""
@@ -98,14 +100,14 @@ class Baseline:
 
     def begin_anew(self, ids: Any) -> None:
         """Forget the level of series: what they did so far says nothing of what comes."""
-        self.state[:, ids] = 0.0
+        self.state[:, :, ids] = 0.0
         self.count[ids] = 0
         self.outliers[ids] = 0
 
     def saved(self, size: int) -> dict[str, Any]:
         """Return the first `size` series as plain data."""
         return {
-            "state": np.nan_to_num(self.state[:, :size], nan=0.0).swapaxes(0, 1).tolist(),
+            "state": np.nan_to_num(np.moveaxis(self.state[:, :, :size], 2, 0), nan=0.0).tolist(),
             "count": self.count[:size].tolist(),
             "last_clean": self.last_clean[:size].tolist(),
         }
@@ -116,7 +118,7 @@ class Baseline:
         state = np.asarray(saved["state"][position], np.float32)
         unknown = (state[LOCATION] == 0) & (state[SCALE] == 0) & (state[NEWEST] == 0)  # was saved as zeros
         state[LOCATION, unknown] = state[NEWEST, unknown] = np.nan
-        self.state[:, series_id] = state
+        self.state[:, :, series_id] = state
         self.count[series_id] = saved["count"][position]
         self.last_clean[series_id] = saved["last_clean"][position]
 
@@ -145,15 +147,15 @@ def _follow(state: Floats, features: Floats) -> None:
 
 def _begin(state: Floats, features: Floats, held: npt.NDArray[np.int64]) -> None:
     """Take plain averages of series that are young, or that had nothing to follow so far."""
-    first = (held == 0)[:, None]
+    first = held == 0
     known = ~np.isnan(features)
     location, scale = state[LOCATION], state[SCALE]
     new = known & (np.isnan(location) | first)
     location = np.where(new, features, np.where(first, np.nan, location))
     residual = np.where(known, features - location, 0.0)
-    gain = 1.0 / np.clip(held + 1, 1, MEMORY)[:, None]
+    gain = 1.0 / np.clip(held + 1, 1, MEMORY)
     state[LOCATION] = location + gain * np.where(known, residual, 0.0)
     size = np.abs(residual)
-    young = scale + (size / USUAL - scale) / np.maximum(held, 1)[:, None]
+    young = scale + (size / USUAL - scale) / np.maximum(held, 1)
     state[SCALE] = np.where(known & ~new, young, np.where(first, 0.0, scale))
     state[NEWEST] = np.where(known, features, np.where(first, np.nan, state[NEWEST]))

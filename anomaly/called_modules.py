@@ -25,7 +25,7 @@ class CalledModules:
     def note(self, record: StepRecord) -> None:
         """Take in the activations of a record."""
         self._refresh()
-        modules = self._module[record.ids]
+        modules = self._module[record.where]
         self._called[modules[modules >= 0]] = True
 
     def knows(self, series: Series) -> bool | None:

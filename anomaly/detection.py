@@ -105,20 +105,20 @@ class Detection:
         self._adopt_saved()
         bad = self._nonfinite.rows(record)
         at_edge, largest, edges = self._edge.rows(record)
-        ids = record.ids
-        judged: Mask = self.facts.judged[ids] & self.facts.watched[ids]
+        where = record.where
+        judged: Mask = self.facts.judged[where] & self.facts.watched[where]
         if record.skipped:
-            judged &= ~self.facts.backward[ids]
+            judged &= ~self.facts.backward[where]
         if self._known.judge(record):
             self.soft.expect_change()
         soft, verdict, numel = self._judge_softly(record, judged & ~bad & ~at_edge)
-        wrong = (bad | at_edge) & self.facts.watched[ids]
+        wrong = (bad | at_edge) & self.facts.watched[where]
         listed = self._listed(soft, verdict, judged, record) & ~wrong
         findings = [f for rule in self._rules for f in rule(record, self.table)]
-        evidence = Evidence(record, self.table.series, soft, numel, self._known.divisor, self.facts.scalar[ids])
+        evidence = Evidence(record, self.table.series, soft, numel, self._known.divisor, self.facts.scalar[where])
         findings += [evidence.of_hard(row, bad, largest, edges) for row in np.flatnonzero(wrong & judged).tolist()]
         rows = np.flatnonzero(listed).tolist()
-        in_a_row = self.soft.baseline.outliers[ids]
+        in_a_row = self.soft.baseline.outliers[where]
         findings += [evidence.of_soft(row, int(in_a_row[row]), alarm=verdict.alarm) for row in rows]
         common = evidence.of_common(self.soft.kinds, self._first_rows(record)) if verdict.suspicious else []
         findings += common if verdict.alarm else []
@@ -129,7 +129,7 @@ class Detection:
             self._note_candidates(record, evidence, common, soft, judged & ~wrong & ~listed)
         self._learn(record, soft, verdict, wrong, judged)
         if verdict.alarm:
-            self.soft.begin_drift_anew(ids[listed])
+            self.soft.begin_drift_anew(record.ids[listed])
         return found
 
     def _before(self, records: int) -> list[Anomaly]:
@@ -144,7 +144,7 @@ class Detection:
     ) -> None:
         """Keep what is odd, in case that an alarm follows."""
         far = (soft.score >= OUTLIER) & (soft.p <= ALARM_P)
-        odd = np.flatnonzero(rows & (far | self._scalars(soft, record.ids)))
+        odd = np.flatnonzero(rows & (far | self._scalars(soft, record)))
         odd = odd[np.argsort(-soft.score[odd])[:MOST_CANDIDATES]]
         weak = [replace(f, alarm=False) for f in common]
         weak += [evidence.of_soft(row, 0, alarm=False) for row in sorted(odd.tolist())]
@@ -153,11 +153,10 @@ class Detection:
     # ------------------------------------------------------------------ soft evidence
 
     def _judge_softly(self, record: StepRecord, judged: Mask) -> tuple[Soft, Verdict, Floats]:
-        ids = record.ids
         numel = self._known.numel(record)
         finite = self._known.finite_values(record)
         divisor = self._known.divisors(record)
-        soft = self.soft.judge(ids, finite, numel, self.facts.scalar[ids], divisor, judged)
+        soft = self.soft.judge(record.ids, finite, numel, self.facts.scalar[record.where], divisor, judged)
         allowed = self.allowed.in_a_step(self._known.seconds)
         verdict = self._surprises_of(record).judge(soft.surprise, allowed, ready=self._is_ready)
         return soft, verdict, numel
@@ -167,19 +166,18 @@ class Detection:
         return self._records >= WARM_UP
 
     def _surprises_of(self, record: StepRecord) -> Surprises:
-        kinds = np.bincount(self.soft.kinds.of[record.ids], minlength=len(self.soft.kinds.names)) > 0
-        key = ",".join(self.soft.kinds.names[i] for i in np.flatnonzero(kinds).tolist())
+        key = ",".join(self.soft.kinds.names[number] for number, _ in self.soft.rows.of(record.ids).groups)
         return self._surprises.setdefault(key, Surprises())
 
-    def _scalars(self, soft: Soft, ids: Any) -> Mask:
+    def _scalars(self, soft: Soft, record: StepRecord) -> Mask:
         """Return the scalars that are odd: one number a step tells less than a tensor's, and explains more."""
-        odd: Mask = self.facts.scalar[ids] & (soft.score >= LEAST_OF_SCALARS)
+        odd: Mask = self.facts.scalar[record.where] & (soft.score >= LEAST_OF_SCALARS)
         return odd
 
     def _listed(self, soft: Soft, verdict: Verdict, judged: Mask, record: StepRecord) -> Mask:
-        step, ids = record.step, record.ids
+        step = record.step
         p = np.minimum(soft.p, soft.drift_p)
-        flagged: Mask = judged & self._scalars(soft, ids) & (p <= FLAG_P)
+        flagged: Mask = judged & self._scalars(soft, record) & (p <= FLAG_P)
         if verdict.alarm:
             self._alarm_step = step
             limit = max(ALARM_P, float(p[judged].min(initial=1.0)))
@@ -191,7 +189,7 @@ class Detection:
             return flagged
         far = (soft.score >= LEAST_SCORE) | (soft.drift > 0)
         if verdict.alarm:
-            far |= self._scalars(soft, ids)
+            far |= self._scalars(soft, record)
             limit = max(limit, LEAST_P_OF_SCALARS)
         listed: Mask = flagged | (judged & (p <= limit) & far)
         return listed
@@ -199,10 +197,10 @@ class Detection:
     def _learn(self, record: StepRecord, soft: Soft, verdict: Verdict, wrong: Mask, judged: Mask) -> None:
         ids = record.ids
         finite = (record.values[:, NANS] == 0) & (record.values[:, INFS] == 0)
-        usual = self._nonfinite.is_usual(ids) & (record.values[:, NANS] == 0)
+        usual = self._nonfinite.is_usual(record) & (record.values[:, NANS] == 0)
         healthy = ~wrong & (finite | usual)
         if record.skipped:
-            healthy &= ~self.facts.backward[ids]
+            healthy &= ~self.facts.backward[record.where]
         self.soft.learn(ids, soft, healthy, record.step)
         self.soft.common.learn(soft.common)
         surprises = self._surprises_of(record)
@@ -229,7 +227,7 @@ class Detection:
     def _place(self, record: StepRecord, findings: list[Finding], soft: Soft, wrong: Mask) -> list[Anomaly]:
         if not findings:
             return []
-        abnormal = wrong | (soft.score >= LEAST_SCORE) | (soft.drift > 0) | self._scalars(soft, record.ids)
+        abnormal = wrong | (soft.score >= LEAST_SCORE) | (soft.drift > 0) | self._scalars(soft, record)
         self._provenance.note(record, abnormal)
         return [self._anomaly(record, f) for f in findings if f.series_id < len(self.table.series)]
 
@@ -259,8 +257,7 @@ class Detection:
 
     def _first_rows(self, record: StepRecord) -> dict[int, int]:
         """Return the first row of each kind."""
-        kinds = self.soft.kinds.of[record.ids]
-        return {int(k): int(np.argmax(kinds == k)) for k in np.unique(kinds)}
+        return {number: int(rows[0]) for number, rows in self.soft.rows.of(record.ids).groups}
 
     # ------------------------------------------------------------------ state
 

@@ -29,17 +29,17 @@ class DtypeEdgeRule:
     def rows(self, record: StepRecord) -> tuple[Mask, Floats, Floats]:
         """Return which rows are at the edge, and for each row its largest magnitude and its edge."""
         self._grow()
-        ids = record.ids
+        where = record.where
         largest = np.fmax(np.abs(record.values[:, MIN]), np.abs(record.values[:, MAX]))
         edges = self._edges[record.layouts]
         with np.errstate(invalid="ignore"):
-            found = (largest >= edges) & ~self.facts.scalar[ids]
-            found &= ~(self.facts.backward[ids] & (edges <= FLOAT16))
-        if not self._met[ids].all():
-            first = ~self._met[ids]
-            self._usual[ids[first & found & self.facts.activation[ids]]] = True
-            self._met[ids] = True
-        return found & ~self._usual[ids], largest, edges
+            found = (largest >= edges) & ~self.facts.scalar[where]
+            found &= ~(self.facts.backward[where] & (edges <= FLOAT16))
+        if not self._met[where].all():
+            first = ~self._met[where]
+            self._usual[record.ids[first & found & self.facts.activation[where]]] = True
+            self._met[where] = True
+        return found & ~self._usual[where], largest, edges
 
     def _grow(self) -> None:
         self.facts.refresh()

@@ -7,7 +7,7 @@ from typing import Any, Final
 from trainsentry.anomaly import dtype_edge, nonfinite
 from trainsentry.anomaly.anomaly import DEAD, DRIFT, NONFINITE, OVERFLOW, SHIFT, SPIKE, UNDERFLOW, UPDATE_SIZE
 from trainsentry.anomaly.common_changes import LEAST_COMMON
-from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, ZEROS_FEATURE, Floats, in_words
+from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, SIZES, ZEROS_FEATURE, Floats, in_words
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.kinds import Kinds
 from trainsentry.anomaly.scored_record import Soft
@@ -58,9 +58,9 @@ class Evidence:
         soft = self.soft
         scalar = bool(self.scalar[row])
         drifts = soft.drift[row] > 0 and soft.drift_p[row] < soft.p[row]
-        feature = int(abs(soft.distance[row, :2]).argmax()) if drifts else int(soft.feature[row])
-        distance = float(soft.distance[row, feature])
-        value = in_words(feature, float(soft.features[row, feature]), self.numel[row], self.divisor[row])
+        feature = int(abs(soft.distance[:SIZES, row]).argmax()) if drifts else int(soft.feature[row])
+        distance = float(soft.distance[feature, row])
+        value = in_words(feature, float(soft.features[feature, row]), self.numel[row], self.divisor[row])
         usual = soft.usual(row, feature)
         expected = in_words(feature, usual, self.numel[row], self.divisor[row])
         kind = (

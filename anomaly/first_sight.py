@@ -27,7 +27,7 @@ class FirstSight:
         """
         self.overflow.judge(record)
         facts = self.overflow.facts
-        ids = record.ids
+        ids = record.where
         wrong = self._edge.rows(record)[0] | (self.overflow.not_finite & facts.watched[ids])
         wrong &= facts.judged[ids]
         if not record.skipped:

@@ -76,7 +76,7 @@ class FrozenRule:
         self._note_gradients(record)
         self._called.note(record)
         found += self._none_at_all(record)
-        rows = np.flatnonzero(self._masks[UPDATE][record.ids])
+        rows = np.flatnonzero(self._masks[UPDATE][record.where])
         if len(rows):
             found += self._still(record, rows)
         return found
@@ -143,7 +143,7 @@ class FrozenRule:
         return [_finding(i, -1, self._step, -1) for i in still]
 
     def _note_gradients(self, record: StepRecord) -> None:
-        rows = np.flatnonzero(self._masks[GRADIENT][record.ids] & (record.values[:, NORM] == 0))
+        rows = np.flatnonzero(self._masks[GRADIENT][record.where] & (record.values[:, NORM] == 0))
         self._zero_gradients |= {self.table.series[i].name for i in record.ids[rows].tolist()}
 
     def _rate_is_zero(self, record: StepRecord) -> bool:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.features import MEAN_FEATURE, ZEROS_FEATURE
+from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, ZEROS_FEATURE
 from trainsentry.anomaly.sensitivity import (
     KEEP_THEIR_SIGN,
     MEAN_FLOOR,
@@ -19,7 +19,7 @@ SCALARS = "scalars"
 
 
 class Kinds:
-    """Arrays over the series of a table: the number of each one's kind, and its limits of shape (n, features).
+    """Arrays over the series of a table: the number of each one's kind, and its limits of shape (features, n).
 
     `drifts`: may be judged by slow changes; optimizer state averages over a thousand steps, and does nothing else.
     `fall`: what a size must fall by to be odd, in log units. `is_loss`: the loss; `falls`: what falls with it.
@@ -29,8 +29,8 @@ class Kinds:
         self.table = table
         self.names: list[str] = []
         self.of = np.zeros(0, np.int64)
-        self.floor = np.zeros((0, 4), np.float32)
-        self.jump = np.zeros((0, 4), np.float32)
+        self.floor = np.zeros((len(FEATURES), 0), np.float32)
+        self.jump = np.zeros((len(FEATURES), 0), np.float32)
         self.young = np.zeros(0, np.float32)
         self.drifts = np.zeros(0, bool)
         self.fall = np.zeros(0, np.float32)
@@ -45,12 +45,11 @@ class Kinds:
             return
         rows = [(s, sensitivity_of(s)) for s in new]
         self.of = np.append(self.of, [self.number(SCALARS if s.scalar else s.quantity) for s, _ in rows])
-        self.floor = np.concatenate(
-            [self.floor, np.array([_spread(x.floor, MEAN_FLOOR, ZEROS_FLOOR) for _, x in rows])]
-        )
+        floors = [_spread(x.floor, MEAN_FLOOR, ZEROS_FLOOR) for _, x in rows]
+        self.floor = np.concatenate([self.floor, np.array(floors).T], axis=1)
         means = [MEAN_JUMP if s.quantity in KEEP_THEIR_SIGN else np.inf for s in new]
         jumps = [_spread(float(np.log(x.ratio)), m, ZEROS_JUMP) for (_, x), m in zip(rows, means, strict=True)]
-        self.jump = np.concatenate([self.jump, np.array(jumps)])
+        self.jump = np.concatenate([self.jump, np.array(jumps).T], axis=1)
         self.drifts = np.append(self.drifts, [not s.is_state for s, _ in rows])
         self.is_loss = np.append(self.is_loss, [s.scalar and s.name == "loss" for s in new])
         self.fall = np.append(self.fall, np.array([least_fall_of(s) for s in new], np.float32))
@@ -65,13 +64,7 @@ class Kinds:
         return self._numbers[name]
 
 
-def kinds_in(kind: npt.NDArray[np.int64]) -> list[int]:
-    """Return the numbers of the kinds that there are among rows, in order."""
-    found: list[int] = np.flatnonzero(np.bincount(kind)).tolist() if len(kind) else []
-    return found
-
-
 def _spread(size: float, mean: float, zeros: float) -> npt.NDArray[np.float32]:
-    limits = np.full(4, size, np.float32)
+    limits = np.full(len(FEATURES), size, np.float32)
     limits[MEAN_FEATURE], limits[ZEROS_FEATURE] = mean, zeros
     return limits

@@ -51,7 +51,7 @@ class KnownChanges:
         self._refresh()
         self._time(record)
         changed = False
-        for row in np.flatnonzero(self._special[record.ids]).tolist():
+        for row in np.flatnonzero(self._special[record.where]).tolist():
             series_id = int(record.ids[row])
             name, value = self.table.series[series_id].name, float(record.values[row, VALUE])
             if MEANS.get(name, name) in DIVIDES:
@@ -67,7 +67,7 @@ class KnownChanges:
         """Return the known factor in the sizes of each row."""
         self.divisor = np.ones(len(record))
         for name, mask in self._divides.items():
-            self.divisor[mask[record.ids]] = self._factor[name]
+            self.divisor[mask[record.where]] = self._factor[name]
         return self.divisor
 
     def numel(self, record: StepRecord) -> Floats:

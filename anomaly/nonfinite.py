@@ -1,7 +1,6 @@
 """Hard rule: a value is NaN or Inf where it was not meant to be."""
 
 import numpy as np
-import numpy.typing as npt
 
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.collectors.record import StepRecord
@@ -31,16 +30,16 @@ class NonfiniteRule:
         if missing:
             self._met = np.append(self._met, np.zeros(missing, bool))
             self._usual = np.append(self._usual, np.zeros(missing, bool))
-        ids = record.ids
+        where = record.where
         nans, infs = record.values[:, NANS] > 0, record.values[:, INFS] > 0
-        if not self._met[ids].all():
-            first = ~self._met[ids]
-            self._usual[ids[first & infs & ~nans & self.facts.activation[ids]]] = True
-            self._met[ids] = True
-        found: Mask = nans | (infs & ~self._usual[ids])
+        if not self._met[where].all():
+            first = ~self._met[where]
+            self._usual[record.ids[first & infs & ~nans & self.facts.activation[where]]] = True
+            self._met[where] = True
+        found: Mask = nans | (infs & ~self._usual[where])
         return found
 
-    def is_usual(self, ids: npt.NDArray[np.int32]) -> Mask:
-        """Return which series are meant to hold Inf."""
-        usual: Mask = self._usual[ids]
+    def is_usual(self, record: StepRecord) -> Mask:
+        """Return which rows are meant to hold Inf."""
+        usual: Mask = self._usual[record.where]
         return usual

@@ -46,7 +46,7 @@ class OverflowRule:
         bad = self.not_finite = self._rule.rows(record)  # also brings the facts up to date
         if not bad.any():
             return None
-        rows = np.flatnonzero(bad & self.facts.judged[record.ids] & ~self.facts.scalar[record.ids])
+        rows = np.flatnonzero(bad & self.facts.judged[record.where] & ~self.facts.scalar[record.where])
         if not len(rows):
             return None
         if record.step != self._last_step:

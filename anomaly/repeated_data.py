@@ -50,7 +50,7 @@ class RepeatedDataRule:
         if new:
             inputs = [s.quantity == ACTIVATION_INPUT and s.module == "" and not s.scalar for s in new]
             self._is_input = np.append(self._is_input, inputs)
-        rows = np.flatnonzero(self._is_input[record.ids])
+        rows = np.flatnonzero(self._is_input[record.where])
         if not len(rows):
             return []
         found: list[Finding] = []

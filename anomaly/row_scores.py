@@ -31,33 +31,36 @@ def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats, le
     feature must have jumped by, and `least_fall` what the size of a row must have fallen by.
     """
     nearer = np.minimum(np.abs(distance), np.abs(jump))
-    sizes = nearer[:, :SIZES]
-    np.copyto(sizes, 0.0, where=(distance[:, :SIZES] < 0) & (sizes < least_fall[:, None]))
-    score: Floats = np.zeros(len(nearer))
-    feature = np.zeros(len(nearer), np.intp)
+    sizes = nearer[:SIZES]
+    np.copyto(sizes, 0.0, where=(distance[:SIZES] < 0) & (sizes < least_fall))
+    n = nearer.shape[1]
+    score: Floats = np.zeros(n)
+    feature = np.zeros(n, np.intp)
     hits = np.flatnonzero((distance * jump > 0) & (nearer >= least))
-    rows = _distinct(hits // len(FEATURES))
-    each = np.zeros((len(rows), len(FEATURES)))
-    each[np.searchsorted(rows, hits // len(FEATURES)), hits % len(FEATURES)] = (nearer.ravel() / unit.ravel())[hits]
-    feature[rows] = each.argmax(axis=1)
-    score[rows] = each.max(axis=1, initial=0.0)
+    rows = np.unique(hits % n)
+    each = np.zeros((len(FEATURES), len(rows)))
+    each[hits // n, np.searchsorted(rows, hits % n)] = nearer.flat[hits] / unit.flat[hits]
+    feature[rows] = each.argmax(axis=0)
+    score[rows] = each.max(axis=0, initial=0.0)
     return score, feature
 
 
 def drift_scores(state: Floats, distance: Floats, unit: Floats, least: tuple[Floats, Floats]) -> Floats:
     """Carry the cumulative sums on; return those that count: `least` is what a size must have risen or fallen by."""
-    size = distance[:, :SIZES]
-    z = size / unit[:, :SIZES]
+    size = distance[:SIZES]
+    z = size / unit[:SIZES]
     np.clip(z, -DRIFT_CLIP, DRIFT_CLIP, out=z)
-    found: Floats = np.zeros(len(size))
-    for sums, sign, enough in ((state[UP, :, :SIZES], 1, least[0]), (state[DOWN, :, :SIZES], -1, least[1])):
-        now = sums + z if sign > 0 else sums - z  # in one piece of memory: the sums are strided
-        now -= DRIFT_SLACK
-        np.maximum(now, 0.0, out=now)
-        sums[...] = now
-        hits = np.flatnonzero(now >= DRIFT_LEAST)
-        hits = hits[sign * size[hits // SIZES, hits % SIZES] >= enough[hits // SIZES]]
-        np.maximum.at(found, hits // SIZES, now.ravel()[hits])
+    found: Floats = np.zeros(size.shape[1])
+    n = len(found)
+    for part, sign, enough in ((UP, 1, least[0]), (DOWN, -1, least[1])):
+        sums = state[part, :SIZES]
+        carry = np.add if sign > 0 else np.subtract
+        carry(sums, z, out=sums)
+        np.subtract(sums, DRIFT_SLACK, out=sums)
+        np.maximum(sums, 0.0, out=sums)
+        hits = np.flatnonzero(sums >= DRIFT_LEAST)
+        hits = hits[sign * size.flat[hits] >= enough[hits % n]]
+        np.maximum.at(found, hits % n, sums.flat[hits])
     return found
 
 
@@ -82,8 +85,3 @@ def medians(lines: Floats) -> Floats:
     middle = [(lines.shape[1] - 1) // 2, lines.shape[1] // 2]
     found: Floats = np.partition(lines, middle, axis=1)[:, middle].mean(axis=1)
     return found
-
-
-def _distinct(numbers: Any) -> Any:
-    """Return the distinct ones of ascending numbers."""
-    return numbers[np.append(True, np.diff(numbers) > 0)] if len(numbers) else numbers

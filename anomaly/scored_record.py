@@ -13,9 +13,9 @@ from trainsentry.anomaly.features import SIZES, Floats
 class Soft:
     """What was found in a record: arrays over its rows, and what all series of a kind do at once by kind.
 
-    `floor` is the least size that is followed. `score` counts deviations of the feature `feature`, `p`
-    is its p-value within the row's kind; `drift` is the cumulative sum. `surprise` is −log10 of the p-value of the
-    whole record, by Bonferroni's rule.
+    `features` and `distance` have a line for each feature. `floor` is the least size that is followed. `score` counts
+    deviations of the feature `feature`, `p` is its p-value within the row's kind; `drift` is the cumulative sum.
+    `surprise` is −log10 of the p-value of the whole record, by Bonferroni's rule.
     """
 
     features: Floats
@@ -49,10 +49,10 @@ class Soft:
 
     def usual(self, row: int, feature: int) -> float:
         """Return what a feature would be if nothing were odd."""
-        now = float(self.features[row, feature])
+        now = float(self.features[feature, row])
         if feature < SIZES and self.floor is not None:
-            now = max(now, float(self.floor[row, feature]))
-        return now - float(self.distance[row, feature])
+            now = max(now, float(self.floor[feature, row]))
+        return now - float(self.distance[feature, row])
 
     @property
     def surprise(self) -> float:

@@ -51,7 +51,7 @@ class SiblingRule:
     def judge(self, record: StepRecord, numel: Floats) -> list[Finding]:
         """Return what is unlike its siblings."""
         self._refresh()
-        rows = np.flatnonzero(self._watched[record.ids])
+        rows = np.flatnonzero(self._watched[record.where])
         if not len(rows):
             return []
         ids = record.ids[rows]

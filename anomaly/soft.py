@@ -7,11 +7,12 @@ import numpy as np
 from trainsentry.anomaly.baseline import LOCATION, NEWEST, SCALE, SIBLINGS, UP, Baseline
 from trainsentry.anomaly.common_changes import CommonChanges
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
-from trainsentry.anomaly.kinds import SCALARS, Kinds, kinds_in
+from trainsentry.anomaly.kinds import SCALARS, Kinds
 from trainsentry.anomaly.leaps import Leaps
 from trainsentry.anomaly.row_scores import OUTLIER, drift_scores, least_drifts, spike_scores
+from trainsentry.anomaly.rows_by_kind import Rows, RowsByKind
 from trainsentry.anomaly.scored_record import Soft
-from trainsentry.anomaly.tail import OF_DRIFTS, OF_SCALARS, OF_TENSORS, Tail
+from trainsentry.anomaly.tail import LOWEST, OF_DRIFTS, OF_SCALARS, OF_TENSORS, Tail
 from trainsentry.anomaly.trifles import Trifles
 from trainsentry.collectors.series import ACTIVATION_INPUT, SeriesTable
 
@@ -42,6 +43,7 @@ class SoftRule:
 
     def __init__(self, table: SeriesTable) -> None:
         self.kinds = Kinds(table)
+        self.rows = RowsByKind(self.kinds)
         self._trifles = Trifles(self.kinds)
         self.baseline = Baseline()
         self.leaps = Leaps()
@@ -56,23 +58,23 @@ class SoftRule:
         self.baseline.grow(len(self.kinds.of))
         self._trifles.refresh(self.baseline)
         self._last_fallen = self._last_fallen[0], self._last_fallen[1] - 1
-        all_ids, ids = ids, as_slice(ids)
-        kind = self.kinds.of[ids]
+        rows = self.rows.of(ids)
+        ids, kind = rows.where, rows.kind
         features = features_of(values, numel, scalar, divisor)
-        state = self.baseline.state[:, ids]
+        state = self.baseline.state[:, :, ids]
         held = self.baseline.count[ids]
         location, newest = state[LOCATION], state[NEWEST]
-        unit = self._unit(ids, state, held, kind)
-        unit[:, :SIZES] += np.where(scalar, 0.0, FEW_ELEMENTS / np.sqrt(np.maximum(numel, 1.0)))[:, None]
+        unit = self._unit(rows, state, held)
+        unit[:SIZES] += np.where(scalar, 0.0, FEW_ELEMENTS / np.sqrt(np.maximum(numel, 1.0)))
         distance, jump = features - location, features - newest
-        unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP)[:, None])
+        unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP))
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        common, shift, leap = self.common.judge(kind, distance, jump)
+        common, shift, leap = self.common.judge(rows, distance, jump)
         floor = self._trifles.floor(ids, kind)
-        distance[:, :SIZES] = _away(features, location, shift.take(kind, axis=0), floor)
-        jump[:, :SIZES] = _away(features, newest, leap.take(kind, axis=0), floor)
+        distance[:SIZES] = _away(features, location, shift.take(kind, axis=1), floor)
+        jump[:SIZES] = _away(features, newest, leap.take(kind, axis=1), floor)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        score, best = self._spikes_of(all_ids, distance, jump, unit, scalar)
+        score, best = self._spikes_of(rows, distance, jump, unit, scalar)
         drift = self._drift(ids, state, distance, unit, scalar)
         found = Soft(
             features=features,
@@ -86,46 +88,43 @@ class SoftRule:
             drift_p=np.ones(len(kind)),
             common=common,
         )
-        found.p_all = self._combine(found, kind, judged)
+        found.p_all = self._combine(found, rows, judged)
         return found
 
     def learn(self, ids: Any, found: Soft, healthy: Any, step: int) -> None:
         """Take healthy rows into the baselines and the tails; the others count as outliers."""
         far = found.score > OUTLIER
-        nothing = np.isnan(found.features).T
-        known = ~(nothing[0] & nothing[1] & nothing[2] & nothing[3])  # four columns: quicker than a reduction of rows
+        known = ~np.isnan(found.features).all(axis=0)
         take = healthy & ~far & known
         self._learn_leaps(ids, found, take)
-        where = as_slice(ids)
+        where = self.rows.of(ids).where
         if isinstance(where, slice):  # found.state is the baseline's own
             left_out = ids[~take]
             kept = self.baseline.copy_of(left_out)
             self.baseline.learn(where, found.state, found.features, step)
             self.baseline.put_back(left_out, kept)
         else:
-            self.baseline.state[UP:, ids] = found.state[UP:]
-            self.baseline.learn(ids[take], found.state[:, take], found.features[take], step)
+            self.baseline.state[UP:, :, ids] = found.state[UP:]
+            self.baseline.learn(ids[take], found.state[:, :, take], found.features[:, take], step)
         self.baseline.last_clean[ids[healthy & ~known]] = step
         self.baseline.note_outliers(ids[healthy & far])
 
     def _learn_leaps(self, ids: Any, found: Soft, take: Any) -> None:
         rows = np.flatnonzero(take & (self.kinds.of[ids] == self.kinds.number(SCALARS)))
-        jump = found.features[rows, 0] - found.state[NEWEST, rows, 0]
+        jump = found.features[0, rows] - found.state[NEWEST, 0, rows]
         known = np.isfinite(jump) & (self.baseline.count[ids[rows]] > 0)
         self.leaps.learn(ids[rows[known]].tolist(), jump[known])
 
     def learn_tails(self, ids: Any, found: Soft, judged: Any, weight: float = 1.0) -> None:
         """Take the scores of a record that raised no alarm as what is usual; they count for `weight` of others."""
-        kind = self.kinds.of[ids]
-        for number in kinds_in(kind[judged]):
-            rows = judged & (kind == number)
+        for number, rows in self.rows.of(ids).among(judged):
             self._spike_tail(number).learn(found.score[rows], weight)
             self._drift_tail(number).learn(found.drift[rows], weight)
         self.common.learn_tail(found.common, weight)
 
     def begin_drift_anew(self, ids: Any) -> None:
         """Forget the cumulative sums of series that were reported."""
-        self.baseline.state[UP:, ids] = 0.0
+        self.baseline.state[UP:, :, ids] = 0.0
 
     def expect_change(self) -> None:
         """Take the next sample of every series as its level: something is known to have changed."""
@@ -134,34 +133,34 @@ class SoftRule:
 
     # ------------------------------------------------------------------ parts
 
-    def _unit(self, ids: Any, state: Floats, held: Any, kind: Any) -> Floats:
+    def _unit(self, rows: Rows, state: Floats, held: Any) -> Floats:
         """Return one deviation of each feature: the series' own, drawn towards that of its kind while it is young."""
-        floor = self.kinds.floor[ids]
+        ids, floor = rows.where, self.kinds.floor[:, rows.where]
         unit: Floats = np.maximum(state[SCALE], floor)
         young = held < GROWN
         if young.any():
             logs = np.log(unit)
-            of_kind = np.zeros((len(self.kinds.names), len(FEATURES)))
+            of_kind = np.zeros((len(FEATURES), len(self.kinds.names)))
             old = held >= WARM_UP
-            for number in kinds_in(kind[old]):
-                of_kind[number] = np.median(logs[old & (kind == number)], axis=0)
-            weight = (held / (held + SIBLINGS))[:, None]
-            drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_kind[kind], np.log(floor)))
-            np.copyto(unit, np.maximum(drawn, floor), where=young[:, None])
-        unit += (self.kinds.young[ids] / np.maximum(held, 1))[:, None]
+            for number, of in rows.among(old):
+                of_kind[:, number] = np.median(logs[:, of], axis=1)
+            weight = held / (held + SIBLINGS)
+            drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_kind[:, rows.kind], np.log(floor)))
+            np.copyto(unit, np.maximum(drawn, floor), where=young)
+        unit += self.kinds.young[ids] / np.maximum(held, 1)
         return unit
 
-    def _spikes_of(self, ids: Any, distance: Floats, jump: Floats, unit: Floats, scalar: Any) -> tuple[Floats, Any]:
+    def _spikes_of(self, of: Rows, distance: Floats, jump: Floats, unit: Floats, scalar: Any) -> tuple[Floats, Any]:
         """Return the scores of spikes; a scalar that rises is measured by its moves, where these deviate less."""
-        where = as_slice(ids)
+        ids, where = of.ids, of.where
         least_fall = self.kinds.fall[where] + self._fallen(where, distance) * self.kinds.falls[where]
-        rows = np.flatnonzero(scalar & (distance[:, 0] > 0))
-        kept = unit[rows, :SIZES]
-        own = np.maximum(self.leaps.deviations(ids[rows].tolist()), self.kinds.floor[ids[rows], 0])
+        rows = np.flatnonzero(scalar & (distance[0] > 0))
+        kept = unit[:SIZES, rows]
+        own = np.maximum(self.leaps.deviations(ids[rows].tolist()), self.kinds.floor[0, ids[rows]])
         own += self.kinds.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)
-        unit[rows, :SIZES] = np.minimum(kept, own[:, None])
-        found = spike_scores(distance, jump, unit, self.kinds.jump[where], least_fall)
-        unit[rows, :SIZES] = kept
+        unit[:SIZES, rows] = np.minimum(kept, own)
+        found = spike_scores(distance, jump, unit, self.kinds.jump[:, where], least_fall)
+        unit[:SIZES, rows] = kept
         return found
 
     def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any) -> Floats:
@@ -172,7 +171,7 @@ class SoftRule:
         drift: Floats = drift_scores(state, distance, unit, (least, down))
         young = (held < DRIFT_WARM_UP) | ~self.kinds.drifts[ids]
         drift[young] = 0.0
-        state[UP:, young] = 0.0
+        state[UP:, :, young] = 0.0
         return drift
 
     def _fallen(self, ids: Any, distance: Floats) -> float:
@@ -182,7 +181,7 @@ class SoftRule:
         """
         loss = self.kinds.is_loss[ids]
         if loss.any():
-            self._last_fallen = -float(distance[loss, 0].min(initial=0.0)), KNOWN_FOR
+            self._last_fallen = -float(distance[0, loss].min(initial=0.0)), KNOWN_FOR
         return self._last_fallen[0] if self._last_fallen[1] > 0 else 0.0
 
     def _spike_tail(self, number: int) -> Tail:
@@ -195,24 +194,22 @@ class SoftRule:
             self._drifts[number] = Tail(OF_DRIFTS)
         return self._drifts[number]
 
-    def _combine(self, found: Soft, kind: Any, judged: Any) -> float:
+    def _combine(self, found: Soft, rows: Rows, judged: Any) -> float:
         """Fill in the p-values of rows; return that of the record."""
-        numbers = kinds_in(kind[judged])
-        tensors = [n for n in numbers if self.kinds.names[n] not in WEIGHTS]
+        groups = rows.among(judged)
+        tensors = [n for n, _ in groups if self.kinds.names[n] not in WEIGHTS]
         share = (1 - sum(WEIGHTS.values()) - WEIGHT_OF_COMMON) / max(len(tensors), 1)
         smallest = 1.0
-        for number in numbers:
-            rows = judged & (kind == number)
+        for number, of in groups:
             weight = WEIGHTS.get(self.kinds.names[number], share)
-            count = int(rows.sum())
             for scores, p, tail in (
                 (found.score, found.p, self._spike_tail(number)),
                 (found.drift, found.drift_p, self._drift_tail(number)),
             ):
-                odd = rows & (scores > 0)
-                if odd.any():
+                odd = of[scores[of] > LOWEST]
+                if len(odd):
                     p[odd] = tail.survival(scores[odd])
-                    smallest = min(smallest, 2 * count * float(p[odd].min()) / weight)
+                    smallest = min(smallest, 2 * len(of) * float(p[odd].min()) / weight)
         for common in found.common.values():
             smallest = min(smallest, common.p * len(found.common) / WEIGHT_OF_COMMON)
         return smallest
@@ -239,20 +236,12 @@ class SoftRule:
                     tail(number).load(saved[key][name])
 
 
-def as_slice(ids: Any) -> Any:
-    """Return consecutive ids as a slice: it needs no copy, and records usually hold all series in order."""
-    n = len(ids)
-    if n and int(ids[-1]) - int(ids[0]) == n - 1 and (np.diff(ids) == 1).all():
-        return slice(int(ids[0]), int(ids[0]) + n)
-    return ids
-
-
 def _away(features: Floats, before: Floats, shift: Floats, floor: Floats | None) -> Floats:
     """Return how far the sizes of rows are from what they were, less a shift; what is below the floor is on it."""
-    now: Floats = features[:, :SIZES] - shift
+    now: Floats = features[:SIZES] - shift
     if floor is None:
-        now -= before[:, :SIZES]
+        now -= before[:SIZES]
     else:
         np.maximum(now, floor, out=now)
-        now -= np.maximum(before[:, :SIZES], floor)
+        now -= np.maximum(before[:SIZES], floor)
     return now

@@ -62,7 +62,7 @@ class StateResetRule:
         """Return what was lost."""
         self._refresh()
         gone = self._gone(record) + self._counts_anew(record)
-        rows = np.flatnonzero(self._mask[record.ids])
+        rows = np.flatnonzero(self._mask[record.where])
         if not len(rows):
             return gone
         ids = record.ids[rows]
@@ -83,7 +83,7 @@ class StateResetRule:
         return found + gone
 
     def _counts_anew(self, record: StepRecord) -> list[Finding]:
-        rows = np.flatnonzero(self._counter[record.ids])
+        rows = np.flatnonzero(self._counter[record.where])
         ids = record.ids[rows]
         count, before = record.values[rows, NORM], self._norm[ids]
         apart = np.maximum(record.step - self._step[ids], 1)
@@ -117,8 +117,8 @@ class StateResetRule:
             if self._parts[0]:
                 self._both = self._both + 1 if self._parts[1] else 0
             self._current, self._parts = record.step, [False, False]
-        self._parts[0] |= bool(self._parameter[record.ids].any())
-        states = np.flatnonzero(self._is_state[record.ids])
+        self._parts[0] |= bool(self._parameter[record.where].any())
+        states = np.flatnonzero(self._is_state[record.where])
         if len(states):
             self._parts[1], self._state = True, int(record.ids[states[0]])
         return found

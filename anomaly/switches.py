@@ -66,7 +66,7 @@ class SwitchRule:
             self._rate = next((i for i, s in enumerate(new, start) if s.quantity == LEARNING_RATE), self._rate)
 
     def _modes(self, record: StepRecord) -> list[Finding]:
-        rows = np.flatnonzero(self._mode[record.ids]).tolist()
+        rows = np.flatnonzero(self._mode[record.where]).tolist()
         return [self._mode_finding(record, row) for row in rows]
 
     @staticmethod
@@ -77,7 +77,7 @@ class SwitchRule:
         )
 
     def _dtypes(self, record: StepRecord) -> list[Finding]:
-        fixed = self._fixed[record.ids]
+        fixed = self._fixed[record.where]
         ids = record.ids[fixed]
         before = self._layout[ids]
         changed = (before >= 0) & (before != record.layouts[fixed])

@@ -33,24 +33,24 @@ class Trifles:
 
     def __init__(self, kinds: Kinds) -> None:
         self.kinds = kinds
-        self._floor = np.zeros((0, SIZES), np.float32)
+        self._floor = np.zeros((SIZES, 0), np.float32)
         self._age = EVERY
         self._any_low = False
         self._applies = np.zeros(0, bool)
         self._looked_at = np.zeros(0, bool)
 
     def floor(self, ids: Any, kind: Any) -> Floats | None:
-        """Return the least sizes of rows, of shape (n, SIZES); None while no series is below."""
+        """Return the least sizes of rows, of shape (SIZES, n); None while no series is below."""
         if not self._any_low:
             return None
-        found: Floats = self._floor.take(kind, axis=0)
-        found[~self._applies[ids]] = -np.inf
+        found: Floats = self._floor.take(kind, axis=1)
+        found[:, ~self._applies[ids]] = -np.inf
         return found
 
     def refresh(self, baseline: Baseline) -> None:
         """Look what is usual, once in a while."""
-        more = len(self.kinds.names) - len(self._floor)
-        self._floor = np.concatenate([self._floor, np.full((more, SIZES), -np.inf, np.float32)])
+        more = len(self.kinds.names) - self._floor.shape[1]
+        self._floor = np.concatenate([self._floor, np.full((SIZES, more), -np.inf, np.float32)], axis=1)
         self._age += 1
         size = len(self.kinds.of)
         if self._age < EVERY and len(self._applies) == size:
@@ -58,22 +58,22 @@ class Trifles:
         self._age, self._any_low = 0, False
         new = np.zeros(size - len(self._applies), bool)
         self._applies, self._looked_at = np.append(self._applies, new), np.append(self._looked_at, new)
-        known = (baseline.count[:size] >= KNOWN) & ~np.isnan(baseline.state[LOCATION, :size, 1])
+        known = (baseline.count[:size] >= KNOWN) & ~np.isnan(baseline.state[LOCATION, 1, :size])
         for name, share in LEAST.items():
             if name in self.kinds.names:
                 number = self.kinds.number(name)
                 ids = np.flatnonzero(known & (self.kinds.of == number))
                 if len(ids) >= ENOUGH:
-                    sizes = baseline.state[LOCATION, ids, :SIZES]
-                    self._floor[number] = np.median(sizes, axis=0) + np.log(share)
+                    sizes = baseline.state[LOCATION, :SIZES, ids]  # a row for each series
+                    self._floor[:, number] = np.median(sizes, axis=0) + np.log(share)
                     self._look(baseline, number, grows=name == PARAMETER)
 
     def _look(self, baseline: Baseline, number: int, *, grows: bool) -> None:
         """Note which series of a kind the floor is for: all, or those that began at zero, or far below it."""
         ids = np.flatnonzero((self.kinds.of == number) & (baseline.count[: len(self._applies)] > 0))
-        size, floor = baseline.state[LOCATION, ids, 1], self._floor[number, 1]
+        size, floor = baseline.state[LOCATION, 1, ids], self._floor[1, number]
         first = ids[~self._looked_at[ids]]
-        began = baseline.state[LOCATION, first, 1]
+        began = baseline.state[LOCATION, 1, first]
         self._applies[first] = np.isnan(began) | (began < floor - np.log(BEGAN_BELOW)) | (not grows)
         self._looked_at[first] = True
         self._any_low |= bool((self._applies[ids] & ~(size >= floor)).any())

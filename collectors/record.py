@@ -2,8 +2,8 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,14 @@ from trainsentry.collectors.statistics import COLUMNS
 
 _HEADER: Final = struct.Struct("=qqiiiid")
 _ROW_BYTES: Final = 4 + 4 + 8 * COLUMNS
+
+
+def as_index(ids: npt.NDArray[np.int32]) -> Any:
+    """Return ids as a slice where they are consecutive, else as they are."""
+    n = len(ids)
+    if n and int(ids[-1]) - int(ids[0]) == n - 1 and (np.diff(ids) == 1).all():
+        return slice(int(ids[0]), int(ids[0]) + n)
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,14 @@ class StepRecord:
     skipped: bool = False
     examined: bool = False
     time: float = 0.0
+    _where: Any = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def where(self) -> Any:
+        """The ids as an index into arrays over series: a slice where they are consecutive, which makes no copy."""
+        if self._where is None:
+            object.__setattr__(self, "_where", as_index(self.ids))
+        return self._where
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -158,7 +158,7 @@ def test_a_large_layer_that_was_nearly_silent_and_dies_is_found():
         features_of(np.array([[0.0, 0, 0, 0, 0, 0, zeros, 0]]), np.array([4096.0]), np.array([False]), np.ones(1))
         for zeros in (0.9, 0.99, 1.0)
     ]
-    nearly, more, dead = (float(f[0, 3]) for f in features)
+    nearly, more, dead = (float(f[3, 0]) for f in features)
     assert more - nearly < ZEROS_JUMP < dead - nearly
 
 
