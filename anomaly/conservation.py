@@ -1,12 +1,11 @@
 """Collectives conserve: what comes out of one follows from what all ranks put in."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly
+from trainsentry.anomaly.collective_call import MOST_OUTPUTS, Call, Sums
 from trainsentry.collectors.series import COMMUNICATION_OUTPUT
 
 NAME: Final = "conservation"
@@ -23,40 +22,6 @@ COPIED: Final = 1e-9
 SUM, AVERAGE = 1, 2
 
 
-@dataclass(frozen=True)
-class Sums:
-    """What is known of the tensors on one side of a call: the sum of all elements, their norm, how many there are."""
-
-    total: float
-    norm: float
-    numel: int
-    finite: bool
-    dtype: str
-
-    @classmethod
-    def of(cls, parts: Sequence["Sums"]) -> "Sums":
-        """Return the sums of several tensors together."""
-        norm = math.sqrt(sum(p.norm**2 for p in parts))
-        finite, dtype = all(p.finite for p in parts), parts[0].dtype if parts else ""
-        return cls(sum(p.total for p in parts), norm, sum(p.numel for p in parts), finite, dtype)
-
-
-@dataclass(frozen=True)
-class Call:
-    """One collective as all its ranks saw it; `reduction` is 1 for a sum, 2 for an average, else 0.
-
-    `reductions` says what each rank asked for, where that is known.
-    """
-
-    name: str
-    op: str
-    reduction: int
-    inputs: Mapping[int, Sums]
-    outputs: Mapping[int, Sums]
-    order: Mapping[int, int]
-    reductions: Mapping[int, int] = field(default_factory=dict)
-
-
 def judge(step: int, call: Call) -> list[Anomaly]:
     """Return an anomaly for each rank whose output does not follow from what was put in.
 
@@ -65,86 +30,86 @@ def judge(step: int, call: Call) -> list[Anomaly]:
     Numerical Algorithms, 4.2, with the Cauchy-Schwarz inequality); what is only moved may not. Nothing is said of calls
     whose inputs are not finite. Ranks that ask for different reductions are at different calls, whatever comes out.
     """
-    if len(set(call.reductions.values())) > 1:
+    if len(call.asked) > 1:
         return _asked_otherwise(step, call)
-    if not call.inputs or not call.outputs or not all(s.finite for s in call.inputs.values()):
-        return []
-    return _not_conserved(step, call)
+    return _not_conserved(step, call) if call.put_in.finite else []
 
 
 def _not_conserved(step: int, call: Call) -> list[Anomaly]:
-    put_in = Sums.of(list(call.inputs.values()))
-    size = len(call.inputs)
     if call.op.startswith("all_reduce"):
-        expected = _reduced(call, put_in, size)
-        return _unequal(step, call, expected, _rounding(call, put_in, size), each=True)
+        return _each_unequal(step, call, _reduced(call), _rounding(call))
     if call.op.startswith("reduce_scatter"):
-        expected = _reduced(call, put_in, size)
-        return _unequal(step, call, expected, _rounding(call, put_in, size), each=False)
+        return _together_unequal(step, call, _reduced(call), _rounding(call))
     if call.op.startswith("all_gather"):
-        return _unequal(step, call, put_in.total, _moved(put_in), each=True)
+        return _each_unequal(step, call, call.put_in.total, _moved(call.put_in))
     if call.op.startswith("all_to_all"):
-        return _unequal(step, call, put_in.total, _moved(put_in), each=False)
+        return _together_unequal(step, call, call.put_in.total, _moved(call.put_in))
     return _broadcast(step, call) if call.op == "broadcast" else []
 
 
 def _asked_otherwise(step: int, call: Call) -> list[Anomaly]:
     """Name the ranks whose reduction is not that of most; with two, or two camps of one size, the second one."""
-    asked = Counter(reduction for _, reduction in sorted(call.reductions.items()))
-    most = asked.most_common(1)[0][0]
+    most = max(call.asked, key=lambda a: (a.count, -a.ranks[0]))
+    others = sorted((rank, asked.count) for asked in call.asked if asked is not most for rank in asked.ranks)
     return [
-        replace(_anomaly(step, call, rank, asked[reduction], asked[most]), statistic="reduction")
-        for rank, reduction in sorted(call.reductions.items())
-        if reduction != most
+        replace(_anomaly(step, call, (rank, 0), count, most.count), statistic="reduction") for rank, count in others
     ]
 
 
-def _reduced(call: Call, put_in: Sums, size: int) -> float | None:
-    if put_in.dtype not in EPSILON:  # a flag's sum is an "or", and small whole numbers wrap around
+def _reduced(call: Call) -> float | None:
+    if call.put_in.dtype not in EPSILON:  # a flag's sum is an "or", and small whole numbers wrap around
         return None
     if call.reduction == SUM:
-        return put_in.total
-    return put_in.total / size if call.reduction == AVERAGE else None
+        return call.put_in.total
+    return call.put_in.total / call.ranks if call.reduction == AVERAGE else None
 
 
-def _rounding(call: Call, put_in: Sums, size: int) -> float:
-    norms = sum(s.norm for s in call.inputs.values())
-    longest = max(s.numel for s in call.inputs.values())
-    return (EPSILON.get(put_in.dtype, 0.0) * size * math.sqrt(longest) + COPIED) * norms
+def _rounding(call: Call) -> float:
+    return (EPSILON.get(call.put_in.dtype, 0.0) * call.ranks * math.sqrt(call.longest) + COPIED) * call.norms
 
 
 def _moved(put_in: Sums) -> float:
     return COPIED * put_in.norm * math.sqrt(max(put_in.numel, 1))
 
 
-def _unequal(step: int, call: Call, expected: float | None, bound: float, *, each: bool) -> list[Anomaly]:
+def _each_unequal(step: int, call: Call, expected: float | None, bound: float) -> list[Anomaly]:
+    """Find the ranks whose own output is off."""
     if expected is None:
         return []
-    if each:
-        off = {r: s for r, s in call.outputs.items() if s.finite and abs(s.total - expected) > bound}
-        return [_anomaly(step, call, rank, s.total, expected) for rank, s in off.items()]
-    total = Sums.of(list(call.outputs.values()))
-    if not total.finite or abs(total.total - expected) <= bound:
+    return [
+        _anomaly(step, call, place, output.total, expected)
+        for output in call.outputs
+        if output.finite and abs(output.total - expected) > bound
+        for place in output.places
+    ]
+
+
+def _together_unequal(step: int, call: Call, expected: float | None, bound: float) -> list[Anomaly]:
+    """Find that the ranks' outputs are off together; which one is, they do not say."""
+    if expected is None or not call.got.finite or abs(call.got.total - expected) <= bound:
         return []
-    return [_anomaly(step, call, min(call.outputs), total.total, expected)]
+    first = next((place for o in call.outputs for place in o.places if place[0] == call.first), (call.first, 0))
+    return [_anomaly(step, call, first, call.got.total, expected)]
 
 
 def _broadcast(step: int, call: Call) -> list[Anomaly]:
     """Find ranks that got what no rank had; which rank sends is not known here, and need not be."""
-    sources = list(call.inputs.values())
-    found = []
-    for rank, got in call.outputs.items():
-        if got.finite and all(abs(got.total - s.total) > _moved(s) for s in sources):
-            found.append(_anomaly(step, call, rank, got.total, sources[0].total))
-    return found
+    if len(call.sources) >= MOST_OUTPUTS:  # what was sent may be among those that were not kept
+        return []
+    return [
+        _anomaly(step, call, place, output.total, call.sources[0].total)
+        for output in call.outputs
+        if output.finite and all(abs(output.total - s.total) > _moved(s) for s in call.sources)
+        for place in output.places
+    ]
 
 
-def _anomaly(step: int, call: Call, rank: int, value: float, expected: float) -> Anomaly:
+def _anomaly(step: int, call: Call, place: tuple[int, int], value: float, expected: float) -> Anomaly:
     return Anomaly(
         step=step,
         micro_step=0,
-        rank=rank,
-        order=call.order.get(rank, 0),
+        rank=place[0],
+        order=place[1],
         name=call.name,
         quantity=COMMUNICATION_OUTPUT,
         statistic="sum",

@@ -1,9 +1,10 @@
 """What a collective does to what its ranks put in, learned from its results where a history does not say."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
-from trainsentry.anomaly.conservation import AVERAGE, EPSILON, SUM, Call, judge
+from trainsentry.anomaly.collective_call import Call
+from trainsentry.anomaly.conservation import AVERAGE, EPSILON, SUM, judge
 
 UNKNOWN: Final = -1
 
@@ -24,13 +25,13 @@ class LearnedReductions:
         """Return the call with its reduction: 0 as long as that is not known."""
         if call.reduction != UNKNOWN:
             return call
-        kinds = {(sums.numel, sums.dtype) for sums in call.inputs.values()}
-        if len(kinds) != 1 or (kind := next(iter(kinds)))[0] < 2 or kind[1] not in EPSILON:
-            return replace(call, reduction=0)
+        kind = call.sizes[0]
+        if len(call.sizes) != 1 or kind[0] < 2 or kind[1] not in EPSILON:
+            return call.asking_for(0)
         votes = {r: self._votes.get((call.name, kind[0], kind[1], r), 0) for r in (SUM, AVERAGE)}
         known = next((r for r, count in votes.items() if count >= SEEN_BEFORE and not votes[3 - r]), 0)
         if not known:
-            fits = [r for r in (SUM, AVERAGE) if not judge(0, replace(call, reduction=r))]
+            fits = [r for r in (SUM, AVERAGE) if not judge(0, call.asking_for(r))]
             if len(fits) == 1:
                 self._votes[call.name, kind[0], kind[1], fits[0]] = votes[fits[0]] + 1
-        return replace(call, reduction=known)
+        return call.asking_for(known)

@@ -1,9 +1,9 @@
 """Ranks that do the same work are alike: the one that is not, is named."""
 
 import math
-import statistics
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,6 +41,30 @@ PEER_ALIKE: Final = 20
 DUPLICATES: Final = 3
 DUPLICATES_WITHIN: Final = 10
 """So many different batches must two ranks have in common, within so many samples of theirs: one may be chance."""
+
+
+FEWEST: Final = 3
+"""Ranks of which one can be told from the others."""
+
+
+class MedianOfOthers:
+    """The median of all numbers but one, for each of many; NaN where there is no other.
+
+    >>> MedianOfOthers([1.0, 5.0, 2.0]).without(5.0)
+    1.5
+    """
+
+    def __init__(self, numbers: Iterable[float]) -> None:
+        self._sorted = sorted(numbers)
+
+    def without(self, own: float) -> float:
+        """Return the median of all but one that is equal to `own`, which must be among them."""
+        left = len(self._sorted) - 1
+        if left < 1:
+            return math.nan
+        at = bisect_left(self._sorted, own)
+        low, high = ((left - 1) // 2, left // 2)
+        return (self._sorted[low + (low >= at)] + self._sorted[high + (high >= at)]) / 2
 
 
 @dataclass
@@ -83,13 +107,13 @@ class PeerRule:
     def _stragglers(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
         known = {r: t for r, t in told.items() if t.seconds is not None and t.waited is not None}
         work = {r: max((t.seconds or 0.0) - (t.waited or 0.0), 0.0) for r, t in known.items()}
+        waited = {r: (t.waited or 0.0) / (t.seconds or 1.0) for r, t in known.items()}
+        others, waits = MedianOfOthers(work.values()), MedianOfOthers(waited.values())
         found = []
         for rank, own in work.items():
-            others = [w for r, w in work.items() if r != rank]
-            usual = statistics.median(others) if others else own
-            waits = [(t.waited or 0.0) / (t.seconds or 1.0) for r, t in known.items() if r != rank]
+            usual = others.without(own)
             slower = own > SLOWER * usual and own - usual > LEAST_SECONDS
-            slow = bool(others) and slower and statistics.median(waits) > WAITED
+            slow = len(work) > 1 and slower and waits.without(waited[rank]) > WAITED
             window = self._slow.setdefault(rank, deque(maxlen=WINDOW))
             window.append(slow and self._samples > START_UP)
             lasts = len(window) == WINDOW and sum(window) >= LASTING
@@ -108,12 +132,12 @@ class PeerRule:
 
     def _outlying(self, step: int, told: Mapping[int, float], name: str, quantity: str) -> list[Anomaly]:
         known = {r: value for r, value in told.items() if math.isfinite(value) and value > 0}
-        found = []
+        found: list[Anomaly] = []
+        if len(known) < FEWEST:
+            return found
+        others = MedianOfOthers(known.values())
         for rank, own in known.items():
-            others = [v for r, v in known.items() if r != rank]
-            if len(others) < 2:
-                continue
-            usual = statistics.median(others)
+            usual = others.without(own)
             odd = abs(math.log(own / usual)) > math.log(PEER_RATIO)
             key = (name, rank)
             self._odd[key] = self._odd[key] + 1 if odd else 0

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Set as AbstractSet
-from typing import Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,6 +23,20 @@ FACTORS_BEFORE: Final = 10
 """Factors that were seen before one counts."""
 
 Sums = dict[str, tuple[float, float]]
+"""By parameter, the sum of its gradient's elements before and after the reduction."""
+
+ALIKE: Final = 1e-6
+"""Relative difference of reduced sums that are the same: replicas that have parted tell another story."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Sums of `ranks` ranks together: of what they had, added up, and of what each of them got (`alike`: the same)."""
+
+    ranks: int
+    first: int
+    sums: Sums
+    alike: bool
 
 
 class ReductionRule:
@@ -33,6 +48,7 @@ class ReductionRule:
 
     def __init__(self) -> None:
         self._steps: dict[int, dict[int, Sums]] = {}
+        self._parts: dict[int, list[_Part]] = {}
         self._largest = 0.0
         self._factors = 0
 
@@ -45,32 +61,53 @@ class ReductionRule:
         if both:
             self._steps.setdefault(record.step, {})[rank] = both
 
+    def take_part(self, step: int, part: dict[str, Any] | None) -> None:
+        """Take what other ranks have told of a step, put together by `left`."""
+        if part is not None:
+            sums = {name: (before, after) for name, (before, after) in part["sums"].items()}
+            self._parts.setdefault(step, []).append(_Part(part["ranks"], part["first"], sums, part["alike"]))
+
     def go_back(self, step: int) -> None:
         """Forget steps from `step` on."""
         self._steps = {s: sums for s, sums in self._steps.items() if s < step}
+        self._parts = {s: parts for s, parts in self._parts.items() if s < step}
+
+    def left(self, step: int, data_parallel: AbstractSet[int]) -> dict[str, Any] | None:
+        """Return, and forget, what is known of a step, for where the other ranks report."""
+        part = self._put_together(step, data_parallel)
+        return None if part is None else asdict(part)
 
     def judge(self, step: int, data_parallel: AbstractSet[int]) -> list[Anomaly]:
         """Return an anomaly when the reduced gradient is too large for what went in."""
-        for old in [s for s in self._steps if s < step]:
-            del self._steps[old]
-        ranks = {r: sums for r, sums in self._steps.pop(step, {}).items() if r in data_parallel}
-        if len(ranks) < 2 or len(ranks) != len(data_parallel):
+        part = self._put_together(step, data_parallel)
+        if part is None or part.ranks < 2 or part.ranks != len(data_parallel) or not part.alike:
             return []
-        names = set.intersection(*(set(sums) for sums in ranks.values()))
-        totals = np.array([[sums[n][1] for n in sorted(names)] for sums in ranks.values()])
-        if not np.allclose(totals, totals[0], rtol=1e-6, atol=1e-12):  # replicas that have parted tell another story
-            return []
-        mean = np.array([np.mean([sums[n][0] for sums in ranks.values()]) for n in sorted(names)])
-        got = totals[0]
+        before, got = np.array([part.sums[name] for name in sorted(part.sums)]).reshape(-1, 2).T
+        mean = before / part.ranks
         power = float(mean @ mean)
         factor = float(mean @ got) / power if power > 0 and np.isfinite(got).all() else math.nan
         if not math.isfinite(factor):
             return []
         usual, self._factors = self._largest, self._factors + 1
         if self._factors > FACTORS_BEFORE and factor > LARGER * usual > 0:
-            return [_anomaly(step, min(ranks), factor, usual)]
+            return [_anomaly(step, part.first, factor, usual)]
         self._largest = max(usual, factor)
         return []
+
+    def _put_together(self, step: int, data_parallel: AbstractSet[int]) -> _Part | None:
+        """Return what all ranks that are known have told of a step, and forget it and all before."""
+        ranks, parts = self._steps.get(step, {}), self._parts.get(step, [])
+        for steps in (self._steps, self._parts):
+            for old in [s for s in steps if s <= step]:
+                del steps[old]
+        parts = parts + [_Part(1, rank, sums, alike=True) for rank, sums in ranks.items() if rank in data_parallel]
+        if not parts:
+            return None
+        names = set.intersection(*(set(part.sums) for part in parts))
+        after = np.array([[part.sums[n][1] for n in sorted(names)] for part in parts])
+        alike = bool(np.allclose(after, after[0], rtol=ALIKE, atol=1e-12)) and all(part.alike for part in parts)
+        sums = {n: (sum(part.sums[n][0] for part in parts), parts[0].sums[n][1]) for n in names}
+        return _Part(sum(part.ranks for part in parts), min(part.first for part in parts), sums, alike)
 
     @staticmethod
     def _sums(table: SeriesTable, record: StepRecord, quantity: str) -> dict[str, float]:

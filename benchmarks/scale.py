@@ -8,6 +8,7 @@ stated; the training process does not wait for it, unless an exchange takes long
     python benchmarks/scale.py
 """
 
+import json
 import time
 from dataclasses import replace
 
@@ -19,14 +20,24 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import Layout, Series, SeriesTable
-from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.collectors.series import (
+    COMMUNICATION_CALL,
+    COMMUNICATION_INPUT,
+    COMMUNICATION_OUTPUT,
+    COMMUNICATION_SECONDS,
+    STEP_SECONDS,
+    Layout,
+    Series,
+    SeriesTable,
+)
+from trainsentry.collectors.statistics import COLUMNS, VALUE
 from trainsentry.collectors.torch.agreement import Agreement
 from trainsentry.collectors.torch.meeting import Meeting
 from trainsentry.monitor.common_decisions import LAG, MANY_RANKS, CommonDecisions, Wishes
 from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.recorder.comparison import Comparison
 from trainsentry.monitor.recorder.gathering import Gathering
-from trainsentry.monitor.recorder.place import Address, place_of
+from trainsentry.monitor.recorder.place import FANOUT, Address, place_of
 from trainsentry.monitor.schedule import Schedule
 
 LATENCY = 50e-6
@@ -36,7 +47,10 @@ BANDWIDTH = 1.25e9
 """Bytes a second: 10 Gbit/s, the management network, not the accelerators'."""
 
 RANKS_A_HOST = 8
-STEP_SECONDS = 1.0
+SECONDS_A_STEP = 1.0
+CALLS = 200
+"""Collectives of a step that are sampled: those of FSDP on 60 layers."""
+
 NUMBERS = 5
 """What ranks agree on, without an overhead budget."""
 
@@ -104,6 +118,51 @@ def tree(ranks: int) -> tuple[int, int]:
     return most + min(RANKS_A_HOST, ranks) - 1, hops + 1
 
 
+def told_by(ranks: range, world: int) -> Comparison:
+    """Return a recorder that has heard one step of some ranks: their losses and times, and `CALLS` collectives."""
+    comparison = Comparison()
+    comparison.data_parallel = set(range(world))
+    table, noise = SeriesTable(), np.random.default_rng(ranks.start)
+    layouts = [table.layout_id(Layout(shape, "float32", 1024)) for shape in ((1024,), ())]
+    numbers = np.full(COLUMNS, np.nan)
+    both = np.array([-1.0, 1.0, 0.0, 32.0, 0.0, 0.0, 0.0, 1.0])[:COLUMNS]
+    rows, ids, kinds = [], [], []
+    for call in range(CALLS):
+        for quantity in (COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT):
+            name = f"world.all_reduce.{call}"
+            ids.append(table.series_id(Series(name, quantity, index=f"all_reduce|world|{name}")))
+            told = numbers.copy()
+            told[:6] = call, 0.01, 4096, world, 0, 1
+            rows.append(told if quantity == COMMUNICATION_CALL else both)
+            kinds.append(layouts[0])
+    for name in ("loss", STEP_SECONDS, COMMUNICATION_SECONDS):
+        ids.append(table.series_id(Series(name, name, scalar=True)))
+        kinds.append(layouts[1])
+    order = np.asarray(ids, np.int32), np.asarray(kinds, np.int32)
+    for rank in ranks:
+        scalars = np.full((3, COLUMNS), np.nan)
+        scalars[:, VALUE] = noise.lognormal(size=3) * 0.1
+        comparison.take(rank, table, StepRecord(0, rank, *order, np.concatenate([rows, scalars])))
+    return comparison
+
+
+def compare_time(ranks: int) -> tuple[float, int]:
+    """Return seconds that the root takes to compare all ranks at one step, and the bytes of what comes to it."""
+    root = told_by(range(min(ranks, RANKS_A_HOST)), ranks)
+    rest = range(RANKS_A_HOST, ranks)
+    messages = []
+    for part in range(FANOUT):
+        below = told_by(rest[part::FANOUT], ranks) if rest else Comparison()
+        list(below.judge(0, final=False))
+        messages += [json.dumps(message) for message in below.left(0)]
+    began = time.perf_counter()
+    for message in messages:
+        root.take_parts(json.loads(message))
+    if any(found for _, found in root.judge(0)):
+        raise AssertionError("nothing is wrong")
+    return time.perf_counter() - began, sum(map(len, messages))
+
+
 def main() -> None:
     """Print the tables."""
     torch.set_num_threads(1)
@@ -116,9 +175,9 @@ def main() -> None:
     for ranks in (8, 64, 512, 4096):
         host = host_time(ranks)
         wire = 2 * (ranks - 1) * (LATENCY + NUMBERS * 8 / ranks / BANDWIDTH)
-        late = max(0.0, wire - STEP_SECONDS * (LAG if ranks >= MANY_RANKS else 1))
+        late = max(0.0, wire - SECONDS_A_STEP * (LAG if ranks >= MANY_RANKS else 1))
         print(
-            f"| {ranks} | {host * 1e6:.0f} | {host / STEP_SECONDS:.4%} | {2 * NUMBERS * 8} | {wire * 1e3:.1f} | "
+            f"| {ranks} | {host * 1e6:.0f} | {host / SECONDS_A_STEP:.4%} | {2 * NUMBERS * 8} | {wire * 1e3:.1f} | "
             f"{late * 1e3:.0f} ms |",
             flush=True,
         )
@@ -136,6 +195,11 @@ def main() -> None:
                 f"{seconds * 1e3:.0f} | {wire * 1e3:.1f} |",
                 flush=True,
             )
+    print("\n| ranks | the root hears (MB) | to compare them (ms) |")
+    print("|---|---|---|")
+    for ranks in (8, 64, 512, 4096):
+        seconds, size = compare_time(ranks)
+        print(f"| {ranks} | {size / 2**20:.2f} | {seconds * 1e3:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

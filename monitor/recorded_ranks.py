@@ -49,7 +49,7 @@ def differences_of_ranks(
             gathering.finish(rank, step)
         for _ in gathering.complete():  # the statistics of whole tensors: they stand in global/ already
             pass
-        for _, found in differences(gathering, comparison):
+        for _, found in differences(gathering, comparison.judge(gathering.settled)):
             yield from found
 
 

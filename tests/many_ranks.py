@@ -1,4 +1,6 @@
-"""As if four ranks were many: on one host, or on two."""
+"""As if four ranks were many: on one host, or on several."""
+
+from contextlib import contextmanager
 
 import replica_faults
 import torch.distributed as dist
@@ -7,14 +9,31 @@ from trainsentry.monitor import company, listening
 from trainsentry.monitor.recorder import place
 
 
-def run(out, fault_rank, hosts):
-    """Train with a broken replica on one rank; return what each rank knows of it."""
-    many, name, fanout = company.MANY_RANKS, listening.socket.gethostname, place.FANOUT
-    company.MANY_RANKS, place.FANOUT = 4, 1
-    host = f"host{dist.get_rank() * hosts // dist.get_world_size()}"
+@contextmanager
+def hosts(count):
+    """Have the ranks believe that they share so many hosts, of which each listens to one other."""
+    name, fanout = listening.socket.gethostname, place.FANOUT
+    place.FANOUT = 1
+    host = f"host{dist.get_rank() * count // dist.get_world_size()}"
     listening.socket.gethostname = lambda: host
     try:
-        config = {"collect": {"parameters": {"every": 1}}, "on_incident": {"dump": False}}
-        return replica_faults.run("Ddp", out, rank=fault_rank, config=config)
+        yield
     finally:
-        company.MANY_RANKS, listening.socket.gethostname, place.FANOUT = many, name, fanout
+        listening.socket.gethostname, place.FANOUT = name, fanout
+
+
+def on_hosts(count, function, *args, **kwargs):
+    """Call a function while the ranks share so many hosts."""
+    with hosts(count):
+        return function(*args, **kwargs)
+
+
+def run(out, fault_rank, count):
+    """Train with a broken replica on one rank of many; return what each rank knows of it."""
+    many = company.MANY_RANKS
+    company.MANY_RANKS = 4
+    try:
+        config = {"collect": {"parameters": {"every": 1}}, "on_incident": {"dump": False}}
+        return on_hosts(count, replica_faults.run, "Ddp", out, rank=fault_rank, config=config)
+    finally:
+        company.MANY_RANKS = many

@@ -49,7 +49,8 @@ def run(out, fault, rank=None, data_parallel=False):
     monitor = trainsentry.TrainMonitor({"output_dir": str(out), "collect": dense, "on_incident": False})
     try:
         monitor.watch(wrapped, optimizer)
-        generator = torch.Generator().manual_seed(0 if fault == "data" else me)
+        seed = {"data": 0, "data of hosts": me % 2}.get(fault, me)
+        generator = torch.Generator().manual_seed(seed)
         for step in range(3 * STEPS if fault in {"slow", "loss", "gradient"} else STEPS):
             x = torch.randn(4, 8, generator=generator)
             if fault == "slow" and me == rank:

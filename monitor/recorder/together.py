@@ -19,6 +19,7 @@ from trainsentry.monitor.recorder.network import Network
 from trainsentry.monitor.recorder.place import Place
 
 FOUND: Final = "found"
+PARTS: Final = "parts"
 DEFINE: Final = "define"
 DONE: Final = "done"
 BACK: Final = "back"
@@ -188,6 +189,9 @@ class Together:
             self.gathering.define(rank, message)
         elif message["type"] == messages.DATA_PARALLEL:
             self.note_data_parallel(message)
+        elif message["type"] == PARTS and self.gathering is not None:
+            self.comparison.take_parts(message)
+            self.gathering.finish(rank, message["step"] - 1)  # its record of the step comes behind
         elif message["type"] == DONE and self.gathering is not None:
             self.gathering.finish(rank, message["step"])
         elif not self.is_root:
@@ -235,16 +239,30 @@ class Together:
     def _pass_on_complete(self) -> None:
         if self.gathering is None:
             return
+        judges = self.is_root or self.alone
+        judged = []
+        if not judges:  # what this rank's children alone take part in; the rest goes up, ahead of the records
+            judged = list(self.comparison.judge(self.gathering.done, final=False))
+            self._send_left(self.gathering.done)
         for record in self.gathering.complete():
             if self.is_root:
                 self.owner.write_global(record)
             else:
                 self._send_record(self.gathering.table, record)
-        for step, found in differences(self.gathering, self.comparison):
-            if self.is_root:
+        if judges:
+            judged = list(self.comparison.judge(self.gathering.settled))
+        for step, found in differences(self.gathering, judged):
+            if judges:
                 self.owner.take_parted(found, step)
             else:
-                self._send_found(found, step, activations=False, examined=False)
+                self.comparison.take_found(step, found)
+        if not judges:
+            self._send_left(self.gathering.done)
+
+    def _send_left(self, done: int) -> None:
+        """Send up what the root is to compare of steps up to `done`."""
+        for parts in self.comparison.left(done):
+            self._send_message({"type": PARTS, **parts})
 
     def _send_record(self, table: SeriesTable, record: StepRecord) -> None:
         if self.network.parent is None:

@@ -1,11 +1,12 @@
 """Rules that compare ranks: what they find, and what they leave alone."""
 
+import json
 import random
-from dataclasses import replace
 
 import pytest
 
-from trainsentry.anomaly.conservation import Call, Sums, judge
+from trainsentry.anomaly.collective_call import MOST_OUTPUTS, Call, Sums, put_together, seen_by
+from trainsentry.anomaly.conservation import judge
 from trainsentry.anomaly.learned_reductions import UNKNOWN, LearnedReductions
 from trainsentry.anomaly.peers import PeerRule, Told
 from trainsentry.anomaly.replicas import Copies, ReplicaRule
@@ -19,9 +20,13 @@ def sums(total, norm=10.0, dtype="float32", finite=True):
     return Sums(total, norm, 100, finite, dtype)
 
 
-def call(op, inputs, outputs, reduction=1):
-    ranks = range(len(inputs))
-    return Call("c", op, reduction, dict(zip(ranks, inputs, strict=True)), dict(zip(ranks, outputs, strict=True)), {})
+def parts_of(op, inputs, outputs, reductions, name="c"):
+    sides = zip(inputs, outputs, strict=True)
+    return [seen_by(rank, name, op, side, 0, reductions[rank]) for rank, side in enumerate(sides)]
+
+
+def call(op, inputs, outputs, reduction=1, name="c"):
+    return put_together(parts_of(op, inputs, outputs, [reduction] * len(inputs), name))
 
 
 @pytest.mark.parametrize(
@@ -50,23 +55,48 @@ def test_what_collectives_conserve(op, outputs, reduction, bad):
 
 def test_ranks_that_ask_for_other_reductions_are_at_other_calls_whatever_comes_out():
     fits = [sums(3.0), sums(3.0), sums(3.0)]
-    asked = {0: 1, 1: 1, 2: 0}
-    [found] = judge(5, replace(call("all_reduce", [sums(1.0)] * 3, fits), reductions=asked))
+    [found] = judge(5, put_together(parts_of("all_reduce", [sums(1.0)] * 3, fits, [1, 1, 0])))
     assert (found.rank, found.statistic, found.value, found.expected) == (2, "reduction", 1.0, 2.0)
     assert "rank 2 calls c with another reduction than other ranks at step 5" in evidence(found)
-    tie = replace(call("all_reduce", [sums(1.0)] * 2, fits[:2]), reductions={1: 1, 0: 0})
+    tie = put_together(parts_of("all_reduce", [sums(1.0)] * 2, fits[:2], [0, 1])[::-1])
     assert [a.rank for a in judge(5, tie)] == [1]
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter_tensor", "all_gather", "all_to_all_single", "broadcast"])
+@pytest.mark.parametrize("wrong", [0.0, 7.0])
+def test_a_call_put_together_in_parts_is_judged_as_one_that_comes_whole(op, wrong):
+    ranks = 40
+    inputs = [sums(2.0 if op == "broadcast" else float(r)) for r in range(ranks)]
+    total = sum(s.total for s in inputs)
+    each = {"broadcast": 2.0, "all_reduce": total, "all_gather": total}.get(op, total / ranks)
+    outputs = [sums(each + wrong * (r in {3, 29})) for r in range(ranks)]
+    parts = parts_of(op, inputs, outputs, [1] * ranks)
+    whole = put_together(parts)
+    hosts = [put_together(parts[i : i + 8]) for i in range(0, ranks, 8)]
+    carried = [Call.from_json(json.loads(json.dumps(h.to_json()))) for h in hosts]
+    found = judge(5, put_together([put_together(carried[2:]), *carried[:2]]))
+    assert found == judge(5, whole)
+    named = [0] if op in {"reduce_scatter_tensor", "all_to_all_single"} else [3, 29]
+    assert [a.rank for a in found] == (named if wrong else [])
+
+
+def test_a_call_of_thousands_of_ranks_takes_the_room_of_a_few():
+    parts = parts_of("all_reduce", [sums(1.0)] * 4096, [sums(float(r)) for r in range(4096)], [1] * 4096)
+    whole = put_together(parts)
+    assert len(json.dumps(whole.to_json())) < 3000
+    assert {o.places[0][0] for o in whole.outputs} >= {0, 4095}, "the farthest apart are kept"
+    assert len(whole.outputs) == MOST_OUTPUTS
 
 
 def test_a_reduction_that_a_history_does_not_name_is_learned_from_its_results():
     learned = LearnedReductions()
     added, averaged = [sums(3.0)] * 2, [sums(1.5)] * 2
     for name, outputs, bad in (("sum", added, averaged), ("mean", averaged, added)):
-        known = [replace(call("all_reduce", [sums(1.0), sums(2.0)], outputs, UNKNOWN), name=name)] * 4
+        inputs = [sums(1.0), sums(2.0)]
+        known = [call("all_reduce", inputs, outputs, UNKNOWN, name)] * 4
         assert [judge(5, learned.named(c)) for c in known] == [[]] * 4
-        wrong = replace(known[0], outputs=dict(enumerate(bad)))
-        assert len(judge(5, learned.named(wrong))) == 2
-    other = replace(known[0], name="max", outputs={0: sums(9.0), 1: sums(9.0)})
+        assert len(judge(5, learned.named(call("all_reduce", inputs, bad, UNKNOWN, name)))) == 2
+    other = call("all_reduce", [sums(1.0), sums(2.0)], [sums(9.0)] * 2, UNKNOWN, "max")
     assert [judge(5, learned.named(other)) for _ in range(9)] == [[]] * 9, "what is neither is not judged"
 
 

@@ -4,13 +4,14 @@ import json
 
 import pytest
 from judged_tables import first_from_tables
+from many_ranks import on_hosts
 from peer_faults import FAULT_STEP, run
 
 
 @pytest.mark.parametrize("op", ["allreduce", "all_gather_single", "broadcast"])
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_lost_payload_names_rank_and_call(four_ranks, tmp_path, op, rank):
-    known = four_ranks.run(run, tmp_path, op, rank=rank)
+@pytest.mark.parametrize(("rank", "hosts"), [(0, 1), (3, 1), (1, 2), (3, 2), (2, 4)])
+def test_a_lost_payload_names_rank_and_call(four_ranks, tmp_path, op, rank, hosts):
+    known = four_ranks.run(on_hosts, hosts, run, tmp_path, op, rank=rank)
     assert all(k == known[0] for k in known)
     first = known[0][0]
     public = {"allreduce": "all_reduce", "all_gather_single": "all_gather_into_tensor", "broadcast": "broadcast"}[op]
@@ -27,6 +28,13 @@ def test_ranks_that_train_on_the_same_data(two_ranks, tmp_path):
     assert first_from_tables(tmp_path) == [(1, "input.0", "duplicate_data")]
 
 
+def test_hosts_that_train_on_the_same_data(four_ranks, tmp_path):
+    """As where each rank reads what its number on the host says."""
+    first = four_ranks.run(on_hosts, 2, run, tmp_path, "data of hosts", data_parallel=True)[0]
+    assert {(i["kind"], i["quantity"]) for i in first} == {("duplicate_data", "data")}
+    assert {s["rank"] for i in first for s in i["suspects"]} == {2, 3}
+
+
 def test_equal_data_is_no_fault_where_nothing_is_data_parallel(two_ranks, tmp_path):
     assert two_ranks.run(run, tmp_path, "data") == [[], []]
 
@@ -38,15 +46,17 @@ def test_a_slow_rank_is_the_one_that_the_others_wait_for(two_ranks, tmp_path, ra
     assert first_from_tables(tmp_path) == [(rank, "training", "straggler")]
 
 
-def test_a_loss_that_stays_apart_from_the_others(four_ranks, tmp_path):
-    first = four_ranks.run(run, tmp_path, "loss", rank=2)[0]
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_loss_that_stays_apart_from_the_others(four_ranks, tmp_path, hosts):
+    first = four_ranks.run(on_hosts, hosts, run, tmp_path, "loss", rank=2)[0]
     assert {(i["rank"], i["name"]) for i in first} == {(2, "loss")}
     assert {(rank, name) for rank, name, _ in first_from_tables(tmp_path)} == {(2, "loss")}
 
 
 @pytest.mark.parametrize("data_parallel", [False, True])
-def test_a_clean_run_raises_no_alarm(four_ranks, tmp_path, data_parallel):
-    assert four_ranks.run(run, tmp_path, None, data_parallel=data_parallel) == [[]] * 4
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_clean_run_raises_no_alarm(four_ranks, tmp_path, data_parallel, hosts):
+    assert four_ranks.run(on_hosts, hosts, run, tmp_path, None, data_parallel=data_parallel) == [[]] * 4
     for path in tmp_path.glob("rank*/status.json"):
         assert json.loads(path.read_text())["failures"] == {}
     assert first_from_tables(tmp_path) == []

@@ -1,0 +1,164 @@
+"""A collective as the ranks saw it, put together from what each tells; its size does not grow with the ranks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+MOST_NAMED: Final = 8
+"""Ranks that are kept by number of those that tell the same: enough to know where to look."""
+
+MOST_OUTPUTS: Final = 16
+"""Different outputs, and inputs of a broadcast, that are kept: ranks of one all_reduce end with equal bits."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What is known of the tensors on one side of a call: the sum of all elements, their norm, how many there are."""
+
+    total: float
+    norm: float
+    numel: int
+    finite: bool
+    dtype: str
+
+    @classmethod
+    def of(cls, parts: Sequence["Sums"]) -> "Sums":
+        """Return the sums of several tensors together."""
+        norm = math.sqrt(sum(p.norm**2 for p in parts))
+        finite, dtype = all(p.finite for p in parts), parts[0].dtype if parts else ""
+        return cls(sum(p.total for p in parts), norm, sum(p.numel for p in parts), finite, dtype)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Ranks that got the same: the sum of all elements, and the first of these ranks with their order in a record."""
+
+    total: float
+    finite: bool
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How many ranks asked for a reduction (1 a sum, 2 an average, 0 another, -1 unknown), and the first of them."""
+
+    reduction: int
+    count: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective as `ranks` of its ranks saw it.
+
+    `norms` is the sum of the ranks' input norms and `longest` the largest number of elements that one of them put in;
+    `sources` are the different inputs of a broadcast; `sizes` the different pairs of elements and dtype of inputs.
+    """
+
+    name: str
+    op: str
+    ranks: int
+    first: int
+    put_in: Sums
+    norms: float
+    longest: int
+    sizes: tuple[tuple[int, str], ...]
+    sources: tuple[Sums, ...]
+    got: Sums
+    outputs: tuple[Output, ...]
+    asked: tuple[Asked, ...]
+
+    @property
+    def reduction(self) -> int:
+        """The reduction that most ranks asked for; of several, that of the lowest rank."""
+        return max(self.asked, key=lambda a: (a.count, -a.ranks[0])).reduction
+
+    def asking_for(self, reduction: int) -> "Call":
+        """Return the call as if all had asked for one reduction."""
+        ranks = sorted(r for a in self.asked for r in a.ranks)[:MOST_NAMED]
+        return replace(self, asked=(Asked(reduction, self.ranks, tuple(ranks)),))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Call":
+        """Rebuild a call from plain data.
+
+        Raises:
+            TypeError, KeyError: when it is none.
+
+        """
+        return cls(
+            **{
+                **data,
+                "put_in": Sums(**data["put_in"]),
+                "sizes": tuple((n, dtype) for n, dtype in data["sizes"]),
+                "sources": tuple(Sums(**s) for s in data["sources"]),
+                "got": Sums(**data["got"]),
+                "outputs": tuple(
+                    Output(o["total"], o["finite"], tuple((r, order) for r, order in o["places"]))
+                    for o in data["outputs"]
+                ),
+                "asked": tuple(Asked(a["reduction"], a["count"], tuple(a["ranks"])) for a in data["asked"]),
+            }
+        )
+
+
+def seen_by(rank: int, name: str, op: str, sides: tuple[Sums, Sums], order: int = 0, reduction: int = 0) -> Call:
+    """Return a call as one rank saw it: `sides` are what it put in and what it got."""
+    put_in, got = sides
+    return Call(
+        name=name,
+        op=op,
+        ranks=1,
+        first=rank,
+        put_in=put_in,
+        norms=put_in.norm,
+        longest=put_in.numel,
+        sizes=((put_in.numel, put_in.dtype),),
+        sources=(put_in,) if op == "broadcast" else (),
+        got=got,
+        outputs=(Output(got.total, got.finite, ((rank, order),)),),
+        asked=(Asked(reduction, 1, (rank,)),),
+    )
+
+
+def put_together(parts: Sequence[Call]) -> Call:
+    """Return what several parts of one call say of it; no rank is in two of them."""
+    parts = sorted(parts, key=lambda part: part.first)
+    return replace(
+        parts[0],
+        ranks=sum(p.ranks for p in parts),
+        put_in=Sums.of([p.put_in for p in parts]),
+        norms=sum(p.norms for p in parts),
+        longest=max(p.longest for p in parts),
+        sizes=tuple(sorted({size for p in parts for size in p.sizes})[:MOST_OUTPUTS]),
+        sources=tuple(dict.fromkeys(s for p in parts for s in p.sources))[:MOST_OUTPUTS],
+        got=Sums.of([p.got for p in parts]),
+        outputs=_distinct([o for p in parts for o in p.outputs]),
+        asked=_counted([a for p in parts for a in p.asked]),
+    )
+
+
+def _distinct(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Put ranks that got the same together; of too many different ones the farthest apart are kept."""
+    same: dict[tuple[float, bool], list[tuple[int, int]]] = {}
+    for output in outputs:
+        same.setdefault((output.total, output.finite), []).extend(output.places)
+    found = [Output(*key, tuple(sorted(places)[:MOST_NAMED])) for key, places in same.items()]
+    if len(found) <= MOST_OUTPUTS:
+        return tuple(found)
+    found.sort(key=lambda o: o.total if o.finite else -math.inf)
+    return tuple(found[: MOST_OUTPUTS // 2] + found[-MOST_OUTPUTS // 2 :])
+
+
+def _counted(asked: Sequence[Asked]) -> tuple[Asked, ...]:
+    found: dict[int, Asked] = {}
+    for part in asked:
+        so_far = found.get(part.reduction, Asked(part.reduction, 0, ()))
+        ranks = tuple(sorted(so_far.ranks + part.ranks)[:MOST_NAMED])
+        found[part.reduction] = Asked(part.reduction, so_far.count + part.count, ranks)
+    return tuple(found.values())
