@@ -4,10 +4,13 @@ import heapq
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
+from trainsentry.anomaly import conservation, peers, reductions, replicas
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.incident import Incident
@@ -20,6 +23,10 @@ from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report, read_lines
 from trainsentry.monitor.recorded_ranks import differences_of_ranks, graph_of
 from trainsentry.monitor.recorded_table import RecordedRows, RecordedTable
+from trainsentry.monitor.recorder import hang_report
+
+ACROSS_RANKS: Final = frozenset({replicas.NAME, conservation.NAME, reductions.NAME, peers.NAME, hang_report.NAME})
+"""Detectors that compare the ranks. They know the bits, the order of calls and who is missing; tables do not."""
 
 
 def rank_number(directory: Path) -> int:
@@ -78,11 +85,12 @@ def _starts(path: Path) -> dict[int, int]:
 
 
 def diagnose(
-    directories: Iterable[Path], report: Report, steps: range | None = None, each: Each = here
+    directories: Iterable[Path], report: Report, steps: range | None = None, each: Each = here, *, anew: bool = False
 ) -> tuple[Incident, ...]:
     """Rank what was recorded by one or several ranks: from their anomalies, else from their tables.
 
-    `each` says where the ranks are read.
+    `each` says where the ranks are read. With `anew` their tables are judged again where there are any; of the
+    anomalies only those that the comparison of ranks found are taken.
 
     Raises:
         NotOurs: when a directory holds neither.
@@ -91,7 +99,7 @@ def diagnose(
     table = SeriesTable()
     starts: dict[int, list[Anomaly]] = {}
     directories = list(directories)
-    for directory, (found, problems) in zip(directories, each(_judged, directories), strict=True):
+    for directory, (found, problems) in zip(directories, each(partial(_judged, anew=anew), directories), strict=True):
         _define_parameters(directory, table)
         for problem in problems:
             report(*problem)
@@ -121,13 +129,14 @@ def _differences(directories: Sequence[Path]) -> Iterator[Anomaly]:
     yield from differences_of_ranks(records, {rank: graph_of(d) for rank, d in ranks.items()})
 
 
-def _judged(directory: Path) -> tuple[dict[int, list[Anomaly]], list[tuple[Path, int, str]]]:
+def _judged(directory: Path, *, anew: bool) -> tuple[dict[int, list[Anomaly]], list[tuple[Path, int, str]]]:
     """Return a rank's anomalies by start of the run, and what could not be read."""
     problems: list[tuple[Path, int, str]] = []
     report: Report = lambda *problem: problems.append(problem)  # noqa: E731
-    if (directory / "anomalies.jsonl").is_file():
-        return anomalies_in(directory, report), problems
-    found: list[Anomaly] = []
+    recorded = anomalies_in(directory, report) if (directory / "anomalies.jsonl").is_file() else None
+    if recorded is not None and not (anew and table_paths(directory)):
+        return recorded, problems
+    found = [a for anomalies in (recorded or {}).values() for a in anomalies if a.detector in ACROSS_RANKS]
     if table_paths(directory):
         own = SeriesTable()
         detection = Detection(own)

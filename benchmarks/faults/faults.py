@@ -104,8 +104,9 @@ def summary(found: list[dict[str, Any]]) -> Iterator[str]:
         for key in ("first_right", "within_three", "kind_right", "block_right"):
             yield f"{key}, of those detected: {sum(o[key] for o in caught) / len(caught):.1%}"
         yield f"incidents a detected fault: {sum(o['incidents'] for o in caught) / len(caught):.2f}"
-    again = [o["same_from_tables"] for o in good if o["same_from_tables"] is not None]
-    yield f"the same first suspects from the tables alone: {sum(again)} of {len(again)} runs"
+    for key, what in (("same_anew", "judged anew"), ("same_from_tables", "alone")):
+        again = [o[key] for o in good if o.get(key) is not None]
+        yield f"the same first suspects from the tables {what}: {sum(again)} of {len(again)} runs"
     yield from _others(faults, good)
     steps = sum(o["steps"] if cases[o["case"]].expect.silent else min(o["steps"], 90) for o in good)
     yield f"false incidents: {sum(o['early'] for o in good)} in {steps} clean steps"

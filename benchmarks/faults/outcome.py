@@ -28,6 +28,7 @@ class Outcome:
     steps: int = 0
     said: str = ""
     same_from_tables: bool | None = None
+    same_anew: bool | None = None
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -40,13 +41,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def first_from_tables(out: Path) -> list[tuple[str, str, int]]:
-    """Return name, quantity and rank of each incident's first suspect, judged anew from the tables alone."""
+def first_from_tables(out: Path, *, alone: bool) -> list[tuple[str, str, int]]:
+    """Return name, quantity and rank of each incident's first suspect, the tables judged anew.
+
+    With `alone` nothing else is known; without, what the comparison of ranks found while they ran is known too.
+    """
     from trainsentry.monitor.history import diagnose
 
-    for path in out.glob("rank*/anomalies.jsonl"):
+    for path in out.glob("rank*/anomalies.jsonl") if alone else ():
         path.unlink()
-    found = diagnose(sorted(out.glob("rank*")), lambda *_: None)
+    found = diagnose(sorted(out.glob("rank*")), lambda *_: None, anew=True)
     return [(i.suspects[0].name, i.suspects[0].quantity, i.suspects[0].rank) for i in found]
 
 

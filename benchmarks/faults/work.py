@@ -57,5 +57,7 @@ def _run(who: dict[str, Any], out: Path, *, faulty: bool) -> dict[str, Any]:
     found = judge(case, who, out, run.fault_step, faulty=faulty, steps=run.steps).to_json()
     if run.rank == 0:
         found["others"] = verdicts(case, who["family"], out, run.fault_step, faulty=faulty)
-        found["same_from_tables"] = first_from_tables(out) == first_live(out)
+        live = first_live(out)
+        found["same_anew"] = first_from_tables(out, alone=False) == live
+        found["same_from_tables"] = first_from_tables(out, alone=True) == live
     return found

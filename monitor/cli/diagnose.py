@@ -17,6 +17,9 @@ def diagnose_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="An output directory, or one rank's.")],
     top: Annotated[int, typer.Option("-k", "--top", min=1, help="Suspects shown of each incident.")] = 8,
     steps: Annotated[str | None, typer.Option(help="Only these steps, such as 10-20.")] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Judge the tables again, by the detectors of this version.")
+    ] = False,
     engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
     scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
@@ -31,7 +34,7 @@ def diagnose_command(
     wanted = parse_steps(steps)
     try:
         with engine(engine_name, scheduler) as each:
-            incidents = diagnose(recorded_ranks(directory), report, wanted, each)
+            incidents = diagnose(recorded_ranks(directory), report, wanted, each, anew=anew)
     except (ValueError, OSError) as error:
         bad_input(str(error))
     if not incidents:

@@ -3,12 +3,14 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainsentry.anomaly.anomaly import HANG, Anomaly
 from trainsentry.collectors.series import COMMUNICATION_INPUT
 
-SCORE = 100.0
+NAME: Final = "hang"
+
+SCORE: Final = 100.0
 """As strong as what is not finite: nobody waits that long for nothing."""
 
 
@@ -52,7 +54,7 @@ def anomaly_of(told: dict[str, Any]) -> Anomaly:
         value=float(call["sequence"]) if call else told["seconds"],
         expected=math.nan,
         score=SCORE,
-        detector="hang",
+        detector=NAME,
         kind=HANG,
         last_clean=told["step"] - 1,
     )

@@ -46,6 +46,25 @@ def test_diagnose_gives_the_same_first_suspect_from_the_tables_alone(broken_run,
     assert invoke("rank", copy / "rank0").exit_code == 1
 
 
+def test_diagnose_anew_judges_the_tables_again_and_keeps_what_only_ranks_compared_show(broken_run, tmp_path):
+    import json
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(broken_run, copy)
+    path = copy / "rank0" / "anomalies.jsonl"
+    found = json.loads(path.read_text().splitlines()[0])
+    outdated = {**found, "step": 5, "name": "long.gone", "detector": "an older version's"}
+    compared = {**outdated, "step": 3, "rank": 7, "name": "0.weight", "quantity": "parameter"}
+    compared.update(detector="replicas", kind="replica_mismatch")
+    path.write_text("".join(json.dumps(line) + "\n" for line in (outdated, compared)))
+    assert "long.gone (" in invoke("diagnose", copy).output
+    again = invoke("diagnose", copy, "--anew").output
+    assert "long.gone (" not in again
+    assert "1. 0.weight (parameter, rank 7)" in again
+    assert "2.weight (parameter, rank 0)" in again
+
+
 def test_diagnose_of_healthy_steps_exits_with_0(broken_run):
     result = invoke("diagnose", broken_run, "--steps", "0-9")
     assert result.exit_code == 0
