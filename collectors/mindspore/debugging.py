@@ -1,14 +1,17 @@
 """What a debugger needs of MindSpore."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from mindspore import nn
 
 from trainsentry.collectors.adapted_torch import adapted_torch
+from trainsentry.collectors.gradient_summary import GradientSummary
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore import environment, meeting
 from trainsentry.collectors.mindspore.call_dump import CallDump
+from trainsentry.collectors.mindspore.grad_probe import GradProbe
 from trainsentry.collectors.mindspore.interception import unwatch_calls, watch_calls
 from trainsentry.collectors.mindspore.kernel_dump import KernelDump
 from trainsentry.collectors.mindspore.operations import forget_custom, register_custom
@@ -52,10 +55,6 @@ class MindSporeDebugging:
             raise ValueError(f"level: {config.level!r} with MindSpore; allowed: {', '.join(LEVELS)}")
         if config.level == "L2":
             return KernelDump(config)
-        if config.task == "grad_probe":
-            raise ValueError(
-                "task: 'grad_probe' with MindSpore; allowed: statistics, tensor, structure, overflow_check"
-            )
         self._dump = CallDump(
             Guard(),
             PART,
@@ -77,6 +76,21 @@ class MindSporeDebugging:
     def make_saved_variables(self, config: Any, guard: Guard) -> SavedVariables:
         """Return what `save` writes to."""
         return SavedVariables(guard, task=config.task)
+
+    def make_grad_probe(self, config: Any, optimizer: Any, guard: Guard) -> GradProbe:
+        """Return what writes gradients before each update.
+
+        Raises:
+            TypeError: for anything but an optimizer, which alone is given the gradients.
+
+        """
+        if not isinstance(optimizer, nn.Optimizer):
+            raise TypeError(f"monitor(optimizer): got {type(optimizer).__name__}; allowed: mindspore.nn.Optimizer")
+        rank, _ = self.rank_and_world_size()
+        settings = config.grad_probe
+        folder = Path(config.dump_path) / f"rank{rank}"
+        summary = GradientSummary(folder, settings.grad_level, tuple(settings.bounds))
+        return GradProbe(optimizer, summary, (tuple(config.step), tuple(settings.param_list)), guard)
 
     def check_models(self, models: Sequence[Any]) -> None:
         """Check what is given as models.

@@ -162,10 +162,11 @@ class PrecisionDebugger:
 
     @classmethod
     def monitor(cls, model: Any) -> None:
-        """With the task grad_probe: write the gradients of a model before each update.
+        """With the task grad_probe: write the gradients of a model before each update; on MindSpore, of an optimizer.
 
         Raises:
             ValueError: with another task.
+            TypeError: for what has no gradients.
 
         """
         session = cls._of("monitor")

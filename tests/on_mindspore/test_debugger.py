@@ -175,7 +175,7 @@ def test_callbacks_dump_the_steps_of_model_train(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"level": "L0", "task": "grad_probe"}, "grad_probe"),
+        ({"level": "L0", "task": "run_ut"}, "run_ut"),
         ({"level": "L0", "framework": "jax"}, "'jax'"),
     ],
 )

@@ -66,6 +66,30 @@ def test_numbers_are_numpys_of_the_same_tensors(out):
         assert monitor.metrics("learning_rate")["learning_rate"]["value"] == pytest.approx(1e-2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "state"), [("SGD", {"momentum_buf"}), ("Adam", {"exp_avg", "exp_avg_sq"})], ids=["SGD", "Adam"]
+)
+def test_optimizers_of_mint_are_recorded_with_their_state(out, kind, state):
+    model = net(layers=1)
+    optimizer = getattr(ms.mint.optim, kind)(model.trainable_params(), lr=1e-2)
+    names = {name for name, _ in model.parameters_and_names()}
+    with watch(out, model, optimizer) as monitor:
+        train(model, optimizer, 3, monitor)
+        for quantity in {"gradient", "parameter", "update", *state}:
+            assert set(monitor.metrics(quantity)) == names, quantity
+
+
+def test_an_optimizer_without_a_kernel_fails_as_it_does_by_itself(out):
+    model = net(layers=1)
+    optimizer = ms.mint.optim.AdamW(model.trainable_params(), lr=1e-2)
+    with pytest.raises(RuntimeError, match="AdamW") as bare:
+        train(model, optimizer, 1)
+    with watch(out, model, optimizer) as monitor, pytest.raises(RuntimeError) as watched:
+        train(model, optimizer, 1, monitor)
+    assert str(watched.value).splitlines()[0] == str(bare.value).splitlines()[0]
+    assert json.loads((out / "rank0" / "status.json").read_text())["failures"] == {}
+
+
 def test_activations_and_their_gradients_are_those_that_pass(out):
     model = net(layers=1)
     optimizer = nn.SGD(model.trainable_params(), 0.0)

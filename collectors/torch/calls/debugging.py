@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from trainsentry.collectors.gradient_summary import GradientSummary
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.named_module import NamedModule
@@ -73,8 +74,8 @@ class TorchDebugging:
         rank, _ = self.rank_and_world_size()
         settings = config.grad_probe
         folder = Path(config.dump_path) / f"rank{rank}"
-        wanted = (tuple(config.step), tuple(settings.param_list))
-        return GradProbe(model, folder, settings.grad_level, settings.bounds, wanted, guard)
+        summary = GradientSummary(folder, settings.grad_level, tuple(settings.bounds))
+        return GradProbe(model, summary, (tuple(config.step), tuple(settings.param_list)), guard)
 
     def check_models(self, models: Sequence[Any]) -> None:
         """Check what is given as models.
