@@ -12,8 +12,9 @@ RANKS := tests/distributed tests/scenarios
 demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
 
-# Both environments are built before, one after the other: they share the compiled kernel in this folder.
-test: lint types $(VENV)-mindspore/stamp
+# The two environments are built one after the other: they share the compiled kernel in this folder.
+test: $(VENV)/dev.stamp
+	$(MAKE) --jobs=2 --output-sync=target lint types $(VENV)-mindspore/stamp
 	$(MAKE) --jobs=2 --output-sync=target pytest-ranks pytest-alone mindspore
 
 lint: $(VENV)/dev.stamp

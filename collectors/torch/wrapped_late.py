@@ -2,9 +2,11 @@
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from trainsentry.collectors.inert_hook import InertWhenCopied
@@ -55,8 +57,21 @@ class FirstPass(InertWhenCopied):
 
 
 def _living_wrappers() -> list[nn.Module]:
-    """Return every DistributedDataParallel that there is: one that comes later is too late."""
-    return [x for x in gc.get_objects() if issubclass(type(x), nn.parallel.DistributedDataParallel)]
+    """Return every DistributedDataParallel that there is: one that comes later is too late.
+
+    There are hundreds of thousands of objects, so each is asked for its type alone, and none where no wrapper can be.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    kinds = {id(kind) for kind in _with_subclasses(nn.parallel.DistributedDataParallel)}
+    return [x for x in gc.get_objects() if id(type(x)) in kinds]
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    below: list[type] = kind.__subclasses__()
+    for other in below:
+        yield from _with_subclasses(other)
 
 
 def is_sharded(model: nn.Module) -> bool:
