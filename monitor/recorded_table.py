@@ -46,14 +46,13 @@ class RecordedTable:
     def __init__(self, name: str) -> None:
         self.name = name
         self.keys = RowKeys()
-        self._ids: list[int] = []
+        self._ids = np.zeros(0, np.int32)
         self._layouts: list[int] = []
 
     def rows(self, rows: StepRows, table: SeriesTable) -> RecordedRows:
         """Return rows of the table as rows of a record; their series and layouts are defined in `table`."""
         scalar = self.name == SCALARS
-        for key in self.keys.keys[len(self._ids) :]:
-            self._ids.append(table.series_id(series_of(self.name, key)))
+        self._define(rows, table)
         for shape, dtype in self.keys.layouts[len(self._layouts) :]:
             self._layouts.append(table.layout_id(layout_of("[]" if scalar else shape, "float64" if scalar else dtype)))
         values = np.full((len(rows), COLUMNS), np.nan)
@@ -63,12 +62,21 @@ class RecordedTable:
         if scalar:
             _fill_scalars(values)
         return RecordedRows(
-            np.asarray(self._ids, np.int32)[rows.keys],
+            self._ids[rows.keys],
             np.asarray(self._layouts, np.int32)[rows.layouts],
             rows.orders,
             values,
             scalar and self._tells_of_a_skip(rows),
         )
+
+    def _define(self, rows: StepRows, table: SeriesTable) -> None:
+        """Define the series that these rows are the first of, in the order in which the run met them."""
+        more = len(self.keys.keys) - len(self._ids)
+        self._ids = np.append(self._ids, np.full(more, -1, np.int32))
+        new = np.flatnonzero(self._ids[rows.keys] < 0)
+        for row in new[np.argsort(rows.orders[new], kind="stable")].tolist():
+            key = int(rows.keys[row])
+            self._ids[key] = table.series_id(series_of(self.name, self.keys.keys[key]))
 
     def _tells_of_a_skip(self, rows: StepRows) -> bool:
         names = (self.keys.keys[key].name for key in rows.keys.tolist())

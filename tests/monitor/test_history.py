@@ -1,12 +1,16 @@
 """A recorded run says the same as the live one did, over several starts and whatever the names."""
 
+import csv
+from collections import OrderedDict
+
 import pytest
 import torch
 from tiny_models import flip_bit, mlp, train
 
 import trainsentry
+from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.step_rows import RowKey
-from trainsentry.monitor.history import diagnose
+from trainsentry.monitor.history import diagnose, records_of
 from trainsentry.monitor.recorded_table import layout_of, series_of
 
 
@@ -30,6 +34,22 @@ def test_two_starts_are_two_stories_and_the_later_one_counts_where_they_overlap(
     run(out, 25, 2)
     found = diagnose([out / "rank0"], fail)
     assert [i.name for i in found] == ["2.weight"]  # the first start's steps were all run again
+
+
+def test_series_are_defined_in_the_order_in_which_the_run_met_them(out):
+    model = torch.nn.Sequential(OrderedDict(zip("zay", mlp(), strict=True)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer) as monitor:
+        train(model, optimizer, 2, monitor)
+    table = SeriesTable()
+    list(records_of(out / "rank0", table, fail))
+    for quantity in ("gradient", "parameter", "update", "activation_output"):
+        [path] = (out / "rank0").glob(f"{quantity}_0*.csv")
+        with path.open(newline="") as file:
+            first = [row for row in csv.DictReader(file) if row["step"] == "0"]
+        wanted = [row["name"] for row in sorted(first, key=lambda row: int(row["order"]))]
+        assert [s.name for _, s in table.of_quantity(quantity)] == wanted, quantity
+    assert wanted != sorted(wanted)
 
 
 @pytest.mark.parametrize("statistics", [["norm"], ["max"], ["min", "max", "mean", "norm", "nans", "infs", "zeros"]])
