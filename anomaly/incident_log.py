@@ -54,14 +54,18 @@ class IncidentLog:
         """The id of the open incident."""
         return self._current
 
-    def observe(self, step: int, anomalies: Iterable[Anomaly], *, activations: bool = False) -> Incident | None:
+    def observe(
+        self, step: int, anomalies: Iterable[Anomaly], *, activations: bool = False, reached: int | None = None
+    ) -> Incident | None:
         """Take the anomalies of a step; return the incident that they opened, or that new series joined.
 
-        `activations` says whether the step's activations were sampled.
+        `activations` says whether the step's activations were sampled; `reached` up to which step every rank has been
+        heard, where some are ahead of others: an incident is not over before.
         """
         new = list(anomalies)
         current = self.incidents[self._current] if self._current is not None else None
-        if current is not None and step - current.last_seen > self.quiet_steps:
+        heard = step if reached is None else min(step, reached)
+        if current is not None and heard - current.last_seen > self.quiet_steps:
             current = None
             self.close_current()
         if current is None and not any(a.alarm for a in new):
@@ -76,7 +80,8 @@ class IncidentLog:
             self._suspicions.clear()
         self._activations_seen |= activations
         if any(a.alarm for a in new):
-            self._last_alarm = step  # what is merely odd does not keep an incident open
+            last = step if current is None else max(step, self._last_alarm)
+            self._last_alarm = last  # what is merely odd does not keep an incident open
         is_news = [self._join(anomaly) for anomaly in new]
         if current is not None and not any(is_news):
             self.incidents[current.id] = replace(current, last_seen=self._last_alarm)

@@ -29,14 +29,16 @@ class Ranked:
     held: bool
 
     @property
-    def key(self) -> tuple[int, bool, bool, bool, float]:
+    def key(self) -> tuple[int, bool, bool, bool, float, int]:
         """The order of causes.
 
         By step; then what was not passed on; then what was there before the forward pass, the strongest first; then
-        what is wrong whatever came before; then execution order.
+        what is wrong whatever came before; then execution order; of ranks that are alike in all of this the lowest,
+        whichever was heard first.
         """
         first = -self.anomaly.score if self.held else float(self.anomaly.order)
-        return self.onset, self.anomaly.passed_on, not self.held, self.anomaly.kind not in HARD, first
+        soft = self.anomaly.kind not in HARD
+        return self.onset, self.anomaly.passed_on, not self.held, soft, first, self.anomaly.rank
 
 
 def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:

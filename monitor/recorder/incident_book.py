@@ -19,7 +19,7 @@ SETTLED_AFTER: Final = 2
 class IncidentBook:
     """Follows the incidents, tells the trainers what is new (`tell`), and has each change written (`write`).
 
-    `alert` hears of each incident once, when it has settled.
+    `alert` hears of each incident once, when it has settled. `reached` says up to which step every rank has been heard.
 
     An incident has settled when the weights were read since the trouble began. Settled ones are numbered from 1 on,
     in the order in which they settled: by that number several ranks know which of them they have heard of.
@@ -32,19 +32,21 @@ class IncidentBook:
         tell: Callable[[dict[str, Any]], None],
         write: Callable[[Incident], None],
         alert: Callable[[Incident], None] = lambda _: None,
+        reached: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.log = log
         self.table = table
         self._tell_trainers = tell
         self._write = write
         self._alert = alert
+        self._reached = reached
         self._since: dict[int, int] = {}
         self._settled: dict[int, int] = {}
         self._written: dict[int, Incident] = {}
 
     def observe(self, found: Sequence[Anomaly], step: int, *, activations: bool) -> None:
         """Take the anomalies of a step, of whichever rank."""
-        changed = self.log.observe(step, found, activations=activations)
+        changed = self.log.observe(step, found, activations=activations, reached=self._reached())
         if found and not self.log.is_open:
             self._tell_trainers({"type": messages.SUSPICION, "step": step})
         if changed is not None:

@@ -73,7 +73,9 @@ class Session:
         self.records = 0
         self.restart = hello.restart
         self.findings = Findings(self.directory, self.table, self.overflow)
-        self.book = IncidentBook(self.incidents, self.table, self._tell_trainers, self._write_incident, self._alert)
+        self.book = IncidentBook(
+            self.incidents, self.table, self._tell_trainers, self._write_incident, self._alert, self._reached
+        )
         self._told_incident: int | None = None
         self._graph: dict[str, Any] = {}
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
@@ -174,6 +176,11 @@ class Session:
         if found is not None:
             self.take_parted([found], found.step)
             self.settle_all()
+
+    def _reached(self) -> int | None:
+        """Up to which step every rank has been heard; None where there is one."""
+        gathering = None if self.together is None else self.together.gathering
+        return None if gathering is None else gathering.done
 
     def _tell_trainers(self, message: dict[str, Any]) -> None:
         """Tell this rank's trainer, and from the root all others."""

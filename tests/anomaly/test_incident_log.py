@@ -41,6 +41,25 @@ def test_after_quiet_steps_there_is_a_new_incident():
     assert [i.id for i in incidents.incidents.values()] == [1, 2]
 
 
+def test_an_incident_lasts_until_the_slowest_rank_has_been_heard():
+    """A recorder that is behind tells of the same trouble later, and one that is ahead earlier."""
+    incidents = log()
+    ahead, behind = 5 + 2 * QUIET_STEPS, 6
+    incidents.observe(5, [HARD], reached=4)
+    incidents.observe(ahead, [replace(HARD, step=ahead, rank=1)], reached=behind)
+    incidents.observe(behind, [replace(HARD, step=behind)], reached=behind)
+    [incident] = incidents.incidents.values()
+    assert incident.last_seen == ahead
+    late = ahead + QUIET_STEPS + 1
+    incidents.observe(late, [replace(HARD, step=late)], reached=late)
+    assert len(incidents.incidents) == 2
+
+
+def test_of_ranks_that_are_alike_the_lowest_is_named_whichever_was_heard_first():
+    found = [replace(HARD, rank=1), replace(HARD, rank=0)]
+    assert [log().observe(5, order).rank for order in (found, found[::-1])] == [0, 0]
+
+
 def test_a_suspicion_is_no_incident_and_joins_the_one_that_follows():
     suspicion = replace(SOFT, name="a.weight", alarm=False)
     both = log()
