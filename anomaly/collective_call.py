@@ -11,6 +11,9 @@ MOST_NAMED: Final = 8
 MOST_OUTPUTS: Final = 16
 """Different outputs, and inputs of a broadcast, that are kept: ranks of one all_reduce end with equal bits."""
 
+COPIED: Final = 1e-9
+"""Relative difference of two sums of the same numbers, added up in float64 in another order."""
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -25,9 +28,14 @@ class Sums:
     @classmethod
     def of(cls, parts: Sequence["Sums"]) -> "Sums":
         """Return the sums of several tensors together."""
-        norm = math.sqrt(sum(p.norm**2 for p in parts))
+        norm = math.sqrt(sum(p.norm * p.norm for p in parts))  # infinite where a power would raise
         finite, dtype = all(p.finite for p in parts), parts[0].dtype if parts else ""
         return cls(sum(p.total for p in parts), norm, sum(p.numel for p in parts), finite, dtype)
+
+    @property
+    def slack(self) -> float:
+        """What the sum of the same numbers, copied elsewhere, may differ by."""
+        return COPIED * self.norm * math.sqrt(max(self.numel, 1))
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,8 @@ class Call:
     """One collective as `ranks` of its ranks saw it.
 
     `norms` is the sum of the ranks' input norms and `longest` the largest number of elements that one of them put in;
-    `sources` are the different inputs of a broadcast; `sizes` the different pairs of elements and dtype of inputs.
+    `sources` are different inputs of a broadcast, first those that a rank here has got; `sizes` the different pairs of
+    elements and dtype of inputs.
     """
 
     name: str
@@ -129,6 +138,7 @@ def seen_by(rank: int, name: str, op: str, sides: tuple[Sums, Sums], order: int 
 def put_together(parts: Sequence[Call]) -> Call:
     """Return what several parts of one call say of it; no rank is in two of them."""
     parts = sorted(parts, key=lambda part: part.first)
+    outputs = _distinct([o for p in parts for o in p.outputs])
     return replace(
         parts[0],
         ranks=sum(p.ranks for p in parts),
@@ -136,11 +146,18 @@ def put_together(parts: Sequence[Call]) -> Call:
         norms=sum(p.norms for p in parts),
         longest=max(p.longest for p in parts),
         sizes=tuple(sorted({size for p in parts for size in p.sizes})[:MOST_OUTPUTS]),
-        sources=tuple(dict.fromkeys(s for p in parts for s in p.sources))[:MOST_OUTPUTS],
+        sources=_likely([s for p in parts for s in p.sources], outputs),
         got=Sums.of([p.got for p in parts]),
-        outputs=_distinct([o for p in parts for o in p.outputs]),
+        outputs=outputs,
         asked=_counted([a for p in parts for a in p.asked]),
     )
+
+
+def _likely(sources: Sequence[Sums], outputs: Sequence[Output]) -> tuple[Sums, ...]:
+    """Return some of the different inputs of a broadcast, first those that were got: what was sent, its sender has."""
+    different = dict.fromkeys(sources)
+    got = sorted(different, key=lambda s: all(abs(o.total - s.total) > s.slack for o in outputs))
+    return tuple(got[:MOST_OUTPUTS])
 
 
 def _distinct(outputs: Sequence[Output]) -> tuple[Output, ...]:

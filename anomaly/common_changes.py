@@ -19,9 +19,6 @@ WARM_UP: Final = 5
 TOGETHER: Final = 8
 """Series of a kind from which on their median says what all do at once."""
 
-ENOUGH: Final = 1024
-"""Series of a kind, spread evenly, whose median is taken for that of all: it is off by 0.04 deviations."""
-
 COMMON_FLOOR: Final = 0.1
 COMMON_JUMP: Final = 0.9
 """Smallest deviation of what all series of a kind do at once, and least jump of it (a factor of 2.5), in log units."""
@@ -62,7 +59,7 @@ class CommonChanges:
             count = len(of)
             if count < TOGETHER or self.kinds.names[number] == SCALARS:
                 continue
-            shift[:, number], leap[:, number] = medians(both[:, of[:: -(-count // ENOUGH)]]).reshape(2, SIZES)
+            shift[:, number], leap[:, number] = medians(both[:, of]).reshape(2, SIZES)
             found[number] = self._judge(number, float(shift[1, number]), count)
         return found, shift, leap
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly
-from trainsentry.anomaly.collective_call import MOST_OUTPUTS, Call, Sums
+from trainsentry.anomaly.collective_call import COPIED, MOST_OUTPUTS, Call
 from trainsentry.collectors.series import COMMUNICATION_OUTPUT
 
 NAME: Final = "conservation"
@@ -15,9 +15,6 @@ SCORE: Final = 100.0
 
 EPSILON: Final = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Relative rounding error of one addition, by dtype; none for whole numbers."""
-
-COPIED: Final = 1e-9
-"""Relative difference of two sums of the same numbers, added up in float64 in another order."""
 
 SUM, AVERAGE = 1, 2
 
@@ -41,9 +38,9 @@ def _not_conserved(step: int, call: Call) -> list[Anomaly]:
     if call.op.startswith("reduce_scatter"):
         return _together_unequal(step, call, _reduced(call), _rounding(call))
     if call.op.startswith("all_gather"):
-        return _each_unequal(step, call, call.put_in.total, _moved(call.put_in))
+        return _each_unequal(step, call, call.put_in.total, call.put_in.slack)
     if call.op.startswith("all_to_all"):
-        return _together_unequal(step, call, call.put_in.total, _moved(call.put_in))
+        return _together_unequal(step, call, call.put_in.total, call.put_in.slack)
     return _broadcast(step, call) if call.op == "broadcast" else []
 
 
@@ -51,9 +48,8 @@ def _asked_otherwise(step: int, call: Call) -> list[Anomaly]:
     """Name the ranks whose reduction is not that of most; with two, or two camps of one size, the second one."""
     most = max(call.asked, key=lambda a: (a.count, -a.ranks[0]))
     others = sorted((rank, asked.count) for asked in call.asked if asked is not most for rank in asked.ranks)
-    return [
-        replace(_anomaly(step, call, (rank, 0), count, most.count), statistic="reduction") for rank, count in others
-    ]
+    found = (_anomaly(step, call, _place(call, rank), count, most.count) for rank, count in others)
+    return [replace(anomaly, statistic="reduction") for anomaly in found]
 
 
 def _reduced(call: Call) -> float | None:
@@ -66,10 +62,6 @@ def _reduced(call: Call) -> float | None:
 
 def _rounding(call: Call) -> float:
     return (EPSILON.get(call.put_in.dtype, 0.0) * call.ranks * math.sqrt(call.longest) + COPIED) * call.norms
-
-
-def _moved(put_in: Sums) -> float:
-    return COPIED * put_in.norm * math.sqrt(max(put_in.numel, 1))
 
 
 def _each_unequal(step: int, call: Call, expected: float | None, bound: float) -> list[Anomaly]:
@@ -88,20 +80,21 @@ def _together_unequal(step: int, call: Call, expected: float | None, bound: floa
     """Find that the ranks' outputs are off together; which one is, they do not say."""
     if expected is None or not call.got.finite or abs(call.got.total - expected) <= bound:
         return []
-    first = next((place for o in call.outputs for place in o.places if place[0] == call.first), (call.first, 0))
-    return [_anomaly(step, call, first, call.got.total, expected)]
+    return [_anomaly(step, call, _place(call, call.first), call.got.total, expected)]
 
 
 def _broadcast(step: int, call: Call) -> list[Anomaly]:
     """Find ranks that got what no rank had; which rank sends is not known here, and need not be."""
-    if len(call.sources) >= MOST_OUTPUTS:  # what was sent may be among those that were not kept
-        return []
-    return [
-        _anomaly(step, call, place, output.total, call.sources[0].total)
-        for output in call.outputs
-        if output.finite and all(abs(output.total - s.total) > _moved(s) for s in call.sources)
-        for place in output.places
-    ]
+    off = [o for o in call.outputs if o.finite and all(abs(o.total - s.total) > s.slack for s in call.sources)]
+    if len(call.sources) == MOST_OUTPUTS and len(off) == len(call.outputs):
+        return []  # what was sent may be among the inputs that were not kept
+    usual = call.sources[0].total
+    return [_anomaly(step, call, place, output.total, usual) for output in off for place in output.places]
+
+
+def _place(call: Call, rank: int) -> tuple[int, int]:
+    """Return a rank with its order, as far as it was kept."""
+    return next((place for o in call.outputs for place in o.places if place[0] == rank), (rank, 0))
 
 
 def _anomaly(step: int, call: Call, place: tuple[int, int], value: float, expected: float) -> Anomaly:

@@ -41,11 +41,10 @@ def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
     >>> features_of(row, np.array([64.0]), np.array([False]), np.array([1.0])).astype(float).round(2).T.tolist()
     [[0.69, 0.0, 0.5, -0.98]]
     """
-    with np.errstate(over="ignore"):
-        column = values.T.astype(np.float32)  # a line each: columns are slow to read; and half the bytes
-    sizes = np.empty((SIZES, len(values)), np.float32)
+    column = values.T.copy(order="C")  # a line each: columns are slow to read
+    sizes = np.empty((SIZES, len(values)))
     np.fmax(np.abs(column[MIN]), np.abs(column[MAX]), out=sizes[0])
-    np.divide(column[NORM], np.sqrt(np.maximum(numel, 1.0)), out=sizes[1], casting="same_kind")
+    np.divide(column[NORM], np.sqrt(np.maximum(numel, 1.0)), out=sizes[1])
     sizes[:, scalar] = np.abs(column[VALUE, scalar])
     # A history that lacks one of the two is judged by the other.
     if np.isnan(sizes).any():
@@ -54,10 +53,9 @@ def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
     zeros = column[ZEROS]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         sizes[~((sizes > NOTHING) & (sizes < np.inf))] = np.nan
-        np.divide(column[MEAN], sizes[1], out=found[2])
-        np.log(sizes, out=found[:SIZES])
-        found[:SIZES] -= np.log(divisor)
-        np.log((zeros + ZEROS_SLACK) / (1 - zeros + ZEROS_SLACK), out=found[3])
+        found[:SIZES] = np.log(sizes / divisor)
+        found[2] = column[MEAN] / sizes[1]
+        found[3] = np.log((zeros + ZEROS_SLACK) / (1 - zeros + ZEROS_SLACK))
     dead = np.flatnonzero(zeros == 1)
     found[3, dead] = np.log(2 * numel[dead] + 1)  # half an element that is none: farther out than any share
     found[SIZES:, scalar | (numel < FEW)] = np.nan

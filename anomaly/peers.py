@@ -50,8 +50,10 @@ FEWEST: Final = 3
 class MedianOfOthers:
     """The median of all numbers but one, for each of many; NaN where there is no other.
 
+    Of two in the middle it is the one that is nearer: of three ranks an outlying one must not make the others look odd.
+
     >>> MedianOfOthers([1.0, 5.0, 2.0]).without(5.0)
-    1.5
+    2.0
     """
 
     def __init__(self, numbers: Iterable[float]) -> None:
@@ -63,8 +65,8 @@ class MedianOfOthers:
         if left < 1:
             return math.nan
         at = bisect_left(self._sorted, own)
-        low, high = ((left - 1) // 2, left // 2)
-        return (self._sorted[low + (low >= at)] + self._sorted[high + (high >= at)]) / 2
+        middle = {(left - 1) // 2, left // 2}
+        return min((self._sorted[i + (i >= at)] for i in middle), key=lambda number: abs(number - own))
 
 
 @dataclass

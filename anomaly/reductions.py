@@ -3,7 +3,7 @@
 import math
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,13 @@ class _Part:
     alike: bool
 
 
+Value = TypeVar("Value")
+
+
+def _without(told: dict[int, Value], source: int | None) -> dict[int, Value]:
+    return {} if source is None else {rank: value for rank, value in told.items() if rank != source}
+
+
 class ReductionRule:
     """Follows the factor between the ranks' mean gradient and the reduced one, by least squares over parameters.
 
@@ -48,7 +55,7 @@ class ReductionRule:
 
     def __init__(self) -> None:
         self._steps: dict[int, dict[int, Sums]] = {}
-        self._parts: dict[int, list[_Part]] = {}
+        self._parts: dict[int, dict[int, _Part]] = {}
         self._largest = 0.0
         self._factors = 0
 
@@ -61,16 +68,16 @@ class ReductionRule:
         if both:
             self._steps.setdefault(record.step, {})[rank] = both
 
-    def take_part(self, step: int, part: dict[str, Any] | None) -> None:
-        """Take what other ranks have told of a step, put together by `left`."""
+    def take_part(self, step: int, source: int, part: dict[str, Any] | None) -> None:
+        """Take what the ranks that report to another, `source`, have told of a step, put together by its `left`."""
         if part is not None:
             sums = {name: (before, after) for name, (before, after) in part["sums"].items()}
-            self._parts.setdefault(step, []).append(_Part(part["ranks"], part["first"], sums, part["alike"]))
+            self._parts.setdefault(step, {})[source] = _Part(part["ranks"], part["first"], sums, part["alike"])
 
-    def go_back(self, step: int) -> None:
-        """Forget steps from `step` on."""
-        self._steps = {s: sums for s, sums in self._steps.items() if s < step}
-        self._parts = {s: parts for s, parts in self._parts.items() if s < step}
+    def go_back(self, step: int, source: int | None = None) -> None:
+        """Forget steps from `step` on, or what one source has told of them."""
+        self._steps = {s: _without(told, source) if s >= step else told for s, told in self._steps.items()}
+        self._parts = {s: _without(told, source) if s >= step else told for s, told in self._parts.items()}
 
     def left(self, step: int, data_parallel: AbstractSet[int]) -> dict[str, Any] | None:
         """Return, and forget, what is known of a step, for where the other ranks report."""
@@ -96,11 +103,10 @@ class ReductionRule:
 
     def _put_together(self, step: int, data_parallel: AbstractSet[int]) -> _Part | None:
         """Return what all ranks that are known have told of a step, and forget it and all before."""
-        ranks, parts = self._steps.get(step, {}), self._parts.get(step, [])
-        for steps in (self._steps, self._parts):
-            for old in [s for s in steps if s <= step]:
-                del steps[old]
-        parts = parts + [_Part(1, rank, sums, alike=True) for rank, sums in ranks.items() if rank in data_parallel]
+        ranks, parts = self._steps.get(step, {}), list(self._parts.get(step, {}).values())
+        self._steps = {s: told for s, told in self._steps.items() if s > step}
+        self._parts = {s: told for s, told in self._parts.items() if s > step}
+        parts += [_Part(1, rank, sums, alike=True) for rank, sums in ranks.items() if rank in data_parallel]
         if not parts:
             return None
         names = set.intersection(*(set(part.sums) for part in parts))

@@ -2,7 +2,7 @@
 
 import csv
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +16,11 @@ from trainsentry.collectors.statistics import MAX, MIN, NORM
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient: its values in floating point, the bytes that it is made of, and the row of its statistics."""
+    """One gradient: its values in floating point, what gives the bytes that it is made of, and its statistics."""
 
     name: str
     values: npt.NDArray[Any]
-    raw: bytes
+    raw: Callable[[], bytes]
     row: npt.NDArray[np.float64]
     shape: tuple[int, ...]
 
@@ -53,7 +53,7 @@ class GradientSummary:
     def _line(self, step: int, gradient: Gradient) -> list[Any]:
         middle: list[Any] = []
         if self.level == "L0":
-            middle = [f"{zlib.crc32(gradient.raw):08x}"]
+            middle = [f"{zlib.crc32(gradient.raw()):08x}"]
         elif self.level == "L2":
             middle = _shares(gradient.values.reshape(-1), self.bounds)
         if self.level != "L0":

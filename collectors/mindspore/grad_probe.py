@@ -1,6 +1,7 @@
 """Gradients of chosen parameters on disk, as an optimizer is given them."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -53,5 +54,9 @@ class GradProbe:
         for parameter, gradient in zip(self.optimizer.parameters, given, strict=False):
             if isinstance(gradient, Tensor) and (not self._names or parameter.name in self._names):
                 values = as_float(array_of(gradient))
-                raw = np.ascontiguousarray(gradient.asnumpy()).tobytes()
+                raw = partial(_bytes, gradient)
                 yield Gradient(parameter.name, values, raw, row_of_values(values, 0.0), tuple(gradient.shape))
+
+
+def _bytes(gradient: Tensor) -> bytes:
+    return np.ascontiguousarray(gradient.asnumpy()).tobytes()

@@ -25,7 +25,10 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import MEAN, NORM, VALUE
 from trainsentry.monitor.recorder.gathering import Gathering
-from trainsentry.monitor.recorder.seen_calls import SeenCalls, Side
+from trainsentry.monitor.recorder.seen_calls import WAITING_STEPS, SeenCalls, Side
+
+OWN: Final = -1
+"""The source of what was found here."""
 
 SCALARS: Final = frozenset({"loss", STEP_SECONDS, COMMUNICATION_SECONDS})
 
@@ -52,15 +55,19 @@ class Comparison:
         self._told: dict[int, dict[int, Told]] = {}
         self._sides: dict[int, dict[int, dict[str, Side]]] = {}
         self._wanted: dict[int, tuple[SeriesTable, npt.NDArray[np.bool_]]] = {}
-        self._found: dict[int, list[Anomaly]] = {}
+        self._found: dict[int, dict[int, list[Anomaly]]] = {}
+        self._through: dict[int, int] = {}
         self._judged = -1
 
     def take(self, rank: int, table: SeriesTable, record: StepRecord) -> None:
         """Take one rank's rows of a step."""
+        rows = np.flatnonzero(self._wanted_of(rank, table)[record.ids]).tolist()
+        if not rows or record.step <= self._judged:
+            return
         unreduced = False
         told = self._told.setdefault(record.step, {}).setdefault(rank, Told())
         sides = self._sides.setdefault(record.step, {}).setdefault(rank, {})  # a step may come in several records
-        for row in np.flatnonzero(self._wanted_of(rank, table)[record.ids]).tolist():
+        for row in rows:
             series, values = table.series[record.ids[row]], record.values[row]
             if series.scalar:
                 _note_scalar(told, series.name, float(values[VALUE]))
@@ -71,7 +78,7 @@ class Comparison:
                 told.data = float((int(told.data or 0) * 31 + bits) % 2**53)  # all inputs together
             elif series.quantity == GRADIENT_UNREDUCED:
                 unreduced = True
-                told.gradient = (told.gradient or 0.0) + float(values[NORM]) ** 2
+                told.gradient = (told.gradient or 0.0) + float(values[NORM] * values[NORM])
             else:
                 call = series.name if series.quantity == COMMUNICATION_CALL else series.index.split("|")[2]
                 sides.setdefault(call, Side()).take(series, values, table.layouts[record.layouts[row]], row)
@@ -88,19 +95,22 @@ class Comparison:
         self._wanted[rank] = table, wanted
         return wanted
 
-    def take_parts(self, message: dict[str, Any]) -> None:
-        """Take what another recorder's ranks have told of a step, as `left` gave it."""
+    def take_parts(self, source: int, message: dict[str, Any]) -> None:
+        """Take what the ranks that report to another recorder, `source`, have told of a step, as its `left` gave it."""
         step = message["step"]
-        self.calls.take_parts(step, message["calls"])
-        self.take_found(step, [Anomaly.from_json(a) for a in message["found"]])
+        self.calls.take_parts(step, source, message["calls"])
+        self.take_found(step, [Anomaly.from_json(a) for a in message["found"]], source)
+        self._through.update({rank: source for rank, *_ in message["told"]})
         if step > self._judged:
-            self._told.setdefault(step, {}).update({rank: Told(*told) for rank, *told in message["told"]})
-            self._reductions.take_part(step, message["reductions"])
+            known = self._told.setdefault(step, {})
+            for rank, *told in message["told"]:
+                known.setdefault(rank, Told(*told))  # what comes again comes in pieces
+            self._reductions.take_part(step, source, message["reductions"])
 
-    def take_found(self, step: int, found: list[Anomaly]) -> None:
+    def take_found(self, step: int, found: list[Anomaly], source: int = OWN) -> None:
         """Take what was found among some of the ranks; what all of them show may explain it."""
         if found:
-            self._found.setdefault(step, []).extend(found)
+            self._found.setdefault(step, {}).setdefault(source, []).extend(found)
 
     def go_back(self, step: int) -> None:
         """Forget steps from `step` on."""
@@ -110,6 +120,23 @@ class Comparison:
         self._judged = min(self._judged, step - 1)
         self._reductions.go_back(step)
         self.calls.go_back(step)
+
+    def source_goes_back(self, source: int, step: int) -> None:
+        """Forget what one source, a rank or the recorder of several, has told of steps from `step` on."""
+        for s in [s for s in self._told if s >= step]:
+            self._told[s] = {r: t for r, t in self._told[s].items() if source not in {r, self._through.get(r)}}
+        for s in [s for s in self._sides if s >= step]:
+            self._sides[s].pop(source, None)
+        for s in [s for s in self._found if s >= step]:
+            self._found[s].pop(source, None)
+        self._reductions.go_back(step, source)
+        self.calls.go_back(step, source)
+
+    @property
+    def overdue(self) -> int:
+        """The last step that has waited too long for ranks that say nothing."""
+        waiting = sorted({*self._told, *self._sides})
+        return waiting[-WAITING_STEPS - 1] if len(waiting) > WAITING_STEPS else -1
 
     def judge(self, done: int, *, final: bool = True) -> Iterator[tuple[int, list[Anomaly]]]:
         """Yield what is odd about steps up to `done`; without `final`, in calls among the ranks that report here."""
@@ -127,7 +154,7 @@ class Comparison:
             found += self._reductions.judge(step, self.data_parallel)
             by_step.setdefault(step, []).extend(found)
         for step in sorted(s for s in self._found if final and s <= done):
-            by_step.setdefault(step, []).extend(self._found.pop(step))
+            by_step.setdefault(step, []).extend(_flat(self._found.pop(step)))
         for step in sorted(by_step):
             if by_step[step]:
                 yield step, by_step[step]
@@ -141,7 +168,7 @@ class Comparison:
                 "told": [(rank, *astuple(t)) for rank, t in self._told.pop(step, {}).items()],
                 "calls": calls.get(step, []),
                 "reductions": self._reductions.left(step, self.data_parallel),
-                "found": [a.to_json() for a in self._found.pop(step, [])],
+                "found": [a.to_json() for a in _flat(self._found.pop(step, {}))],
             }
 
 
@@ -159,9 +186,13 @@ def differences(
         yield step, explained_by_calls(by_step[step])
 
 
+def _flat(found: dict[int, list[Anomaly]]) -> list[Anomaly]:
+    return [anomaly for anomalies in found.values() for anomaly in anomalies]
+
+
 def _note_reduced(told: dict[int, Told], ranks: dict[int, dict[str, Side]]) -> None:
     """Take what goes into reductions for a rank's own gradients, where those are not collected by themselves."""
-    if any(t.gradient is not None for t in told.values()):
+    if any(told[rank].gradient is not None for rank in ranks if rank in told):
         return
     for rank, sides in ranks.items():
         squares = [square for side in sides.values() for square in side.reduced_squares()]

@@ -87,9 +87,9 @@ class Gathering:
 
     def take(self, rank: int, record: StepRecord) -> None:
         """Take a rank's rows of a step."""
-        source = self._sources.get(rank)
-        if source is None or source.backs < self._backs:  # from before a rollback that it has not heard of yet
+        if self.is_outdated(rank):
             return
+        source = self._sources[rank]
         source.done = max(source.done, record.step - 1)
         if record.step <= self._written or not len(record):
             return
@@ -104,6 +104,21 @@ class Gathering:
         """Note that a rank has sent everything up to `step`; `ALL` when it is gone."""
         if rank in self._sources:
             self._sources[rank].done = max(self._sources[rank].done, step)
+
+    def await_again(self, rank: int) -> None:
+        """Wait for a rank that was gone and is back."""
+        if rank in self._sources:
+            self._sources[rank].done = min(self._sources[rank].done, self.settled_without(rank))
+
+    def settled_without(self, rank: int) -> int:
+        """The last step that is not waited for any more, whatever this rank sends."""
+        others = [source.done for r, source in self._sources.items() if r != rank and source.done < ALL]
+        return max(min(others, default=-1), self._written)
+
+    def is_outdated(self, rank: int) -> bool:
+        """Whether what a rank sends is from before a rollback that it has not heard of yet."""
+        source = self._sources.get(rank)
+        return source is None or source.backs < self._backs
 
     def go_back(self, rank: int, step: int) -> None:
         """Take this rank's steps from `step` on anew, and those of others once they have gone back as well."""
@@ -199,10 +214,10 @@ class Gathering:
         order = order[compared[keys[order] >> 32] & placed[keys[order] & _LOW]]
         keys, ranks = keys[order], ranks[order]
         prints = fingerprints(values[order])
-        again = np.append(False, (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1]))  # read twice in this step
-        keys, ranks, prints = keys[~again], ranks[~again], prints[~again]
         if not len(keys):
             return np.zeros(0, np.int64)
+        again = np.append(False, (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1]))  # read twice in this step
+        keys, ranks, prints = keys[~again], ranks[~again], prints[~again]
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         ends = np.append(starts[1:], len(keys))
         high, low = np.maximum.reduceat(prints, starts), np.minimum.reduceat(prints, starts)

@@ -54,14 +54,15 @@ class Side:
         """Return the squared norms of what went into a reduction of floating-point numbers."""
         if self.key is None or self.key[0] not in REDUCED or not self.reduction:
             return []
-        return [part.norm**2 for part in self.inputs if part.dtype in conservation.EPSILON]
+        return [part.norm * part.norm for part in self.inputs if part.dtype in conservation.EPSILON]
 
 
 class SeenCalls:
     """Keeps the calls of steps until all their ranks are known, and judges each once."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, dict[Key, tuple[int, list[Call]]]] = {}
+        self._steps: dict[int, dict[Key, _Seen]] = {}
+        self._news: set[tuple[int, Key]] = set()
         self._learned = LearnedReductions()
 
     def take(self, step: int, rank: int, sides: dict[str, Side]) -> None:
@@ -69,40 +70,61 @@ class SeenCalls:
         for name, side in sides.items():
             if side.key is not None and side.inputs and side.outputs:
                 both = Sums.of(side.inputs), Sums.of(side.outputs)
-                self._add(step, side.key, side.size, seen_by(rank, name, side.key[0], both, side.order, side.reduction))
+                call = seen_by(rank, name, side.key[0], both, side.order, side.reduction)
+                self._add(step, side.key, side.size, rank, call)
 
-    def take_parts(self, step: int, parts: list[dict[str, Any]]) -> None:
-        """Take what another recorder's ranks have seen, as `left` gave it."""
+    def take_parts(self, step: int, source: int, parts: list[dict[str, Any]]) -> None:
+        """Take what the ranks of another recorder, `source`, have seen, as its `left` gave it."""
         for part in parts:
             op, group, first, sequence = part["key"]
-            self._add(step, (op, group, first, sequence), part["size"], Call.from_json(part["call"]))
+            self._add(step, (op, group, first, sequence), part["size"], source, Call.from_json(part["call"]))
 
-    def _add(self, step: int, key: Key, size: int, call: Call) -> None:
-        self._parts.setdefault(step, {}).setdefault(key, (size, []))[1].append(call)
+    def _add(self, step: int, key: Key, size: int, source: int, call: Call) -> None:
+        seen = self._steps.setdefault(step, {}).setdefault(key, _Seen(size))
+        seen.parts[source, call.first] = call  # a part that comes again, from a successor, counts once
+        self._news.add((step, key))
 
     def judge(self, done: int) -> Iterator[Anomaly]:
         """Yield what is wrong with calls, up to step `done`, that all their ranks have told of, whole."""
-        for step in sorted(s for s in self._parts if s <= done):
-            calls = self._parts[step]  # one that is done leaves; what is left may be completed by parts from elsewhere
-            for key, (size, parts) in list(calls.items()):
-                if sum(part.ranks for part in parts) == size:
-                    del calls[key]
-                    yield from conservation.judge(step, self._learned.named(put_together(parts)))
-        for step in sorted(self._parts)[:-WAITING_STEPS]:
-            del self._parts[step]
+        for step, key in sorted(item for item in self._news if item[0] <= done):
+            self._news.discard((step, key))
+            seen = self._steps.get(step, {}).get(key)
+            if seen is not None and seen.is_whole:
+                del self._steps[step][key]
+                whole = put_together(list(seen.parts.values()))
+                yield from conservation.judge(step, self._learned.named(whole))
+        for step in sorted(self._steps)[:-WAITING_STEPS]:
+            del self._steps[step]
 
     def left(self, done: int) -> dict[int, list[dict[str, Any]]]:
         """Return by step, and forget, the calls up to step `done` that have ranks elsewhere, as plain data."""
-        found = {step: self._parts.pop(step) for step in sorted(s for s in self._parts if s <= done)}
-        return {
-            step: [
-                {"key": key, "size": size, "call": put_together(parts).to_json()}
-                for key, (size, parts) in calls.items()
-            ]
-            for step, calls in found.items()
-            if calls
-        }
+        found = {}
+        for step in sorted(s for s in self._steps if s <= done):
+            calls = [seen.to_json(key) for key, seen in self._steps.pop(step).items() if seen.parts]
+            if calls:
+                found[step] = calls
+        return found
 
-    def go_back(self, step: int) -> None:
-        """Forget steps from `step` on."""
-        self._parts = {s: calls for s, calls in self._parts.items() if s < step}
+    def go_back(self, step: int, source: int | None = None) -> None:
+        """Forget steps from `step` on, or what one source has told of them."""
+        for calls in [calls for s, calls in self._steps.items() if s >= step]:
+            for seen in calls.values():
+                seen.forget(source)
+
+
+class _Seen:
+    """What is known of one call: the parts of its ranks, by who told of them and the first rank of each."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.parts: dict[tuple[int, int], Call] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        return sum(part.ranks for part in self.parts.values()) == self.size
+
+    def forget(self, source: int | None) -> None:
+        self.parts = {k: call for k, call in self.parts.items() if source is not None and k[0] != source}
+
+    def to_json(self, key: Key) -> dict[str, Any]:
+        return {"key": key, "size": self.size, "call": put_together(list(self.parts.values())).to_json()}

@@ -3,7 +3,6 @@
 import json
 import selectors
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -17,10 +16,10 @@ from trainsentry.monitor.recorder.comparison import Comparison, differences, is_
 from trainsentry.monitor.recorder.gathering import ALL, Gathering, is_global
 from trainsentry.monitor.recorder.network import Network
 from trainsentry.monitor.recorder.place import Place
+from trainsentry.monitor.recorder.to_parent import DEFINE, ToParent
 
 FOUND: Final = "found"
 PARTS: Final = "parts"
-DEFINE: Final = "define"
 DONE: Final = "done"
 BACK: Final = "back"
 END: Final = "end"
@@ -64,6 +63,7 @@ class Together:
         self.owner = owner
         self.max_wait = max_wait
         self.network = Network(place)
+        self.up = ToParent(self.network)
         self.is_root = place.parent is None
         self.gathering: Gathering | None = None
         if place.children or self.is_root:
@@ -72,13 +72,9 @@ class Together:
             self.gathering.use_table(place.rank, owner.table)
         self.comparison = Comparison()
         self._wanted = np.zeros(0, bool)
-        self._sent: tuple[int, int] = (0, 0)
-        self._waiting: deque[tuple[SeriesTable, StepRecord] | dict[str, Any]] = deque()
-        self._waiting_bytes = 0
         self._asked: set[int] = set()
-        self._connected = False
         self._known_children: set[int] = set()
-        self._closing = False
+        self._gone: set[int] = set()
         self._told_alone = False
 
     @property
@@ -99,7 +95,7 @@ class Together:
             self.comparison.take(self.place.rank, self.owner.table, rows)
             self._pass_on_complete()
         else:
-            self._send_record(self.owner.table, rows)
+            self.up.record(self.owner.table, rows)
 
     def send_found(self, record: StepRecord, found: list[Anomaly], *, activations: bool) -> None:
         """Send anomalies to the root, and ask for its verdict where the trainer waits for one."""
@@ -108,7 +104,7 @@ class Together:
         self._send_found(found, record.step, activations=activations, examined=record.examined)
 
     def _send_found(self, found: list[Anomaly], step: int, *, activations: bool, examined: bool) -> None:
-        self._send_message(
+        self.up.message(
             {
                 "type": FOUND,
                 "rank": self.place.rank,
@@ -123,16 +119,16 @@ class Together:
         """Note that a rank is to have data of its own; every recorder on the way to the root compares some."""
         self.comparison.data_parallel.add(message["rank"])
         if not self.is_root:
-            self._send_message(message)
+            self.up.message(message)
 
     def tell_root(self, message: dict[str, Any]) -> None:
         """Send a message up the tree."""
-        self._send_message(message)
+        self.up.message(message)
 
     def ask_flush(self, token: int) -> None:
         """Have the root answer when it has judged what was sent."""
         self._asked.add(token)
-        self._send_message({"type": messages.FLUSH, "for": self.place.rank, "token": token})
+        self.up.message({"type": messages.FLUSH, "for": self.place.rank, "token": token})
 
     def tell_all(self, message: dict[str, Any]) -> None:
         """Send a message down the tree."""
@@ -144,7 +140,7 @@ class Together:
         if self.gathering is not None:
             self.gathering.go_back(self.place.rank, step)
         if not self.is_root:
-            self._send_message({"type": BACK, "step": step})
+            self.up.message({"type": BACK, "step": step})
 
     # ------------------------------------------------------------------ from the others
 
@@ -153,7 +149,7 @@ class Together:
         for rank, kind, data in self.network.pump():
             try:
                 self._handle(rank, kind, data)
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+            except Exception as error:  # noqa: BLE001 - one message of another must not end all
                 self.owner.failed("messages of other ranks", error, -1)
         self._note_coming_and_going()
         self._pass_on_complete()
@@ -177,25 +173,20 @@ class Together:
     def _handle(self, rank: int, kind: int, data: bytes) -> None:
         if kind == network.RECORD and self.gathering is not None:
             record = StepRecord.decode(data)
-            self.gathering.take(rank, record)
-            self.comparison.take(rank, self.gathering.table_of(rank), record)
+            if not self.gathering.is_outdated(rank):
+                self.gathering.take(rank, record)
+                self.comparison.take(rank, self.gathering.table_of(rank), record)
             return
         message = json.loads(data)
         if self.network.parent is not None and rank == self.network.parent.rank:
             self._hear_root(message)
-        elif message["type"] == BACK and self.gathering is not None:
-            self.gathering.source_goes_back(rank, message["step"])
-        elif message["type"] == DEFINE and self.gathering is not None:
-            self.gathering.define(rank, message)
+        elif message["type"] in {BACK, DEFINE, PARTS, DONE}:
+            if self.gathering is not None:
+                self._hear_child(self.gathering, rank, message)
         elif message["type"] == messages.DATA_PARALLEL:
             self.note_data_parallel(message)
-        elif message["type"] == PARTS and self.gathering is not None:
-            self.comparison.take_parts(message)
-            self.gathering.finish(rank, message["step"] - 1)  # its record of the step comes behind
-        elif message["type"] == DONE and self.gathering is not None:
-            self.gathering.finish(rank, message["step"])
         elif not self.is_root:
-            self._send_message(message)
+            self.up.message(message)
         elif message["type"] == FOUND:
             self._judge(message)
         elif message["type"] == messages.ACTION:
@@ -203,6 +194,19 @@ class Together:
         elif message["type"] == messages.FLUSH:
             self.owner.settle_all()
             self.tell_all({"type": messages.FLUSHED, "for": message["for"], "token": message["token"]})
+
+    def _hear_child(self, gathering: Gathering, rank: int, message: dict[str, Any]) -> None:
+        """Take what tells of the records of a rank that reports here."""
+        if message["type"] == BACK:
+            gathering.source_goes_back(rank, message["step"])
+            self.comparison.source_goes_back(rank, message["step"])
+        elif message["type"] == DEFINE:
+            gathering.define(rank, message)
+        elif message["type"] == DONE:
+            gathering.finish(rank, message["step"])
+        elif not gathering.is_outdated(rank):
+            self.comparison.take_parts(rank, message)
+            gathering.finish(rank, message["step"])
 
     def _hear_root(self, message: dict[str, Any]) -> None:
         if message["type"] == END:
@@ -222,11 +226,7 @@ class Together:
 
     def _note_coming_and_going(self) -> None:
         """Define everything anew for a new parent; wait no longer for children that are gone or never came."""
-        connected = self.network.parent is not None
-        if connected and not self._connected:
-            self._sent = (0, 0)
-            self._send_waiting()
-        self._connected = connected
+        self.up.note_connection()
         children = set(self.network.children)
         if self.gathering is not None:
             missing = self._known_children - children
@@ -234,66 +234,46 @@ class Together:
                 missing |= set(self.place.children) - children
             for rank in missing:
                 self.gathering.finish(rank, ALL)
+            for rank in children & self._gone:
+                self.gathering.await_again(rank)
+            self._gone = missing
         self._known_children |= children
 
     def _pass_on_complete(self) -> None:
+        """Put together what is complete; an error of ours costs that, and not the recorder."""
         if self.gathering is None:
             return
-        judges = self.is_root or self.alone
-        judged = []
-        if not judges:  # what this rank's children alone take part in; the rest goes up, ahead of the records
-            judged = list(self.comparison.judge(self.gathering.done, final=False))
-            self._send_left(self.gathering.done)
-        for record in self.gathering.complete():
+        try:
+            if self.is_root or self.alone:
+                self._conclude(self.gathering)
+            else:
+                self._hand_on(self.gathering)
+        except Exception as error:  # noqa: BLE001 - the edge of what ranks do together
+            self.owner.failed("comparison of ranks", error, -1)
+
+    def _conclude(self, gathering: Gathering) -> None:
+        """Write what is whole, and say what the ranks show together."""
+        for record in gathering.complete():
             if self.is_root:
                 self.owner.write_global(record)
-            else:
-                self._send_record(self.gathering.table, record)
-        if judges:
-            judged = list(self.comparison.judge(self.gathering.settled))
-        for step, found in differences(self.gathering, judged):
-            if judges:
-                self.owner.take_parted(found, step)
-            else:
-                self.comparison.take_found(step, found)
-        if not judges:
-            self._send_left(self.gathering.done)
+        settled = max(gathering.settled, self.comparison.overdue)
+        for step, found in differences(gathering, list(self.comparison.judge(settled))):
+            self.owner.take_parted(found, step)
 
-    def _send_left(self, done: int) -> None:
-        """Send up what the root is to compare of steps up to `done`."""
-        for parts in self.comparison.left(done):
-            self._send_message({"type": PARTS, **parts})
+    def _hand_on(self, gathering: Gathering) -> None:
+        """Send what is complete up, step by step: its record, and then what else is told of it, which ends the step."""
+        for record in gathering.complete():
+            self._end_steps(gathering, record.step - 1)
+            self.up.record(gathering.table, record)
+            self._end_steps(gathering, record.step)
+        self._end_steps(gathering, max(gathering.settled, self.comparison.overdue))
 
-    def _send_record(self, table: SeriesTable, record: StepRecord) -> None:
-        if self.network.parent is None:
-            self._keep((table, record), record.nbytes)
-            return
-        series, layouts = self._sent
-        if len(table.series) > series or len(table.layouts) > layouts:
-            self.network.tell_parent({"type": DEFINE, **table.definitions(series, layouts)})
-            self._sent = (len(table.series), len(table.layouts))
-        self.network.send_up(network.RECORD, b"".join(record.encode()))
-
-    def _send_message(self, message: dict[str, Any]) -> None:
-        if self.network.parent is None:
-            self._keep(message, 1000)
-        else:
-            self.network.tell_parent(message)
-
-    def _keep(self, what: tuple[SeriesTable, StepRecord] | dict[str, Any], size: int) -> None:
-        """Keep what is for a parent that is not there yet; the trainer is told when it never comes."""
-        if self.network.lost_parent or self._waiting_bytes + size > network.MOST_UNSENT:
-            return
-        self._waiting.append(what)
-        self._waiting_bytes += size
-
-    def _send_waiting(self) -> None:
-        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-        for what in waiting:
-            if isinstance(what, dict):
-                self._send_message(what)
-            else:
-                self._send_record(*what)
+    def _end_steps(self, gathering: Gathering, settled: int) -> None:
+        """Judge calls among the ranks that report here; send up the rest of steps up to `settled`."""
+        for step, found in differences(gathering, list(self.comparison.judge(settled, final=False))):
+            self.comparison.take_found(step, found)
+        for parts in self.comparison.left(settled):
+            self.up.message({"type": PARTS, **parts})
 
     # ------------------------------------------------------------------ the end
 
@@ -303,8 +283,8 @@ class Together:
             self.gathering.finish(self.place.rank, ALL)
         self._wait_until(lambda: self.gathering is None or self.gathering.done == ALL)
         if not self.is_root:
-            self._send_message({"type": DONE, "rank": self.place.rank, "step": ALL})
-            self._wait_until(lambda: self.alone or not (self.network.unsent or self._waiting))
+            self.up.message({"type": DONE, "rank": self.place.rank, "step": ALL})
+            self._wait_until(lambda: self.alone or not (self.network.unsent or self.up.waits))
         self.network.tell_children({"type": END})
         self.network.close()
 

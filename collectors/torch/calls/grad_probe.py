@@ -54,7 +54,12 @@ class GradProbe:
 
 
 def _gradient(name: str, gradient: Tensor) -> Gradient:
-    stored, implicit = stored_values(gradient)
-    raw = stored.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    stored, implicit = stored_values(gradient.resolve_conj().resolve_neg())
+    values = stored if stored.dtype == torch.float64 else stored.float()
     row = np.asarray(host_row(stored, 0.0, implicit))
-    return Gradient(name, stored.float().numpy(), raw, row, tuple(gradient.shape))
+    return Gradient(name, values.numpy(), lambda: _bytes(stored), row, tuple(gradient.shape))
+
+
+def _bytes(stored: Tensor) -> bytes:
+    whole: bytes = stored.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return whole

@@ -1,0 +1,67 @@
+"""What a recorder sends up the tree: kept, within bounds, while its parent is not there."""
+
+import json
+from collections import deque
+from typing import Any
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.monitor.recorder import network
+from trainsentry.monitor.recorder.network import Network
+
+DEFINE = "define"
+
+
+class ToParent:
+    """Sends records and messages in their order; series and layouts are defined anew for each parent."""
+
+    def __init__(self, net: Network) -> None:
+        self.network = net
+        self._sent = (0, 0)
+        self._waiting: deque[tuple[SeriesTable, StepRecord] | dict[str, Any]] = deque()
+        self._waiting_bytes = 0
+        self._connected = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is kept."""
+        return bool(self._waiting)
+
+    def note_connection(self) -> None:
+        """Send what was kept to a parent that has come; drop it for one that will not."""
+        connected = self.network.parent is not None
+        if connected and not self._connected:
+            self._sent = (0, 0)
+            waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+            for what in waiting:
+                if isinstance(what, dict):
+                    self.message(what)
+                else:
+                    self.record(*what)
+        elif self.network.lost_parent:
+            self._waiting.clear()
+        self._connected = connected
+
+    def record(self, table: SeriesTable, record: StepRecord) -> None:
+        """Send a record whose series and layouts are those of `table`."""
+        if self.network.parent is None:
+            self._keep((table, record), record.nbytes)
+            return
+        series, layouts = self._sent
+        if len(table.series) > series or len(table.layouts) > layouts:
+            self.network.tell_parent({"type": DEFINE, **table.definitions(series, layouts)})
+            self._sent = (len(table.series), len(table.layouts))
+        self.network.send_up(network.RECORD, b"".join(record.encode()))
+
+    def message(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        if self.network.parent is None:
+            self._keep(message, len(json.dumps(message)))
+        else:
+            self.network.tell_parent(message)
+
+    def _keep(self, what: tuple[SeriesTable, StepRecord] | dict[str, Any], size: int) -> None:
+        """Keep what is for a parent that is not there yet; the trainer is told when it never comes."""
+        if not self.network.lost_parent and self._waiting_bytes + size <= network.MOST_UNSENT:
+            self._waiting.append(what)
+            self._waiting_bytes += size

@@ -1,0 +1,156 @@
+"""Recorders of several hosts put steps together once, whole, and in order, whatever comes late, again or never."""
+
+import pytest
+from recorder_tree import HALVES, Leaf, all_reduce, carry, loss, own, recorder, weights
+
+from trainsentry.monitor.recorder.seen_calls import WAITING_STEPS
+
+
+def two_hosts():
+    """Rank 0, the root, and on another host ranks 1 and 2."""
+    return recorder(0, None, (1,), 3), recorder(1, 0, (2,), 3), Leaf(2)
+
+
+def seen_by(root):
+    """The ranks whose losses the root compares, by step."""
+    judged, seen = root.comparison._peers.judge, {}
+
+    def judge(step, told, data_parallel):
+        seen.setdefault(step, []).append(sorted(told))
+        return judged(step, told, data_parallel)
+
+    root.comparison._peers.judge = judge
+    return seen
+
+
+@pytest.mark.parametrize("first", range(1, 12))
+def test_steps_that_are_complete_all_at_once_lose_nothing_wherever_they_are_cut(first):
+    root, head, leaf = two_hosts()
+    seen = seen_by(root)
+    for step in range(6):
+        own(root, step, weights(1.0 + step, HALVES[0]) + loss())
+        own(head, step, weights(2.0 + step, HALVES[1]) + loss())
+    for step in range(6):
+        leaf.tell(head, step, loss())
+    head.pump()
+    carry(head, root, first)
+    assert root.owner.written == [(step, 1) for step in range(5)]
+    assert seen == {step: [[0, 1, 2]] for step in range(5)}
+    assert (root.owner.failures, head.owner.failures) == ([], [])
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_call_over_two_hosts_names_the_rank_whose_output_is_off(rank):
+    root, head, leaf = two_hosts()
+    for step in range(3):
+        got = [6.0 if r != rank or step != 1 else 0.0 for r in range(3)]
+        leaf.tell(head, step, all_reduce(3, 3.0, got[2]))
+        own(head, step, all_reduce(3, 2.0, got[1]))
+        own(root, step, all_reduce(3, 1.0, got[0]))
+        head.pump()
+        carry(head, root)
+    assert root.owner.found == [(1, rank, "conservation", False)]
+
+
+def test_replicas_that_part_by_a_call_that_the_root_alone_knows_are_its_effect():
+    root, head, leaf = two_hosts()
+    for step in range(6):
+        off = step == 4
+        leaf.tell(head, step, all_reduce(3, 3.0, 0.0 if off else 6.0) + weights(step + 50.0 * off))
+        own(head, step, all_reduce(3, 2.0, 6.0) + weights(float(step)))
+        own(root, step, all_reduce(3, 1.0, 6.0) + weights(float(step)))
+        head.pump()
+        carry(head, root)
+    found = [f for f in root.owner.found if f[0] == 4]
+    assert (4, 2, "conservation", False) in found
+    assert {f[3] for f in found if f[2] == "replicas"} == {True}
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_own_gradients_that_went_into_reductions_are_compared_over_all_hosts(bad):
+    root, head, leaf = two_hosts()
+    root.comparison.data_parallel = head.comparison.data_parallel = {0, 1, 2}
+    for step in range(60):
+        norms = [200.0 if r == bad and step >= 30 else 10.0 for r in range(3)]
+        leaf.tell(head, step, all_reduce(3, 0.0, 0.0, norms[2]))
+        own(head, step, all_reduce(3, 0.0, 0.0, norms[1]))
+        own(root, step, all_reduce(3, 0.0, 0.0, norms[0]))
+        head.pump()
+        carry(head, root)
+    assert [(rank, detector) for _, rank, detector, _ in root.owner.found] == [(bad, "peers")]
+
+
+def test_a_host_whose_link_breaks_for_a_moment_is_compared_again():
+    root, head, leaf = two_hosts()
+    seen = seen_by(root)
+    root.pump()
+    for step in range(20):
+        if step == 8:
+            root.network.children = {}
+            root.pump()
+            root.network.children = {1: None}
+        own(root, step, loss() + weights(float(step)))
+        own(head, step, loss() + weights(float(step)))
+        leaf.tell(head, step, loss() + weights(float(step)))
+        head.pump()
+        carry(head, root)
+    assert [seen[step] for step in (5, 12, 17)] == [[[0, 1, 2]]] * 3
+    assert all(len(times) == 1 for times in seen.values()), "each step is judged once"
+
+
+def test_what_a_host_sends_from_before_a_rollback_is_nobodys_fault():
+    root, head, leaf = two_hosts()
+
+    def step_on(step, total):
+        leaf.tell(head, step, all_reduce(3, total, 3 * total))
+        own(head, step, all_reduce(3, total, 3 * total))
+        head.pump()
+
+    for step in range(60):
+        step_on(step, 1.0)
+        own(root, step, all_reduce(3, 1.0, 3.0))
+    root.go_back(50)
+    for step in range(50, 60):  # the data is another one
+        own(root, step, all_reduce(3, 2.0, 6.0))
+    carry(head, root)  # only now does the root hear what was before
+    assert root.gathering.done < 50
+    head.go_back(50)
+    carry(head, root)
+    assert root.owner.found == []
+
+
+def test_a_rank_that_says_nothing_holds_back_a_bounded_number_of_steps():
+    root, head, _ = two_hosts()
+    for step in range(3 * WAITING_STEPS):
+        own(head, step, all_reduce(3, 1.0, 3.0) + loss())
+    assert len(head.comparison._told) <= WAITING_STEPS
+    assert len([kind for kind, _ in head.network.sent]) > WAITING_STEPS
+    assert root.owner.failures == head.owner.failures == []
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_step_in_which_nothing_was_sampled_ends_no_recorder(step):
+    root, leaf = recorder(0, None, (1,), 2), Leaf(1)
+    for at in range(3):
+        rows = weights(float(at)) if at % 2 == step else loss()
+        own(root, at, rows)
+        leaf.tell(root, at, rows)
+        root.pump()
+    assert root.owner.failures == []
+
+
+def test_a_part_that_comes_again_counts_once():
+    root, head, leaf = two_hosts()
+    leaf.tell(head, 0, all_reduce(4, 3.0, 10.0))  # a fourth rank says nothing
+    own(head, 0, all_reduce(4, 2.0, 10.0))
+    own(root, 0, all_reduce(4, 1.0, 10.0))
+    for at in (1, 2):
+        leaf.tell(head, at, loss())
+        own(head, at, loss())
+        own(root, at, loss())
+    head.pump()
+    again = list(head.network.sent)
+    carry(head, root)
+    head.network.sent = again
+    carry(head, root)
+    assert root.owner.found == []
