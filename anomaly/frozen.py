@@ -26,6 +26,11 @@ MOVED_BEFORE: Final = 10
 """Sampled updates in a row in which a parameter moved, before one without movement counts: in low precision small
 updates are rounded away now and then."""
 
+FEW: Final = 16
+FEW_STILL: Final = 3
+"""Elements below which a tensor must stand still at so many sampled updates in a row: as the sign of what it averages
+turns, a number's own update passes zero, and is rounded away at one step in some thousands."""
+
 ABSENT: Final = 2
 """Sampled updates in a row that a parameter is left out of before it counts, where no activation says whether its
 module was called."""
@@ -52,6 +57,8 @@ class FrozenRule:
         self._called = CalledModules(table)
         self._moved = np.zeros(0, np.int64)
         self._absent = np.zeros(0, np.int64)
+        self._still_for = np.zeros(0, np.int64)
+        self._numel = np.zeros(0)
         self._since = np.zeros(0, np.int64)
         self._reported = np.zeros(0, bool)
         self._in_step = np.zeros(0, bool)
@@ -91,10 +98,13 @@ class FrozenRule:
         moves = ~still & ~(record.values[rows, VALUE] < LEAST_RATIO)
         before = np.where(self._absent[ids] > 0, 0, self._moved[ids])
         self._absent[ids] = 0
-        self._moved[ids] = np.where(moves, before + 1, 0)
+        lasts = self._still_for[ids] = np.where(still, self._still_for[ids] + 1, 0)
+        least = np.where(self._numel[record.layouts[rows]] < FEW, FEW_STILL, 1)
+        self._moved[ids] = np.where(moves, before + 1, np.where(still & (lasts < least), before, 0))
         self._reported[ids[~still]] = False
         found = []
-        for at in np.flatnonzero(still & (before >= MOVED_BEFORE) & ~self._reported[ids]).tolist():
+        enough = still & (lasts >= least) & (before >= MOVED_BEFORE)
+        for at in np.flatnonzero(enough & ~self._reported[ids]).tolist():
             series_id = int(ids[at])
             if self.table.series[series_id].name not in self._zero_gradients:
                 self._reported[series_id] = True
@@ -155,6 +165,9 @@ class FrozenRule:
         return np.flatnonzero(record.ids == ids[0]) if ids else np.zeros(0, np.intp)
 
     def _refresh(self) -> None:
+        layouts = self.table.layouts[len(self._numel) :]
+        if layouts:
+            self._numel = np.append(self._numel, [float(layout.numel) for layout in layouts])
         known = len(self._moved)
         new = self.table.series[known:]
         if not new:
@@ -164,6 +177,7 @@ class FrozenRule:
                 self._ids.setdefault(series.quantity, []).append(i)
         self._moved = np.append(self._moved, np.zeros(len(new), np.int64))
         self._absent = np.append(self._absent, np.zeros(len(new), np.int64))
+        self._still_for = np.append(self._still_for, np.zeros(len(new), np.int64))
         self._since = np.append(self._since, np.zeros(len(new), np.int64))
         self._reported = np.append(self._reported, np.zeros(len(new), bool))
         self._in_step = np.append(self._in_step, np.zeros(len(new), bool))

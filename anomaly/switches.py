@@ -7,7 +7,14 @@ import numpy as np
 from trainsentry.anomaly.anomaly import DTYPE_CHANGE, LOSS_SCALE_COLLAPSE, MODE_CHANGE, UPDATE_SIZE
 from trainsentry.anomaly.finding import Finding
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import GRADIENT, LEARNING_RATE, PARAMETER, TRAINING_MODE, SeriesTable
+from trainsentry.collectors.series import (
+    GRADIENT,
+    LEARNING_RATE,
+    OPTIMIZER_RATE,
+    PARAMETER,
+    TRAINING_MODE,
+    SeriesTable,
+)
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -15,6 +22,9 @@ SCORE: Final = 60.0
 RATE_RATIO: Final = 4.0
 """Times the largest learning rate so far that a new one must be: warm-ups double it at most, and restarts of a schedule
 return to what was there before."""
+
+RATES: Final = (LEARNING_RATE, OPTIMIZER_RATE)
+"""The rate that is logged, and the optimizer's own where the training loop logs one."""
 
 RATES_BEFORE: Final = 10
 """Samples of the learning rate before a jump counts."""
@@ -35,9 +45,8 @@ class SwitchRule:
         self._layout = np.zeros(0, np.int64)
         self._fixed = np.zeros(0, bool)
         self._mode = np.zeros(0, bool)
-        self._rate: int = -1
-        self._largest_rate = 0.0
-        self._rates = 0
+        self._rate_ids: dict[int, str] = {}
+        self._rates = dict.fromkeys(RATES, (0.0, 0))
         self._skips: list[int] = []
         self._first_step: int | None = None
         self._collapsed = False
@@ -48,12 +57,13 @@ class SwitchRule:
         return [*self._modes(record), *self._dtypes(record), *self._rate_jump(record), *self._collapse(record)]
 
     def saved(self) -> list[float]:
-        """Return the largest learning rate so far, and of how many samples, as plain data."""
-        return [self._largest_rate, float(self._rates)]
+        """Return the largest learning rates so far, each with its number of samples, as plain data."""
+        return [float(number) for name in RATES for number in self._rates[name]]
 
     def load(self, saved: list[float]) -> None:
         """Go on from what was saved: a schedule that a restart begins anew shows."""
-        self._largest_rate, self._rates = float(saved[0]), int(saved[1])
+        for name, largest, count in zip(RATES, saved[::2], saved[1::2], strict=False):
+            self._rates[name] = float(largest), int(count)
 
     def _refresh(self) -> None:
         start = len(self._fixed)
@@ -63,7 +73,7 @@ class SwitchRule:
             self._fixed = np.append(self._fixed, fixed)
             self._mode = np.append(self._mode, [s.quantity.startswith(TRAINING_MODE) for s in new])
             self._layout = np.append(self._layout, np.full(len(new), -1))
-            self._rate = next((i for i, s in enumerate(new, start) if s.quantity == LEARNING_RATE), self._rate)
+            self._rate_ids.update({i: s.quantity for i, s in enumerate(new, start) if s.quantity in RATES})
 
     def _modes(self, record: StepRecord) -> list[Finding]:
         rows = np.flatnonzero(self._mode[record.where]).tolist()
@@ -98,18 +108,15 @@ class SwitchRule:
         return found
 
     def _rate_jump(self, record: StepRecord) -> list[Finding]:
-        rows = np.flatnonzero(record.ids == self._rate).tolist() if self._rate >= 0 else []
         found = []
-        for row in rows:
-            rate = float(record.values[row, VALUE])
-            jumps = self._largest_rate > 0 and rate > RATE_RATIO * self._largest_rate
-            if jumps and self._rates >= RATES_BEFORE:
-                usual = self._largest_rate
-                found.append(
-                    Finding(self._rate, row, UPDATE_SIZE, "learning_rate", "value", rate, usual, SCORE, passed_on=False)
-                )
-            self._rates += 1
-            self._largest_rate = max(self._largest_rate, rate if np.isfinite(rate) else 0.0)
+        for row in np.flatnonzero(np.isin(record.ids, list(self._rate_ids))).tolist() if self._rate_ids else []:
+            series_id, rate = int(record.ids[row]), float(record.values[row, VALUE])
+            name = self._rate_ids[series_id]
+            usual, count = self._rates[name]
+            if count >= RATES_BEFORE and rate > RATE_RATIO * usual > 0:
+                detail = (UPDATE_SIZE, "learning_rate", "value", rate, usual, SCORE)
+                found.append(Finding(series_id, row, *detail, passed_on=False))
+            self._rates[name] = max(usual, rate if np.isfinite(rate) else 0.0), count + 1
         return found
 
     def _collapse(self, record: StepRecord) -> list[Finding]:

@@ -84,8 +84,7 @@ def test_the_update_goes_by_the_rate_that_the_optimizer_took_not_by_the_one_logg
     logged, taken = ("learning_rate", "learning_rate"), ("optimizer_learning_rate", "optimizer_learning_rate")
 
     def sizes(step, *, told):
-        rate = 0.05 if step % 60 < 59 else 1.0
-        late = 0.05 if (step - 1) % 60 < 59 else 1.0
+        rate, late = (0.05 if s % 60 else 1.0 for s in (step, step - 1))
         return dict.fromkeys(updates, rate) | {logged: late} | ({taken: rate} if told else {})
 
     assert alarms(lambda step: sizes(step, told=True), 130) == []

@@ -1,5 +1,7 @@
 """Invariants: each rule says what it is for, and nothing else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from step_records import Records
@@ -10,6 +12,7 @@ from trainsentry.anomaly.reductions import ReductionRule
 from trainsentry.anomaly.siblings import SiblingRule
 from trainsentry.anomaly.state_reset import StateResetRule
 from trainsentry.anomaly.switches import SwitchRule
+from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MEAN, MIN, VALUE
 
 U, G = ("fc.weight", "update"), ("fc.weight", "gradient")
@@ -46,6 +49,25 @@ def test_every_rule_takes_whatever_a_record_may_be(name):
     rule(records.step(21, dict.fromkeys(series, 0.0), skipped=True))
     found = judged(rule, records, range(30, 60), dict.fromkeys(series, 1.0))
     assert not [f for f in found if getattr(f, "step", None) and f.step > 35], "it is alive, and silent again"
+
+
+@pytest.mark.parametrize(("numel", "found_after"), [(16, 1), (2, 3)])
+def test_a_tensor_of_a_few_numbers_may_stand_still_for_a_moment(numel, found_after):
+    """As the sign of its average turns, the update of a number passes zero, and may be rounded away."""
+    records = Records()
+    rule = FrozenRule(records.table).judge
+    layout = records.table.layout_id(Layout((numel,), "float32", numel))
+
+    def found_in(steps, size):
+        parts = [replace(records.step(step, {G: 1.0, U: size}), layouts=np.full(2, layout)) for step in steps]
+        return [len(rule(part)) for part in parts]
+
+    assert not any(found_in(range(12), 1.0))
+    if found_after > 1:
+        assert not any(found_in(range(12, 12 + found_after - 1), 0.0))
+        assert not any(found_in(range(14, 26), 1.0))
+    found = found_in(range(26, 30), 0.0)
+    assert found == [int(n == found_after) for n in range(1, 5)]
 
 
 def test_an_update_of_zero_is_frozen_once_and_not_where_the_gradient_is_zero_or_the_step_was_skipped():
@@ -126,6 +148,17 @@ def test_a_learning_rate_above_all_before_and_a_restart_of_its_schedule():
     assert judged(rule, records, [50], {RATE: 2e-3}) == [], "back to what was there"
     [found] = judged(rule, records, [51], {RATE: 6e-2})
     assert (found.kind, found.value) == ("update_size", 6e-2)
+
+
+def test_the_optimizers_own_rate_is_looked_at_beside_the_one_that_is_logged():
+    records = Records()
+    table_rule = SwitchRule(records.table)
+    own = ("optimizer_learning_rate", "optimizer_learning_rate")
+    assert judged(table_rule.judge, records, range(20), {RATE: 1e-3, own: 1e-3}) == []
+    again = SwitchRule(records.table)
+    again.load(table_rule.saved())
+    [found] = judged(again.judge, records, [20], {RATE: 1e-3, own: 3e-2})
+    assert (found.kind, found.value, records.table.series[found.series_id].name) == ("update_size", 3e-2, own[0])
 
 
 def test_a_loss_scale_that_collapses_is_said_once():
