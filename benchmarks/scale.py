@@ -154,13 +154,13 @@ def compare_time(ranks: int) -> tuple[float, int]:
     for part in range(FANOUT):
         below = told_by(rest[part::FANOUT], ranks) if rest else Comparison()
         list(below.judge(0, final=False))
-        messages += [json.dumps(message) for message in below.left(0)]
+        messages += [(RANKS_A_HOST + part, json.dumps(message)) for message in below.left(0)]
     began = time.perf_counter()
-    for message in messages:
-        root.take_parts(json.loads(message))
+    for source, message in messages:
+        root.take_parts(source, json.loads(message))
     if any(found for _, found in root.judge(0)):
         raise AssertionError("nothing is wrong")
-    return time.perf_counter() - began, sum(map(len, messages))
+    return time.perf_counter() - began, sum(len(message) for _, message in messages)
 
 
 def main() -> None:
