@@ -3,7 +3,7 @@
 import math
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,13 +39,6 @@ class _Part:
     alike: bool
 
 
-Value = TypeVar("Value")
-
-
-def _without(told: dict[int, Value], source: int | None) -> dict[int, Value]:
-    return {} if source is None else {rank: value for rank, value in told.items() if rank != source}
-
-
 class ReductionRule:
     """Follows the factor between the ranks' mean gradient and the reduced one, by least squares over parameters.
 
@@ -55,7 +48,7 @@ class ReductionRule:
 
     def __init__(self) -> None:
         self._steps: dict[int, dict[int, Sums]] = {}
-        self._parts: dict[int, dict[int, _Part]] = {}
+        self._parts: dict[int, dict[tuple[int, int], _Part]] = {}
         self._largest = 0.0
         self._factors = 0
 
@@ -72,12 +65,16 @@ class ReductionRule:
         """Take what the ranks that report to another, `source`, have told of a step, put together by its `left`."""
         if part is not None:
             sums = {name: (before, after) for name, (before, after) in part["sums"].items()}
-            self._parts.setdefault(step, {})[source] = _Part(part["ranks"], part["first"], sums, part["alike"])
+            found = _Part(part["ranks"], part["first"], sums, part["alike"])
+            self._parts.setdefault(step, {})[source, found.first] = found
 
-    def go_back(self, step: int, source: int | None = None) -> None:
-        """Forget steps from `step` on, or what one source has told of them."""
-        self._steps = {s: _without(told, source) if s >= step else told for s, told in self._steps.items()}
-        self._parts = {s: _without(told, source) if s >= step else told for s, told in self._parts.items()}
+    def go_back(self, step: int, source: int) -> None:
+        """Forget what one source has told of steps from `step` on."""
+        for told in [told for s, told in self._steps.items() if s >= step]:
+            told.pop(source, None)
+        for parts in [parts for s, parts in self._parts.items() if s >= step]:
+            for key in [key for key in parts if key[0] == source]:
+                del parts[key]
 
     def left(self, step: int, data_parallel: AbstractSet[int]) -> dict[str, Any] | None:
         """Return, and forget, what is known of a step, for where the other ranks report."""

@@ -53,7 +53,13 @@ class Owner:
     """What a session is to a recorder's place in the tree."""
 
     def __init__(self):
-        self.table, self.found, self.written, self.failures = SeriesTable(), [], [], []
+        self.table, self.found, self.taken, self.written, self.failures = SeriesTable(), [], [], [], []
+
+    def take_found(self, found, step, *, activations):
+        self.taken += found
+
+    def settle_all(self):
+        pass
 
     def take_parted(self, found, step):
         self.found += [(step, a.rank, a.detector, a.passed_on) for a in found]
@@ -114,6 +120,14 @@ class Leaf:
 
     def __init__(self, rank):
         self.rank, self.table, self._defined = rank, SeriesTable(), (0, 0)
+
+    def begin_anew(self):
+        """As another process that knows nothing of the first."""
+        self.table, self._defined = SeriesTable(), (0, 0)
+
+    def go_back(self, to, step):
+        """Say that the rank goes back."""
+        to.network.inbox.append((self.rank, network.JSON, json.dumps({"type": "back", "step": step}).encode()))
 
     def tell(self, to, step, rows):
         """Send a record of one step."""

@@ -112,17 +112,13 @@ class Comparison:
         if found:
             self._found.setdefault(step, {}).setdefault(source, []).extend(found)
 
-    def go_back(self, step: int) -> None:
-        """Forget steps from `step` on."""
-        self._found = {s: found for s, found in self._found.items() if s < step}
-        self._told = {s: told for s, told in self._told.items() if s < step}
-        self._sides = {s: sides for s, sides in self._sides.items() if s < step}
+    def go_back(self, step: int, sources: Iterable[int]) -> None:
+        """Forget what sources, ranks or the recorders of several, have told of steps from `step` on."""
         self._judged = min(self._judged, step - 1)
-        self._reductions.go_back(step)
-        self.calls.go_back(step)
+        for source in (OWN, *sources):
+            self._forget(source, step)
 
-    def source_goes_back(self, source: int, step: int) -> None:
-        """Forget what one source, a rank or the recorder of several, has told of steps from `step` on."""
+    def _forget(self, source: int, step: int) -> None:
         for s in [s for s in self._told if s >= step]:
             self._told[s] = {r: t for r, t in self._told[s].items() if source not in {r, self._through.get(r)}}
         for s in [s for s in self._sides if s >= step]:

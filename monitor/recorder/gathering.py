@@ -47,6 +47,8 @@ class _Source:
     layouts: list[int] = field(default_factory=list)
     done: int = -1
     backs: int = 0
+    newest: int = -1
+    outdated: int = 0
 
 
 Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
@@ -70,12 +72,15 @@ class Gathering:
         self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
         self._pending: dict[int, list[Rows]] = {}
         self._written = -1
-        self._backs = 0
 
     def define(self, rank: int, definitions: dict[str, Any]) -> None:
-        """Take the series that a rank has defined."""
-        if rank in self._sources:
-            self._sources[rank].table.define(definitions)
+        """Take the series that a rank has defined; one that defines all of them anew may number them otherwise."""
+        source = self._sources.get(rank)
+        if source is None:
+            return
+        if definitions["series_from"] == definitions["layouts_from"] == 0 and source.table.series:
+            source.table, source.series, source.layouts = SeriesTable(), [], []
+        source.table.define(definitions)
 
     def use_table(self, rank: int, table: SeriesTable) -> None:
         """Take the series of a rank whose table is at hand."""
@@ -90,6 +95,7 @@ class Gathering:
         if self.is_outdated(rank):
             return
         source = self._sources[rank]
+        source.newest = record.step
         source.done = max(source.done, record.step - 1)
         if record.step <= self._written or not len(record):
             return
@@ -116,27 +122,36 @@ class Gathering:
         return max(min(others, default=-1), self._written)
 
     def is_outdated(self, rank: int) -> bool:
-        """Whether what a rank sends is from before a rollback that it has not heard of yet."""
+        """Whether what a rank sends is from before a rollback that others have made already, and it has not."""
         source = self._sources.get(rank)
-        return source is None or source.backs < self._backs
+        return source is None or source.backs < max(s.backs for s in self._sources.values())
 
-    def go_back(self, rank: int, step: int) -> None:
-        """Take this rank's steps from `step` on anew, and those of others once they have gone back as well."""
-        self._backs += 1
-        self.source_goes_back(rank, step)
-        for source in self._sources.values():
-            if source.backs < self._backs and source.done < ALL:
-                source.done = min(source.done, step - 1)
-        self._drop(step, lambda of: of[1] < self._backs)
-
-    def source_goes_back(self, rank: int, step: int) -> None:
-        """Note that a rank begins anew with `step`; it may say so before this one does."""
+    def has_gone_back(self, rank: int, step: int) -> bool:
+        """Whether a record of an outdated rank shows that it has gone back, though its word of it was lost."""
         source = self._sources.get(rank)
-        if source is not None:
-            source.backs += 1
-            source.done = step - 1
-            self._written = min(self._written, step - 1)
-            self._drop(step, lambda of: of[0] == rank and of[1] < source.backs)
+        if source is None:
+            return False
+        source.outdated += 1
+        return step < source.newest or source.outdated > PENDING_STEPS
+
+    def go_back(self, rank: int, step: int) -> list[int]:
+        """Note that a rank begins anew with `step`, before or after others; return whose steps are forgotten.
+
+        What ranks have sent that have not gone back yet belongs to the steps of before, and meets no new ones.
+        """
+        source = self._sources.get(rank)
+        if source is None:
+            return []
+        source.backs += 1
+        source.done = source.newest = step - 1
+        source.outdated = 0
+        self._written = min(self._written, step - 1)
+        old = [r for r, s in self._sources.items() if s.backs < source.backs]
+        for other in (self._sources[r] for r in old):
+            if other.done < ALL:
+                other.done = min(other.done, step - 1)
+        self._drop(step, lambda of: (of[0] == rank or of[0] in old) and of[1] < source.backs)
+        return [rank, *old]
 
     def _drop(self, step: int, is_old: Callable[[tuple[int, int]], bool]) -> None:
         for s in [s for s in self._pending if s >= step]:

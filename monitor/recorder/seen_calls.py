@@ -105,8 +105,8 @@ class SeenCalls:
                 found[step] = calls
         return found
 
-    def go_back(self, step: int, source: int | None = None) -> None:
-        """Forget steps from `step` on, or what one source has told of them."""
+    def go_back(self, step: int, source: int) -> None:
+        """Forget what one source has told of steps from `step` on."""
         for calls in [calls for s, calls in self._steps.items() if s >= step]:
             for seen in calls.values():
                 seen.forget(source)
@@ -123,8 +123,8 @@ class _Seen:
     def is_whole(self) -> bool:
         return sum(part.ranks for part in self.parts.values()) == self.size
 
-    def forget(self, source: int | None) -> None:
-        self.parts = {k: call for k, call in self.parts.items() if source is not None and k[0] != source}
+    def forget(self, source: int) -> None:
+        self.parts = {key: call for key, call in self.parts.items() if key[0] != source}
 
     def to_json(self, key: Key) -> dict[str, Any]:
         return {"key": key, "size": self.size, "call": put_together(list(self.parts.values())).to_json()}

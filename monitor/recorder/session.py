@@ -22,6 +22,7 @@ from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.alert import begin_alert
 from trainsentry.monitor.recorder.disk_quota import quota_works
 from trainsentry.monitor.recorder.findings import Findings
+from trainsentry.monitor.recorder.gathering import PENDING_STEPS
 from trainsentry.monitor.recorder.hang_report import HangReport
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.incident_book import IncidentBook, next_incident_id
@@ -178,9 +179,9 @@ class Session:
             self.settle_all()
 
     def _reached(self) -> int | None:
-        """Up to which step every rank has been heard; None where there is one."""
+        """Up to which step every rank has been heard, or is not waited for any more; None where there is one."""
         gathering = None if self.together is None else self.together.gathering
-        return None if gathering is None else gathering.done
+        return None if gathering is None else max(gathering.done, self.step - PENDING_STEPS)
 
     def _tell_trainers(self, message: dict[str, Any]) -> None:
         """Tell this rank's trainer, and from the root all others."""

@@ -2,6 +2,7 @@
 
 import json
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from trainsentry.collectors.record import StepRecord
@@ -13,10 +14,14 @@ DEFINE = "define"
 
 
 class ToParent:
-    """Sends records and messages in their order; series and layouts are defined anew for each parent."""
+    """Sends records and messages in their order; series and layouts are defined anew for each parent.
 
-    def __init__(self, net: Network) -> None:
+    `greet` is called when a parent has come, before anything else is sent to it.
+    """
+
+    def __init__(self, net: Network, greet: Callable[[], None]) -> None:
         self.network = net
+        self._greet = greet
         self._sent = (0, 0)
         self._waiting: deque[tuple[SeriesTable, StepRecord] | dict[str, Any]] = deque()
         self._waiting_bytes = 0
@@ -31,7 +36,8 @@ class ToParent:
         """Send what was kept to a parent that has come; drop it for one that will not."""
         connected = self.network.parent is not None
         if connected and not self._connected:
-            self._sent = (0, 0)
+            self._connected, self._sent = True, (0, 0)
+            self._greet()
             waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
             for what in waiting:
                 if isinstance(what, dict):
@@ -44,6 +50,7 @@ class ToParent:
 
     def record(self, table: SeriesTable, record: StepRecord) -> None:
         """Send a record whose series and layouts are those of `table`."""
+        self.note_connection()  # what was kept goes first
         if self.network.parent is None:
             self._keep((table, record), record.nbytes)
             return
@@ -55,6 +62,7 @@ class ToParent:
 
     def message(self, message: dict[str, Any]) -> None:
         """Send a message."""
+        self.note_connection()
         if self.network.parent is None:
             self._keep(message, len(json.dumps(message)))
         else:

@@ -63,7 +63,7 @@ class Together:
         self.owner = owner
         self.max_wait = max_wait
         self.network = Network(place)
-        self.up = ToParent(self.network)
+        self.up = ToParent(self.network, self._greet_parent)
         self.is_root = place.parent is None
         self.gathering: Gathering | None = None
         if place.children or self.is_root:
@@ -75,6 +75,7 @@ class Together:
         self._asked: set[int] = set()
         self._known_children: set[int] = set()
         self._gone: set[int] = set()
+        self._ended = -1
         self._told_alone = False
 
     @property
@@ -91,11 +92,18 @@ class Together:
             self._wanted = np.append(self._wanted, [is_global(s) or is_compared(s) for s in new])
         rows = record.select(self._wanted[record.ids])
         if self.gathering is not None:
-            self.gathering.take(self.place.rank, rows)
-            self.comparison.take(self.place.rank, self.owner.table, rows)
+            self._take(self.gathering, self.place.rank, rows)
             self._pass_on_complete()
         else:
             self.up.record(self.owner.table, rows)
+
+    def _take(self, gathering: Gathering, rank: int, record: StepRecord) -> None:
+        """Take a rank's record, unless it is from before a rollback."""
+        if gathering.is_outdated(rank) and gathering.has_gone_back(rank, record.step):
+            self.comparison.go_back(record.step, gathering.go_back(rank, record.step))
+        if not gathering.is_outdated(rank):
+            gathering.take(rank, record)
+            self.comparison.take(rank, gathering.table_of(rank), record)
 
     def send_found(self, record: StepRecord, found: list[Anomaly], *, activations: bool) -> None:
         """Send anomalies to the root, and ask for its verdict where the trainer waits for one."""
@@ -136,9 +144,9 @@ class Together:
 
     def go_back(self, step: int) -> None:
         """Take steps from `step` on anew."""
-        self.comparison.go_back(step)
+        self._ended = min(self._ended, step - 1)
         if self.gathering is not None:
-            self.gathering.go_back(self.place.rank, step)
+            self.comparison.go_back(step, self.gathering.go_back(self.place.rank, step))
         if not self.is_root:
             self.up.message({"type": BACK, "step": step})
 
@@ -172,10 +180,7 @@ class Together:
 
     def _handle(self, rank: int, kind: int, data: bytes) -> None:
         if kind == network.RECORD and self.gathering is not None:
-            record = StepRecord.decode(data)
-            if not self.gathering.is_outdated(rank):
-                self.gathering.take(rank, record)
-                self.comparison.take(rank, self.gathering.table_of(rank), record)
+            self._take(self.gathering, rank, StepRecord.decode(data))
             return
         message = json.loads(data)
         if self.network.parent is not None and rank == self.network.parent.rank:
@@ -185,10 +190,10 @@ class Together:
                 self._hear_child(self.gathering, rank, message)
         elif message["type"] == messages.DATA_PARALLEL:
             self.note_data_parallel(message)
-        elif not self.is_root:
+        elif not (self.is_root or self.alone):
             self.up.message(message)
         elif message["type"] == FOUND:
-            self._judge(message)
+            self._judge(message, outdated=self.gathering is not None and self.gathering.is_outdated(rank))
         elif message["type"] == messages.ACTION:
             self.owner.take_action(message)
         elif message["type"] == messages.FLUSH:
@@ -198,14 +203,13 @@ class Together:
     def _hear_child(self, gathering: Gathering, rank: int, message: dict[str, Any]) -> None:
         """Take what tells of the records of a rank that reports here."""
         if message["type"] == BACK:
-            gathering.source_goes_back(rank, message["step"])
-            self.comparison.source_goes_back(rank, message["step"])
+            self.comparison.go_back(message["step"], gathering.go_back(rank, message["step"]))
         elif message["type"] == DEFINE:
             gathering.define(rank, message)
-        elif message["type"] == DONE:
-            gathering.finish(rank, message["step"])
-        elif not gathering.is_outdated(rank):
+        elif message["type"] == PARTS and not gathering.is_outdated(rank):
             self.comparison.take_parts(rank, message)
+            gathering.finish(rank, message["step"])
+        elif message["type"] == DONE and (message["step"] == ALL or not gathering.is_outdated(rank)):
             gathering.finish(rank, message["step"])
 
     def _hear_root(self, message: dict[str, Any]) -> None:
@@ -218,11 +222,20 @@ class Together:
         self.network.tell_children(message)
         self.owner.take_from_root(message)
 
-    def _judge(self, message: dict[str, Any]) -> None:
-        found = [Anomaly.from_json(a) for a in message["anomalies"]]
-        self.owner.take_found(found, message["step"], activations=message["activations"])
+    def _judge(self, message: dict[str, Any], *, outdated: bool) -> None:
+        """Take what a rank has found, unless it is from before a rollback, and answer where its trainer waits."""
+        if not outdated:
+            found = [Anomaly.from_json(a) for a in message["anomalies"]]
+            self.owner.take_found(found, message["step"], activations=message["activations"])
         if message["examined"]:
             self.tell_all({"type": messages.EXAMINED, "for": message["rank"], "step": message["step"]})
+
+    def _greet_parent(self) -> None:
+        """Tell a parent that has come, perhaps another's successor, what it must know, and ask again what was asked."""
+        for rank in self.comparison.data_parallel:
+            self.up.message({"type": messages.DATA_PARALLEL, "rank": rank})
+        for token in self._asked:
+            self.up.message({"type": messages.FLUSH, "for": self.place.rank, "token": token})
 
     def _note_coming_and_going(self) -> None:
         """Define everything anew for a new parent; wait no longer for children that are gone or never came."""
@@ -266,7 +279,11 @@ class Together:
             self._end_steps(gathering, record.step - 1)
             self.up.record(gathering.table, record)
             self._end_steps(gathering, record.step)
-        self._end_steps(gathering, max(gathering.settled, self.comparison.overdue))
+        settled = max(gathering.settled, self.comparison.overdue)
+        self._end_steps(gathering, settled)
+        if self._ended < settled < ALL:  # steps of which nothing is to be told have ended too
+            self._ended = settled
+            self.up.message({"type": DONE, "rank": self.place.rank, "step": settled})
 
     def _end_steps(self, gathering: Gathering, settled: int) -> None:
         """Judge calls among the ranks that report here; send up the rest of steps up to `settled`."""

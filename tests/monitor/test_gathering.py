@@ -71,7 +71,7 @@ def test_after_a_rollback_no_old_row_counts_and_no_new_one_is_lost(gathering, ro
 
     def other_goes_back():
         gathering.take(1, half(1, 5, 1.0)[1])  # it was a step behind
-        gathering.source_goes_back(1, 2)
+        gathering.go_back(1, 2)
         gathering.take(1, half(1, 2, 20.0)[1])
 
     for goes_back in [root_goes_back, other_goes_back] if root_first else [other_goes_back, root_goes_back]:

@@ -1,8 +1,13 @@
 """Recorders of several hosts put steps together once, whole, and in order, whatever comes late, again or never."""
 
-import pytest
-from recorder_tree import HALVES, Leaf, all_reduce, carry, loss, own, recorder, weights
+import json
 
+import pytest
+from recorder_tree import HALVES, WHOLE, Leaf, all_reduce, carry, loss, own, recorder, weights
+
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.collectors.series import Series
+from trainsentry.monitor.recorder import network
 from trainsentry.monitor.recorder.seen_calls import WAITING_STEPS
 
 
@@ -117,6 +122,85 @@ def test_what_a_host_sends_from_before_a_rollback_is_nobodys_fault():
     head.go_back(50)
     carry(head, root)
     assert root.owner.found == []
+
+
+def test_a_rank_that_goes_back_before_the_root_does_meets_none_of_its_old_rows():
+    root, leaf = recorder(0, None, (1,), 2), Leaf(1)
+    for step in range(20):
+        leaf.tell(root, step, all_reduce(2, 1.0, 2.0) + weights(float(step)))
+        if step < 18:  # the root's own recorder is behind
+            own(root, step, all_reduce(2, 1.0, 2.0) + weights(float(step)))
+    root.pump()
+    leaf.go_back(root, 17)
+    for step in range(17, 22):  # the data is another one
+        leaf.tell(root, step, all_reduce(2, 2.0, 4.0) + weights(100.0 + step))
+    root.pump()
+    for step in range(18, 20):
+        own(root, step, all_reduce(2, 1.0, 2.0) + weights(float(step)))
+    root.go_back(17)
+    seen = seen_by(root)
+    for step in range(17, 22):
+        own(root, step, all_reduce(2, 2.0, 4.0) + weights(100.0 + step) + loss())
+    root.pump()
+    assert root.owner.found == []
+    assert sorted(seen) == [17, 18, 19, 20]
+    assert [step for step, _ in root.owner.written][-4:] == [17, 18, 19, 20]
+
+
+@pytest.mark.parametrize("newest", [30, 12])
+def test_a_rank_whose_word_of_a_rollback_is_lost_is_heard_again(newest):
+    root, leaf = recorder(0, None, (1,), 2), Leaf(1)
+    for step in range(30):
+        own(root, step, loss() + weights(float(step)))
+        if step < newest:
+            leaf.tell(root, step, loss() + weights(float(step)))
+    root.pump()
+    root.go_back(15)
+    seen = seen_by(root)
+    for step in range(15, 120):
+        own(root, step, loss() + weights(float(step)))
+        leaf.tell(root, step, loss() + weights(float(step)))
+        root.pump()
+    assert [seen[step] for step in (100, 118)] == [[[0, 1]]] * 2
+
+
+def test_ranks_below_a_head_that_is_cut_off_are_answered_and_their_findings_taken():
+    _, head, _ = two_hosts()
+    head.network.parent, head.network.lost_parent = None, True
+    anomaly = Anomaly(5, 0, 2, 0, "w", "gradient", "nans", 1.0, 0.0, 1000.0, "nonfinite", "nonfinite").to_json()
+    found = {"type": "found", "rank": 2, "step": 5, "anomalies": [anomaly], "activations": False, "examined": True}
+    told = []
+    head.network.tell_children = told.append
+    for message in (found, {"type": "flush", "for": 2, "token": 7}):
+        head.network.inbox.append((2, network.JSON, json.dumps(message).encode()))
+    head.pump()
+    assert [a.name for a in head.owner.taken] == ["w"]
+    assert [message["type"] for message in told] == ["examined", "flushed"]
+
+
+def test_series_that_a_successor_numbers_otherwise_keep_their_names():
+    root, leaf = recorder(0, None, (1,), 2), Leaf(1)
+    a, b = ([(Series(name, "gradient"), WHOLE, weights(value)[0][2])] for name, value in (("a", 1.0), ("b", 2.0)))
+    for step in range(6):
+        own(root, step, a + b)
+        leaf.tell(root, step, a + b if step < 3 else b + a)
+        if step == 2:
+            leaf.begin_anew()
+    root.pump()
+    assert root.owner.failures == root.owner.found == []
+    assert root.gathering.incomplete == 0
+
+
+def test_steps_of_which_a_host_has_nothing_to_tell_end_too():
+    root, head, leaf = two_hosts()
+    for step in range(20):
+        rows = weights(float(step)) if step < 3 else [(Series("x", "activation_output"), WHOLE, weights(1.0)[0][2])]
+        own(root, step, rows)
+        own(head, step, rows)
+        leaf.tell(head, step, rows)
+        head.pump()
+        carry(head, root)
+    assert root.gathering.done == 18
 
 
 def test_a_rank_that_says_nothing_holds_back_a_bounded_number_of_steps():
