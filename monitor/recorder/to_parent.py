@@ -16,7 +16,7 @@ DEFINE = "define"
 class ToParent:
     """Sends records and messages in their order; series and layouts are defined anew for each parent.
 
-    `greet` is called when a parent has come, before anything else is sent to it.
+    `greet` is called when a parent has come and has been sent what was kept: a question must not overtake that.
     """
 
     def __init__(self, net: Network, greet: Callable[[], None]) -> None:
@@ -37,13 +37,13 @@ class ToParent:
         connected = self.network.parent is not None
         if connected and not self._connected:
             self._connected, self._sent = True, (0, 0)
-            self._greet()
             waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
             for what in waiting:
                 if isinstance(what, dict):
                     self.message(what)
                 else:
                     self.record(*what)
+            self._greet()
         elif self.network.lost_parent:
             self._waiting.clear()
         self._connected = connected

@@ -178,6 +178,20 @@ def test_ranks_below_a_head_that_is_cut_off_are_answered_and_their_findings_take
     assert [message["type"] for message in told] == ["examined", "flushed"]
 
 
+def test_what_was_kept_for_a_parent_goes_before_what_is_asked_of_it_again():
+    _, head, _ = two_hosts()
+    parent, head.network.parent = head.network.parent, None
+    head.pump()
+    head.note_data_parallel({"type": "data_parallel", "rank": 1})
+    head.ask_flush(7)
+    head.up.message({"type": "found", "rank": 1})
+    head.network.parent = parent
+    head.pump()
+    sent = [json.loads(data)["type"] for _, data in head.network.sent]
+    assert sent[:3] == ["data_parallel", "flush", "found"]
+    assert sorted(sent[3:]) == ["data_parallel", "flush"], "a successor of the parent may not know"
+
+
 def test_series_that_a_successor_numbers_otherwise_keep_their_names():
     root, leaf = recorder(0, None, (1,), 2), Leaf(1)
     a, b = ([(Series(name, "gradient"), WHOLE, weights(value)[0][2])] for name, value in (("a", 1.0), ("b", 2.0)))
