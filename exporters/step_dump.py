@@ -142,7 +142,7 @@ class _StackFile:
         room = max(_ROOM, len(names))
         # One write: the names, the room, and the lines.
         key, lines = json.dumps(str(number)), json.dumps(list(self._lines[number]))
-        begins = self._file.add_text(key, f"[{names}{' ' * room}], {lines}]")
+        begins = self._file.add_text(key, f"[{names}{' ' * room}], {lines}]".encode())
         self._places[number] = (begins + 1 + len(names.encode()), room)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trainsentry.exporters.csv_reader import NotOurs
@@ -98,3 +99,26 @@ def test_dumps_of_both_generations_are_read(tmp_path, place, rank, stack):
     assert [t.place for t in dump.tensors("Torch.relu.0.backward")] == ["input.0", "output.1"]
     with pytest.raises(NotOurs, match="holds no dump"):
         read_dumps(tmp_path / "nowhere")
+
+
+_NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        _NAN,
+        [None, _NAN],
+        {"Max": float("inf"), "Mean": None, "deeper": [{"Min": -float("inf")}]},
+        {"args": [({"Mean": None, "shape": [2, 3]}, 1e-310)], "flags": [True, False]},
+        2**70,
+        "half of a pair: \ud800, ü and \x00",
+        np.float64("nan"),
+    ],
+)
+def test_what_is_added_is_read_back_as_it_was(tmp_path, value):
+    file = GrowingJson(tmp_path / "x.json", {}, "data")
+    file.add("a", value)
+    read = json.loads((tmp_path / "x.json").read_text())["data"]["a"]
+    assert repr(read) == repr(json.loads(json.dumps(value)))

@@ -23,7 +23,11 @@ def run_ranks(out, fault=""):
         for role in roles
     ]
     said = [rank.communicate(timeout=150)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0], "\n".join(said)[-3000:]
+    ends = {
+        role["MS_ROLE"] + role.get("MS_NODE_ID", ""): (rank.returncode, text[-3000:])
+        for role, rank, text in zip(roles, ranks, said, strict=True)
+    }
+    assert all(code == 0 for code, _ in ends.values()), ends
 
 
 def main(out, fault):

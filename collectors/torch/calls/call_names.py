@@ -115,10 +115,12 @@ class CallNames:
         self._operators: dict[tuple[CodeType, int], bool] = {}
         self._wrappers = _wrappers()
 
+    def leaves_out(self, function: Any) -> bool:
+        """Whether a function is known to have no name, whoever calls it; reads of attributes are most of what comes."""
+        return type(function) is MethodWrapperType or self._names.get(function, "") is None
+
     def name_of(self, function: Any, frame: FrameType | None) -> str | None:
         """Return the name of a call without its number, or None for one that is left out; `frame` is who calls."""
-        if type(function) is MethodWrapperType:  # an attribute is read
-            return None
         try:
             name = self._names[function]
         except KeyError:

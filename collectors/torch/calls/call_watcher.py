@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any, Final, Protocol
 
 import torch
@@ -21,8 +22,9 @@ from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.collectives import changed_by, has_arrived, is_collective, without_buffers
 from trainsentry.collectors.torch.calls.gradients_of_call import Edges, GradientsOfCall, next_number
 from trainsentry.collectors.torch.calls.parameter_gradients import PART, ParameterGradients
+from trainsentry.collectors.torch.calls.quiet_section import QuietSection
 from trainsentry.collectors.torch.calls.watch_modules import ModuleHooks
-from trainsentry.collectors.torch.calls.watch_operations import OperationMode, caller, enter_below, leave
+from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
 from trainsentry.collectors.torch.containers import list_tensors
 
 CLIP_GRAD: Final = torch.nn.utils.clip_grad.__file__
@@ -86,7 +88,7 @@ class CallWatcher:
         self._counts: Counter[str] = Counter()
         self._gradient_counts: Counter[str] = Counter()
         self._threads = threading.local()
-        self._lock = threading.RLock()
+        self._quietly = QuietSection()
         self._mode: OperationMode | None = None
         self._modules: ModuleHooks | None = None
         self._parameters: dict[str, ParameterGradients] = {}
@@ -94,6 +96,7 @@ class CallWatcher:
         self._backward_done: set[str] = set()
         self._under_way: list[tuple[Call, Any]] = []
         self._scope: str | None = None
+        self._clips: dict[int, bool] = {}
         self._handles: list[Any] = []
 
     def start(self, modules: Sequence[NamedModule]) -> None:
@@ -110,7 +113,7 @@ class CallWatcher:
                 register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
                 register_optimizer_step_post_hook(lambda *_: self._enter(None)),
             ]
-            self._mode = OperationMode(self.guard, self.part, self.names.name_of, self.around)
+            self._mode = OperationMode(self.guard, self.part, self.names, self.around)
             enter_below(self._mode)
 
     def stop(self) -> None:
@@ -166,11 +169,13 @@ class CallWatcher:
         finally:
             self._threads.inside = False
 
-    def around(self, stem: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Make the call of an operation, and record it."""
+    def around(
+        self, stem: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType | None
+    ) -> Any:
+        """Make the call of an operation, and record it; `frame` is who calls."""
         if getattr(self._threads, "inside", False):
             return function(*args, **kwargs)
-        written = self.guard.run(self.part, self._arguments.as_written, caller(), args, kwargs)
+        written = self.guard.run(self.part, self._arguments.as_written, frame, args, kwargs)
         call = self.guard.run(self.part, self.begin, stem, False, *(written or (args, kwargs)))
         try:
             output = function(*args, **kwargs)
@@ -201,7 +206,7 @@ class CallWatcher:
         if not call.wanted or writer is None:
             self._note_edges(call, tensors)
             return call
-        with self._lock, torch.no_grad():
+        with self._quietly:
             number = self.stacks.here() if self.stacks is not None else 0
             if parent is None:
                 call.scope = self._scope_of(number)
@@ -229,7 +234,7 @@ class CallWatcher:
 
     def _take_output(self, call: Call, output: Any, module: nn.Module | None) -> None:
         if call.wanted and self.task.writer is not None:
-            with self._lock, torch.no_grad():
+            with self._quietly:
                 self.task.after(call, output, module)
 
     def _collect_arrived(self, *, all_of_them: bool = False) -> None:
@@ -276,7 +281,7 @@ class CallWatcher:
             return False
         self._backward_done.add(name)
         if call.wanted and self.task.writer is not None:
-            with self._lock:
+            with self._quietly:
                 self.task.writer.parent(name, call.parent_name("backward"))
         self._will_finish(gradients)
         return True
@@ -290,7 +295,7 @@ class CallWatcher:
         """Return what the task keeps of the gradient at an output."""
         if not call.wanted or self.task.writer is None:
             return None
-        with self._lock, torch.no_grad():
+        with self._quietly:
             return self.task.gradient_arrived(call, place, gradient)
 
     def backward_done(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
@@ -298,7 +303,7 @@ class CallWatcher:
         if not self.running:
             return
         if call.wanted and self.task.writer is not None:
-            with self._lock, torch.no_grad():
+            with self._quietly:
                 self.task.gradients(call, inputs, outputs)
         self.selection.ends(call, "backward")
 
@@ -318,7 +323,7 @@ class CallWatcher:
         number = self._gradient_counts[call.stem]
         self._gradient_counts[call.stem] += 1
         if self.task.writer is not None and (self.selection.scope is None or call.wanted):
-            with self._lock, torch.no_grad():
+            with self._quietly:
                 self.task.parameter_gradients(f"{call.stem}.parameters_grad.{number}", gradients)
 
     def _finish_gradients(self) -> None:
@@ -337,7 +342,11 @@ class CallWatcher:
     def _scope_of(self, number: int) -> str | None:
         if self._scope is not None or self.stacks is None:
             return self._scope
-        if any(line.startswith(f"File {CLIP_GRAD},") for line in self.stacks.text(number)):
+        clips = self._clips.get(number)
+        if clips is None:
+            lines = self.stacks.text(number)
+            clips = self._clips[number] = any(line.startswith(f"File {CLIP_GRAD},") for line in lines)
+        if clips:
             assert self.task.writer is not None
             self.task.writer.parent("clip_grad", None)
             return "clip_grad"

@@ -5,6 +5,7 @@ import weakref
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from trainsentry.collectors.torch.local_tensor import is_readable, local, stored
 
 KEYS: Final = ("Max", "Min", "Mean", "Norm")
 
+_READ: Final = INFS + 1
+"""Columns of a row that are looked at: min, max, mean, norm, nans, infs."""
 
 MAX_KNOWN: Final = 4096
 """Tensors whose facts are remembered; then all are forgotten: what comes again does so within a few calls."""
@@ -39,14 +42,14 @@ class TensorFacts:
         self._unsettled: list[tuple[dict[str, Any], Tensor]] = []
         self._known: dict[int, _Known] = {}
         self._row = np.zeros(COLUMNS)
+        self._row_at = self._row.ctypes.data
 
     def describe(self, tensor: Tensor) -> dict[str, Any]:
         """Return type, dtype, shape, Max, Min, Mean, Norm and requires_grad of what `tensor` holds on this rank."""
         known = self._known_of(tensor)
         if known is not None:
-            known.facts["requires_grad"] = tensor.requires_grad
-            return dict(known.facts)
-        facts = self._describe(tensor)
+            return {**known.facts, "requires_grad": tensor.requires_grad}
+        facts = self._describe_plain(tensor) or self._describe(tensor)
         version = version_of(tensor)
         if version is not None and tensor.is_cpu and _keeps(tensor):
             if len(self._known) >= MAX_KNOWN:
@@ -76,11 +79,31 @@ class TensorFacts:
             return None
         return known if known.address == tensor.data_ptr() else None
 
+    def _describe_plain(self, tensor: Tensor) -> dict[str, Any] | None:
+        """Return the facts of finite numbers that lie in a row in host memory, as most do; None for anything else."""
+        address = address_of(tensor) if not self.checksum and tensor.numel() else 0
+        if not address:
+            return None
+        read_at(address, tensor, 0.0, self._row_at)
+        low, high, mean, norm, nans, infs = self._row.tolist()[:_READ]
+        if nans or infs:
+            return None
+        return {
+            "type": "torch.Tensor",
+            "dtype": _name_of(tensor.dtype),
+            "shape": list(tensor.shape),
+            "Max": high,
+            "Min": low,
+            "Mean": mean,
+            "Norm": norm,
+            "requires_grad": tensor.requires_grad,
+        }
+
     def _describe(self, tensor: Tensor) -> dict[str, Any]:
         held = local(tensor)
         facts: dict[str, Any] = {
             "type": _type_of(tensor),
-            "dtype": str(tensor.dtype),
+            "dtype": _name_of(tensor.dtype),
             "shape": _shape_of(held),
             "Max": None,
             "Min": None,
@@ -105,14 +128,6 @@ class TensorFacts:
                 _fill(facts, row)
 
     def _read(self, held: Tensor, facts: dict[str, Any]) -> None:
-        address = address_of(held)
-        if address and not self.checksum:
-            row = self._row
-            read_at(address, held, 0.0, row.ctypes.data)
-            if not (row[NANS] or row[INFS]):
-                facts["Max"], facts["Min"] = float(row[MAX]), float(row[MIN])
-                facts["Mean"], facts["Norm"] = float(row[MEAN]), float(row[NORM])
-                return
         stored, implicit = stored_values(held)
         if not held.is_cpu:
             self._unsettled.append((facts, device_row(stored, 0.0, implicit)))
@@ -140,14 +155,20 @@ class _Known:
 
 
 def _keeps(tensor: Tensor) -> bool:
-    followed = tensor.grad_fn is not None or isinstance(tensor, nn.Parameter) or in_backward()
-    return followed and type(tensor) in PLAIN and tensor.layout is torch.strided
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
+        return False
+    return type(tensor) is nn.Parameter or tensor.grad_fn is not None or in_backward()
 
 
 def checksum_of(tensor: Tensor) -> str:
     """Return the CRC-32 of a tensor's bytes as 8 hexadecimal digits: msprobe calls it md5."""
     dense = tensor.resolve_conj().resolve_neg().contiguous().cpu()
     return f"{zlib.crc32(dense.reshape(-1).view(torch.uint8).numpy().data):08x}"
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype)
 
 
 def _shape_of(tensor: Tensor) -> list[Any]:
@@ -187,7 +208,7 @@ def _fill_whole(facts: dict[str, Any], tensor: Tensor) -> None:
         facts["Max"], facts["Min"] = bool(tensor.any()), bool(tensor.all())
     elif tensor.dtype in _NUMPY_WHOLE:
         array = tensor.numpy()
-        facts["Max"], facts["Min"] = int(np.max(array)), int(np.min(array))
+        facts["Max"], facts["Min"] = int(array.max()), int(array.min())
     if tensor.dim() == 0:
         facts["Mean"] = facts["Norm"] = facts["Max"]
 

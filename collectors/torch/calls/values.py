@@ -31,20 +31,18 @@ def describe(value: Any, path: str, take: TensorTaker, depth: int = 0) -> Any:
     if isinstance(value, (bool, int, float, str)):
         return {"type": type(value).__name__, "value": value}
     if depth < MAX_DEPTH and not isinstance(value, torch.Size):
-        inside = _inside(value)
-        if inside is not None:
-            prefix = f"{path}." if path else ""
-            items = inside.items() if isinstance(inside, dict) else enumerate(inside)
-            described = [(key, describe(item, f"{prefix}{key}", take, depth + 1)) for key, item in items]
-            return dict(described) if isinstance(inside, dict) else [item for _, item in described]
+        prefix = f"{path}." if path else ""
+        if isinstance(value, (list, tuple)):
+            return [describe(value[i], f"{prefix}{i}", take, depth + 1) for i in range(min(len(value), MAX_ITEMS))]
+        named = _named_in(value)
+        if named is not None:
+            return {key: describe(item, f"{prefix}{key}", take, depth + 1) for key, item in named.items()}
     return _describe_object(value)
 
 
-def _inside(value: Any) -> "dict[str, Any] | list[Any] | None":
+def _named_in(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return list(value[:MAX_ITEMS])
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name, None) for f in fields(value)}
     return None

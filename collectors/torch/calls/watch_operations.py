@@ -12,36 +12,43 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from trainsentry.collectors.call_stacks import is_ours
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.call_arguments import HANDLER
+from trainsentry.collectors.torch.calls.call_names import CallNames
 
-Around = Callable[[str, Any, tuple[Any, ...], Mapping[str, Any]], Any]
+Around = Callable[[str, Any, tuple[Any, ...], Mapping[str, Any], FrameType | None], Any]
 
 
 class OperationMode(TorchFunctionMode):
-    """Hands operations that have a name to `around(name, function, args, kwargs)`, which makes the call.
+    """Hands operations that have a name to `around(name, function, args, kwargs, frame)`, which makes the call.
 
-    Inside the call the mode is off, so that only the outermost operation is seen.
+    `frame` is who calls. Inside the call the mode is off, so that only the outermost operation is seen.
     """
 
-    def __init__(self, guard: Guard, part: str, name_of: Callable[[Any, Any], str | None], around: Around) -> None:
+    def __init__(self, guard: Guard, part: str, names: CallNames, around: Around) -> None:
         super().__init__()
         self._guard = guard
         self._part = part
-        self._name_of = name_of
+        self._names = names
         self._around = around
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make the call, and have it seen."""
         if torch.compiler.is_compiling():
             return func(*args, **(kwargs or {}))
-        try:
-            frame = caller()
-            name = None if _asked_by_us(frame) else self._name_of(func, frame)
-        except Exception as error:  # noqa: BLE001 - no mistake of ours may reach the user's call
-            self._guard.report(self._part, error)
-            name = None
+        name, frame = self._named(func)
         if name is None or self._part in self._guard.disabled:
             return func(*args, **(kwargs or {}))
-        return self._around(name, func, args, kwargs or {})
+        return self._around(name, func, args, kwargs or {}, frame)
+
+    def _named(self, function: Any) -> tuple[str | None, FrameType | None]:
+        """Return the name of a call that is to be seen, and who makes it."""
+        try:
+            if self._names.leaves_out(function):
+                return None, None
+            frame = caller()
+            return (None if _asked_by_us(frame) else self._names.name_of(function, frame)), frame
+        except Exception as error:  # noqa: BLE001 - no mistake of ours may reach the user's call
+            self._guard.report(self._part, error)
+            return None, None
 
 
 def caller() -> FrameType | None:
