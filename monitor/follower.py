@@ -66,6 +66,12 @@ class Follower:
             stop, self.stop = self.stop, None
             raise self.common.stop_together(step, stop)
 
+    def step_marked(self) -> None:
+        """Take the program's own mark of a step's end, where no optimizer's call has told of it."""
+        told = [steps.have_told() for steps in self.steps]  # each is asked
+        if not any(told):
+            self.boundary()
+
     def doing(self) -> dict[str, Any]:
         """Return what this rank is doing, as far as it is known."""
         return {"step": self.step, "waits_for": None, "call": None, "open": []}

@@ -49,6 +49,7 @@ def framework_of(model: Any) -> Framework:
         from trainsentry.collectors.mindspore import meeting as mindspore_meeting
         from trainsentry.collectors.mindspore import saving as mindspore_saving
         from trainsentry.collectors.mindspore.watch import MindSporeWatch
+        from trainsentry.collectors.socket_meeting import Agreement as SocketAgreement
 
         return Framework(
             watch=MindSporeWatch,
@@ -56,7 +57,7 @@ def framework_of(model: Any) -> Framework:
             rank_and_world_size=mindspore_environment.rank_and_world_size,
             describe_environment=mindspore_environment.describe_environment,
             meet=mindspore_meeting.meet,
-            agreement=None,
+            agreement=SocketAgreement,
             follow=mindspore_meeting.follow,
         )
     name = type(first).__name__

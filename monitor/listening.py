@@ -11,6 +11,10 @@ from trainsentry.monitor.recorder.place import Address, Place, place_of
 LOCAL: Final = "127.0.0.1"
 
 
+_MASTERS: Final = (("MASTER_ADDR", "MASTER_PORT"), ("MS_SCHED_HOST", "MS_SCHED_PORT"))
+"""What launchers of torch and MindSpore call the host that all ranks reach."""
+
+
 class Listening:
     """A socket for the recorders of other ranks; kept here so that a successor of a recorder finds it open."""
 
@@ -43,12 +47,12 @@ def find_place(meeting: Any, listening: Listening | None, watched: bool) -> Plac
 
 def _own_ip() -> str:
     """Return the address under which other hosts of the run reach this one; the loop's where there is one host."""
-    master = os.environ.get("MASTER_ADDR", "")
     hosts = int(os.environ.get("GROUP_WORLD_SIZE", "0") or 0)
+    master, port = next(((os.environ[h], os.environ.get(p)) for h, p in _MASTERS if os.environ.get(h)), ("", None))
     if not master or hosts == 1:
         return LOCAL
     try:
-        found = socket.getaddrinfo(master, int(os.environ.get("MASTER_PORT", "1") or 1), type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(master, int(port or 1), type=socket.SOCK_DGRAM)
         family, kind, protocol, _, target = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(target)  # sends nothing: it asks the routes which address would be used

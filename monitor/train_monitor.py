@@ -160,8 +160,8 @@ class TrainMonitor:
             RuntimeError: when the boundaries are taken from a watched optimizer already.
 
         """
-        if self._follower is not None and not self._follower.optimizers:
-            self._follower.boundary()
+        if self._follower is not None:
+            self._follower.step_marked()
         loop = self._running("step")
         if loop is None:
             return

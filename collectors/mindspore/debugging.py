@@ -18,6 +18,7 @@ from trainsentry.collectors.mindspore.operations import forget_custom, register_
 from trainsentry.collectors.mindspore.saved_variables import SavedVariables
 from trainsentry.collectors.mindspore.validation import checked_models
 from trainsentry.collectors.named_module import NamedModule
+from trainsentry.collectors.socket_meeting import EXCHANGE_SECONDS, Agreement, Meeting
 
 PART: Final = "debugger"
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
@@ -33,16 +34,16 @@ class MindSporeDebugging:
         self.name: Final = "mindspore" if adapted_torch() is None else "mindtorch"
         self._dump: CallDump | None = None
 
-    def agreement(self, _: Any) -> Any:
-        """Each rank stops for itself.
+    def agreement(self, met: Meeting | None) -> Agreement:
+        """Return what finds the greatest of numbers of the ranks that have met.
 
         Raises:
-            RuntimeError: with several ranks, which cannot agree on a number.
+            RuntimeError: with several ranks that have not.
 
         """
-        if meeting.stands_alone():
-            raise RuntimeError("ranks of MindSpore do not meet")
-        return _Alone()
+        if met is None and environment.rank_and_world_size()[1] > 1:
+            raise RuntimeError("the ranks have not met")
+        return Agreement(met, EXCHANGE_SECONDS)
 
     def make_task(self, config: Any) -> CallDump | KernelDump:
         """Return what is done with each call.
@@ -161,19 +162,3 @@ class TokenRange:
         del cell, output
         self._calls += 1
         self._stop()
-
-
-class _Alone:
-    """A rank that agrees with itself."""
-
-    def __init__(self) -> None:
-        self._values: Sequence[float] | None = None
-
-    def propose(self, values: Sequence[float]) -> None:
-        """Take values."""
-        self._values = values
-
-    def result(self) -> list[float] | None:
-        """Return them."""
-        values, self._values = self._values, None
-        return None if values is None else list(values)

@@ -36,6 +36,7 @@ class OptimizerSteps:
         self.optimizers = list(optimizers)
         self.listener = listener
         self.called = 0
+        self._told_of = 0
         self.gradients: Sequence[Any] = ()
         self.reads = True
         self.look_at_scaler: Callable[[], None] | None = None
@@ -47,6 +48,11 @@ class OptimizerSteps:
         for optimizer in self.optimizers:
             unwatch_calls(optimizer, self)
         self.optimizers.clear()
+
+    def have_told(self) -> bool:
+        """Whether an update has been told of since this was asked last."""
+        told, self._told_of = self.called > self._told_of, self.called
+        return told
 
     def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell of an update that is about to begin."""

@@ -14,6 +14,11 @@ def in_graph_mode() -> bool:
     return bool(ms.get_context("mode") == ms.GRAPH_MODE)
 
 
+def is_data_parallel() -> bool:
+    """Return whether each rank is to train on data of its own."""
+    return str(ms.get_auto_parallel_context("parallel_mode")) == "data_parallel"
+
+
 def records_gradients() -> bool:
     """Return whether operations are being recorded for a backward pass."""
     return bool(_executor.requires_grad())

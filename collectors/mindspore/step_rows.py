@@ -12,7 +12,7 @@ from trainsentry.collectors.mindspore.device_statistics import device_row
 from trainsentry.collectors.mindspore.host_statistics import dtype_of, read, row_of, row_of_values
 from trainsentry.collectors.mindspore.runtime import on_host
 from trainsentry.collectors.pending_rows import PendingRows
-from trainsentry.collectors.series import Layout, SeriesTable
+from trainsentry.collectors.series import UNKNOWN_REGION, Layout, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 
 ROW_BYTES: Final = 8 * COLUMNS
@@ -40,7 +40,7 @@ class StepRows(HostRows):
         self.eps = eps
         self.refused = refused
         self.on_device = not on_host() if rows_on_device is None else rows_on_device
-        self._layouts: dict[tuple[Any, str], int] = {}
+        self._layouts: dict[tuple[Any, str, str], int] = {}
         self._device_rows: list[tuple[int, Tensor]] = []
         self._unread: list[tuple[int, Tensor]] = []
         self._scratch = np.zeros(COLUMNS)
@@ -144,11 +144,14 @@ class StepRows(HostRows):
         return row if divisor == 1.0 else ops.concat([row[: NORM + 1] / divisor, row[NORM + 1 :]])
 
     def _layout(self, tensor: Tensor) -> int:
-        key = (tensor.shape, dtype_of(tensor))
+        # A parameter that the compiler has cut lies on this rank in part, and which part that is it does not say.
+        region = UNKNOWN_REGION if getattr(tensor, "sliced", False) is True else ""
+        key = (tensor.shape, dtype_of(tensor), region)
         found = self._layouts.get(key)
         if found is None:
             shape = tuple(int(n) for n in tensor.shape)
-            found = self._layouts[key] = self.table.layout_id(Layout(shape, key[1], int(tensor.size)))
+            layout = Layout(shape, key[1], int(tensor.size), region=region)
+            found = self._layouts[key] = self.table.layout_id(layout)
         return found
 
 

@@ -12,7 +12,7 @@ from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scale
 from trainsentry.collectors.mindspore.optimizer_state import learning_rate_of, parameters_of
 from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps, StepListener
 from trainsentry.collectors.mindspore.parameters import Owned, ParameterReader, UpdateReader
-from trainsentry.collectors.mindspore.runtime import in_graph_mode, on_host, wait
+from trainsentry.collectors.mindspore.runtime import in_graph_mode, is_data_parallel, on_host, wait
 from trainsentry.collectors.mindspore.step_rows import StepRows
 from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
 from trainsentry.collectors.model_graph import DataFlow, describe
@@ -62,7 +62,6 @@ class MindSporeWatch:
         self._read: set[int] = set()
         self._read_state_of: set[int] = set()
         self._plan: Plan = frozenset()
-        self._called = 0
         self._called_before = 0
         self._owned_by: dict[tuple[str, int], Owned] = {}
 
@@ -138,8 +137,7 @@ class MindSporeWatch:
     @property
     def step_has_ended(self) -> bool:
         """Whether the optimizers' calls have ended the step that `TrainMonitor.step` is told of; asked once a step."""
-        called = self._steps.called if self._steps is not None else 0
-        ended, self._called = called > self._called, called
+        ended = self._steps is not None and self._steps.have_told()
         if ended:
             self.guard.warn_once("step()", "monitor.step(): the optimizer's call has ended the step; leave it out")
         return ended
@@ -256,8 +254,8 @@ class MindSporeWatch:
 
     @property
     def data_parallel(self) -> bool:
-        """Ranks of MindSpore are not compared."""
-        return False
+        """Whether MindSpore was told that each rank has data of its own."""
+        return is_data_parallel()
 
     @property
     def seconds_waited(self) -> float | None:

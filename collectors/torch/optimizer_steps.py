@@ -74,6 +74,10 @@ class OptimizerSteps:
         self.outer.clear()
         unwatch_scalers(self)
 
+    def have_told(self) -> bool:
+        """Whether the optimizers tell where steps end: always, where there are any."""
+        return bool(self.optimizers)
+
     def owns(self, optimizer: Any) -> bool:
         """Whether `optimizer` is one of those watched."""
         return any(optimizer is known for known in self.optimizers)

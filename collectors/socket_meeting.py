@@ -1,0 +1,284 @@
+"""Ranks that meet over sockets of the monitor's own: for a framework whose exchanges all wait for the device."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainsentry.collectors.meeting_hub import Hub
+
+MEETING_SECONDS: Final = 60.0
+"""How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
+
+EXCHANGE_SECONDS: Final = 180.0
+"""How long an exchange may take. Ranks that train together are a step apart at most when one begins."""
+
+BOARD_SECONDS: Final = 10.0
+"""How long the answer to what ranks have left for each other may take: the one that holds it may be busy in C++."""
+
+LEAVING_SECONDS: Final = 5.0
+"""How long the rank that holds the meeting waits at its end for the others to leave."""
+
+CALL_SECONDS: Final = 1.0
+"""How long one call at a door may take."""
+
+POLL_SECONDS: Final = 0.05
+
+PORTS: Final = range(20000, 32000)
+"""Below those that systems give to outgoing connections."""
+
+DOORS: Final = 8
+"""Ports that are tried: others may be taken by another run or another program."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where the ranks of one run look for its rank 0: a host that all know, and ports made from what all know."""
+
+    host: str
+    ports: tuple[int, ...]
+    run: str
+
+    @classmethod
+    def at(cls, host: str, port: str, number: int = 0) -> "Door":
+        """Return the door to a run's meeting; no other run at this time has a scheduler with this address."""
+        run = f"{host}:{port}"
+        first = zlib.crc32(run.encode()) % (len(PORTS) - DOORS)
+        return cls(host, tuple(PORTS[first + i] for i in range(DOORS)), f"{run}#{number}")
+
+
+class Line:
+    """A rank's connection to the hub; a thread takes what comes, so that no one who waits keeps others from asking."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._came = threading.Condition()
+        self._answers: dict[tuple[str, int], Any] = {}
+        self._lost: str | None = None
+        self._gone: str | None = None
+        threading.Thread(target=self._listen, name="trainsentry line", daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message.
+
+        Raises:
+            RuntimeError: when the connection is broken.
+
+        """
+        try:
+            with self._sending:
+                self._sock.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise RuntimeError(f"the rank that holds the meeting cannot be reached: {error}") from None
+
+    def wait(self, kind: str, number: int, seconds: float) -> Any:
+        """Return the answer to what was asked under a number.
+
+        Raises:
+            RuntimeError: when it does not come in time, or when a rank has left.
+
+        """
+        key = (kind, number)
+        with self._came:
+            if not self._came.wait_for(lambda: key in self._answers or self._ended(kind) is not None, seconds):
+                raise RuntimeError(f"the other ranks have not answered within {seconds:.0f} s")
+            if key not in self._answers:
+                raise RuntimeError(str(self._ended(kind)))
+            return self._answers.pop(key)
+
+    def _ended(self, kind: str) -> str | None:
+        """Return why an answer of a kind cannot come any more; words can be read without those who have left."""
+        return self._lost if kind == "read" else self._lost or self._gone
+
+    def close(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _listen(self) -> None:
+        inbox, lost = bytearray(), "the rank that holds the meeting has left"
+        try:
+            while data := self._sock.recv(1 << 18):
+                inbox += data
+                *lines, rest = inbox.split(b"\n")
+                inbox[:] = rest
+                for line in lines:
+                    self._take(json.loads(line))
+        except (OSError, ValueError) as error:
+            lost = f"the connection to the rank that holds the meeting broke: {error}"
+        with self._came:
+            self._lost = lost
+            self._came.notify_all()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        with self._came:
+            if "gone" in message:
+                self._gone = f"{_named(message['gone'])} left"
+            else:
+                kind = next(iter(message))
+                self._answers[kind, message[kind]] = message.get("given")
+            self._came.notify_all()
+
+
+class Meeting:
+    """The ranks of a run, all of which take part, watched or not; `board` is where they leave words."""
+
+    name: Final = ""
+    """Their exchanges are no process group's."""
+
+    def __init__(self, line: Line, rank: int, size: int, hub: Hub | None) -> None:
+        self.line = line
+        self.rank = rank
+        self.size = size
+        self.board = Board(line)
+        self._hub = hub
+        self._exchanges = 0
+
+    def exchange(self, mine: Any) -> list[Any]:
+        """Return what every rank gives, in the order of ranks; it is plain data.
+
+        Raises:
+            RuntimeError: when a rank does not take part.
+
+        """
+        number, self._exchanges = self._exchanges, self._exchanges + 1
+        self.line.send({"gather": number, "given": mine})
+        found: list[Any] = self.line.wait("gather", number, EXCHANGE_SECONDS)
+        return found
+
+    def close(self, *, broken: bool = False) -> None:
+        """Leave; the rank that holds the meeting stays a moment for the others."""
+        self.line.close()
+        if self._hub is not None:
+            self._hub.wait(0.0 if broken else LEAVING_SECONDS)
+
+
+class Board:
+    """Where ranks leave words for each other that are read without waiting for anyone's training."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._reads = 0
+
+    def put(self, key: str, text: str) -> None:
+        """Leave a word."""
+        self._line.send({"put": key, "text": text})
+
+    def all(self, prefix: str) -> dict[int, str]:
+        """Return what the ranks have left under `<prefix>/<rank>`."""
+        number, self._reads = self._reads, self._reads + 1
+        self._line.send({"read": number, "prefix": f"{prefix}/"})
+        found = self._line.wait("read", number, BOARD_SECONDS)
+        return {int(key.rpartition("/")[2]): text for key, text in found.items()}
+
+
+class Agreement:
+    """Finds the greatest of what the ranks propose, while their steps go on. Alone a rank agrees with itself."""
+
+    def __init__(self, meeting: Meeting | None, max_wait: float) -> None:
+        self._meeting = meeting
+        self._max_wait = max_wait
+        self._number = 0
+        self._own: list[float] | None = None
+
+    def propose(self, values: Sequence[float]) -> None:
+        """Begin to agree on values, as many on every rank.
+
+        Raises:
+            RuntimeError: when the other ranks cannot be reached.
+
+        """
+        self._own = [float(value) for value in values]
+        self._number += 1
+        if self._meeting is not None:
+            self._meeting.line.send({"greatest": self._number, "given": self._own})
+
+    def result(self) -> list[float] | None:
+        """Return the greatest of each value, waiting for the other ranks; None when nothing was proposed.
+
+        Raises:
+            RuntimeError: when a rank has not proposed anything within `max_wait` seconds, or has left.
+
+        """
+        own, self._own = self._own, None
+        if own is None or self._meeting is None:
+            return own
+        agreed: list[float] = self._meeting.line.wait("greatest", self._number, self._max_wait)
+        return agreed
+
+
+def meet(door: Door, rank: int, size: int, seconds: float = MEETING_SECONDS) -> Meeting:
+    """Wait until every rank has come.
+
+    Raises:
+        RuntimeError: when one has not, on every rank that has.
+
+    """
+    hub = Hub(_open(door), door.run, size, seconds) if rank == 0 else None
+    line = _call(door, {"run": door.run, "rank": rank, "size": size}, time.monotonic() + seconds)
+    try:
+        missing = line.wait("here", 0, seconds + CALL_SECONDS * DOORS)
+    except RuntimeError:
+        line.close()
+        raise
+    if missing:
+        line.close()
+        raise RuntimeError(f"{_named(missing)} did not call watch() within {seconds:.0f} s")
+    return Meeting(line, rank, size, hub)
+
+
+def _open(door: Door) -> socket.socket:
+    """Return a socket that listens at the first port that is free.
+
+    Raises:
+        RuntimeError: when none is, or when the host is another.
+
+    """
+    reason: OSError | None = None
+    for port in door.ports:
+        try:
+            return socket.create_server((door.host, port), family=_family(door.host), backlog=128)
+        except OSError as error:
+            reason = error
+    raise RuntimeError(f"rank 0 cannot listen at {door.host}, ports {door.ports[0]} to {door.ports[-1]}: {reason}")
+
+
+def _call(door: Door, hello: dict[str, Any], end: float) -> Line:
+    """Return the connection to rank 0, which may not be there yet; behind a port there may be someone else.
+
+    Raises:
+        RuntimeError: when it has not answered at the end.
+
+    """
+    while time.monotonic() < end:
+        for port in door.ports:
+            with contextlib.suppress(OSError, RuntimeError):
+                sock = socket.create_connection((door.host, port), CALL_SECONDS)
+                sock.settimeout(None)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                line = Line(sock)
+                try:
+                    line.send(hello)
+                    line.wait("welcome", hello["rank"], CALL_SECONDS)
+                except RuntimeError:
+                    line.close()
+                    raise
+                return line
+        time.sleep(POLL_SECONDS)
+    raise RuntimeError(f"rank 0 was not found at {door.host}, ports {door.ports[0]} to {door.ports[-1]}")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _named(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

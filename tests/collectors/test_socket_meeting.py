@@ -1,0 +1,197 @@
+"""Ranks that meet over sockets: all or none, nobody waits for one who has left, strangers are turned away."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from trainsentry.collectors.socket_meeting import Agreement, Door, meet
+
+
+@pytest.fixture
+def door():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return Door.at("127.0.0.1", str(free.getsockname()[1]))
+
+
+def on_ranks(size, work, absent=()):
+    """Do `work(rank)` on each rank at once; return what each gives, or the error that it raises."""
+
+    def guarded(rank):
+        try:
+            return work(rank)
+        except RuntimeError as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(guarded, [rank for rank in range(size) if rank not in absent]))
+
+
+def test_all_hear_what_each_gives_and_the_greatest(door):
+    def work(rank):
+        meeting = meet(door, rank, 4, 20)
+        agreement = Agreement(meeting, 20)
+        heard = [meeting.exchange({"rank": rank, "round": i}) for i in range(3)]
+        agreed = []
+        for i in range(5):
+            agreement.propose([rank * i, -rank, float("-inf")])
+            agreed.append(agreement.result())
+        meeting.close()
+        return heard, agreed, agreement.result()
+
+    found = on_ranks(4, work)
+    assert found[0] == found[1] == found[2] == found[3]
+    heard, agreed, nothing = found[0]
+    assert heard[2] == [{"rank": rank, "round": 2} for rank in range(4)]
+    assert agreed[4] == [12, 0, float("-inf")]
+    assert nothing is None
+
+
+def test_a_proposal_is_answered_while_the_rank_goes_on(door):
+    order = []
+
+    def work(rank):
+        meeting = meet(door, rank, 2, 20)
+        agreement = Agreement(meeting, 20)
+        agreement.propose([rank])
+        order.append("proposed")
+        meeting.exchange(None)
+        agreed = agreement.result()
+        meeting.close()
+        return agreed
+
+    assert on_ranks(2, work) == [[1], [1]]
+    assert order == ["proposed", "proposed"]
+
+
+def test_who_has_not_come_is_named_to_those_who_have(door):
+    found = on_ranks(4, lambda rank: meet(door, rank, 4, 1.0), absent=(2,))
+    assert [str(error) for error in found] == ["rank 2 did not call watch() within 1 s"] * 3
+
+
+def test_without_rank_0_the_others_give_up(door):
+    [found] = on_ranks(2, lambda rank: meet(door, rank, 2, 0.5), absent=(0,))
+    assert "rank 0 was not found at 127.0.0.1" in str(found)
+
+
+def test_nobody_waits_for_a_rank_that_has_left(door):
+    def work(rank):
+        meeting = meet(door, rank, 3, 20)
+        agreement = Agreement(meeting, 60)
+        agreement.propose([rank])
+        first = agreement.result()
+        if rank == 1:
+            meeting.close()
+            return first
+        began = time.monotonic()
+        agreement.propose([rank])
+        with pytest.raises(RuntimeError, match="rank 1 left"):
+            agreement.result()
+        meeting.board.put(f"report/{rank}", "still here")
+        while len(words := meeting.board.all("report")) < 2 and time.monotonic() - began < 20:
+            time.sleep(0.01)
+        waited = time.monotonic() - began
+        meeting.close(broken=True)
+        return first, words, waited < 30
+
+    found = on_ranks(3, work)
+    assert found[1] == [2]
+    assert found[0] == found[2] == ([2], {0: "still here", 2: "still here"}, True)
+
+
+def test_the_end_of_the_rank_that_holds_the_meeting_is_noticed(door):
+    held = threading.Event()
+
+    def work(rank):
+        meeting = meet(door, rank, 2, 20)
+        if rank == 0:
+            assert held.wait(20)
+            for sock in [*meeting._hub._inboxes]:
+                sock.shutdown(socket.SHUT_RDWR)
+            return
+        held.set()
+        with pytest.raises(RuntimeError, match="has left"):
+            meeting.exchange("mine")
+        with pytest.raises(RuntimeError):
+            meeting.board.all("report")
+
+    assert on_ranks(2, work) == [None, None]
+
+
+def test_another_program_and_another_run_behind_the_ports_are_passed_by(door):
+    other = Door(door.host, door.ports, "another run#0")
+    with socket.create_server((door.host, door.ports[0])) as silent:
+        results = {}
+
+        def run(name, at):
+            results[name] = on_ranks(2, lambda rank: meet(at, rank, 2, 20).exchange(f"{name}{rank}"))
+
+        threads = [threading.Thread(target=run, args=item) for item in (("a", door), ("b", other))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert silent.fileno() >= 0
+    assert results == {"a": [["a0", "a1"]] * 2, "b": [["b0", "b1"]] * 2}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [b"GET / HTTP/1.1\r\n\r\n", b'{"run": "x"}\n', b"[]\n", b"\x00" * 64 + b"\n", b'{"put": "a", "text": "b"}\n', b""],
+)
+def test_a_stranger_at_the_door_harms_nobody(door, word):
+    def work(rank):
+        if rank == 1:
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                try:
+                    with socket.create_connection((door.host, door.ports[0]), 1) as sock:
+                        sock.sendall(word)
+                        sock.settimeout(0.2)
+                        with contextlib.suppress(TimeoutError, ConnectionError):
+                            assert sock.recv(100) == b""
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.01)
+        meeting = meet(door, rank, 2, 20)
+        heard = meeting.exchange(rank)
+        meeting.close()
+        return heard
+
+    assert on_ranks(2, work) == [[0, 1], [0, 1]]
+
+
+def test_a_second_rank_of_one_number_is_turned_away(door):
+    def work(rank):
+        meeting = meet(door, rank, 2, 3)
+        heard = meeting.exchange(rank)
+        meeting.close()
+        return heard
+
+    def impostor():
+        time.sleep(0.05)
+        with socket.create_connection((door.host, door.ports[0]), 5) as sock:
+            sock.sendall(json.dumps({"run": door.run, "rank": 0, "size": 2}).encode() + b"\n")
+            sock.settimeout(5)
+            answers.append(sock.recv(100))
+
+    answers: list[bytes] = []
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(work, 0)
+        stranger = pool.submit(impostor)
+        stranger.result()
+        assert pool.submit(work, 1).result() == first.result() == [0, 1]
+    assert answers == [b""]
+
+
+def test_doors_of_two_runs_differ_and_lie_below_outgoing_ports():
+    one, two = Door.at("10.0.0.1", "8118"), Door.at("10.0.0.1", "8119")
+    assert one != two
+    assert all(20000 <= port < 32000 for door in (one, two) for port in door.ports)
+    assert Door.at("10.0.0.1", "8118", 1).ports == one.ports
+    assert Door.at("10.0.0.1", "8118", 1).run != one.run
