@@ -44,6 +44,8 @@ def play_others(door: Door, size: int) -> None:
             unread[i] = unread[i].partition(word)[2]
 
     tell({"run": door.run, "size": size})
+    read_until(b'"welcome"')
+    tell({"ready": 1})
     read_until(b'"here"')
     for number in range(1, EXCHANGES + 1):
         tell({"greatest": number, "given": WISHES})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainsentry.collectors.meeting_hub import Hub
+from trainsentry.collectors.meeting_hub import Hub, kept_from_children
 
 MEETING_SECONDS: Final = 60.0
 """How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
@@ -27,6 +27,12 @@ LEAVING_SECONDS: Final = 5.0
 CALL_SECONDS: Final = 1.0
 """How long one call at a door may take."""
 
+WELCOME_SECONDS: Final = 5.0
+"""How long the answer to a call may take: rank 0 may be busy in C++."""
+
+VERDICT_SECONDS: Final = 30.0
+"""How much longer than the ranks are waited for the word may take that all are there, or who is not."""
+
 POLL_SECONDS: Final = 0.05
 
 PORTS: Final = range(20000, 32000)
@@ -34,6 +40,14 @@ PORTS: Final = range(20000, 32000)
 
 DOORS: Final = 8
 """Ports that are tried: others may be taken by another run or another program."""
+
+
+_ROUNDS: Final = frozenset({"gather", "greatest"})
+"""What all ranks take part in, and some have waited for in vain once one has left."""
+
+
+class MeetingBroken(RuntimeError):
+    """The ranks cannot talk to each other, or one of them no longer takes part."""
 
 
 @dataclass(frozen=True)
@@ -68,29 +82,31 @@ class Line:
         """Send a message.
 
         Raises:
-            RuntimeError: when the connection is broken.
+            MeetingBroken: when the connection is broken.
 
         """
         try:
             with self._sending:
                 self._sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            raise RuntimeError(f"the rank that holds the meeting cannot be reached: {error}") from None
+            raise MeetingBroken(f"the rank that holds the meeting cannot be reached: {error}") from None
 
     def wait(self, kind: str, number: int, seconds: float) -> Any:
         """Return the answer to what was asked under a number.
 
         Raises:
-            RuntimeError: when it does not come in time, or when a rank has left.
+            MeetingBroken: when it does not come in time, or when a rank has left.
 
         """
         key = (kind, number)
         with self._came:
-            if not self._came.wait_for(lambda: key in self._answers or self._ended(kind) is not None, seconds):
-                raise RuntimeError(f"the other ranks have not answered within {seconds:.0f} s")
-            if key not in self._answers:
-                raise RuntimeError(str(self._ended(kind)))
-            return self._answers.pop(key)
+            self._came.wait_for(lambda: key in self._answers or self._ended(kind) is not None, seconds)
+            if key in self._answers:
+                return self._answers.pop(key)
+            reason = self._ended(kind)
+        if reason is None and kind in _ROUNDS:
+            self.send({"out": 1})  # whoever is late hears that no answer comes, and does not act on it alone
+        raise MeetingBroken(reason or f"the other ranks have not answered within {seconds:.0f} s")
 
     def _ended(self, kind: str) -> str | None:
         """Return why an answer of a kind cannot come any more; words can be read without those who have left."""
@@ -111,7 +127,7 @@ class Line:
                 inbox[:] = rest
                 for line in lines:
                     self._take(json.loads(line))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - behind a port there may be anyone
             lost = f"the connection to the rank that holds the meeting broke: {error}"
         with self._came:
             self._lost = lost
@@ -120,7 +136,7 @@ class Line:
     def _take(self, message: dict[str, Any]) -> None:
         with self._came:
             if "gone" in message:
-                self._gone = f"{_named(message['gone'])} left"
+                self._gone = f"{_named(message['gone'])} left, or waits no longer"
             else:
                 kind = next(iter(message))
                 self._answers[kind, message[kind]] = message.get("given")
@@ -137,7 +153,7 @@ class Meeting:
         self.line = line
         self.rank = rank
         self.size = size
-        self.board = Board(line)
+        self.board = Board(line, size)
         self._hub = hub
         self._exchanges = 0
 
@@ -145,7 +161,7 @@ class Meeting:
         """Return what every rank gives, in the order of ranks; it is plain data.
 
         Raises:
-            RuntimeError: when a rank does not take part.
+            MeetingBroken: when a rank does not take part.
 
         """
         number, self._exchanges = self._exchanges, self._exchanges + 1
@@ -163,7 +179,8 @@ class Meeting:
 class Board:
     """Where ranks leave words for each other that are read without waiting for anyone's training."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, size: int) -> None:
+        self.size = size
         self._line = line
         self._reads = 0
 
@@ -192,7 +209,7 @@ class Agreement:
         """Begin to agree on values, as many on every rank.
 
         Raises:
-            RuntimeError: when the other ranks cannot be reached.
+            MeetingBroken: when the other ranks cannot be reached.
 
         """
         self._own = [float(value) for value in values]
@@ -204,7 +221,7 @@ class Agreement:
         """Return the greatest of each value, waiting for the other ranks; None when nothing was proposed.
 
         Raises:
-            RuntimeError: when a rank has not proposed anything within `max_wait` seconds, or has left.
+            MeetingBroken: when a rank has not proposed anything within `max_wait` seconds, or has left.
 
         """
         own, self._own = self._own, None
@@ -218,19 +235,19 @@ def meet(door: Door, rank: int, size: int, seconds: float = MEETING_SECONDS) -> 
     """Wait until every rank has come.
 
     Raises:
-        RuntimeError: when one has not, on every rank that has.
+        MeetingBroken: when one has not, on every rank that has.
 
     """
     hub = Hub(_open(door), door.run, size, seconds) if rank == 0 else None
     line = _call(door, {"run": door.run, "rank": rank, "size": size}, time.monotonic() + seconds)
     try:
-        missing = line.wait("here", 0, seconds + CALL_SECONDS * DOORS)
-    except RuntimeError:
+        missing = line.wait("here", 0, seconds + VERDICT_SECONDS)
+    except MeetingBroken:
         line.close()
         raise
     if missing:
         line.close()
-        raise RuntimeError(f"{_named(missing)} did not call watch() within {seconds:.0f} s")
+        raise MeetingBroken(f"{_named(missing)} did not call watch() within {seconds:.0f} s")
     return Meeting(line, rank, size, hub)
 
 
@@ -238,7 +255,7 @@ def _open(door: Door) -> socket.socket:
     """Return a socket that listens at the first port that is free.
 
     Raises:
-        RuntimeError: when none is, or when the host is another.
+        MeetingBroken: when none is, or when the host is another.
 
     """
     reason: OSError | None = None
@@ -247,32 +264,36 @@ def _open(door: Door) -> socket.socket:
             return socket.create_server((door.host, port), family=_family(door.host), backlog=128)
         except OSError as error:
             reason = error
-    raise RuntimeError(f"rank 0 cannot listen at {door.host}, ports {door.ports[0]} to {door.ports[-1]}: {reason}")
+    raise MeetingBroken(f"rank 0 cannot listen at {door.host}, ports {door.ports[0]} to {door.ports[-1]}: {reason}")
 
 
 def _call(door: Door, hello: dict[str, Any], end: float) -> Line:
     """Return the connection to rank 0, which may not be there yet; behind a port there may be someone else.
 
     Raises:
-        RuntimeError: when it has not answered at the end.
+        MeetingBroken: when it has not answered at the end.
 
     """
     while time.monotonic() < end:
         for port in door.ports:
-            with contextlib.suppress(OSError, RuntimeError):
-                sock = socket.create_connection((door.host, port), CALL_SECONDS)
-                sock.settimeout(None)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                line = Line(sock)
-                try:
-                    line.send(hello)
-                    line.wait("welcome", hello["rank"], CALL_SECONDS)
-                except RuntimeError:
-                    line.close()
-                    raise
-                return line
+            with contextlib.suppress(OSError, MeetingBroken):
+                return _enter(kept_from_children(socket.create_connection((door.host, port), CALL_SECONDS)), hello)
         time.sleep(POLL_SECONDS)
-    raise RuntimeError(f"rank 0 was not found at {door.host}, ports {door.ports[0]} to {door.ports[-1]}")
+    raise MeetingBroken(f"rank 0 was not found at {door.host}, ports {door.ports[0]} to {door.ports[-1]}")
+
+
+def _enter(sock: socket.socket, hello: dict[str, Any]) -> Line:
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line = Line(sock)
+    try:
+        line.send(hello)
+        line.wait("welcome", hello["rank"], WELCOME_SECONDS)
+        line.send({"ready": 1})
+    except MeetingBroken:
+        line.close()
+        raise
+    return line
 
 
 def _family(host: str) -> socket.AddressFamily:

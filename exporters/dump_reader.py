@@ -108,7 +108,7 @@ def read_object(path: Path) -> tuple[dict[str, Any], bool]:
 
 def _mend(text: str, path: Path) -> dict[str, Any]:
     """Return the members of a torn file that are whole: each line of ours is one."""
-    lines = text.splitlines()
+    lines = text.split("\n")  # other ends of lines may stand in a text
     while lines:
         body = "\n".join(lines).rstrip().rstrip(",")
         for closing in ("}", "}}", "\n}\n}"):

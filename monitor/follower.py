@@ -19,6 +19,7 @@ class Follower:
         self.step = start_step
         self.stop: TrainingStopped | None = None
         self.steps: list[Any] = []
+        self.ends_elsewhere = False
         self._end = StepEnd(())
 
     def follow(self, steps: Any) -> None:
@@ -38,8 +39,8 @@ class Follower:
         """Do nothing."""
 
     def after_optimizer(self, optimizer: Any) -> None:
-        """End the step with the last optimizer."""
-        if self._end.stepped(id(optimizer)):
+        """End the step with the last optimizer, unless a trainer's callback tells where steps end."""
+        if not self.ends_elsewhere and self._end.stepped(id(optimizer)):
             self.boundary()
 
     def update_refused(self, optimizer: Any) -> None:

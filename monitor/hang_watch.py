@@ -4,6 +4,7 @@ A thread of the training process looks at the clock now and then. It uses the ru
 are what hangs.
 """
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -85,17 +86,17 @@ class HangWatch:
         if self._steps < FIRST_STEPS or waited < self.seconds or self._told_of == self._steps:
             if self._reported and waited < self.seconds:
                 self._reported = False
-                self.board.put(f"hang/{self.rank}", "{}")  # it went on
+                self._leave("{}")  # it went on
             return
         steps = self._told_of = self._steps
         own = {**self.report(), **where_now(), "rank": self.rank, "seconds": round(waited, 1)}
         self._write_stacks()
-        self.board.put(f"hang/{self.rank}", json.dumps(own))
+        self._leave(json.dumps(own))
         self._reported = True
         self._ended.wait(self._interval + GATHERING_SECONDS)
         if self._steps != steps:
             return  # it went on meanwhile
-        reports = {rank: found for rank, text in self.board.all("hang").items() if (found := json.loads(text))}
+        reports = {**self._reports(), self.rank: own}
         missing, message = describe_hang(own, reports, self.board.size)
         self.told = message
         call = next((r["call"] for r in reports.values() if r.get("call")), None)
@@ -107,6 +108,19 @@ class HangWatch:
         if self.abort:
             logger.critical("trainsentry: ending this process, as hang_check.abort asks for")
             os._exit(EXIT_STATUS)
+
+    def _leave(self, text: str) -> None:
+        """Leave a word for the others; the rank that holds the board may be the one that hangs or has died."""
+        with contextlib.suppress(RuntimeError):
+            self.board.put(f"hang/{self.rank}", text)
+
+    def _reports(self) -> dict[int, dict[str, Any]]:
+        try:
+            words = self.board.all("hang")
+        except RuntimeError as error:
+            logger.warning("trainsentry: what the other ranks report of the hang cannot be read: %s", error)
+            return {}
+        return {rank: found for rank, text in words.items() if (found := json.loads(text))}
 
     def _write_stacks(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

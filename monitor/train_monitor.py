@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.socket_meeting import MeetingBroken
 from trainsentry.monitor.company import Company
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.config_file import load_config
@@ -53,6 +54,7 @@ class TrainMonitor:
         self._follower: Follower | None = None
         self._speaks = True
         self._alone = False
+        self._left_out = False
         self._closed = False
 
     # ------------------------------------------------------------------ watching
@@ -109,14 +111,22 @@ class TrainMonitor:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         self._speaks = rank == watched[0]
-        if self._company is None and self._loop is None and self._follower is None:
+        if self._company is None and self._loop is None and self._follower is None and not self._left_out:
             meeting = framework.meet()
-            if meeting is None:
+            if meeting is not None:
+                self._company = self._join(framework, meeting, watched)
+            if self._company is None:
                 self._alone = world_size > 1
                 check_alone(self.config, world_size)
-            else:
-                self._company = Company(self.config, framework, meeting, watched, self._guard)
         return rank, watched
+
+    def _join(self, framework: Any, meeting: Any, watched: list[int]) -> Company | None:
+        try:
+            return Company(self.config, framework, meeting, watched, self._guard)
+        except MeetingBroken as error:
+            self._guard.warn_once("ranks", f"each rank is watched by itself: {error}")
+            meeting.close(broken=True)
+            return None
 
     def _start(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> StepLoop:
         watch = framework.watch(self._table, self._guard, self.config.collect_settings())
@@ -142,6 +152,7 @@ class TrainMonitor:
     def _follow(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> None:
         """Count steps with the ranks that are watched."""
         if self._company is None:
+            self._left_out = True
             return
         if self._follower is not None:
             self._follower.follow(framework.follow(*watched, self._follower))
@@ -172,12 +183,16 @@ class TrainMonitor:
 
     def ends_at_callback(self, at_callback: bool) -> None:
         """Leave it to `step_ended`, or again to the optimizers' own calls, to tell when a step is over."""
+        if self._follower is not None:
+            self._follower.ends_elsewhere = at_callback
         loop = self._running("ends_at_callback")
         if loop is not None:
             loop.ends_elsewhere = at_callback
 
     def step_ended(self) -> None:
         """Mark a step boundary in the place of the optimizers: for trainers that tell when a step is over."""
+        if self._follower is not None:
+            self._follower.boundary()
         loop = self._running("step_ended")
         if loop is not None:
             loop.boundary()
@@ -297,7 +312,7 @@ class TrainMonitor:
             RuntimeError: before `watch`, or after `close`.
 
         """
-        if self._follower is not None:
+        if self._follower is not None or self._left_out:
             return None
         if self._loop is None:
             raise RuntimeError(f"{call}: nothing is watched yet; call watch(model, optimizer) first")

@@ -284,6 +284,8 @@ class DeepSpeed(Strategy):
         import deepspeed
 
         deepspeed.utils.logging.logger.setLevel(logging.ERROR)
+        # It would compile an extension for inference, behind a lock that outlives a killed process.
+        deepspeed.ops.__compatible_ops__ = {}
         self.plain = make_net(dtype)
         config = {
             "train_micro_batch_size_per_gpu": 4,

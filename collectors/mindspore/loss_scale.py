@@ -1,5 +1,6 @@
 """What MindSpore's loss scalers say: the scale, and that a step was skipped."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,14 +18,17 @@ class ScalerWatch:
         self.scaler = scaler
         self.last = _number(scaler)
 
-    def has_skipped(self) -> bool:
-        """Return whether the scale has fallen since the last call."""
+    def skipped(self) -> int:
+        """Return how many steps were skipped since the last call: each has divided the scale by the same factor."""
         before, self.last = self.last, _number(self.scaler)
-        return before is not None and self.last is not None and self.last < before
+        if before is None or self.last is None or not 0 < self.last < before:
+            return 0
+        factor = _number(self.scaler, "scale_factor")
+        return max(1, round(math.log(before / self.last, factor))) if factor is not None and factor > 1 else 1
 
 
-def _number(scaler: Any) -> float | None:
-    value = getattr(scaler, "scale_value", None)
+def _number(scaler: Any, name: str = "scale_value") -> float | None:
+    value = getattr(scaler, name, None)
     if isinstance(value, Tensor):
         return float(value.asnumpy().reshape(-1)[0])
     return float(value) if isinstance(value, (int, float)) else None

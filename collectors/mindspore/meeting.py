@@ -81,7 +81,7 @@ def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener)
 
 def _tell_of_skipped(steps: OptimizerSteps, scaler: ScalerWatch) -> None:
     def before_update() -> None:
-        if scaler.has_skipped():
+        for _ in range(scaler.skipped()):
             for optimizer in list(steps.optimizers):
                 steps.listener.scaler_skipped(scaler.scaler, optimizer)
 

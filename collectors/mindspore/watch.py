@@ -8,6 +8,7 @@ from trainsentry.collectors.mindspore.activations import CellCalls
 from trainsentry.collectors.mindspore.capture import Capture
 from trainsentry.collectors.mindspore.cell_names import CellNames
 from trainsentry.collectors.mindspore.communication import Communication
+from trainsentry.collectors.mindspore.environment import rank_and_world_size
 from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
 from trainsentry.collectors.mindspore.optimizer_state import learning_rate_of, parameters_of
 from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps, StepListener
@@ -105,7 +106,7 @@ class MindSporeWatch:
 
         def look() -> None:
             scale = known.last
-            if known.has_skipped():
+            for _ in range(known.skipped()):
                 for optimizer in list(self.optimizers):
                     self._scale = scale
                     listener.scaler_entered(scaler, optimizer)
@@ -116,7 +117,8 @@ class MindSporeWatch:
             look()
             listener.scaler_entered(scaler, self.optimizers[0])
 
-        self._cells.pass_begins = look
+        if rank_and_world_size()[1] == 1:  # several ranks count alike, also those on which no pass is seen
+            self._cells.pass_begins = look
         if self._steps is not None:
             self._steps.look_at_scaler = before_update
 

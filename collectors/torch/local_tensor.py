@@ -26,11 +26,12 @@ def local(tensor: Tensor) -> Tensor:
 def is_readable(tensor: Tensor) -> bool:
     """Whether the tensor has values that can be read.
 
-    A meta or fake tensor has none, a quantized one has codes, and those inside a functorch transform (vmap,
-    grad) are not there yet.
+    A meta or fake tensor has none, nor has one that autograd knows to be zero; a quantized one has codes, and those
+    inside a functorch transform (vmap, grad) are not there yet.
     """
     return not (
         tensor.is_meta
+        or tensor._is_zerotensor()
         or tensor.is_quantized
         or isinstance(tensor, torch._subclasses.FakeTensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)

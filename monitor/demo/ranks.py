@@ -142,6 +142,8 @@ class _Zero3(_Ddp):
     def __init__(self, model: nn.Module) -> None:
         import deepspeed
 
+        # It would compile an extension for inference, behind a lock that outlives a killed process.
+        deepspeed.ops.__compatible_ops__ = {}
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
         config = {
             "train_micro_batch_size_per_gpu": BATCH,

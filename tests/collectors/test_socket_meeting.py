@@ -2,7 +2,13 @@
 
 import contextlib
 import json
+import os
+import re
+import signal
 import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -195,3 +201,134 @@ def test_doors_of_two_runs_differ_and_lie_below_outgoing_ports():
     assert all(20000 <= port < 32000 for door in (one, two) for port in door.ports)
     assert Door.at("10.0.0.1", "8118", 1).ports == one.ports
     assert Door.at("10.0.0.1", "8118", 1).run != one.run
+
+
+def hello(door, rank, size, sock):
+    sock.sendall(json.dumps({"run": door.run, "rank": rank, "size": size}).encode() + b"\n")
+
+
+def test_a_call_that_was_given_up_is_not_taken_for_a_rank(door):
+    """Rank 1 says who it is and goes, as one does that waits for too long; then it calls again, later."""
+
+    def work(rank):
+        if rank == 1:
+            while True:
+                try:
+                    with socket.create_connection((door.host, door.ports[0]), 1) as first:
+                        hello(door, 1, 2, first)
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.01)
+            time.sleep(0.3)
+        meeting = meet(door, rank, 2, 20)
+        heard = meeting.exchange(rank)
+        meeting.close()
+        return heard
+
+    assert on_ranks(2, work) == [[0, 1], [0, 1]]
+
+
+def test_a_late_rank_does_not_act_on_what_the_others_have_given_up(door):
+    def work(rank):
+        meeting = meet(door, rank, 3, 20)
+        agreement = Agreement(meeting, 0.3 if rank < 2 else 20)
+        if rank == 2:
+            time.sleep(1.0)
+        agreement.propose([1.0])
+        with pytest.raises(RuntimeError) as error:
+            agreement.result()
+        return str(error.value)
+
+    said = on_ranks(3, work)
+    assert "waits no longer" in said[2]
+    assert all("not answered" in text or "waits no longer" in text for text in said[:2])
+
+
+@pytest.mark.parametrize(
+    "word", [b'{"run": 1, "size": 2, "rank": 1e999}', b"[" * 100_000, b'{"ready": 1}', b"\xff\xfe"]
+)
+def test_no_word_of_a_stranger_ends_the_meeting(door, word):
+    def work(rank):
+        if rank == 1:
+            time.sleep(0.2)
+            with socket.create_connection((door.host, door.ports[0]), 5) as sock:
+                sock.sendall(word + b"\n")
+                sock.settimeout(5)
+                assert sock.recv(100) == b""
+        meeting = meet(door, rank, 2, 20)
+        heard = meeting.exchange(rank)
+        meeting.close()
+        return heard
+
+    assert on_ranks(2, work) == [[0, 1], [0, 1]]
+
+
+def test_a_rank_that_cannot_be_is_turned_away(door):
+    run = {"run": door.run, "size": 2}
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(on_ranks, 2, lambda rank: meet(door, rank, 2, 1.0), (1,))
+        time.sleep(0.2)
+        for rank in (-1, 2, "1", None):
+            with socket.create_connection((door.host, door.ports[0]), 5) as sock:
+                sock.sendall(json.dumps({**run, "rank": rank}).encode() + b"\n")
+                sock.settimeout(5)
+                assert sock.recv(100) == b""
+        assert "rank 1 did not call" in str(first.result()[0])
+
+
+def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_board_to_the_others(door):
+    size = 402
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, door, 0, size, 30)
+        lines = []
+        for rank in range(1, size):
+            while True:
+                try:
+                    lines.append(socket.create_connection((door.host, door.ports[0]), 5))
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.01)
+            hello(door, rank, size, lines[-1])
+            assert b"welcome" in lines[-1].recv(100)
+            lines[-1].sendall(b'{"ready": 1}\n')
+        meeting = first.result()
+    lines[-1].sendall(b'{"gather": 0, "given": 1}\n')
+    for line in lines[:-1]:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        line.close()
+    lost = -1
+    while lost < size - 2:  # until the last of them is known to be gone
+        with pytest.raises(RuntimeError) as error:
+            meeting.exchange("mine")
+        lost = 8 + int((re.search(r"and (\d+) more", str(error.value)) or [0, -9])[1])
+    meeting.board.put("hang/0", "here")
+    assert meeting.board.all("hang") == {0: "here"}
+    lines[-1].close()
+    meeting.close()
+
+
+def test_a_forked_child_does_not_keep_its_rank_among_the_living(door):
+    """Rank 1 is a process with a child of its own that outlives it, as a data loader's worker does."""
+    script = f"""
+import os, sys, time
+from trainsentry.collectors.socket_meeting import Door, meet
+meeting = meet(Door({door.host!r}, {door.ports!r}, {door.run!r}), 1, 2, 20)
+if os.fork() == 0:
+    print("forked", flush=True)
+    time.sleep(30)
+time.sleep(30)
+"""
+    rank1 = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        meeting = meet(door, 0, 2, 20)
+        assert rank1.stdout.readline() == "forked\n"
+        rank1.kill()
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match="rank 1 left"):
+            meeting.exchange("mine")
+        waited = time.monotonic() - began
+    finally:
+        os.killpg(rank1.pid, signal.SIGKILL)
+        rank1.stdout.close()
+        rank1.wait()
+    assert waited < 20, "the child lives for 30 seconds"

@@ -101,6 +101,17 @@ def test_dumps_of_both_generations_are_read(tmp_path, place, rank, stack):
         read_dumps(tmp_path / "nowhere")
 
 
+def test_a_torn_file_is_cut_at_its_own_lines_only(tmp_path):
+    file = GrowingJson(tmp_path / "dump.json", {}, "data")
+    for i in range(5):
+        file.add(f"Torch.relu.{i}.forward", {"input_kwargs": {"how": {"type": "str", "value": "a\u2028b\x85c\x1cd"}}})
+    path = tmp_path / "dump.json"
+    path.write_bytes(path.read_bytes()[:-9])
+    content, torn = read_object(path)
+    assert torn
+    assert len(content["data"]) == 4
+
+
 _NAN = float("nan")
 
 

@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
@@ -12,6 +13,8 @@ from cells import batches, net, train, weights
 from mindspore import Tensor, nn, ops
 
 import trainsentry
+from trainsentry.collectors.mindspore.loss_scale import ScalerWatch
+from trainsentry.collectors.mindspore.meeting import follow
 from trainsentry.collectors.statistics import STATISTICS, reference
 
 EVERY_STEP = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state", "updates", "activations")}
@@ -482,6 +485,56 @@ def test_a_tensor_that_is_given_twice_is_one_object_inside_too(out):
     with watch(out, model, optimizer) as monitor:
         train(model, optimizer, 2, monitor)
     assert same == [True, True]
+
+
+def test_steps_that_are_skipped_in_a_row_are_counted_at_the_next_update_by_watched_and_unwatched_ranks_alike():
+    for factor in (2, 4):
+        scaler = ms.amp.DynamicLossScaler(2.0**20, factor, 100)
+        watch = ScalerWatch(scaler)
+        for in_a_row in (1, 3, 0, 2):
+            for _ in range(in_a_row):
+                scaler.adjust(Tensor(False))
+            assert watch.skipped() == in_a_row
+    told = []
+    listener = SimpleNamespace(
+        before_optimizer=lambda optimizer, has_closure: told.append("update"),
+        after_optimizer=lambda optimizer: None,
+        scaler_skipped=lambda scaler, optimizer: told.append("skipped"),
+    )
+    model = net(layers=1)
+    optimizer = nn.SGD(model.trainable_params(), 1e-2)
+    steps = follow(model, optimizer, scaler, listener)
+    for _ in range(2):
+        scaler.adjust(Tensor(False))
+    optimizer(tuple(Tensor(np.zeros(p.shape, np.float32)) for p in optimizer.parameters))
+    steps.close()
+    assert told == ["skipped", "skipped", "update"]
+
+
+def test_a_rank_that_is_left_out_may_say_everything_where_the_ranks_do_not_meet(out, monkeypatch):
+    monkeypatch.setenv("MS_WORKER_NUM", "2")
+    monkeypatch.setenv("MS_NODE_ID", "1")
+    monkeypatch.setenv("TRAINSENTRY_MEET_AT", "off")
+    model = net(layers=1)
+    optimizer = nn.SGD(model.trainable_params(), 1e-2)
+    with watch(out, model, optimizer, ranks=[0]) as monitor:
+        monitor.log(loss=1.0)
+        train(model, optimizer, 2, None)
+        monitor.step()
+        monitor.step_ended()
+        monitor.flush()
+        with pytest.raises(RuntimeError, match="cannot agree on a stop"):
+            monitor.request_stop("enough")
+    assert not (out / "rank1").exists()
+
+
+@pytest.mark.parametrize("named", ["host", "host:", ":80", "host:port"])
+def test_a_place_to_meet_is_a_host_and_a_number(out, monkeypatch, named):
+    monkeypatch.setenv("MS_WORKER_NUM", "2")
+    monkeypatch.setenv("TRAINSENTRY_MEET_AT", named)
+    model = net(layers=1)
+    with pytest.raises(ValueError, match=r"TRAINSENTRY_MEET_AT.*host:port of rank 0, or off"):
+        watch(out, model, None)
 
 
 def test_a_compiled_step_may_adjust_its_loss_scaler(out):

@@ -157,7 +157,9 @@ class _Known:
 def _keeps(tensor: Tensor) -> bool:
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
         return False
-    return type(tensor) is nn.Parameter or tensor.grad_fn is not None or in_backward()
+    if type(tensor) is nn.Parameter or tensor.grad_fn is not None or in_backward():
+        return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # those have no address
+    return False
 
 
 def checksum_of(tensor: Tensor) -> str:

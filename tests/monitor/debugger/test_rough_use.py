@@ -228,6 +228,24 @@ def test_a_leaf_of_an_odd_layout_costs_its_gradient_only(tmp_path):
     assert "Tensor.__mul__.1.backward" in end(debugger, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.func.grad(lambda x: torch.relu(x).sum())(torch.randn(4)),
+        lambda: torch.func.jvp(lambda x: torch.relu(x) * 2, (torch.randn(4),), (torch.ones(4),)),
+        lambda: torch.func.vmap(torch.relu)(torch.randn(4, 2)),
+        lambda: torch.relu(torch._efficientzerotensor(3)),
+    ],
+)
+def test_tensors_without_an_address_cost_nothing_but_their_numbers(tmp_path, call):
+    debugger = start(tmp_path, level="L1", task="statistics")
+    call()
+    torch.sigmoid(torch.ones(2))
+    found = end(debugger, tmp_path)
+    assert found["Torch.sigmoid.0.forward"]["input_args"][0]["Max"] == 1.0
+    assert "Torch.relu.0.forward" in found
+
+
 def test_a_name_in_a_dump_calls_operations_only(tmp_path):
     marker = tmp_path / "saved"
     entry = {"input_args": [{"type": "int", "value": 1}, {"type": "str", "value": str(marker)}], "output": []}

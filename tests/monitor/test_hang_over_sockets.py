@@ -1,0 +1,39 @@
+"""The watch for hangs, where ranks leave words for each other with one of them."""
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from trainsentry.collectors.socket_meeting import Door, meet
+from trainsentry.monitor.hang_watch import HangWatch
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_board_is_gone(tmp_path, gone):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        door = Door.at("127.0.0.1", str(free.getsockname()[1]))
+
+    def work(rank):
+        meeting = meet(door, rank, 2, 20)
+        if rank == 0 and gone:
+            for sock in [*meeting._hub._inboxes]:
+                sock.shutdown(socket.SHUT_RDWR)
+            return None
+        report = {"step": 3, "waits_for": None, "call": None, "open": []}
+        watch = HangWatch(0.2, lambda: report, meeting.board, tmp_path / f"rank{rank}", rank=rank, abort=False)
+        for _ in range(3):
+            watch.step_ended()
+        deadline = time.monotonic() + 30
+        while watch.told is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        watch.close()
+        return watch.told
+
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(work, range(2)))
+    assert "rank 1 has been in step 3" in told[1]
+    assert ("Rank 0 said nothing" in told[1]) == gone
+    assert (tmp_path / "rank1" / "hang.json").exists()
