@@ -158,7 +158,7 @@ class Hub:
         self._send_all({"here": 0, "given": missing})
 
     def _take(self, sock: socket.socket, kind: str, number: int, given: Any) -> None:
-        if self._gone():
+        if len(self._ranks) < self.size or self._out:
             self._send(sock, {"gone": self._gone()})
             return
         told = self._told.setdefault((kind, number), {})
