@@ -1,6 +1,8 @@
 """One seed makes every source of random numbers draw the same."""
 
+import os
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,13 @@ import trainsentry
 def _restore():
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     dropouts = {n: getattr(nn.functional, n) for n in dir(nn.functional) if "dropout" in n}
+    deterministic = torch.backends.cudnn.deterministic
+    hash_seed = os.environ.get("PYTHONHASHSEED")
     yield
+    torch.backends.cudnn.deterministic = deterministic
+    os.environ.pop("PYTHONHASHSEED", None)
+    if hash_seed is not None:
+        os.environ["PYTHONHASHSEED"] = hash_seed
     torch.set_rng_state(state[0])
     random.setstate(state[1])
     np.random.set_state(state[2])
@@ -36,10 +44,25 @@ def test_every_source_draws_the_same():
     assert draws() != first
 
 
+def test_every_device_is_seeded(monkeypatch):
+    """Devices are stood in for: what is asked of them is all that can be seen here."""
+    asked = []
+    npu = SimpleNamespace(is_available=lambda: True, manual_seed_all=lambda seed: asked.append(("npu", seed)))
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: asked.append(("cuda", seed)))
+    trainsentry.seed_all(7)
+    assert sorted(asked) == [("cuda", 7), ("npu", 7)]
+    assert os.environ["PYTHONHASHSEED"] == "7"
+
+
 def test_deterministic_algorithms_are_chosen(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "mine")
+    for name in ("HCCL_DETERMINISTIC", "LCCL_DETERMINISTIC"):
+        monkeypatch.setenv(name, "false")
     trainsentry.seed_all(mode=True)
     assert torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert [os.environ[n] for n in ("HCCL_DETERMINISTIC", "CUBLAS_WORKSPACE_CONFIG")] == ["true", "mine"]
 
 
 def test_dropout_is_taken_out_only_when_asked():
