@@ -12,9 +12,11 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore import environment, meeting
 from trainsentry.collectors.mindspore.call_dump import CallDump
 from trainsentry.collectors.mindspore.grad_probe import GradProbe
+from trainsentry.collectors.mindspore.graph_dump import GraphDump
 from trainsentry.collectors.mindspore.interception import unwatch_calls, watch_calls
 from trainsentry.collectors.mindspore.kernel_dump import KernelDump
 from trainsentry.collectors.mindspore.operations import forget_custom, register_custom
+from trainsentry.collectors.mindspore.runtime import in_graph_mode, on_host
 from trainsentry.collectors.mindspore.saved_variables import SavedVariables
 from trainsentry.collectors.mindspore.validation import checked_models
 from trainsentry.collectors.named_module import NamedModule
@@ -56,7 +58,15 @@ class MindSporeDebugging:
             raise ValueError(f"level: {config.level!r} with MindSpore; allowed: {', '.join(LEVELS)}")
         if config.level == "L2":
             return KernelDump(config)
-        self._dump = CallDump(
+        kind = CallDump
+        if in_graph_mode() and config.level == "L0":
+            if on_host():
+                raise ValueError(
+                    "level: 'L0' in GRAPH_MODE on the CPU, which has no kernel of TensorDump; allowed: L2, or "
+                    "PYNATIVE_MODE"
+                )
+            kind = GraphDump
+        self._dump = kind(
             Guard(),
             PART,
             config.selection(lambda _: "CORE"),
@@ -73,6 +83,16 @@ class MindSporeDebugging:
         del config
         task.guard = guard
         return task
+
+    def prepare(self, watcher: Any, named: Sequence[NamedModule], dump_path: str) -> None:
+        """Have cells dumped by the graph that they are compiled into."""
+        if isinstance(watcher, GraphDump):
+            watcher.prepare(named, dump_path)
+
+    def release(self, watcher: Any) -> None:
+        """Give cells back as they were."""
+        if isinstance(watcher, GraphDump):
+            watcher.release()
 
     def make_saved_variables(self, config: Any, guard: Guard) -> SavedVariables:
         """Return what `save` writes to."""

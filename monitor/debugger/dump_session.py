@@ -46,7 +46,10 @@ class DumpSession:
         self._take_model(model)
         if token_range is not None:
             self._check_range(token_range)
-        if not self._is_asked_for() or self._started:
+        in_rank = self._is_asked_for_on_this_rank()
+        if in_rank:
+            self.guard.run(PART, self.framework.prepare, self.watcher, self._named, self.config.dump_path)
+        if not in_rank or not self._is_asked_for() or self._started:
             return
         self._started = True
         if self.config.level in {"debug", "L2"} or self.config.task == "grad_probe":
@@ -107,6 +110,7 @@ class DumpSession:
         """End everything: no hook is left, every file is closed."""
         self.stop()
         self.watcher.reset()
+        self.guard.run(PART, self.framework.release, self.watcher)
         self._close()
         for part in (self.saved, self.probe, self.overflows):
             if part is not None:
@@ -138,18 +142,21 @@ class DumpSession:
             raise ValueError("start(token_range) without a model; allowed: with the model whose calls are counted")
 
     def _is_asked_for(self) -> bool:
+        return self._is_asked_for_on_this_rank() and (not self.config.step or self.iteration in self.config.step)
+
+    def _is_asked_for_on_this_rank(self) -> bool:
         rank, size = self.framework.rank_and_world_size()
         if not self._checked_rank:
             self._checked_rank = True
             beyond = [r for r in self.config.rank if r >= size]
             if beyond:
                 raise ConfigError(f"rank: {beyond[0]} does not exist; allowed: 0 to {size - 1}, or [] for all")
-        in_rank = not self.config.rank or rank in self.config.rank
-        return in_rank and (not self.config.step or self.iteration in self.config.step)
+        return not self.config.rank or rank in self.config.rank
 
     def _folder(self) -> Path:
         rank, _ = self.framework.rank_and_world_size()
-        return Path(self.config.dump_path) / f"step{self.iteration}" / f"rank{rank}"
+        tree = getattr(self.task, "tree", "")
+        return Path(self.config.dump_path) / tree / f"step{self.iteration}" / f"rank{rank}"
 
     def _open(self) -> None:
         if self._dump is not None or PART in self.guard.disabled:

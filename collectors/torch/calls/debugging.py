@@ -63,6 +63,12 @@ class TorchDebugging:
         names = CallNames(config.custom_op_namespaces or ())
         return CallWatcher(guard, task, config.selection(risk_of), names, stacks=config.extra_info)
 
+    def prepare(self, watcher: Any, named: Sequence[NamedModule], dump_path: str) -> None:
+        """Nothing has to be done before a model is compiled."""
+
+    def release(self, watcher: Any) -> None:
+        """Nothing was done."""
+
     def make_saved_variables(self, config: Any, guard: Guard) -> SavedVariables:
         """Return what `save` writes to."""
         facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
