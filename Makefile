@@ -2,7 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Of the packages' files only those that are used are compiled, when they are first used: half the time of the set-up.
+INSTALL := python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
+# Some machines are told to keep nothing that was compiled; then every process of the tests would compile all of it anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-peer lint types pytest pytest-alone pytest-ranks mindspore format clean
 
@@ -38,8 +42,7 @@ mindspore: $(VENV)-mindspore/stamp
 
 $(VENV)-mindspore/stamp: pyproject.toml constraints-mindspore.txt
 	$(PYTHON) -m venv $(VENV)-mindspore
-	$(VENV)-mindspore/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-mindspore.txt --editable '.[mindspore,test]'
+	$(VENV)-mindspore/bin/$(INSTALL) --constraint constraints-mindspore.txt --editable '.[mindspore,test]'
 	touch $@
 
 # Runs msprobe's own tools on our dumps, in an environment of their own that is made once.
