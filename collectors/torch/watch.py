@@ -42,6 +42,7 @@ from trainsentry.collectors.torch.parameters import (
 )
 from trainsentry.collectors.torch.process_groups import known_groups
 from trainsentry.collectors.torch.replaying import Replay
+from trainsentry.collectors.torch.state_entries import StateEntries
 from trainsentry.collectors.torch.step_rows import StepRows
 from trainsentry.collectors.torch.unreduced import MICRO_BATCH, RUNNING_SUM, UnreducedHooks, is_sharded
 from trainsentry.collectors.torch.validation import (
@@ -91,6 +92,7 @@ class TorchWatch:
         self._modes = TrainingModes(self.names, self.rows)
         self._read: set[nn.Parameter] = set()
         self._read_state_of: set[int] = set()
+        self._entries = StateEntries()
         self._plan: Plan = frozenset()
         self._owners = Owners(self.names, self._accumulation.order)
 
@@ -215,6 +217,7 @@ class TorchWatch:
     def before_update(self, optimizer: Optimizer, *, gradients_ready: bool = True) -> None:
         """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
         turn = self._turn(optimizer)
+        self.guard.run(OPTIMIZER_STATE, self._look_for_state, optimizer)
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if PARAMETERS in self._plan:
@@ -238,6 +241,7 @@ class TorchWatch:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._turn(optimizer))
+        self.guard.run(OPTIMIZER_STATE, self._entries.updated, optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Optimizer) -> None:
@@ -348,6 +352,11 @@ class TorchWatch:
         if self.guard.strict:
             raise error
         self.guard.refuse("statistics of a tensor", error)
+
+    def _look_for_state(self, optimizer: Optimizer) -> None:
+        """Where state has gone, read weights and state at this step: by the next sample it may have grown again."""
+        if self._plan and self._entries.are_fewer(optimizer):
+            self._plan |= {PARAMETERS, OPTIMIZER_STATE} & set(self._selections)
 
     def _turn(self, optimizer: Optimizer) -> int:
         """Return how often an optimizer has stepped before in this step: its rows' micro-step."""
