@@ -1,9 +1,7 @@
 """Ranks that meet over sockets of the monitor's own: for a framework whose exchanges all wait for the device."""
 
 import contextlib
-import json
 import socket
-import threading
 import time
 import zlib
 from collections.abc import Sequence
@@ -11,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainsentry.collectors.meeting_hub import Hub, kept_from_children
+from trainsentry.collectors.rank_names import ranks_named
+from trainsentry.collectors.socket_line import Line, MeetingBroken
 
 MEETING_SECONDS: Final = 60.0
 """How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
@@ -42,14 +42,6 @@ DOORS: Final = 8
 """Ports that are tried: others may be taken by another run or another program."""
 
 
-_ROUNDS: Final = frozenset({"gather", "greatest"})
-"""What all ranks take part in, and some have waited for in vain once one has left."""
-
-
-class MeetingBroken(RuntimeError):
-    """The ranks cannot talk to each other, or one of them no longer takes part."""
-
-
 @dataclass(frozen=True)
 class Door:
     """Where the ranks of one run look for its rank 0: a host that all know, and ports made from what all know."""
@@ -64,83 +56,6 @@ class Door:
         run = f"{host}:{port}"
         first = zlib.crc32(run.encode()) % (len(PORTS) - DOORS)
         return cls(host, tuple(PORTS[first + i] for i in range(DOORS)), f"{run}#{number}")
-
-
-class Line:
-    """A rank's connection to the hub; a thread takes what comes, so that no one who waits keeps others from asking."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._sending = threading.Lock()
-        self._came = threading.Condition()
-        self._answers: dict[tuple[str, int], Any] = {}
-        self._lost: str | None = None
-        self._gone: str | None = None
-        threading.Thread(target=self._listen, name="trainsentry line", daemon=True).start()
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message.
-
-        Raises:
-            MeetingBroken: when the connection is broken.
-
-        """
-        try:
-            with self._sending:
-                self._sock.sendall(json.dumps(message).encode() + b"\n")
-        except OSError as error:
-            raise MeetingBroken(f"the rank that holds the meeting cannot be reached: {error}") from None
-
-    def wait(self, kind: str, number: int, seconds: float) -> Any:
-        """Return the answer to what was asked under a number.
-
-        Raises:
-            MeetingBroken: when it does not come in time, or when a rank has left.
-
-        """
-        key = (kind, number)
-        with self._came:
-            self._came.wait_for(lambda: key in self._answers or self._ended(kind) is not None, seconds)
-            if key in self._answers:
-                return self._answers.pop(key)
-            reason = self._ended(kind)
-        if reason is None and kind in _ROUNDS:
-            self.send({"out": 1})  # whoever is late hears that no answer comes, and does not act on it alone
-        raise MeetingBroken(reason or f"the other ranks have not answered within {seconds:.0f} s")
-
-    def _ended(self, kind: str) -> str | None:
-        """Return why an answer of a kind cannot come any more; words can be read without those who have left."""
-        return self._lost if kind == "read" else self._lost or self._gone
-
-    def close(self) -> None:
-        """End the connection."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-
-    def _listen(self) -> None:
-        inbox, lost = bytearray(), "the rank that holds the meeting has left"
-        try:
-            while data := self._sock.recv(1 << 18):
-                inbox += data
-                *lines, rest = inbox.split(b"\n")
-                inbox[:] = rest
-                for line in lines:
-                    self._take(json.loads(line))
-        except Exception as error:  # noqa: BLE001 - behind a port there may be anyone
-            lost = f"the connection to the rank that holds the meeting broke: {error}"
-        with self._came:
-            self._lost = lost
-            self._came.notify_all()
-
-    def _take(self, message: dict[str, Any]) -> None:
-        with self._came:
-            if "gone" in message:
-                self._gone = f"{_named(message['gone'])} left, or waits no longer"
-            else:
-                kind = next(iter(message))
-                self._answers[kind, message[kind]] = message.get("given")
-            self._came.notify_all()
 
 
 class Meeting:
@@ -247,7 +162,7 @@ def meet(door: Door, rank: int, size: int, seconds: float = MEETING_SECONDS) -> 
         raise
     if missing:
         line.close()
-        raise MeetingBroken(f"{_named(missing)} did not call watch() within {seconds:.0f} s")
+        raise MeetingBroken(f"{ranks_named(missing)} did not call watch() within {seconds:.0f} s")
     return Meeting(line, rank, size, hub)
 
 
@@ -298,8 +213,3 @@ def _enter(sock: socket.socket, hello: dict[str, Any]) -> Line:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _named(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.collectors.socket_meeting import MeetingBroken
+from trainsentry.collectors.socket_line import MeetingBroken
 from trainsentry.monitor.company import Company
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.config_file import load_config

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from trainsentry.collectors.rank_names import ranks_named
+
 MEETING_SECONDS: Final = 60.0
 """How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
 
@@ -107,13 +109,8 @@ def _gather_at_store(rank: int, size: int, timeout: float) -> Any:
         if time.monotonic() > end:
             missing = [r for r in range(size) if not store.check([f"rank{r}"])]
             raise RuntimeError(
-                f"watch: {_ranks(missing)} did not call watch() within {timeout:.0f} s; allowed: watch() is called on "
-                "every rank, also on those that `ranks` leaves out"
+                f"watch: {ranks_named(missing)} did not call watch() within {timeout:.0f} s; allowed: watch() is "
+                "called on every rank, also on those that `ranks` leaves out"
             )
         time.sleep(POLL_SECONDS)
     return store
-
-
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

@@ -38,6 +38,21 @@ def on_ranks(size, work, absent=()):
         return list(pool.map(guarded, [rank for rank in range(size) if rank not in absent]))
 
 
+def at_the_door(door):
+    """Return a connection to rank 0, as soon as it is there."""
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection((door.host, door.ports[0]), 5)
+        except ConnectionRefusedError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def hello(door, rank, size, sock):
+    sock.sendall(json.dumps({"run": door.run, "rank": rank, "size": size}).encode() + b"\n")
+
+
 def test_all_hear_what_each_gives_and_the_greatest(door):
     def work(rank):
         meeting = meet(door, rank, 4, 20)
@@ -153,17 +168,11 @@ def test_another_program_and_another_run_behind_the_ports_are_passed_by(door):
 def test_a_stranger_at_the_door_harms_nobody(door, word):
     def work(rank):
         if rank == 1:
-            deadline = time.monotonic() + 10
-            while time.monotonic() < deadline:
-                try:
-                    with socket.create_connection((door.host, door.ports[0]), 1) as sock:
-                        sock.sendall(word)
-                        sock.settimeout(0.2)
-                        with contextlib.suppress(TimeoutError, ConnectionError):
-                            assert sock.recv(100) == b""
-                    break
-                except ConnectionRefusedError:
-                    time.sleep(0.01)
+            with at_the_door(door) as sock:
+                sock.sendall(word)
+                sock.settimeout(0.2)
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    assert sock.recv(100) == b""
         meeting = meet(door, rank, 2, 20)
         heard = meeting.exchange(rank)
         meeting.close()
@@ -180,10 +189,9 @@ def test_a_second_rank_of_one_number_is_turned_away(door):
         return heard
 
     def impostor():
-        time.sleep(0.05)
-        with socket.create_connection((door.host, door.ports[0]), 5) as sock:
-            sock.sendall(json.dumps({"run": door.run, "rank": 0, "size": 2}).encode() + b"\n")
-            sock.settimeout(5)
+        time.sleep(0.05)  # rank 0 is the first to call
+        with at_the_door(door) as sock:
+            hello(door, 0, 2, sock)
             answers.append(sock.recv(100))
 
     answers: list[bytes] = []
@@ -203,22 +211,13 @@ def test_doors_of_two_runs_differ_and_lie_below_outgoing_ports():
     assert Door.at("10.0.0.1", "8118", 1).run != one.run
 
 
-def hello(door, rank, size, sock):
-    sock.sendall(json.dumps({"run": door.run, "rank": rank, "size": size}).encode() + b"\n")
-
-
 def test_a_call_that_was_given_up_is_not_taken_for_a_rank(door):
     """Rank 1 says who it is and goes, as one does that waits for too long; then it calls again, later."""
 
     def work(rank):
         if rank == 1:
-            while True:
-                try:
-                    with socket.create_connection((door.host, door.ports[0]), 1) as first:
-                        hello(door, 1, 2, first)
-                    break
-                except ConnectionRefusedError:
-                    time.sleep(0.01)
+            with at_the_door(door) as first:
+                hello(door, 1, 2, first)
             time.sleep(0.3)
         meeting = meet(door, rank, 2, 20)
         heard = meeting.exchange(rank)
@@ -250,10 +249,8 @@ def test_a_late_rank_does_not_act_on_what_the_others_have_given_up(door):
 def test_no_word_of_a_stranger_ends_the_meeting(door, word):
     def work(rank):
         if rank == 1:
-            time.sleep(0.2)
-            with socket.create_connection((door.host, door.ports[0]), 5) as sock:
+            with at_the_door(door) as sock:
                 sock.sendall(word + b"\n")
-                sock.settimeout(5)
                 assert sock.recv(100) == b""
         meeting = meet(door, rank, 2, 20)
         heard = meeting.exchange(rank)
@@ -264,14 +261,11 @@ def test_no_word_of_a_stranger_ends_the_meeting(door, word):
 
 
 def test_a_rank_that_cannot_be_is_turned_away(door):
-    run = {"run": door.run, "size": 2}
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(on_ranks, 2, lambda rank: meet(door, rank, 2, 1.0), (1,))
-        time.sleep(0.2)
         for rank in (-1, 2, "1", None):
-            with socket.create_connection((door.host, door.ports[0]), 5) as sock:
-                sock.sendall(json.dumps({**run, "rank": rank}).encode() + b"\n")
-                sock.settimeout(5)
+            with at_the_door(door) as sock:
+                hello(door, rank, 2, sock)
                 assert sock.recv(100) == b""
         assert "rank 1 did not call" in str(first.result()[0])
 
@@ -282,12 +276,7 @@ def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_board_to_the_others(d
         first = pool.submit(meet, door, 0, size, 30)
         lines = []
         for rank in range(1, size):
-            while True:
-                try:
-                    lines.append(socket.create_connection((door.host, door.ports[0]), 5))
-                    break
-                except ConnectionRefusedError:
-                    time.sleep(0.01)
+            lines.append(at_the_door(door))
             hello(door, rank, size, lines[-1])
             assert b"welcome" in lines[-1].recv(100)
             lines[-1].sendall(b'{"ready": 1}\n')
