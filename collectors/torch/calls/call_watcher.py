@@ -4,14 +4,13 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trainsentry.collectors.call import Call
-from trainsentry.collectors.call_entries import EntryWriter
 from trainsentry.collectors.call_selection import CallSelection
 from trainsentry.collectors.call_stacks import CallStacks
 from trainsentry.collectors.guard import Guard
@@ -23,39 +22,13 @@ from trainsentry.collectors.torch.calls.collectives import changed_by, has_arriv
 from trainsentry.collectors.torch.calls.gradients_of_call import Edges, GradientsOfCall, next_number
 from trainsentry.collectors.torch.calls.parameter_gradients import PART, ParameterGradients
 from trainsentry.collectors.torch.calls.quiet_section import QuietSection
+from trainsentry.collectors.torch.calls.task import Task
 from trainsentry.collectors.torch.calls.watch_modules import ModuleHooks
 from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
 from trainsentry.collectors.torch.containers import list_tensors
 
 CLIP_GRAD: Final = torch.nn.utils.clip_grad.__file__
 """Operations called from here belong to no module, but to the clipping of gradients."""
-
-
-class Task(Protocol):
-    """What is done with a call; see `DumpTask`."""
-
-    writer: EntryWriter | None
-
-    def before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A call that is wanted begins."""
-
-    def after(self, call: Call, output: Any, module: nn.Module | None) -> None:
-        """It has ended."""
-
-    def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
-        """The gradient at an output is there; return what is to be kept of it."""
-
-    def gradients(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
-        """All are there: what was kept of those at outputs, and those at inputs."""
-
-    def parameter_gradients(self, name: str, gradients: Mapping[str, Tensor]) -> None:
-        """Those of a module's parameters are there."""
-
-    def flush(self) -> None:
-        """Nothing more will come for now."""
-
-    def forget(self) -> None:
-        """Tensors may have changed without a trace."""
 
 
 class CallWatcher:
