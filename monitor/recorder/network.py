@@ -40,16 +40,22 @@ PATIENCE_SECONDS: Final = 60.0
 
 @dataclass
 class Link:
-    """One connection: what was received and is not a whole message yet, and what is still to be sent."""
+    """One connection: what was received and is not a whole message yet, and what is still to be sent.
+
+    One that takes nothing any more (`mute`) may still hold what the other side said before it went.
+    """
 
     sock: socket.socket
     rank: int = -1
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
     closed: bool = False
+    mute: bool = False
 
     def put(self, kind: int, data: bytes) -> None:
         """Take a message to be sent; a link that does not drain is given up."""
+        if self.mute:
+            return
         if len(self.outbox) + len(data) > MOST_UNSENT:
             self.closed = True
             return
@@ -63,7 +69,8 @@ class Link:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                self.closed = True
+                self.mute = True
+                self.outbox.clear()
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
         """Yield the messages that have arrived whole."""
