@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 
 import trainsentry
 
-STEP = 30
+STEP = 20
 CELLS = ["inp", "blocks.0.up", "blocks.0.down", "blocks.1.norm", "blocks.1.up", "blocks.1.down", "blocks.2.norm",
          "blocks.2.up", "blocks.2.down", "head"]  # fmt: skip
 
@@ -28,7 +28,7 @@ def run(out, parameter, change, **config):
     with trainsentry.TrainMonitor({"output_dir": str(out), "strict": True, **config}).watch(
         model, optimizer
     ) as monitor:
-        train(model, optimizer, STEP + 5, monitor, before_step)
+        train(model, optimizer, STEP + 3, monitor, before_step)
     return monitor.incidents
 
 

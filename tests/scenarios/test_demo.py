@@ -67,7 +67,7 @@ def test_on_two_ranks_the_rank_and_the_layer_are_named(tmp_path, strategy):
     if strategy == "zero3":
         pytest.importorskip("deepspeed")
     out = tmp_path / "demo"
-    result = invoke("demo", "--ranks", 2, "--strategy", strategy, "--steps", 40, "--seed", 1, "--output-dir", out)
+    result = invoke("demo", "--ranks", 2, "--strategy", strategy, "--steps", 30, "--seed", 1, "--output-dir", out)
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "The first suspect is that rank and that parameter." in text
@@ -78,7 +78,7 @@ def test_on_two_ranks_the_rank_and_the_layer_are_named(tmp_path, strategy):
 
 
 def test_a_clean_run_on_two_ranks_reports_nothing(tmp_path):
-    args = ["--ranks", 2, "--strategy", "fsdp2", "--fault", "none", "--steps", 40]
+    args = ["--ranks", 2, "--strategy", "fsdp2", "--fault", "none", "--steps", 30]
     result = invoke("demo", *args, "--output-dir", tmp_path / "demo")
     assert result.exit_code == 0, result.output
     assert "nothing was reported" in result.output

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -486,31 +487,40 @@ def test_a_long_name_gets_a_short_file_and_a_line_in_the_mapping(tmp_path):
 
 
 KILLED = """
-import sys, torch
+import os, sys, torch
 sys.path.insert(0, {tests!r})
+torch.set_num_threads(1)
 from debugged import make, Tower
 from trainsentry import PrecisionDebugger
-debugger = PrecisionDebugger(task="statistics", level="mix", dump_path={out!r})
-model = make(Tower)
-debugger.start(model)
-print("go", flush=True)
-while True:
-    model(torch.ones(2, 4)).sum().backward()
+for out in sys.stdin:
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        print("gone", flush=True)
+        continue
+    debugger = PrecisionDebugger(task="statistics", level="mix", dump_path=out.strip())
+    model = make(Tower)
+    debugger.start(model)
+    print(os.getpid(), flush=True)
+    while True:
+        model(torch.ones(2, 4)).sum().backward()
 """
 
 
 def test_a_killed_process_leaves_whole_files_up_to_its_last_call(tmp_path):
     from pathlib import Path
 
-    tests = str(Path(debugged.__file__).parent)
+    script = KILLED.format(tests=str(Path(debugged.__file__).parent))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
     for i in range(8):
         out = tmp_path / str(i)
-        script = KILLED.format(tests=tests, out=str(out))
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "go\n"
+        print(out, file=parent.stdin)
+        child = int(parent.stdout.readline())
         time.sleep(0.05 + 0.037 * i)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        os.kill(child, signal.SIGKILL)
+        assert parent.stdout.readline() == "gone\n"
         dump = read(out / "step0" / "rank0")
         data = dump["dump"]["data"]
         assert len(data) > 10
@@ -518,3 +528,5 @@ def test_a_killed_process_leaves_whole_files_up_to_its_last_call(tmp_path):
         told = {name for names, _ in dump["stack"].values() for name in names}
         assert set(forward) <= told <= set(dump["construct"])
         assert set(data) - set(dump["construct"]) == {n for n in data if ".parameters_grad." in n}
+    parent.stdin.close()
+    parent.wait()
