@@ -11,7 +11,7 @@ from trainsentry.anomaly.kinds import SCALARS, Kinds
 from trainsentry.anomaly.row_scores import OUTLIER, medians
 from trainsentry.anomaly.rows_by_kind import Rows
 from trainsentry.anomaly.tail import LOWEST, OF_COMMON, Tail
-from trainsentry.collectors.series import TENSOR_QUANTITIES
+from trainsentry.collectors.series import ACTIVATION_QUANTITIES, TENSOR_QUANTITIES
 
 WARM_UP: Final = 5
 """Samples before a kind is judged."""
@@ -22,6 +22,12 @@ TOGETHER: Final = 8
 COMMON_FLOOR: Final = 0.1
 COMMON_JUMP: Final = 0.9
 """Smallest deviation of what all series of a kind do at once, and least jump of it (a factor of 2.5), in log units."""
+
+PART_OF_IT: Final = 0.5
+"""Share of a common change that a series must have made to be part of it."""
+
+MOVED: Final = 0.35
+"""Median change, in log units (a factor of 1.4), from which on it is asked who takes part in it."""
 
 YOUNG_COMMON: Final = 16.0
 """Added to the deviation, divided by the square of the number of samples: a third at seven, nothing at fifty."""
@@ -60,8 +66,15 @@ class CommonChanges:
             if count < TOGETHER or self.kinds.names[number] == SCALARS:
                 continue
             shift[:, number], leap[:, number] = medians(both[:, of]).reshape(2, SIZES)
+            if self._begins_midway(number, float(shift[1, number]), distance[1, of[0]]):
+                shift[:, number] = leap[:, number] = 0.0
             found[number] = self._judge(number, float(shift[1, number]), count)
         return found, shift, leap
+
+    def _begins_midway(self, number: int, change: float, of_first: float) -> bool:
+        """Whether a change begins behind the first row, in the order of execution: it is handed on, not in common."""
+        in_a_chain = self.kinds.names[number] in ACTIVATION_QUANTITIES
+        return in_a_chain and abs(change) > MOVED and of_first / change < PART_OF_IT
 
     def _judge(self, number: int, change: float, rows: int) -> Common:
         state, held = self._baseline.state[:, :, number], int(self._baseline.count[number])
@@ -102,3 +115,16 @@ class CommonChanges:
         self._tail.load(saved["common"])
         for place, name in enumerate(saved["kinds"][: len(saved["together"]["count"])]):
             self._baseline.adopt(self.kinds.number(name), saved["together"], place)
+
+
+def shared(change: Floats, moved: Floats, kind: Any) -> Floats:
+    """Return what each row has of the change that its kind makes: no more than it has moved itself.
+
+    A row that stands still while all others move is as it was, and one that moves less has moved with them. `change`
+    has a column for each kind, `moved` one for each row.
+    """
+    of_kind: Floats = change.take(kind, axis=1)
+    if np.abs(change).max(initial=0.0) <= MOVED:
+        return of_kind
+    own = np.clip(moved[:SIZES], np.minimum(of_kind, 0.0), np.maximum(of_kind, 0.0))
+    return np.where(np.abs(of_kind) > MOVED, own, of_kind)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.continuity import ContinuityRule
 from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.evidence import Evidence
 from trainsentry.anomaly.false_alarms import Allowed, Surprises, Verdict
@@ -15,6 +16,7 @@ from trainsentry.anomaly.features import Floats
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.frozen import FrozenRule
 from trainsentry.anomaly.known_changes import KnownChanges
+from trainsentry.anomaly.late_scalars import LateScalars
 from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
 from trainsentry.anomaly.nonfinite import NonfiniteRule
 from trainsentry.anomaly.own_detectors import load_detectors
@@ -79,6 +81,7 @@ class Detection:
         self._edge = DtypeEdgeRule(self.facts)
         self._rules: list[Detector] = [
             lambda r, _: self._frozen.judge(r),
+            lambda r, _: self._continuity.judge(r, self._known.numel(r)),
             lambda r, _: self._reset.judge(r),
             lambda r, _: self._switches.judge(r),
             lambda r, _: self._siblings.judge(r, self._known.numel(r)),
@@ -87,8 +90,10 @@ class Detection:
         ]
         self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
         self._siblings, self._batches = SiblingRule(table), RepeatedDataRule(table)
+        self._continuity = ContinuityRule(table)
         self._known = KnownChanges(table)
-        self._provenance = Provenance(table)
+        self._late = LateScalars(self.facts)
+        self._provenance = Provenance(table, self._late)
         self._surprises: dict[str, Surprises] = {}
         self._saved: SavedSeries | None = None
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
@@ -111,6 +116,7 @@ class Detection:
             judged &= ~self.facts.backward[where]
         if self._known.judge(record):
             self.soft.expect_change()
+        self._late.note(record)
         soft, verdict, numel = self._judge_softly(record, judged & ~bad & ~at_edge)
         wrong = (bad | at_edge) & self.facts.watched[where]
         listed = self._listed(soft, verdict, judged, record) & ~wrong
@@ -235,12 +241,13 @@ class Detection:
         series = self.table.series[f.series_id] if f.series_id >= 0 else _WHOLE_RUN
         known = self.soft.baseline.last_clean
         clean = int(known[f.series_id]) if 0 <= f.series_id < len(known) else record.step - 1
-        passed_on = f.passed_on if f.passed_on is not None else self._provenance.is_passed_on(series)
+        passed_on = f.passed_on if f.passed_on is not None else self._provenance.is_passed_on(series, f.series_id)
+        late = self._late.is_late(f.series_id)
         return Anomaly(
-            step=record.step if f.step is None else f.step,
+            step=(record.step if f.step is None else f.step) - late,
             micro_step=series.micro_step,
             rank=record.rank,
-            order=record.first_order + max(f.row, 0),
+            order=self._late.order if late else record.first_order + max(f.row, 0),
             name=self._provenance.name_of(series, f),
             quantity=self._provenance.quantity_of(series, f),
             statistic=f.statistic,
@@ -250,7 +257,7 @@ class Detection:
             detector=f.detector,
             kind=f.kind,
             module=series.module,
-            last_clean=clean if f.last_clean is None else f.last_clean,
+            last_clean=(clean if f.last_clean is None else f.last_clean) - (late and clean >= 0),
             passed_on=passed_on,
             alarm=f.alarm,
         )

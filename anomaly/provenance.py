@@ -6,6 +6,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.late_scalars import LateScalars
 from trainsentry.anomaly.series_facts import BACKWARD, Mask
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
@@ -45,9 +46,11 @@ ALL = "all"
 class Provenance:
     """Remembers what is abnormal in a step, which may come in several records."""
 
-    def __init__(self, table: SeriesTable) -> None:
+    def __init__(self, table: SeriesTable, late: LateScalars) -> None:
         self.table = table
+        self.late = late
         self._sources: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self._before: dict[tuple[str, str], set[int]] = {}
         self._step = -1
 
     def go_back(self) -> None:
@@ -60,9 +63,12 @@ class Provenance:
         A module is also listed, with `INSIDE`, for what is abnormal in the modules it contains.
         """
         if record.step != self._step:
+            self._before = self._sources if record.step == self._step + 1 else {}
             self._step, self._sources = record.step, defaultdict(set)
         found = self._sources
         for row in np.flatnonzero(abnormal).tolist():
+            if self.late.is_late(int(record.ids[row])):
+                continue  # it tells of the step before
             series = self.table.series[record.ids[row]]
             found[series.module, series.quantity].add(series.micro_step)
             inner = series.module
@@ -70,10 +76,11 @@ class Provenance:
                 inner = inner.rpartition(".")[0]
                 found[inner, series.quantity + INSIDE].add(series.micro_step)
 
-    def is_passed_on(self, series: Series) -> bool:
+    def is_passed_on(self, series: Series, series_id: int) -> bool:
         """Whether what a series is computed from was abnormal itself."""
         sources = self._sources
         if series.scalar:
+            sources = self._before if self.late.is_late(series_id) else sources
             return any(quantity == ACTIVATION_OUTPUT for _, quantity in sources)
         if series.quantity in BACKWARD and ("", "loss") in sources:
             return True

@@ -17,6 +17,7 @@ from trainsentry.anomaly.anomaly import (
     UNDERFLOW,
     Anomaly,
 )
+from trainsentry.anomaly.continuity import NAME as CONTINUITY
 from trainsentry.anomaly.ranking import Ranked
 from trainsentry.anomaly.rule_sentences import SAID
 from trainsentry.collectors.series import (
@@ -85,6 +86,11 @@ def _hard(anomaly: Anomaly, what: str) -> str:
 def _change(anomaly: Anomaly, what: str) -> str:
     if anomaly.detector == "all_at_once":
         return f"{_all_of(anomaly)} at once are {anomaly.value:.3g} times as large as usual at step {anomaly.step}"
+    if anomaly.detector == CONTINUITY:
+        return (
+            f"something else than its update has changed {what} before step {anomaly.step}: the mean of its elements "
+            f"is {anomaly.value:.6g}, and was to be {anomaly.expected:.6g}"
+        )
     if anomaly.kind not in _CHANGES:
         return f"{what} is abnormal at step {anomaly.step} ({anomaly.kind})"
     if anomaly.statistic in _SHARES:

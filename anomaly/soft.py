@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.baseline import LOCATION, NEWEST, SCALE, SIBLINGS, UP, Baseline
-from trainsentry.anomaly.common_changes import CommonChanges
+from trainsentry.anomaly.common_changes import CommonChanges, shared
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
 from trainsentry.anomaly.kinds import SCALARS, Kinds
 from trainsentry.anomaly.leaps import Leaps
@@ -71,8 +71,8 @@ class SoftRule:
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         common, shift, leap = self.common.judge(rows, distance, jump)
         floor = self._trifles.floor(ids, kind)
-        distance[:SIZES] = _away(features, location, shift.take(kind, axis=1), floor)
-        jump[:SIZES] = _away(features, newest, leap.take(kind, axis=1), floor)
+        distance[:SIZES] = _away(features, location, shared(shift, distance, kind), floor)
+        jump[:SIZES] = _away(features, newest, shared(leap, jump, kind), floor)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         score, best = self._spikes_of(rows, distance, jump, unit, scalar)
         drift = self._drift(ids, state, distance, unit, scalar)

@@ -75,6 +75,7 @@ class Fault:
     before_update: Callable[[Subject], None] = lambda _: None
     output: Callable[[Subject, Tensor], Tensor] | None = None
     loss: Callable[[Subject, Tensor], Tensor] | None = None
+    updates: bool = True
 
 
 def _flip_weight(run: Subject) -> None:
@@ -142,12 +143,6 @@ def _raise_rate(run: Subject) -> None:
             group["lr"] *= 30
 
 
-def _update_nothing(run: Subject) -> None:
-    if run.at_onset:
-        for group in run.optimizer.param_groups:
-            group["params"] = [p.detach().clone().requires_grad_() for p in group["params"]]
-
-
 def _nan_of(run: Subject, output: Tensor) -> Tensor:
     output = output.clone()
     if run.at_onset:
@@ -167,7 +162,7 @@ FAULTS: dict[str, Fault] = {
     "lost_state": Fault(STATE, before_step=_lose_state),
     "flip_state": Fault(STATE, "parameter", before_step=_flip_state),
     "rate": Fault(("update", "optimizer", "learning_rate", "optimizer_learning_rate"), before_step=_raise_rate),
-    "no_update": Fault(("update", "optimizer"), before_step=_update_nothing),
+    "no_update": Fault(("update", "optimizer"), updates=False),
     "nan_output": Fault(("activation_output",), "layer", output=_nan_of),
     "large_output": Fault(("activation_output",), "layer", output=lambda run, out: out * 20.0 if run.at_onset else out),
     "dead": Fault(("activation_output",), "layer", output=lambda run, out: out * 1e-4 if run.harmed else out),
@@ -193,6 +188,8 @@ class Outcome:
 def _train(task: Task, fault: Fault, run: Subject, config: dict[str, Any]) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=100, enabled=task.dtype is torch.float16)
     run.optimizer.register_step_pre_hook(lambda *_: fault.before_update(run))
+    if not fault.updates:
+        _undo_updates(run)
     if fault.output is not None:
         change = fault.output
 
@@ -211,6 +208,23 @@ def _train(task: Task, fault: Fault, run: Subject, config: dict[str, Any]) -> No
             run.step = step
             fault.before_step(run)
             monitor.log(loss=train_step(task, run.optimizer, scaler))
+
+
+def _undo_updates(run: Subject) -> None:
+    """Have every update undone as soon as it is made."""
+    kept: list[Tensor] = []
+    weights = list(run.task.model.parameters())
+
+    def keep(*_: Any) -> None:
+        kept[:] = [p.detach().clone() for p in weights] if run.harmed else []
+
+    def restore(*_: Any) -> None:
+        with torch.no_grad():
+            for weight, before in zip(weights, kept, strict=False):
+                weight.copy_(before)
+
+    run.optimizer.register_step_pre_hook(keep)
+    run.optimizer.register_step_post_hook(restore)
 
 
 def _is_right(suspect: dict[str, Any], fault: Fault, run: Subject) -> bool:

@@ -1,0 +1,107 @@
+"""Invariant: a weight is what it was, plus its update; the means of the three are read anyway, and are linear."""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.anomaly.anomaly import SHIFT
+from trainsentry.anomaly.finding import Finding
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import PARAMETER, UPDATE, SeriesTable
+from trainsentry.collectors.statistics import MEAN, NORM
+
+NAME: Final = "continuity"
+
+SCORE: Final = 80.0
+"""As an invariant's, below that of replicas: those say the same and name the rank by a second witness."""
+
+HELD_FOR: Final = 16
+"""Steps in a row in which it must have held: some loops clip or rescale weights after each update."""
+
+ROUNDING: Final = 1e-5
+"""Gap of the means, in root mean squares of the weight, beyond which it was not rounding. Float32 gives 1e-8 and less
+here, bfloat16 1e-6; one element of a matrix of 1,000 × 1,000 must move by ten root mean squares to be seen."""
+
+BEYOND: Final = 20.0
+"""How many times the largest gap of its own so far it must be besides: low precision rounds updates."""
+
+EVERYWHERE: Final = 0.5
+FEW: Final = 3
+"""Share of the weights, and number of them, beyond which all were exchanged: a checkpoint was loaded, averages were put
+in their place. That is somebody's intention."""
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+class ContinuityRule:
+    """Finds weights that something else than their update has changed between two steps that were both sampled."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.table = table
+        self._weights: dict[tuple[str, int], int] = {}
+        self._is_weight = np.zeros(0, bool)
+        self._weight_of = np.zeros(0, np.int64)
+        self._again_of = np.zeros(0, np.int64)  # updates of a second turn within a step: the sum would need both
+        self._mean, self._due = np.zeros(0), np.zeros(0)
+        self._read_at, self._due_after = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._held, self._needed = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._largest = np.zeros(0)
+
+    def judge(self, record: StepRecord, numel: Floats) -> list[Finding]:
+        """Return the weights that are not what they were to be; `numel` counts the elements of each row."""
+        self._refresh()
+        weights = np.flatnonzero(self._is_weight[record.where])
+        found = self._compare(record, weights, numel) if len(weights) else []
+        ids = record.ids[weights]
+        self._mean[ids], self._read_at[ids] = record.values[weights, MEAN], record.step
+        updates = np.flatnonzero(self._weight_of[record.where] >= 0)
+        if len(updates):
+            of = self._weight_of[record.ids[updates]]
+            same = self._read_at[of] == record.step
+            of, updates = of[same], updates[same]
+            self._due[of] = self._mean[of] + record.values[updates, MEAN]
+            self._due_after[of] = record.step
+        again = self._again_of[record.where]
+        self._due_after[again[again >= 0]] = -2
+        return found
+
+    def _compare(self, record: StepRecord, rows: Any, numel: Floats) -> list[Finding]:
+        rows = rows[self._due_after[record.ids[rows]] == record.step - 1]
+        ids, now = record.ids[rows], record.values[rows, MEAN]
+        size = record.values[rows, NORM] / np.sqrt(numel[rows])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gap = np.abs(now - self._due[ids]) / size
+        known = np.isfinite(gap)
+        rows, ids, now, gap = rows[known], ids[known], now[known], gap[known]
+        broken = gap > np.maximum(ROUNDING, BEYOND * self._largest[ids])
+        odd = broken & (self._held[ids] >= self._needed[ids])
+        self._needed[ids[odd]] *= 2  # what comes back now and then is how this run is made
+        self._held[ids] = np.where(gap > ROUNDING, 0, self._held[ids] + 1)
+        self._largest[ids] = np.where(broken, self._largest[ids], np.maximum(self._largest[ids], gap))
+        if odd.sum() > max(FEW, EVERYWHERE * len(ids)):
+            return []
+        return [
+            Finding(int(ids[at]), int(rows[at]), SHIFT, NAME, "mean", float(now[at]), float(self._due[ids[at]]), SCORE)
+            for at in np.flatnonzero(odd).tolist()
+        ]
+
+    def _refresh(self) -> None:
+        known = len(self._is_weight)
+        new = self.table.series[known:]
+        if not new:
+            return
+        for i, series in enumerate(new, known):
+            if series.quantity == PARAMETER and series.micro_step == 0:
+                self._weights[series.name, series.vpp_stage] = i
+        of = [self._weights.get((s.name, s.vpp_stage), -1) if s.quantity == UPDATE else -1 for s in new]
+        first = [s.micro_step == 0 for s in new]
+        self._is_weight = np.append(self._is_weight, [s.quantity == PARAMETER and s.micro_step == 0 for s in new])
+        self._weight_of = np.append(self._weight_of, np.where(first, of, -1))
+        self._again_of = np.append(self._again_of, np.where(first, -1, of))
+        self._mean, self._due = (np.append(x, np.zeros(len(new))) for x in (self._mean, self._due))
+        self._largest = np.append(self._largest, np.zeros(len(new)))
+        never = np.full(len(new), -2)
+        self._read_at, self._due_after = np.append(self._read_at, never), np.append(self._due_after, never)
+        self._held = np.append(self._held, np.zeros(len(new), np.int64))
+        self._needed = np.append(self._needed, np.full(len(new), HELD_FOR))

@@ -1,0 +1,71 @@
+"""A loss that is logged behind the update is that of the step before."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from step_records import Records
+from tiny_models import mlp
+
+import trainsentry
+from trainsentry.anomaly.detection import Detection
+
+LOSS, RATE = ("loss", "loss"), ("learning_rate", "learning_rate")
+OUT, BACK, G = ("fc.output.0", "activation_output"), ("fc.input.0", "activation_grad_input"), ("fc.weight", "gradient")
+
+
+def test_what_stands_before_the_forward_pass_belongs_to_the_step_before_it_and_behind_that_ones_forward_pass():
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(30):
+        assert detection.judge(records.step(step, {LOSS: 1.0, RATE: 0.1, OUT: 1.0, BACK: 1.0, G: 1.0})) == []
+    [bad] = detection.judge(records.step(30, {LOSS: float("nan"), RATE: 0.1, OUT: 1.0, BACK: 1.0, G: 1.0}))
+    assert (bad.step, bad.order, bad.last_clean, bad.passed_on) == (29, 3, 28, False)
+    found = detection.judge(records.step(31, {LOSS: 1.0, RATE: 30.0, OUT: 1.0, BACK: 1.0, G: 1.0}))
+    assert [(a.name, a.step) for a in found] == [("learning_rate", 31)], "a rate may be logged as a step begins"
+
+
+def test_it_is_passed_on_by_what_was_abnormal_then_and_does_not_pass_on_to_what_came_later():
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(30):
+        detection.judge(records.step(step, {LOSS: 1.0, OUT: 1.0, G: 1.0}))
+    nan = float("nan")
+    first = detection.judge(records.step(30, {LOSS: 1.0, OUT: nan, G: nan}))
+    assert [(a.name, a.passed_on) for a in first] == [("fc.output.0", False), ("fc.weight", True)]
+    then = detection.judge(records.step(31, {LOSS: nan, OUT: 1.0, G: nan}))
+    assert [(a.name, a.step, a.passed_on) for a in then] == [("loss", 30, True), ("fc.weight", 31, False)]
+
+
+def test_one_that_is_logged_in_its_own_step_stays_there():
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(30):
+        detection.judge(records.step(step, {OUT: 1.0, LOSS: 1.0, G: 1.0}))
+    [bad] = detection.judge(records.step(30, {LOSS: float("nan"), G: 1.0}))
+    assert bad.step == 30, "steps without activations tell nothing about it"
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("collect", [{}, {"activations": {"every": 1}}])
+def test_in_a_run_a_loss_out_of_bounds_is_the_first_suspect_wherever_it_is_logged(tmp_path, late, collect, caplog):
+    caplog.set_level(logging.CRITICAL, "trainsentry")
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    config = {"output_dir": str(tmp_path), "collect": collect, "on_incident": {"dump": False}}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        for step in range(60):
+            loss = (model(torch.randn(64, 8)) - 1).square().mean() * (1e4 if step == 53 else 1)
+            loss.backward()
+            for now in (False, True):
+                if late == now:
+                    monitor.log(loss=loss)
+                if not now:
+                    optimizer.step()
+            optimizer.zero_grad()
+        monitor.flush()
+        incident = monitor.incidents[0]
+    assert (incident.name, incident.first_seen) == ("loss", 53)
+    assert np.isfinite(incident.score)
