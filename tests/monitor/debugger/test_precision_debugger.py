@@ -511,22 +511,23 @@ def test_a_killed_process_leaves_whole_files_up_to_its_last_call(tmp_path):
     from pathlib import Path
 
     script = KILLED.format(tests=str(Path(debugged.__file__).parent))
-    parent = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    for i in range(8):
-        out = tmp_path / str(i)
-        print(out, file=parent.stdin)
-        child = int(parent.stdout.readline())
-        time.sleep(0.05 + 0.037 * i)
-        os.kill(child, signal.SIGKILL)
-        assert parent.stdout.readline() == "gone\n"
-        dump = read(out / "step0" / "rank0")
-        data = dump["dump"]["data"]
-        assert len(data) > 10
-        forward = [n for n in data if ".forward" in n]
-        told = {name for names, _ in dump["stack"].values() for name in names}
-        assert set(forward) <= told <= set(dump["construct"])
-        assert set(data) - set(dump["construct"]) == {n for n in data if ".parameters_grad." in n}
-    parent.stdin.close()
-    parent.wait()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, **pipes)
+    try:
+        for i in range(8):
+            out = tmp_path / str(i)
+            print(out, file=parent.stdin)
+            child = int(parent.stdout.readline())
+            time.sleep(0.05 + 0.037 * i)
+            os.kill(child, signal.SIGKILL)
+            assert parent.stdout.readline() == "gone\n"
+            dump = read(out / "step0" / "rank0")
+            data = dump["dump"]["data"]
+            assert len(data) > 10
+            forward = [n for n in data if ".forward" in n]
+            told = {name for names, _ in dump["stack"].values() for name in names}
+            assert set(forward) <= told <= set(dump["construct"])
+            assert set(data) - set(dump["construct"]) == {n for n in data if ".parameters_grad." in n}
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()
