@@ -21,11 +21,15 @@ zeros, ones and what is frozen stay as they are."""
 
 @dataclass(frozen=True)
 class Copies:
-    """One part of a tensor at one step, with the fingerprint that each rank has of it."""
+    """One part of a tensor at one step, with the fingerprint that each rank has of it.
+
+    A rank may stand for others that have the same: `counts` says for how many, itself among them, where it does.
+    """
 
     key: int
     series: Series
     prints: Mapping[int, float | int]
+    counts: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,17 +63,23 @@ class ReplicaRule:
             self.equal_at[key] = step
         found = []
         for copies in unequal:
-            name = (copies.series.name, copies.series.vpp_stage)
-            if len(self._values.get(copies.key, ())) >= KEPT_EQUAL and name not in self.stranger_names:
+            if self.are_replicas(copies):
                 found += self._parted(step, copies)
             elif copies.series.quantity == PARAMETER:
-                self.stranger_names.add(name)
+                self.stranger_names.add((copies.series.name, copies.series.vpp_stage))
             elif copies.key not in self.equal_at:
                 self.strangers.add(copies.key)
         return found
 
+    def are_replicas(self, copies: Copies) -> bool:
+        """Whether copies have been equal before, while they changed."""
+        name = (copies.series.name, copies.series.vpp_stage)
+        return len(self._values.get(copies.key, ())) >= KEPT_EQUAL and name not in self.stranger_names
+
     def _parted(self, step: int, copies: Copies) -> list[Anomaly]:
-        camps = Counter(copies.prints.values())
+        camps: Counter[float | int] = Counter()
+        for rank, fingerprint in copies.prints.items():
+            camps[fingerprint] += copies.counts.get(rank, 1)
         most = max(camps.values())
         tie = sum(count == most for count in camps.values()) > 1
         found = []

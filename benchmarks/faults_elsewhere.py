@@ -106,7 +106,7 @@ def _vanish(run: Subject) -> None:
 
 def _plant_nan(run: Subject) -> None:
     if run.at_onset and run.parameter.grad is not None:
-        run.parameter.grad.view(-1)[0] = float("nan")
+        run.parameter.grad[(0,) * run.parameter.ndim] = float("nan")
 
 
 def _zero_gradient(run: Subject) -> None:
@@ -134,7 +134,7 @@ def _flip_state(run: Subject) -> None:
     if run.at_onset and state:
         moment = state["exp_avg"] if "exp_avg" in state else state["momentum_buffer"]
         with torch.no_grad():
-            moment.view(-1)[0] = 1e4 * moment.abs().max() + 1.0
+            moment[(0,) * moment.ndim] = 1e4 * moment.abs().max() + 1.0
 
 
 def _raise_rate(run: Subject) -> None:
@@ -146,7 +146,7 @@ def _raise_rate(run: Subject) -> None:
 def _nan_of(run: Subject, output: Tensor) -> Tensor:
     output = output.clone()
     if run.at_onset:
-        output.view(-1)[0] = float("nan")
+        output[(0,) * output.ndim] = float("nan")
     return output
 
 
@@ -203,7 +203,8 @@ def _train(task: Task, fault: Fault, run: Subject, config: dict[str, Any]) -> No
     if fault.loss is not None:
         weigh = fault.loss
         task = Task(task.model, lambda: weigh(run, whole_loss()), task.dtype, task.micro_steps, task.clip, task.after)
-    with trainsentry.TrainMonitor(config).watch(task.model, run.optimizer) as monitor:
+    refuses_nan = contextlib.suppress(ValueError)  # a distribution does; the run ends there, as a user's would
+    with trainsentry.TrainMonitor(config).watch(task.model, run.optimizer) as monitor, refuses_nan:
         for step in range(STEPS):
             run.step = step
             fault.before_step(run)

@@ -1,6 +1,6 @@
 """Compares the ranks' records of a step: collectives, data, losses and times."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import MEAN, NORM, VALUE
+from trainsentry.monitor.recorder.copies import Copy
 from trainsentry.monitor.recorder.gathering import Gathering
 from trainsentry.monitor.recorder.seen_calls import WAITING_STEPS, SeenCalls, Side
 
@@ -155,14 +156,18 @@ class Comparison:
             if by_step[step]:
                 yield step, by_step[step]
 
-    def left(self, done: int) -> Iterator[dict[str, Any]]:
-        """Yield, and forget, what is for the root to compare of steps up to `done`, as plain data."""
+    def left(self, done: int, copies: Mapping[int, Sequence[Copy]]) -> Iterator[dict[str, Any]]:
+        """Yield, and forget, what is for the root to compare of steps up to `done`, as plain data.
+
+        `copies` are those that differ among the ranks that report here, by step.
+        """
         calls = self.calls.left(done)
-        for step in sorted({s for s in (*self._told, *self._found) if s <= done} | set(calls)):
+        for step in sorted({s for s in (*self._told, *self._found) if s <= done} | set(calls) | set(copies)):
             yield {
                 "step": step,
                 "told": [(rank, *astuple(t)) for rank, t in self._told.pop(step, {}).items()],
                 "calls": calls.get(step, []),
+                "copies": copies.get(step, []),
                 "reductions": self._reductions.left(step, self.data_parallel),
                 "found": [a.to_json() for a in _flat(self._found.pop(step, {}))],
             }
@@ -172,7 +177,7 @@ def differences(
     gathering: Gathering, judged: Iterable[tuple[int, list[Anomaly]]]
 ) -> Iterator[tuple[int, list[Anomaly]]]:
     """Yield, step by step, what only the ranks together show: replicas that part, and what was judged of calls."""
-    parted, gathering.parted = gathering.parted, []
+    parted, gathering.copies.parted = gathering.copies.parted, []
     by_step: dict[int, list[Anomaly]] = {}
     for anomaly in parted:
         by_step.setdefault(anomaly.step, []).append(anomaly)

@@ -3,17 +3,14 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.anomaly.replicas import Copies, ReplicaRule
 from trainsentry.collectors.combined import combine
-from trainsentry.collectors.fingerprints import fingerprints
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     GRADIENT,
@@ -25,6 +22,7 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import VALUE
+from trainsentry.monitor.recorder.copies import PARTED, CopiesOfRanks, outvoted
 
 PENDING_STEPS: Final = 64
 """Steps that may wait for a slow rank: with 10,000 series and 8 ranks a step takes 6 MB."""
@@ -59,16 +57,16 @@ class Gathering:
     """Combines rows of the same series from several ranks. Replicas, which cover the same region, count once.
 
     With `final` only tensors that are covered whole give a row, with their whole shape; without, the parts that are
-    there are combined for the next in the tree, and their regions written down as one.
+    there are combined for the next in the tree, and their regions written down as one. `below` says for how many ranks
+    one stands.
     """
 
-    def __init__(self, rank: int, ranks: "set[int]", *, final: bool) -> None:
+    def __init__(self, rank: int, ranks: "set[int]", below: Mapping[int, int] | None = None, *, final: bool) -> None:
         self.rank = rank
         self.final = final
         self.table = SeriesTable()
         self.incomplete = 0
-        self.replicas = ReplicaRule()
-        self.parted: list[Anomaly] = []
+        self.copies = CopiesOfRanks(self.table, below or {}, judges=final)
         self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
         self._pending: dict[int, list[Rows]] = {}
         self._written = -1
@@ -105,6 +103,23 @@ class Gathering:
         layouts = np.asarray(source.layouts, np.int64)[record.layouts]
         rows = ((rank, source.backs), series[wanted], layouts[wanted], record.values[wanted])
         self._pending.setdefault(record.step, []).append(rows)
+
+    def take_copies(self, rank: int, step: int, copies: "Iterable[Sequence[int]]") -> None:
+        """Take copies that differ among ranks that report to another: of each its key, rank, fingerprint, and count.
+
+        Raises:
+            IndexError: for a series that it has not defined.
+
+        """
+        source = self._sources[rank]
+        self._translate(source)
+        found = []
+        for key, of, fingerprint, count in copies:
+            series, layout = source.series[key >> 32], source.layouts[key & 0xFFFFFFFF]
+            if series >= 0:
+                found.append((series << 32 | layout, of, fingerprint, count))
+        if step > self._written:
+            self.copies.take(step, (rank, source.backs), found)
 
     def finish(self, rank: int, step: int) -> None:
         """Note that a rank has sent everything up to `step`; `ALL` when it is gone."""
@@ -158,6 +173,7 @@ class Gathering:
             self._pending[s] = [rows for rows in self._pending[s] if not is_old(rows[0])]
             if not self._pending[s]:
                 del self._pending[s]
+        self.copies.drop(step, is_old)
 
     @property
     def settled(self) -> int:
@@ -193,8 +209,9 @@ class Gathering:
         ranks = np.concatenate([np.full(len(r[1]), r[0][0]) for r in rows])
         # Rows of one series beside each other; of those that cover the same region only the first.
         keys = series << 32 | layouts
-        _, first = np.unique(keys, return_index=True)
-        strangers = self._compare(step, keys, ranks, values)
+        strangers, differing = self.copies.compare(step, keys, ranks, values)
+        order = np.argsort(outvoted(differing, keys, ranks), kind="stable") if differing else np.arange(len(keys))
+        first = order[np.unique(keys[order], return_index=True)[1]]
         known = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts])
         first = first[known[layouts[first]] & ~np.isin(series[first], strangers)]
         series, layouts, values = series[first], layouts[first], values[first]
@@ -205,6 +222,8 @@ class Gathering:
         whole = combine(values, numel, starts, ratios)
         alone = (np.diff(np.append(starts, len(values))) == 1) & ~ratios
         whole[alone, VALUE] = values[starts[alone], VALUE]  # the fingerprint of the one copy that counts
+        if not self.copies.judges:
+            whole[np.isin(ids, [copies.key >> 32 for copies in differing]), VALUE] = PARTED
         joined = [self._joined(part) for part in np.split(layouts, starts[1:])] if len(starts) else []
         kept = np.asarray([layout is not None for layout in joined], bool)
         self.incomplete += int(np.count_nonzero(~kept))
@@ -218,43 +237,6 @@ class Gathering:
             time=time.time(),
         )
 
-    def _compare(
-        self, step: int, keys: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.int64]:
-        """Compare what several ranks hold alike; return the series of what only has the name in common."""
-        order = np.lexsort((ranks, keys))
-        # What an update or the state makes of parted copies is an effect; what is no known part is nobody's replica.
-        compared = np.asarray([x.quantity in {PARAMETER, GRADIENT} for x in self.table.series], bool)
-        placed = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts], bool)
-        order = order[compared[keys[order] >> 32] & placed[keys[order] & _LOW]]
-        keys, ranks = keys[order], ranks[order]
-        prints = fingerprints(values[order])
-        if not len(keys):
-            return np.zeros(0, np.int64)
-        again = np.append(False, (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1]))  # read twice in this step
-        keys, ranks, prints = keys[~again], ranks[~again], prints[~again]
-        starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        ends = np.append(starts[1:], len(keys))
-        high, low = np.maximum.reduceat(prints, starts), np.minimum.reduceat(prints, starts)
-        several = ends - starts > 1
-        unequal = [
-            Copies(
-                int(keys[a]),
-                self.table.series[int(keys[a]) >> 32],
-                dict(zip(ranks[a:b].tolist(), prints[a:b].tolist(), strict=True)),
-            )
-            for a, b in zip(starts[several & (high != low)], ends[several & (high != low)], strict=True)
-        ]
-        self.parted += self.replicas.judge(
-            step,
-            unequal,
-            {int(keys[a]): int(prints[a]) for a in starts[several & (high == low)]},
-        )
-        names = self.replicas.stranger_names
-        series = {key >> 32 for key in self.replicas.strangers}
-        series.update(i for i, s in enumerate(self.table.series) if names and (s.name, s.vpp_stage) in names)
-        return np.asarray(sorted(series), np.int64)
-
     def _joined(self, parts: npt.NDArray[np.int64]) -> Layout | None:
         """Return the layout of what parts of one tensor make together; None when they are not the whole."""
         layouts: list[Layout] = [self.table.layouts[i] for i in parts.tolist()]
@@ -267,9 +249,6 @@ class Gathering:
             return None
         regions = ";".join(sorted(x.region for x in layouts))
         return first if len(layouts) == 1 else replace(first, numel=numel, region=_short(regions))
-
-
-_LOW: Final = np.int64(2**32 - 1)
 
 
 def _short(regions: str) -> str:

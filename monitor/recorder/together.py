@@ -68,7 +68,8 @@ class Together:
         self.gathering: Gathering | None = None
         if place.children or self.is_root:
             members = {place.rank, *place.children}
-            self.gathering = Gathering(place.rank, members, final=self.is_root)
+            below = dict(zip(place.children, place.below, strict=True))
+            self.gathering = Gathering(place.rank, members, below, final=self.is_root)
             self.gathering.use_table(place.rank, owner.table)
         self.comparison = Comparison()
         self._wanted = np.zeros(0, bool)
@@ -208,6 +209,7 @@ class Together:
             gathering.define(rank, message)
         elif message["type"] == PARTS and not gathering.is_outdated(rank):
             self.comparison.take_parts(rank, message)
+            gathering.take_copies(rank, message["step"], message["copies"])
             gathering.finish(rank, message["step"])
         elif message["type"] == DONE and (message["step"] == ALL or not gathering.is_outdated(rank)):
             gathering.finish(rank, message["step"])
@@ -258,6 +260,7 @@ class Together:
             return
         try:
             if self.is_root or self.alone:
+                self.gathering.copies.judges = True  # nobody else will
                 self._conclude(self.gathering)
             else:
                 self._hand_on(self.gathering)
@@ -289,7 +292,7 @@ class Together:
         """Judge calls among the ranks that report here; send up the rest of steps up to `settled`."""
         for step, found in differences(gathering, list(self.comparison.judge(settled, final=False))):
             self.comparison.take_found(step, found)
-        for parts in self.comparison.left(settled):
+        for parts in self.comparison.left(settled, gathering.copies.left(settled)):
             self.up.message({"type": PARTS, **parts})
 
     # ------------------------------------------------------------------ the end

@@ -71,6 +71,54 @@ def test_replicas_that_part_by_a_call_that_the_root_alone_knows_are_its_effect()
     assert {f[3] for f in found if f[2] == "replicas"} == {True}
 
 
+@pytest.mark.parametrize("leaf_first", [True, False])
+@pytest.mark.parametrize("bad", range(6))
+def test_of_replicas_on_three_hosts_of_two_ranks_the_one_that_has_parted_is_named_and_no_other(bad, leaf_first):
+    """Among the two of its host nobody could tell, and the one that speaks for both may be either."""
+    root = recorder(0, None, (1, 2, 4), 6, below=(1, 2, 2))
+    heads, leaves = [recorder(2, 0, (3,), 6), recorder(4, 0, (5,), 6)], [Leaf(1), Leaf(3), Leaf(5)]
+    for step in range(8):
+        of = [step + (50.0 + step if rank == bad and step >= 4 else 0.0) for rank in range(6)]
+        leaves[0].tell(root, step, weights(of[1]))
+        own(root, step, weights(of[0]))
+        for head, leaf in zip(heads, leaves[1:], strict=True):
+            tell = [lambda h=head: own(h, step, weights(of[h.place.rank])),
+                    lambda h=head, x=leaf: x.tell(h, step, weights(of[x.rank]))]  # fmt: skip
+            for one in reversed(tell) if leaf_first else tell:
+                one()
+                head.pump()
+            carry(head, root)
+    assert root.owner.found == [(4, bad, "replicas", False)]
+    assert [r.owner.found for r in heads] == [[], []]
+    assert [r.owner.failures for r in (root, *heads)] == [[]] * 3
+
+
+def test_a_host_whose_ranks_are_one_against_one_is_a_tie_only_where_it_is_alone():
+    head, leaf = recorder(1, 0, (2,), 3), Leaf(2)
+    head.network.lost_parent = True
+    for step in range(8):
+        own(head, step, weights(float(step)))
+        leaf.tell(head, step, weights(step + 50.0 * (step > 4)))
+        head.pump()
+    assert sorted(head.owner.found) == [(5, 1, "replicas", False), (5, 2, "replicas", False)]
+
+
+def test_many_replicas_that_part_at_once_are_told_up_to_a_bound_and_name_no_other_rank():
+    from trainsentry.monitor.recorder import copies
+
+    root, head, leaf = recorder(0, None, (1,), 3, below=(2,)), recorder(1, 0, (2,), 3), Leaf(2)
+    several = [Series(f"w{i}", "gradient") for i in range(2 * copies.MOST_TOLD)]
+    for step in range(8):
+        rows = [[(s, *weights(step + 50.0 * off)[0][1:]) for s in several] for off in (False, step > 4)]
+        leaf.tell(head, step, rows[1])
+        own(head, step, rows[0])
+        own(root, step, rows[0])
+        head.pump()
+        carry(head, root)
+    assert root.owner.found == [(5, 2, "replicas", False)] * copies.MOST_TOLD
+    assert (root.owner.failures, head.owner.failures) == ([], [])
+
+
 @pytest.mark.parametrize("bad", [0, 1])
 def test_own_gradients_that_went_into_reductions_are_compared_over_all_hosts(bad):
     root, head, leaf = two_hosts()

@@ -1,0 +1,140 @@
+"""What several ranks hold alike, compared by fingerprint; the root of the recorders says who has parted.
+
+Among the ranks of one host a minority of all may be the majority, and one that has parted from one other cannot be told
+from it. So a recorder that is not the root sends the differing copies on, rank by rank, and no verdict.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.replicas import Copies, ReplicaRule
+from trainsentry.collectors.fingerprints import fingerprints
+from trainsentry.collectors.series import GRADIENT, PARAMETER, UNKNOWN_REGION, SeriesTable
+
+PARTED: Final = -1
+"""Stands where a fingerprint would, in a row for ranks whose copies differ."""
+
+MOST_TOLD: Final = 64
+"""Tensors of a step whose differing copies are sent on: the first of them tell which rank has parted."""
+
+Ints = npt.NDArray[np.int64]
+
+Copy = tuple[int, int, int, int]
+"""A key, a rank, its fingerprint, and how many ranks it stands for."""
+
+Origin = tuple[int, int]
+"""The rank that has sent something, and how often it had gone back to an earlier step."""
+
+_LOW: Final = np.int64(2**32 - 1)
+
+
+class CopiesOfRanks:
+    """Compares the copies of a step. A key is a series of `table`, shifted by 32 bits, and a layout.
+
+    `below` says for how many ranks one stands that reports here. With `judges`, ranks that have parted are named.
+    """
+
+    def __init__(self, table: SeriesTable, below: Mapping[int, int], *, judges: bool) -> None:
+        self.table = table
+        self.judges = judges
+        self.parted: list[Anomaly] = []
+        self._below = below
+        self._rule = ReplicaRule()
+        self._told: dict[int, list[tuple[Origin, list[Copy]]]] = {}
+        self._left: dict[int, list[Copy]] = {}
+
+    def take(self, step: int, origin: Origin, copies: list[Copy]) -> None:
+        """Take the differing copies of ranks that report to another recorder."""
+        if copies:
+            self._told.setdefault(step, []).append((origin, copies))
+
+    def drop(self, step: int, is_old: Callable[[Origin], bool]) -> None:
+        """Forget what was told of steps from `step` on, as far as it is old."""
+        for s in [s for s in self._told if s >= step]:
+            self._told[s] = [told for told in self._told[s] if not is_old(told[0])]
+
+    def left(self, step: int) -> dict[int, list[Copy]]:
+        """Return, and forget, the differing copies of steps up to `step`: for the next recorder of the tree."""
+        return {s: self._left.pop(s) for s in sorted(self._left) if s <= step}
+
+    def compare(self, step: int, keys: Ints, ranks: Ints, values: npt.NDArray[np.float64]) -> tuple[Ints, list[Copies]]:
+        """Compare the copies of a step, one row each; return the series of what only has the name in common.
+
+        And the copies that differ, of what was equal before.
+        """
+        told = [copy for _, copies in self._told.pop(step, []) for copy in copies]
+        for old in [s for s in self._told if s < step]:
+            del self._told[old]
+        prints = fingerprints(values)
+        rows = self._comparable(keys) & (prints != PARTED)
+        keys, ranks, prints = keys[rows], ranks[rows], prints[rows]
+        counts = np.asarray([self._below.get(r, 1) for r in ranks.tolist()], np.int64)
+        if told:
+            more = np.asarray(told, np.int64).T
+            keys, ranks, prints, counts = (
+                np.concatenate([a, b]) for a, b in zip((keys, ranks, prints, counts), more, strict=True)
+            )
+        differing = self._differing(step, keys, ranks, prints, counts) if len(keys) else []
+        return self._strangers(), differing
+
+    def _comparable(self, keys: Ints) -> npt.NDArray[np.bool_]:
+        """Whether keys are compared, each.
+
+        What an update or the state makes of parted copies is an effect; what is no known part is nobody's replica.
+        """
+        compared = np.asarray([x.quantity in {PARAMETER, GRADIENT} for x in self.table.series], bool)
+        placed = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts], bool)
+        found: npt.NDArray[np.bool_] = compared[keys >> 32] & placed[keys & _LOW]
+        return found
+
+    def _differing(self, step: int, keys: Ints, ranks: Ints, prints: Ints, counts: Ints) -> list[Copies]:
+        order = np.lexsort((ranks, keys))
+        keys, ranks, prints, counts = keys[order], ranks[order], prints[order], counts[order]
+        again = np.append(False, (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1]))  # read twice in this step
+        keys, ranks, prints, counts = keys[~again], ranks[~again], prints[~again], counts[~again]
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        ends = np.append(starts[1:], len(keys))
+        high, low = np.maximum.reduceat(prints, starts), np.minimum.reduceat(prints, starts)
+        several = ends - starts > 1
+        unequal = []
+        for a, b in zip(starts[several & (high != low)], ends[several & (high != low)], strict=True):
+            of, key = ranks[a:b].tolist(), int(keys[a])
+            by_rank = dict(zip(of, prints[a:b].tolist(), strict=True))
+            standing_for = dict(zip(of, counts[a:b].tolist(), strict=True))
+            unequal.append(Copies(key, self.table.series[key >> 32], by_rank, standing_for))
+        differing = [copies for copies in unequal if self._rule.are_replicas(copies)]
+        equal = {int(keys[a]): int(prints[a]) for a in starts[several & (high == low)]}
+        found = self._rule.judge(step, unequal, equal)
+        if self.judges:
+            self.parted += found
+        elif differing:
+            self._left[step] = [copy for copies in differing[:MOST_TOLD] for copy in _rank_by_rank(copies)]
+        return differing
+
+    def _strangers(self) -> Ints:
+        names = self._rule.stranger_names
+        series = {key >> 32 for key in self._rule.strangers}
+        series.update(i for i, s in enumerate(self.table.series) if names and (s.name, s.vpp_stage) in names)
+        return np.asarray(sorted(series), np.int64)
+
+
+def _rank_by_rank(copies: Copies) -> Iterable[Copy]:
+    return [(copies.key, rank, int(p), copies.counts[rank]) for rank, p in copies.prints.items()]
+
+
+def outvoted(differing: Iterable[Copies], keys: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
+    """Return which rows are copies that fewer ranks have than another one."""
+    found = np.zeros(len(keys), bool)
+    for copies in differing:
+        camps: Counter[Any] = Counter()
+        for rank, fingerprint in copies.prints.items():
+            camps[fingerprint] += copies.counts.get(rank, 1)
+        most = max(camps.values())
+        good = [rank for rank, fingerprint in copies.prints.items() if camps[fingerprint] == most]
+        found |= (keys == copies.key) & ~np.isin(ranks, good)
+    return found
