@@ -4,7 +4,8 @@
 
 Makes two hosts of this machine, each with a network and a name of its own (Linux namespaces; needs root, `ip` and
 `unshare`), joined by a virtual cable. Four ranks train over gloo, two on each; on the last one a bit of a weight flips
-at step 40, and an incident stops the run. Prints what each rank said, and the incident.
+at step 40, and an incident stops the run: of replicas (ddp) the others' bits tell, of a shard (fsdp2) that it is not
+what it was plus its update. Prints what each rank said, and the incident.
 """
 
 import argparse
@@ -78,7 +79,6 @@ def train(strategy: str, out: Path) -> None:
     layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]
     model: nn.Module = nn.Sequential(*layers, nn.Linear(64, 8))
     if strategy == "fsdp2":
-        dist.new_group()
         for layer in model:
             if isinstance(layer, nn.Linear):
                 fully_shard(layer, mesh=_mesh())
@@ -89,7 +89,7 @@ def train(strategy: str, out: Path) -> None:
     config = {
         "output_dir": str(out),
         "on_incident": {"stop": True, "dump": False},
-        "collect": {"parameters": {"every": 1}},
+        "collect": {p: {"every": 1} for p in ("parameters", "updates")},
     }
     generator = torch.Generator().manual_seed(rank)
     monitor = trainsentry.TrainMonitor(config).watch(model, optimizer)
