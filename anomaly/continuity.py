@@ -20,9 +20,9 @@ HELD_FOR: Final = 16
 """Steps in a row in which it must have held: some loops clip or rescale weights after each update."""
 
 ROUNDING: Final = 1e-7
-"""Gap of the means, in root mean squares of the weight, beyond which it was not rounding. Beyond what rounding does to the
-update, twelve kinds of healthy runs in float32 and bfloat16 gave none at all; float64 sums of 10^8 elements may be off by
-1e-8. One element of a matrix of 1,000 × 1,000 must move by a tenth of a root mean square to be seen."""
+"""Gap of the means, in root mean squares of the weight, beyond which it was not rounding. Beyond what rounding does to
+the update, twelve kinds of healthy runs in float32 and bfloat16 gave none at all; float64 sums of 10^8 elements may be
+off by 1e-8. One element of a matrix of 1,000 × 1,000 must move by a tenth of a root mean square to be seen."""
 
 HOLDS: Final = 1e-5
 """Gap up to which the invariant counts as held: what is read may be a rounded copy of the weight that is updated."""

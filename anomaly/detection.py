@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.constant_data import ConstantDataRule
 from trainsentry.anomaly.continuity import ContinuityRule
 from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.evidence import Evidence
@@ -86,11 +87,12 @@ class Detection:
             lambda r, _: self._switches.judge(r),
             lambda r, _: self._siblings.judge(r, self._known.numel(r)),
             lambda r, _: self._batches.judge(r),
+            lambda r, _: self._constant.judge(r, self._known.numel(r)),
             *own,
         ]
         self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
         self._siblings, self._batches = SiblingRule(table), RepeatedDataRule(table)
-        self._continuity = ContinuityRule(table)
+        self._continuity, self._constant = ContinuityRule(table), ConstantDataRule(table)
         self._known = KnownChanges(table)
         self._late = LateScalars(self.facts)
         self._provenance = Provenance(table, self._late)

@@ -39,6 +39,7 @@ CONTAINED = (ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT)
 """Quantities of a module that come from those of the modules it contains."""
 
 DATA = "data"
+ALL_AT_ONCE = "all_at_once"
 ALL = "all"
 """The name of what all series of a kind do at once."""
 
@@ -101,6 +102,8 @@ class Provenance:
         """Return what kind of thing is at fault; what enters the model is data."""
         if finding.kind == FROZEN:
             return UPDATE
+        if finding.detector == ALL_AT_ONCE and series.quantity in BACKWARD:
+            return GRADIENT  # the whole backward pass
         if series.quantity == ACTIVATION_INPUT and series.module == "":
             return DATA
         if series.quantity.startswith(TRAINING_MODE):
@@ -111,6 +114,6 @@ class Provenance:
     @staticmethod
     def name_of(series: Series, finding: Finding) -> str:
         """Return what is at fault."""
-        if finding.detector == "all_at_once" or series.name == UPDATED_PARAMETERS:
+        if finding.detector == ALL_AT_ONCE or series.name == UPDATED_PARAMETERS:
             return ALL
         return series.module or "model" if series.quantity.startswith(TRAINING_MODE) else series.name

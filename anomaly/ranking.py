@@ -42,7 +42,7 @@ class Ranked:
 
 
 def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
-    """Return the first anomaly of each series, most likely cause first.
+    """Return the first anomaly of each series, of several at one step the strongest, most likely cause first.
 
     `parameters` is how many parameters the model has.
 
@@ -54,7 +54,7 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     for anomaly in anomalies:
         key = (anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step)
         known = firsts.get(key)
-        if known is None or anomaly.step < known.step:
+        if known is None or _strength(anomaly) < _strength(known):
             firsts[key] = anomaly
     candidates = list(firsts.values())
     if not candidates:
@@ -63,6 +63,11 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     effects = _Effects.of(candidates, parameters)
     drifts = min((a.step for a in candidates if a.detector == DRIFTS), default=0)
     return sorted((_place(_together(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)
+
+
+def _strength(anomaly: Anomaly) -> tuple[int, bool, float]:
+    """Return what the anomalies of one series go by: the earliest, then what is wrong whatever came before."""
+    return anomaly.step, anomaly.kind not in HARD, -anomaly.score
 
 
 def _together(anomaly: Anomaly, drifts: int) -> Anomaly:

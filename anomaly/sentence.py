@@ -17,6 +17,7 @@ from trainsentry.anomaly.anomaly import (
     UNDERFLOW,
     Anomaly,
 )
+from trainsentry.anomaly.constant_data import NAME as CONSTANT_DATA
 from trainsentry.anomaly.continuity import NAME as CONTINUITY
 from trainsentry.anomaly.ranking import Ranked
 from trainsentry.anomaly.rule_sentences import SAID
@@ -62,7 +63,7 @@ def evidence(anomaly: Anomaly) -> str:
     """Return one sentence that says what is wrong with one series."""
     what = subject(anomaly.name, anomaly.quantity)
     since = f"; it was healthy at step {anomaly.last_clean}" if anomaly.last_clean >= 0 else ""
-    passed = "; its inputs were abnormal already" if anomaly.passed_on else ""
+    passed = "; its inputs were abnormal already" if anomaly.passed_on and anomaly.detector != "all_at_once" else ""
     if anomaly.kind in _ACROSS_RANKS:
         return _ACROSS_RANKS[anomaly.kind](anomaly, what)
     if anomaly.kind in SAID:
@@ -86,6 +87,8 @@ def _hard(anomaly: Anomaly, what: str) -> str:
 def _change(anomaly: Anomaly, what: str) -> str:
     if anomaly.detector == "all_at_once":
         return f"{_all_of(anomaly)} at once are {anomaly.value:.3g} times as large as usual at step {anomaly.step}"
+    if anomaly.detector == CONSTANT_DATA:
+        return f"every element of {what} is {anomaly.value:.6g} at step {anomaly.step}, and they differed before"
     if anomaly.detector == CONTINUITY:
         return (
             f"something else than its update has changed {what} before step {anomaly.step}: the mean of its elements "

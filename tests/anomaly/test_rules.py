@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.constant_data import ConstantDataRule
+from trainsentry.anomaly.continuity import ContinuityRule
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.frozen import FrozenRule
 from trainsentry.anomaly.reductions import ReductionRule
@@ -13,7 +15,7 @@ from trainsentry.anomaly.siblings import SiblingRule
 from trainsentry.anomaly.state_reset import StateResetRule
 from trainsentry.anomaly.switches import SwitchRule
 from trainsentry.collectors.series import Layout
-from trainsentry.collectors.statistics import MEAN, MIN, VALUE
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, VALUE
 
 U, G = ("fc.weight", "update"), ("fc.weight", "gradient")
 OTHER = ("head.weight", "update")
@@ -23,6 +25,8 @@ SQUARES, WEIGHT = ("fc.weight", "exp_avg_sq"), ("fc.weight", "parameter")
 RULES = {
     "frozen": lambda table: FrozenRule(table).judge,
     "state_reset": lambda table: StateResetRule(table).judge,
+    "constant_data": lambda table: lambda record: ConstantDataRule(table).judge(record, np.full(len(record), 256.0)),
+    "continuity": lambda table: lambda record: ContinuityRule(table).judge(record, np.full(len(record), 16.0)),
     "switches": lambda table: SwitchRule(table).judge,
     "siblings": lambda table: lambda record: SiblingRule(table).judge(record, np.full(len(record), 16.0)),
     "detection": lambda table: Detection(table).judge,
@@ -214,6 +218,29 @@ def test_gradients_that_are_summed_where_they_were_averaged():
     [found] = step(15, 2.0)
     assert (found.kind, found.quantity) == ("communication_mismatch", "communication_output")
     assert found.value == pytest.approx(2.0)
+
+
+DATA = ("input.0", "activation_input")
+
+
+@pytest.mark.parametrize(
+    ("history", "numel", "found"),
+    [((-2.0, 2.0), 256, 1), ((0.0, 9.0), 256, 1), ((0.0, 1.0), 256, 0), ((3.0, 3.0), 256, 0), ((-2.0, 2.0), 16, 0)],
+    ids=["pictures", "tokens", "a mask", "constant by design", "few numbers"],
+)
+def test_a_batch_of_one_value_is_no_data_unless_it_is_a_mask_or_always_was_so(history, numel, found):
+    records = Records()
+    rule = ConstantDataRule(records.table).judge
+
+    def seen(step, low, high):
+        record = records.step(step, {DATA: 1.0})
+        record.values[:, [MIN, MAX]] = low, high
+        return rule(record, np.full(1, float(numel)))
+
+    assert not [f for step in range(20) for f in seen(step, *history)]
+    assert len(seen(20, 1.0, 1.0)) == found
+    assert seen(21, 1.0, 1.0) == [], "said once"
+    assert seen(22, float("nan"), float("nan")) == []
 
 
 def test_a_module_that_is_switched_to_evaluation():
