@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly
+from trainsentry.anomaly.call_orders import CallOrderRule
 from trainsentry.collectors.series import GRADIENT_UNREDUCED
 
 NAME: Final = "peers"
@@ -73,8 +74,8 @@ class MedianOfOthers:
 class Told:
     """What one rank said of one step.
 
-    `data` is a fingerprint of what went into its model; `gradient` the square of the norm of its own gradients, as far
-    as they were seen before they were reduced.
+    `order` stands for the collectives it has called; `data` is a fingerprint of what went into its model; `gradient`
+    the square of the norm of its own gradients, as far as they were seen before they were reduced.
     """
 
     loss: float | None = None
@@ -82,6 +83,7 @@ class Told:
     seconds: float | None = None
     waited: float | None = None
     data: float | None = None
+    order: float | None = None
 
 
 @dataclass
@@ -94,12 +96,14 @@ class PeerRule:
     _samples: int = 0
     _batches: dict[tuple[int, int], dict[float, int]] = field(default_factory=dict)
     _told: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    _orders: CallOrderRule = field(default_factory=CallOrderRule)
 
     def judge(self, step: int, told: Mapping[int, Told], data_parallel: frozenset[int]) -> list[Anomaly]:
         """Return what is odd at a step; only ranks of `data_parallel` are to have data of their own."""
         losses = {r: t.loss for r, t in told.items() if t.loss is not None}
         own = {r: math.sqrt(t.gradient) for r, t in told.items() if t.gradient is not None and r in data_parallel}
         return [
+            *self._orders.judge(step, {r: t.order for r, t in told.items() if t.order is not None}),
             *self._stragglers(step, told),
             *self._outlying(step, losses, "loss", "loss"),
             *self._outlying(step, own, "own gradients", GRADIENT_UNREDUCED),

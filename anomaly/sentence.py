@@ -143,6 +143,12 @@ def _not_conserved(anomaly: Anomaly, what: str) -> str:
             f"rank {anomaly.rank} calls {anomaly.name} with another reduction than other ranks at step {anomaly.step} "
             f"({anomaly.value:.0f} with this one{tie}): it is at another call than they are"
         )
+    if anomaly.statistic == "order":
+        tie = ", as many as with the others" if anomaly.value == anomaly.expected else ""
+        return (
+            f"rank {anomaly.rank} has called other collectives than other ranks in step {anomaly.step}, or in another "
+            f"order ({anomaly.value:.0f} with this one{tie})"
+        )
     return (
         f"{what} does not follow from what the ranks put in at step {anomaly.step}: its elements add up to "
         f"{anomaly.value:.6g} on rank {anomaly.rank}, and should to {anomaly.expected:.6g}"

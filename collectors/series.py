@@ -25,6 +25,9 @@ STEP_SECONDS = "step_seconds"
 COMMUNICATION_SECONDS = "communication_seconds"
 """The scalar that says how much of it a rank has waited in collectives."""
 
+COMMUNICATION_ORDER = "communication_order"
+"""The scalar that stands for the collectives of a step and their order, equal on all ranks. It has no curve."""
+
 UNKNOWN_REGION = "?"
 """The region of a tensor whose place in the whole is not known."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_ORDER, UPDATE, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
 from trainsentry.exporters.dashboard import Dashboard
 from trainsentry.exporters.event_file import EventFile, tag
@@ -137,7 +137,7 @@ class TensorBoardWriter:
 
     def _new_tags(self, series_id: int) -> list[tuple[str, int]]:
         s = self.table.series[series_id]
-        if s.quantity == COMMUNICATION_CALL:
+        if s.quantity in {COMMUNICATION_CALL, COMMUNICATION_ORDER}:
             return []
         if s.scalar:
             return [(tag(s.quantity, "value", s.name, s.micro_step, scalar=True), VALUE)]

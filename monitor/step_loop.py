@@ -6,7 +6,14 @@ from typing import Any, Final
 
 from trainsentry.anomaly.first_sight import FirstSight
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import COMMUNICATION_SECONDS, FOUND_INF, SKIPPED, STEP_SECONDS, SeriesTable
+from trainsentry.collectors.series import (
+    COMMUNICATION_ORDER,
+    COMMUNICATION_SECONDS,
+    FOUND_INF,
+    SKIPPED,
+    STEP_SECONDS,
+    SeriesTable,
+)
 from trainsentry.collectors.settings import COMMUNICATION
 from trainsentry.monitor.common_decisions import CommonDecisions, Wishes
 from trainsentry.monitor.config import MonitorConfig
@@ -240,8 +247,11 @@ class StepLoop:
         self.triggers.hear(self.link.poll())
 
     def _note_times(self) -> None:
-        """With several ranks, record how long the step took and how much of it was waiting, for comparison."""
+        """With several ranks, record what was called, how long the step took, and how much of it was waiting."""
         began, self._began = self._began, time.perf_counter()
+        order = self.watch.take_call_order()
+        if order and self._plan:
+            self.watch.log(COMMUNICATION_ORDER, float(order), 0)
         waited = self.watch.seconds_waited
         if waited is not None and began is not None and COMMUNICATION in self._plan:
             self.watch.log(STEP_SECONDS, self._began - began, 0)

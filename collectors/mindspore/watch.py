@@ -259,6 +259,10 @@ class MindSporeWatch:
         """Whether MindSpore was told that each rank has data of its own."""
         return is_data_parallel()
 
+    def take_call_order(self) -> int:
+        """Return 0: collectives are stood in for at sampled steps only."""
+        return 0
+
     @property
     def seconds_waited(self) -> float | None:
         """How long collectives were waited for is not known: they run behind the program."""

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, Final
 
+import torch.distributed as dist
 from torch import Tensor
 
 from trainsentry.collectors.call_site import call_site
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
 from trainsentry.collectors.torch.backward_pass import in_backward
+from trainsentry.collectors.torch.call_order import CallOrder
 from trainsentry.collectors.torch.process_groups import (
     Op,
     forget_calls,
@@ -85,8 +87,10 @@ class Communication:
         self._together: dict[str, list[Call]] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._members: dict[str, list[int]] = {}
+        self._order = CallOrder()
         self._reducer = ReducerCalls(waits=self._reducer_waits, ended=self._end_of_reducer)
         self._thread = threading.get_ident()
+        self._world = dist.get_world_size() if dist.is_initialized() else 1
         watch_calls(self, reducer=reducer)
 
     def open_step(self, *, sampling: bool) -> None:
@@ -115,6 +119,10 @@ class Communication:
         self._reducer.forget()
         self._open.clear()
         self._recorded.clear()
+
+    def take_order(self) -> int:
+        """Return the number of this step's collectives in groups of all ranks, and begin the next one's; 0 for none."""
+        return self._order.take()
 
     @property
     def calls_so_far(self) -> int:
@@ -192,6 +200,12 @@ class Communication:
         tensors = tensors_of(args, kwargs, op.inputs)
         size = sum(x.numel() * x.element_size() for x in tensors)
         call = Call(op.name, name, sequence, time.monotonic(), size)
+        if name not in self._members:
+            self._members[name] = members_of(group)
+        if not op.point_to_point:
+            call.reduction = reduction_of(args, kwargs)
+            if len(self._members[name]) == self._world:
+                self._order.add(op.name, name, call.reduction, size)
         if self.sampling and self._is_chosen():
             number = self._in_step[name, op.name]
             self._in_step[name, op.name] += 1
@@ -199,10 +213,7 @@ class Communication:
                 self.left_out += 1
                 return call
             call.name = f"{name}.{op.name}.{number}"
-            call.reduction = reduction_of(args, kwargs)
             call.outputs = tensors_of(args, kwargs, op.outputs)
-            if name not in self._members:
-                self._members[name] = members_of(group)
             self._recorded.append(call)
             self._read(call, COMMUNICATION_INPUT, tensors)
         return call

@@ -16,6 +16,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_INPUT,
     COMMUNICATION_CALL,
+    COMMUNICATION_ORDER,
     COMMUNICATION_QUANTITIES,
     COMMUNICATION_SECONDS,
     GRADIENT_UNREDUCED,
@@ -31,7 +32,7 @@ from trainsentry.monitor.recorder.seen_calls import WAITING_STEPS, SeenCalls, Si
 OWN: Final = -1
 """The source of what was found here."""
 
-SCALARS: Final = frozenset({"loss", STEP_SECONDS, COMMUNICATION_SECONDS})
+SCALARS: Final = frozenset({"loss", STEP_SECONDS, COMMUNICATION_SECONDS, COMMUNICATION_ORDER})
 
 
 def is_compared(series: Series) -> bool:
@@ -206,5 +207,7 @@ def _note_scalar(told: Told, name: str, value: float) -> None:
         told.loss = value
     elif name == STEP_SECONDS:
         told.seconds = value
+    elif name == COMMUNICATION_ORDER:
+        told.order = value
     else:
         told.waited = value

@@ -128,6 +128,28 @@ def test_equal_seeds_and_what_never_changes_make_no_replicas(equal):
     assert rule.stranger_names == {("w", 0)}
 
 
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [((7, 7, 7), []), ((7, 7, 9), [2]), ((9, 7, 7), [0]), ((7, 9, 8), [0, 1, 2]), ((7, None, 9), [0, 2])],
+)
+def test_a_rank_that_calls_something_else_for_once_is_named_where_all_were_alike_before(numbers, named):
+    rule = PeerRule()
+
+    def judged(step, numbers):
+        return rule.judge(step, {r: Told(order=n) for r, n in enumerate(numbers)}, frozenset())
+
+    assert judged(0, numbers) == []
+    assert not [a for step in range(1, 20) for a in judged(step, (step, step, step))]
+    assert [(a.rank, a.kind, a.step) for a in judged(20, numbers)] == [(r, "communication_mismatch", 20) for r in named]
+    assert judged(21, numbers) == [], "what lasts is said once"
+
+
+def test_ranks_with_work_of_their_own_are_left_alone():
+    rule = PeerRule()
+    for step in range(100):
+        assert rule.judge(step, {r: Told(order=r + step % 15) for r in range(3)}, frozenset()) == []
+
+
 def test_losses_of_small_batches_raise_no_alarm():
     rule, choice = PeerRule(), random.Random(0)
     for step in range(3000):
