@@ -103,10 +103,20 @@ def test_what_is_no_run_is_refused(tmp_path):
         write_report(tmp_path)
 
 
+WHERE_IT_STANDS = """<script>addEventListener("load", () => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (texts.nextNode() && !texts.currentNode.data.includes("CULPRIT"));
+  range.selectNodeContents(texts.currentNode);
+  document.body.dataset.bottom = Math.ceil(range.getBoundingClientRect().bottom);
+});</script></body>"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 @pytest.mark.parametrize("width", [1200, 390])
-def test_a_browser_draws_it_without_an_error(tmp_path, width):
+def test_a_browser_draws_it_without_an_error_with_the_suspect_on_the_first_screen(tmp_path, width):
     path = write_report(make_run(tmp_path / "run"))
+    page = re.sub(r"<meta http-equiv=.Content-Security-Policy.[^>]*>", "", path.read_text())
+    path.write_text(page.replace("</body>", WHERE_IT_STANDS.replace("CULPRIT", CULPRIT)))
     picture = tmp_path / "page.png"
     command = [
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
@@ -116,6 +126,7 @@ def test_a_browser_draws_it_without_an_error(tmp_path, width):
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "ERROR" in line.upper()]
     assert console == []
     assert picture.stat().st_size > 20_000
+    assert 0 < int(re.search(r'data-bottom="(-?\d+)"', done.stdout)[1]) < 900
     assert done.stdout.count("bk-Figure") >= 3 or "bk-" in done.stdout  # figures were put into the page
 
 
