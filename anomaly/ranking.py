@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import HARD, MODE_CHANGE, Anomaly
+from trainsentry.anomaly.continuity import NAME as CONTINUITY
+from trainsentry.anomaly.replicas import NAME as REPLICAS
 from trainsentry.collectors.series import GRADIENT, PARAMETER, TENSOR_QUANTITIES
 
 EVERYWHERE: Final = 0.5
@@ -51,7 +53,7 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     hits all weights; so when many are abnormal after gradients were, they are counted as its effect.
     """
     firsts: dict[tuple[int, str, str, int], Anomaly] = {}
-    for anomaly in anomalies:
+    for anomaly in _without_ties(list(anomalies)):
         key = (anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step)
         known = firsts.get(key)
         if known is None or _strength(anomaly) < _strength(known):
@@ -63,6 +65,23 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     effects = _Effects.of(candidates, parameters)
     drifts = min((a.step for a in candidates if a.detector == DRIFTS), default=0)
     return sorted((_place(_together(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)
+
+
+def _without_ties(anomalies: list[Anomaly]) -> list[Anomaly]:
+    """Settle ties of replicas by the weight's own continuity: of a rank it names, and of those that it does not name.
+
+    The first get `statistic` "continuity", the others count as passed on.
+    """
+    changed = {(a.name, a.step, a.rank) for a in anomalies if a.detector == CONTINUITY}
+    named = {(name, step) for name, step, _ in changed}
+    settled = []
+    for a in anomalies:
+        is_tie = a.detector == REPLICAS and a.value == a.expected and (a.name, a.step) in named
+        if is_tie and (a.name, a.step, a.rank) in changed:
+            settled.append(replace(a, statistic=CONTINUITY))
+        else:
+            settled.append(replace(a, passed_on=True) if is_tie else a)
+    return settled
 
 
 def _strength(anomaly: Anomaly) -> tuple[int, bool, float]:

@@ -119,6 +119,11 @@ def _all_of(anomaly: Anomaly) -> str:
 
 def _parted(anomaly: Anomaly, what: str) -> str:
     equal = f"; all were equal at step {anomaly.last_clean}"
+    if anomaly.statistic == CONTINUITY:
+        return (
+            f"{what} differs between ranks at step {anomaly.step}, and on rank {anomaly.rank} something else than its "
+            f"update has changed it{equal}"
+        )
     if anomaly.value == anomaly.expected:
         return (
             f"{what} differs between ranks at step {anomaly.step}, and as many have rank {anomaly.rank}'s bits as "

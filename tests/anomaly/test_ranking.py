@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.ranking import rank
+from trainsentry.anomaly.sentence import evidence
 
 
 def anomaly(name, quantity, step, order=0, **kwargs):
@@ -67,6 +68,26 @@ def test_state_that_went_bad_alone_comes_before_what_follows():
     state = anomaly("p", "exp_avg", 40, order=5, last_clean=30)
     gradient = anomaly("p", "gradient", 41, order=0, last_clean=40)
     assert order_of([gradient, state])[0] == ("p", "exp_avg")
+
+
+def test_a_tie_of_replicas_is_settled_by_the_rank_whose_weight_changed_by_something_else():
+    tie = [anomaly("w", "parameter", 7, rank=r, value=1.0, expected=1.0, detector="replicas", kind="replica_mismatch",
+                   statistic="bits", last_clean=6, score=100.0) for r in (0, 1)]  # fmt: skip
+    own = anomaly("w", "parameter", 7, rank=1, detector="continuity", kind="shift", statistic="mean", score=80.0)
+    assert [r.anomaly.rank for r in rank(tie, 50)] == [0, 1]
+    found = rank([*tie, own], 50)
+    assert [(r.anomaly.rank, r.anomaly.kind) for r in found] == [(1, "replica_mismatch"), (0, "replica_mismatch")]
+    assert "on rank 1 something else than its update has changed it" in evidence(found[0].anomaly)
+    other = replace(own, name="v")
+    assert [r.anomaly.rank for r in rank([*tie, other], 50) if r.anomaly.name == "w"] == [0, 1]
+
+
+def test_of_several_anomalies_of_a_series_at_a_step_the_strongest_stands():
+    weak = anomaly("w", "parameter", 7, kind="spike", score=300.0)
+    hard = anomaly("w", "parameter", 7, kind="replica_mismatch", score=100.0)
+    for order in ([weak, hard], [hard, weak]):
+        assert [r.anomaly.kind for r in rank(order, 50)] == ["replica_mismatch"]
+    assert rank([hard, anomaly("w", "parameter", 6, kind="spike")], 50)[0].anomaly.step == 6
 
 
 def test_nothing_gives_nothing():
