@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import DEAD, HARD, SHIFT, SPIKE, Anomaly
+from trainsentry.anomaly.continuity import NAME as CONTINUITY
 from trainsentry.anomaly.incident import Incident, Suspect, severity_of
 from trainsentry.anomaly.ranking import rank
 from trainsentry.anomaly.sentence import evidence, summary
@@ -36,7 +37,7 @@ class IncidentLog:
         self.table = table
         self.quiet_steps = quiet_steps
         self.incidents: dict[int, Incident] = {}
-        self._members: dict[tuple[int, str, str, int], Anomaly] = {}
+        self._members: dict[tuple[int, str, str, int, bool], Anomaly] = {}
         self._worst: Anomaly | None = None
         self._suspicions: deque[Anomaly] = deque(maxlen=MAX_SUSPICIONS)
         self._last_alarm = -1
@@ -159,8 +160,10 @@ class IncidentLog:
         )
 
 
-def _key(anomaly: Anomaly) -> tuple[int, str, str, int]:
-    return anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step
+def _key(anomaly: Anomaly) -> tuple[int, str, str, int, bool]:
+    """Return what an incident holds one anomaly of; that a weight was changed from outside settles ties of replicas."""
+    witness = anomaly.detector == CONTINUITY
+    return anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step, witness
 
 
 def _badness(anomaly: Anomaly) -> tuple[bool, float]:

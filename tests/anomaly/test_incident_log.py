@@ -60,6 +60,19 @@ def test_of_ranks_that_are_alike_the_lowest_is_named_whichever_was_heard_first()
     assert [log().observe(5, order).rank for order in (found, found[::-1])] == [0, 0]
 
 
+def test_of_two_replicas_that_part_the_one_that_was_changed_is_named_whatever_is_heard_first():
+    tie = [replace(HARD, quantity="parameter", rank=r, kind="replica_mismatch", detector="replicas", statistic="bits",
+                   value=1.0, expected=1.0, score=100.0) for r in (0, 1)]  # fmt: skip
+    own = replace(tie[1], kind="shift", detector="continuity", statistic="mean", score=80.0)
+    for parts in ([tie, [own]], [[own], tie]):
+        incidents = log()
+        for part in parts:
+            incidents.observe(5, part)
+        [incident] = incidents.incidents.values()
+        assert (incident.rank, incident.kind) == (1, "replica_mismatch")
+        assert [s.rank for s in incident.suspects] == [1, 0]
+
+
 def test_a_suspicion_is_no_incident_and_joins_the_one_that_follows():
     suspicion = replace(SOFT, name="a.weight", alarm=False)
     both = log()
