@@ -11,7 +11,9 @@ from trainsentry.anomaly.kinds import SCALARS, Kinds
 from trainsentry.anomaly.row_scores import OUTLIER, medians
 from trainsentry.anomaly.rows_by_kind import Rows
 from trainsentry.anomaly.tail import LOWEST, OF_COMMON, Tail
-from trainsentry.collectors.series import ACTIVATION_QUANTITIES, TENSOR_QUANTITIES
+from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, TENSOR_QUANTITIES
+
+FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT})
 
 WARM_UP: Final = 5
 """Samples before a kind is judged."""
@@ -72,9 +74,11 @@ class CommonChanges:
         return found, shift, leap
 
     def _begins_midway(self, number: int, change: float, of_first: float) -> bool:
-        """Whether a change begins behind the first row, in the order of execution: it is handed on, not in common."""
-        in_a_chain = self.kinds.names[number] in ACTIVATION_QUANTITIES
-        return in_a_chain and abs(change) > MOVED and of_first / change < PART_OF_IT
+        """Whether a change begins behind the first row, in the order of execution: it is handed on, not in common.
+
+        Only in the forward pass: healthy gradients swing by a factor of ten from batch to batch, some more than others.
+        """
+        return self.kinds.names[number] in FORWARD and abs(change) > MOVED and of_first / change < PART_OF_IT
 
     def _judge(self, number: int, change: float, rows: int) -> Common:
         state, held = self._baseline.state[:, :, number], int(self._baseline.count[number])

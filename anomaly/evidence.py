@@ -11,6 +11,7 @@ from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, SIZES, ZEROS_FE
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.kinds import Kinds
 from trainsentry.anomaly.scored_record import Soft
+from trainsentry.anomaly.series_facts import BACKWARD
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_INPUT,
@@ -83,13 +84,15 @@ class Evidence:
         return SHIFT if in_a_row >= LASTING else SPIKE
 
     def of_common(self, kinds: Kinds, first_rows: dict[int, int]) -> list[Finding]:
-        """Return what all series of a kind do at once."""
+        """Return what all series of a kind do at once; the backward pass is one, whatever is read of it."""
         odd = {kinds.names[n]: c for n, c in self.soft.common.items() if c.score >= LEAST_COMMON}
-        origin = next((quantity for quantity in (GRADIENT, GRADIENT_UNREDUCED, UPDATE) if quantity in odd), None)
+        first = dict.fromkeys((GRADIENT, GRADIENT_UNREDUCED, *odd))
+        backward = [name for name in first if name in odd and name in BACKWARD]
+        origin = backward[0] if backward else UPDATE
         found = []
         for number, common in self.soft.common.items():
             quantity = kinds.names[number]
-            if quantity not in odd:
+            if quantity not in odd or quantity in backward[1:]:
                 continue
             row = first_rows[number]
             kind = UPDATE_SIZE if quantity == UPDATE else SHIFT
