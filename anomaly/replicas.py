@@ -23,13 +23,12 @@ zeros, ones and what is frozen stay as they are."""
 class Copies:
     """One part of a tensor at one step, with the fingerprint that each rank has of it.
 
-    A rank may stand for others that have the same: `counts` says for how many, itself among them, where it does.
+    A rank may speak for its whole host, where all have the same: that is one voice.
     """
 
     key: int
     series: Series
     prints: Mapping[int, float | int]
-    counts: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,15 +70,18 @@ class ReplicaRule:
                 self.strangers.add(copies.key)
         return found
 
+    def vouch(self, key: int, step: int) -> None:
+        """Take somebody's word that copies were equal while they changed, last at `step`."""
+        self._values[key] = set(range(KEPT_EQUAL))
+        self.equal_at[key] = max(step, self.equal_at.get(key, step))
+
     def are_replicas(self, copies: Copies) -> bool:
         """Whether copies have been equal before, while they changed."""
         name = (copies.series.name, copies.series.vpp_stage)
         return len(self._values.get(copies.key, ())) >= KEPT_EQUAL and name not in self.stranger_names
 
     def _parted(self, step: int, copies: Copies) -> list[Anomaly]:
-        camps: Counter[float | int] = Counter()
-        for rank, fingerprint in copies.prints.items():
-            camps[fingerprint] += copies.counts.get(rank, 1)
+        camps = Counter(copies.prints.values())
         most = max(camps.values())
         tie = sum(count == most for count in camps.values()) > 1
         found = []

@@ -71,11 +71,10 @@ class Owner:
         self.failures.append((part, repr(error), step))
 
 
-def recorder(rank, parent, children, ranks=4, below=None):
-    """A recorder in the tree; it is its own `up.network`, a `Wire`. `below`: for how many ranks each child stands."""
+def recorder(rank, parent, children, ranks=4):
+    """A recorder in the tree; it is its own `up.network`, a `Wire`."""
     address = None if parent is None else Address(parent, "host", "", 0, "")
-    below = below or (1,) * len(children)
-    made = Together(Place(rank, tuple(range(ranks)), tuple(children), address, "word", below=below), Owner(), 5.0)
+    made = Together(Place(rank, tuple(range(ranks)), tuple(children), address, "word"), Owner(), 5.0)
     made.network = made.up.network = Wire(parent, children)
     return made
 

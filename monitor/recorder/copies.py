@@ -5,8 +5,8 @@ from it. So a recorder that is not the root sends the differing copies on, rank 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ MOST_TOLD: Final = 64
 Ints = npt.NDArray[np.int64]
 
 Copy = tuple[int, int, int, int]
-"""A key, a rank, its fingerprint, and how many ranks it stands for."""
+"""A key, a rank, its fingerprint, and the last step at which the copies were equal."""
 
 Origin = tuple[int, int]
 """The rank that has sent something, and how often it had gone back to an earlier step."""
@@ -36,14 +36,13 @@ _LOW: Final = np.int64(2**32 - 1)
 class CopiesOfRanks:
     """Compares the copies of a step. A key is a series of `table`, shifted by 32 bits, and a layout.
 
-    `below` says for how many ranks one stands that reports here. With `judges`, ranks that have parted are named.
+    With `judges`, ranks that have parted are named.
     """
 
-    def __init__(self, table: SeriesTable, below: Mapping[int, int], *, judges: bool) -> None:
+    def __init__(self, table: SeriesTable, *, judges: bool) -> None:
         self.table = table
         self.judges = judges
         self.parted: list[Anomaly] = []
-        self._below = below
         self._rule = ReplicaRule()
         self._told: dict[int, list[tuple[Origin, list[Copy]]]] = {}
         self._left: dict[int, list[Copy]] = {}
@@ -73,13 +72,12 @@ class CopiesOfRanks:
         prints = fingerprints(values)
         rows = self._comparable(keys) & (prints != PARTED)
         keys, ranks, prints = keys[rows], ranks[rows], prints[rows]
-        counts = np.asarray([self._below.get(r, 1) for r in ranks.tolist()], np.int64)
         if told:
             more = np.asarray(told, np.int64).T
-            keys, ranks, prints, counts = (
-                np.concatenate([a, b]) for a, b in zip((keys, ranks, prints, counts), more, strict=True)
-            )
-        differing = self._differing(step, keys, ranks, prints, counts) if len(keys) else []
+            keys, ranks, prints = (np.concatenate([a, b]) for a, b in zip((keys, ranks, prints), more[:3], strict=True))
+            for key, _, _, equal_at in told:  # who has told it has compared them before
+                self._rule.vouch(key, equal_at)
+        differing = self._differing(step, keys, ranks, prints) if len(keys) else []
         return self._strangers(), differing
 
     def _comparable(self, keys: Ints) -> npt.NDArray[np.bool_]:
@@ -92,29 +90,31 @@ class CopiesOfRanks:
         found: npt.NDArray[np.bool_] = compared[keys >> 32] & placed[keys & _LOW]
         return found
 
-    def _differing(self, step: int, keys: Ints, ranks: Ints, prints: Ints, counts: Ints) -> list[Copies]:
+    def _differing(self, step: int, keys: Ints, ranks: Ints, prints: Ints) -> list[Copies]:
         order = np.lexsort((ranks, keys))
-        keys, ranks, prints, counts = keys[order], ranks[order], prints[order], counts[order]
+        keys, ranks, prints = keys[order], ranks[order], prints[order]
         again = np.append(False, (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1]))  # read twice in this step
-        keys, ranks, prints, counts = keys[~again], ranks[~again], prints[~again], counts[~again]
+        keys, ranks, prints = keys[~again], ranks[~again], prints[~again]
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         ends = np.append(starts[1:], len(keys))
         high, low = np.maximum.reduceat(prints, starts), np.minimum.reduceat(prints, starts)
         several = ends - starts > 1
         unequal = []
         for a, b in zip(starts[several & (high != low)], ends[several & (high != low)], strict=True):
-            of, key = ranks[a:b].tolist(), int(keys[a])
-            by_rank = dict(zip(of, prints[a:b].tolist(), strict=True))
-            standing_for = dict(zip(of, counts[a:b].tolist(), strict=True))
-            unequal.append(Copies(key, self.table.series[key >> 32], by_rank, standing_for))
+            key, by_rank = int(keys[a]), dict(zip(ranks[a:b].tolist(), prints[a:b].tolist(), strict=True))
+            unequal.append(Copies(key, self.table.series[key >> 32], by_rank))
         differing = [copies for copies in unequal if self._rule.are_replicas(copies)]
         equal = {int(keys[a]): int(prints[a]) for a in starts[several & (high == low)]}
         found = self._rule.judge(step, unequal, equal)
         if self.judges:
             self.parted += found
         elif differing:
-            self._left[step] = [copy for copies in differing[:MOST_TOLD] for copy in _rank_by_rank(copies)]
+            self._left[step] = [copy for copies in differing[:MOST_TOLD] for copy in self._rank_by_rank(copies)]
         return differing
+
+    def _rank_by_rank(self, copies: Copies) -> list[Copy]:
+        equal_at = self._rule.equal_at[copies.key]
+        return [(copies.key, rank, int(p), equal_at) for rank, p in copies.prints.items()]
 
     def _strangers(self) -> Ints:
         names = self._rule.stranger_names
@@ -123,17 +123,11 @@ class CopiesOfRanks:
         return np.asarray(sorted(series), np.int64)
 
 
-def _rank_by_rank(copies: Copies) -> Iterable[Copy]:
-    return [(copies.key, rank, int(p), copies.counts[rank]) for rank, p in copies.prints.items()]
-
-
 def outvoted(differing: Iterable[Copies], keys: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
     """Return which rows are copies that fewer ranks have than another one."""
     found = np.zeros(len(keys), bool)
     for copies in differing:
-        camps: Counter[Any] = Counter()
-        for rank, fingerprint in copies.prints.items():
-            camps[fingerprint] += copies.counts.get(rank, 1)
+        camps = Counter(copies.prints.values())
         most = max(camps.values())
         good = [rank for rank, fingerprint in copies.prints.items() if camps[fingerprint] == most]
         found |= (keys == copies.key) & ~np.isin(ranks, good)

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -57,16 +57,15 @@ class Gathering:
     """Combines rows of the same series from several ranks. Replicas, which cover the same region, count once.
 
     With `final` only tensors that are covered whole give a row, with their whole shape; without, the parts that are
-    there are combined for the next in the tree, and their regions written down as one. `below` says for how many ranks
-    one stands.
+    there are combined for the next in the tree, and their regions written down as one.
     """
 
-    def __init__(self, rank: int, ranks: "set[int]", below: Mapping[int, int] | None = None, *, final: bool) -> None:
+    def __init__(self, rank: int, ranks: "set[int]", *, final: bool) -> None:
         self.rank = rank
         self.final = final
         self.table = SeriesTable()
         self.incomplete = 0
-        self.copies = CopiesOfRanks(self.table, below or {}, judges=final)
+        self.copies = CopiesOfRanks(self.table, judges=final)
         self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
         self._pending: dict[int, list[Rows]] = {}
         self._written = -1
@@ -105,7 +104,7 @@ class Gathering:
         self._pending.setdefault(record.step, []).append(rows)
 
     def take_copies(self, rank: int, step: int, copies: "Iterable[Sequence[int]]") -> None:
-        """Take copies that differ among ranks that report to another: of each its key, rank, fingerprint, and count.
+        """Take copies that differ among ranks that report to another.
 
         Raises:
             IndexError: for a series that it has not defined.
@@ -114,10 +113,10 @@ class Gathering:
         source = self._sources[rank]
         self._translate(source)
         found = []
-        for key, of, fingerprint, count in copies:
+        for key, of, fingerprint, equal_at in copies:
             series, layout = source.series[key >> 32], source.layouts[key & 0xFFFFFFFF]
             if series >= 0:
-                found.append((series << 32 | layout, of, fingerprint, count))
+                found.append((series << 32 | layout, of, fingerprint, equal_at))
         if step > self._written:
             self.copies.take(step, (rank, source.backs), found)
 

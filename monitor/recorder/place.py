@@ -1,6 +1,5 @@
 """A recorder's place among those of the other ranks: who sends to it, and to whom it sends."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,8 +23,7 @@ class Address:
 class Place:
     """`ranks` are all whose records come together; `parent` is None at the root, which puts them together.
 
-    `heads` says whether this is the first rank of its host. `below` counts, for each of the children, the ranks that it
-    stands for: itself, and all that send to it, through others or not.
+    `heads` says whether this is the first rank of its host.
     """
 
     rank: int
@@ -35,7 +33,6 @@ class Place:
     token: str
     descriptor: int = -1
     heads: bool = True
-    below: tuple[int, ...] = ()
 
     @classmethod
     def decode(cls, values: dict[str, Any]) -> "Place":
@@ -49,7 +46,6 @@ class Place:
             values["token"],
             values["descriptor"],
             values["heads"],
-            tuple(values["below"]),
         )
 
 
@@ -59,8 +55,6 @@ def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> P
     >>> at = [Address(r, f"host{r // 2}", "", 0, "") for r in range(6)]
     >>> [place_of(r, at).parent and place_of(r, at).parent.rank for r in range(6)]
     [None, 0, 0, 2, 0, 4]
-    >>> place_of(0, at).children, place_of(0, at).below
-    ((1, 2, 4), (1, 2, 2))
     """
     known = {address.rank: address for address in addresses}
     heads: dict[str, int] = {}
@@ -76,15 +70,4 @@ def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> P
     children = tuple(sorted(r for r, parent in parents.items() if parent == rank))
     parent = known[parents[rank]] if rank in parents else None
     heads_host = heads[known[rank].host] == rank
-    below = Counter(_way_to(rank, other, parents) for other in known)
-    sizes = tuple(below[child] for child in children)
-    return Place(rank, tuple(sorted(known)), children, parent, known[rank].token, descriptor, heads_host, sizes)
-
-
-def _way_to(rank: int, other: int, parents: dict[int, int]) -> int | None:
-    """Return through which of its children a rank hears another, if it does."""
-    while other in parents:
-        if parents[other] == rank:
-            return other
-        other = parents[other]
-    return None
+    return Place(rank, tuple(sorted(known)), children, parent, known[rank].token, descriptor, heads_host)

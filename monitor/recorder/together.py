@@ -68,8 +68,7 @@ class Together:
         self.gathering: Gathering | None = None
         if place.children or self.is_root:
             members = {place.rank, *place.children}
-            below = dict(zip(place.children, place.below, strict=True))
-            self.gathering = Gathering(place.rank, members, below, final=self.is_root)
+            self.gathering = Gathering(place.rank, members, final=self.is_root)
             self.gathering.use_table(place.rank, owner.table)
         self.comparison = Comparison()
         self._wanted = np.zeros(0, bool)

@@ -28,7 +28,7 @@ def listening():
 def pair():
     """Two recorders that know each other: the parent's network and the child's."""
     sock, port = listening()
-    parent = Network(Place(0, (0, 1), (1,), None, "word", sock.detach(), below=(1,)))
+    parent = Network(Place(0, (0, 1), (1,), None, "word", sock.detach()))
     child = Network(Place(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "other word"))
     until(lambda: [*child.pump(), *parent.pump()] == [] and parent.children and child.parent is not None)
     yield parent, child
@@ -104,7 +104,7 @@ def test_what_a_child_said_before_it_went_is_heard_though_it_takes_nothing_any_m
 )
 def test_nobody_is_let_in_without_the_word(said):
     sock, port = listening()
-    parent = Network(Place(0, (0, 1), (1,), None, "word", sock.detach(), below=(1,)))
+    parent = Network(Place(0, (0, 1), (1,), None, "word", sock.detach()))
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(struct.pack("=II", JSON, len(said)) + said)
         stranger.setblocking(False)

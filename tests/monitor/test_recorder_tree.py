@@ -75,7 +75,7 @@ def test_replicas_that_part_by_a_call_that_the_root_alone_knows_are_its_effect()
 @pytest.mark.parametrize("bad", range(6))
 def test_of_replicas_on_three_hosts_of_two_ranks_the_one_that_has_parted_is_named_and_no_other(bad, leaf_first):
     """Among the two of its host nobody could tell, and the one that speaks for both may be either."""
-    root = recorder(0, None, (1, 2, 4), 6, below=(1, 2, 2))
+    root = recorder(0, None, (1, 2, 4), 6)
     heads, leaves = [recorder(2, 0, (3,), 6), recorder(4, 0, (5,), 6)], [Leaf(1), Leaf(3), Leaf(5)]
     for step in range(8):
         of = [step + (50.0 + step if rank == bad and step >= 4 else 0.0) for rank in range(6)]
@@ -93,6 +93,38 @@ def test_of_replicas_on_three_hosts_of_two_ranks_the_one_that_has_parted_is_name
     assert [r.owner.failures for r in (root, *heads)] == [[]] * 3
 
 
+@pytest.mark.parametrize("bad", [2, 3])
+def test_replicas_that_only_another_host_holds_are_judged_too_and_stay_in_global(bad):
+    """Stages of a pipeline over hosts, replicas within: the root has no copy of its own."""
+    root, head, leaf = recorder(0, None, (2,)), recorder(2, 0, (3,)), Leaf(3)
+    stages = [[(Series(name, "parameter"), *weights(1.0)[0][1:])] for name in ("first", "second")]
+
+    def of(stage, value):
+        return [(stages[stage][0][0], WHOLE, weights(value)[0][2])]
+
+    for step in range(9):
+        for rank, tell in ((2, lambda rows: own(head, step, rows)), (3, lambda rows: leaf.tell(head, step, rows))):
+            tell(of(1, step + (50.0 + step if rank == bad and step >= 5 else 0.0)))
+        head.pump()
+        own(root, step, of(0, float(step)))
+        carry(head, root)
+    assert sorted(root.owner.found) == [(5, 2, "replicas", False), (5, 3, "replicas", False)]
+    assert root.owner.written == [(step, 2) for step in range(8)]
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_where_only_one_rank_of_each_host_holds_a_tensor_two_hosts_are_a_tie(bad):
+    root, head, leaves = recorder(0, None, (1, 2)), recorder(2, 0, (3,)), (Leaf(1), Leaf(3))
+    for step in range(9):
+        own(head, step, weights(step + 50.0 * (bad == 2 and step >= 5)))
+        own(root, step, weights(step + 50.0 * (bad == 0 and step >= 5)))
+        leaves[1].tell(head, step, loss())
+        leaves[0].tell(root, step, loss())
+        head.pump()
+        carry(head, root)
+    assert sorted(root.owner.found) == [(5, 0, "replicas", False), (5, 2, "replicas", False)]
+
+
 def test_a_host_whose_ranks_are_one_against_one_is_a_tie_only_where_it_is_alone():
     head, leaf = recorder(1, 0, (2,), 3), Leaf(2)
     head.network.lost_parent = True
@@ -106,7 +138,7 @@ def test_a_host_whose_ranks_are_one_against_one_is_a_tie_only_where_it_is_alone(
 def test_many_replicas_that_part_at_once_are_told_up_to_a_bound_and_name_no_other_rank():
     from trainsentry.monitor.recorder import copies
 
-    root, head, leaf = recorder(0, None, (1,), 3, below=(2,)), recorder(1, 0, (2,), 3), Leaf(2)
+    root, head, leaf = recorder(0, None, (1,), 3), recorder(1, 0, (2,), 3), Leaf(2)
     several = [Series(f"w{i}", "gradient") for i in range(2 * copies.MOST_TOLD)]
     for step in range(8):
         rows = [[(s, *weights(step + 50.0 * off)[0][1:]) for s in several] for off in (False, step > 4)]
