@@ -1,5 +1,7 @@
 """Invariant: a weight is what it was, plus its update; the means of the three are read anyway, and are linear."""
 
+import math
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +11,7 @@ from trainsentry.anomaly.anomaly import SHIFT
 from trainsentry.anomaly.finding import Finding
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, UPDATE, SeriesTable
-from trainsentry.collectors.statistics import MEAN, NORM
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
 
 NAME: Final = "continuity"
 
@@ -18,6 +20,9 @@ SCORE: Final = 80.0
 
 HELD_FOR: Final = 16
 """Steps in a row in which it must have held: some loops clip or rescale weights after each update."""
+
+MORE: Final = 8
+"""How many times as long it must hold after each time that it did not: some loops prune every hundred steps."""
 
 ROUNDING: Final = 1e-7
 """Gap of the means, in root mean squares of the weight, beyond which it was not rounding. Beyond what rounding does to
@@ -34,16 +39,30 @@ SPACING: Final = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 COARSEST: Final = 2.0**-7
 """Relative spacing of numbers by dtype, and of any other (bfloat16): an update is a difference that was rounded so."""
 
-EVERYWHERE: Final = 0.5
-FEW: Final = 3
-"""Share of the weights, and number of them, beyond which all were exchanged: a checkpoint was loaded, averages were put
-in their place. That is somebody's intention."""
+WAIT: Final = 3
+"""Samples after which a weight that was changed is told of. Where it is changed again meanwhile, or has come to a bound
+and stays there, the loop does it: it clips or rescales weights, and the first time is no fault."""
 
 Floats = npt.NDArray[np.floating[Any]]
 
 
+@dataclass
+class _Changed:
+    """A weight that was changed at a step, and what is waited for."""
+
+    step: int
+    mean: float
+    due: float
+    bounds: tuple[float, float]
+    left: int = WAIT
+
+
 class ContinuityRule:
-    """Finds weights that something else than their update has changed between two steps that were both sampled."""
+    """Finds a weight that something else than its update has changed between two steps that were both sampled.
+
+    Several at once are somebody's intention: a checkpoint is loaded, averages are put in their place, a head is begun
+    anew. What fails in memory changes one.
+    """
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
@@ -55,6 +74,9 @@ class ContinuityRule:
         self._read_at, self._due_after = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._held, self._needed = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._largest, self._slack = np.zeros(0), np.zeros(0)
+        self._bounds = np.zeros((2, 0))
+        self._spacing = np.zeros(0)
+        self._changed: dict[int, _Changed] = {}
 
     def judge(self, record: StepRecord, numel: Floats) -> list[Finding]:
         """Return the weights that are not what they were to be; `numel` counts the elements of each row."""
@@ -63,13 +85,14 @@ class ContinuityRule:
         found = self._compare(record, weights, numel) if len(weights) else []
         ids = record.ids[weights]
         self._mean[ids], self._read_at[ids] = record.values[weights, MEAN], record.step
+        self._bounds[:, ids] = record.values[weights][:, [MIN, MAX]].T
         updates = np.flatnonzero(self._weight_of[record.where] >= 0)
         if len(updates):
             of = self._weight_of[record.ids[updates]]
             same = self._read_at[of] == record.step
             of, updates = of[same], updates[same]
             self._due[of] = self._mean[of] + record.values[updates, MEAN]
-            spacing = np.array([SPACING.get(self.table.layouts[i].dtype, COARSEST) for i in record.layouts[updates]])
+            spacing = self._spacing[record.layouts[updates]]
             self._slack[of] = spacing * record.values[updates, NORM] / np.sqrt(numel[updates])
             self._due_after[of] = record.step
         again = self._again_of[record.where]
@@ -78,27 +101,50 @@ class ContinuityRule:
 
     def _compare(self, record: StepRecord, rows: Any, numel: Floats) -> list[Finding]:
         rows = rows[self._due_after[record.ids[rows]] == record.step - 1]
-        ids, now = record.ids[rows], record.values[rows, MEAN]
-        size = record.values[rows, NORM] / np.sqrt(numel[rows])
+        ids = record.ids[rows]
+        size = np.maximum(record.values[rows, NORM] / np.sqrt(numel[rows]), np.abs(self._due[ids]))
         with np.errstate(invalid="ignore", divide="ignore"):
-            gap = np.maximum(np.abs(now - self._due[ids]) - self._slack[ids], 0.0) / size
+            gap = np.maximum(np.abs(record.values[rows, MEAN] - self._due[ids]) - self._slack[ids], 0.0) / size
         known = np.isfinite(gap)
-        rows, ids, now, gap = rows[known], ids[known], now[known], gap[known]
+        rows, ids, gap = rows[known], ids[known], gap[known]
         broken = gap > np.maximum(ROUNDING, BEYOND * self._largest[ids])
-        odd = broken & (self._held[ids] >= self._needed[ids])
-        self._needed[ids[odd]] *= 2  # what comes back now and then is how this run is made
-        self._held[ids] = np.where(gap > HOLDS, 0, self._held[ids] + 1)
-        self._largest[ids] = np.where(broken, self._largest[ids], np.maximum(self._largest[ids], gap))
-        if odd.sum() > max(FEW, EVERYWHERE * len(ids)):
-            return []
-        return [
-            Finding(int(ids[at]), int(rows[at]), SHIFT, NAME, "mean", float(now[at]), float(self._due[ids[at]]), SCORE)
-            for at in np.flatnonzero(odd).tolist()
-        ]
+        odd = broken & (self._held[ids] >= self._needed[ids]) & (self._largest[ids] <= HOLDS)
+        usual = ids[~odd]
+        self._largest[usual] = np.maximum(self._largest[usual], gap[~odd])
+        self._needed[ids[odd]] *= MORE  # what comes back now and then is how this run is made
+        self._held[ids] = np.where(broken, 0, self._held[ids] + 1)
+        found = self._confirmed(record, dict(zip(ids.tolist(), rows.tolist(), strict=True)), set(ids[broken].tolist()))
+        if broken.sum() == 1 and odd.any():
+            at = int(np.flatnonzero(odd)[0])
+            low, high = record.values[rows[at], [MIN, MAX]].tolist()
+            before = self._bounds[:, ids[at]].tolist()
+            bounds = (low if low != before[0] else math.nan, high if high != before[1] else math.nan)
+            mean = float(record.values[rows[at], MEAN])
+            self._changed[int(ids[at])] = _Changed(record.step, mean, float(self._due[ids[at]]), bounds)
+        return found
+
+    def _confirmed(self, record: StepRecord, rows: dict[int, int], broken: set[int]) -> list[Finding]:
+        """Return the weights that were changed some samples ago, once, and go on as they are."""
+        found = []
+        for series_id, changed in list(self._changed.items()):
+            row = rows.get(series_id)
+            if record.step <= changed.step or series_id in broken:
+                del self._changed[series_id]
+            elif row is not None:
+                changed.left -= 1
+                if (record.values[row, [MIN, MAX]] == changed.bounds).any():
+                    del self._changed[series_id]
+                elif not changed.left:
+                    del self._changed[series_id]
+                    found.append(_finding(series_id, row, changed))
+        return found
 
     def _refresh(self) -> None:
         known = len(self._is_weight)
         new = self.table.series[known:]
+        layouts = self.table.layouts[len(self._spacing) :]
+        if layouts:
+            self._spacing = np.append(self._spacing, [_spacing_of(layout.dtype) for layout in layouts])
         if not new:
             return
         for i, series in enumerate(new, known):
@@ -115,3 +161,14 @@ class ContinuityRule:
         self._read_at, self._due_after = np.append(self._read_at, never), np.append(self._due_after, never)
         self._held = np.append(self._held, np.zeros(len(new), np.int64))
         self._needed = np.append(self._needed, np.full(len(new), HELD_FOR))
+        self._bounds = np.append(self._bounds, np.zeros((2, len(new))), axis=1)
+
+
+def _spacing_of(dtype: str) -> float:
+    # What is read of complex numbers is of their magnitudes, whose mean is not linear.
+    return math.nan if dtype.startswith("complex") else SPACING.get(dtype, COARSEST)
+
+
+def _finding(series_id: int, row: int, changed: _Changed) -> Finding:
+    step, mean, due = changed.step, changed.mean, changed.due
+    return Finding(series_id, row, SHIFT, NAME, "mean", mean, due, SCORE, step=step, last_clean=step - 1)

@@ -8,7 +8,7 @@ from typing import Final
 from trainsentry.anomaly.anomaly import DEAD, HARD, SHIFT, SPIKE, Anomaly
 from trainsentry.anomaly.continuity import NAME as CONTINUITY
 from trainsentry.anomaly.incident import Incident, Suspect, severity_of
-from trainsentry.anomaly.ranking import rank
+from trainsentry.anomaly.ranking import rank, strength
 from trainsentry.anomaly.sentence import evidence, summary
 from trainsentry.collectors.series import PARAMETER, SeriesTable
 
@@ -97,6 +97,9 @@ class IncidentLog:
             self._worst = anomaly
         key = _key(anomaly)
         known = self._members.get(key)
+        if known is not None and known.step == anomaly.step and strength(anomaly) < strength(known):
+            self._members[key] = anomaly
+            return True
         if known is not None:
             lasts = known.kind == SPIKE and anomaly.kind in {SHIFT, DEAD}
             if lasts:

@@ -56,7 +56,7 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     for anomaly in _without_ties(list(anomalies)):
         key = (anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step)
         known = firsts.get(key)
-        if known is None or _strength(anomaly) < _strength(known):
+        if known is None or strength(anomaly) < strength(known):
             firsts[key] = anomaly
     candidates = list(firsts.values())
     if not candidates:
@@ -84,7 +84,7 @@ def _without_ties(anomalies: list[Anomaly]) -> list[Anomaly]:
     return settled
 
 
-def _strength(anomaly: Anomaly) -> tuple[int, bool, float]:
+def strength(anomaly: Anomaly) -> tuple[int, bool, float]:
     """Return what the anomalies of one series go by: the earliest, then what is wrong whatever came before."""
     return anomaly.step, anomaly.kind not in HARD, -anomaly.score
 

@@ -250,7 +250,7 @@ class StepLoop:
         """With several ranks, record what was called, how long the step took, and how much of it was waiting."""
         began, self._began = self._began, time.perf_counter()
         order = self.watch.take_call_order()
-        if order and self._plan:
+        if order is not None and self._plan:
             self.watch.log(COMMUNICATION_ORDER, float(order), 0)
         waited = self.watch.seconds_waited
         if waited is not None and began is not None and COMMUNICATION in self._plan:

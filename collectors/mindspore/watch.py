@@ -259,9 +259,9 @@ class MindSporeWatch:
         """Whether MindSpore was told that each rank has data of its own."""
         return is_data_parallel()
 
-    def take_call_order(self) -> int:
-        """Return 0: collectives are stood in for at sampled steps only."""
-        return 0
+    def take_call_order(self) -> int | None:
+        """Return None, for unknown: collectives are stood in for at sampled steps only."""
+        return None
 
     @property
     def seconds_waited(self) -> float | None:

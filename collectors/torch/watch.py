@@ -274,9 +274,9 @@ class TorchWatch:
         """Seconds of this step in which collectives were waited for, as far as they are seen; None where none was."""
         return self.communication.seconds_waited if self.communication is not None else None
 
-    def take_call_order(self) -> int:
-        """Return a number that stands for the collectives of this step, the same on every rank; 0 for none."""
-        return self.communication.take_order() if self.communication is not None else 0
+    def take_call_order(self) -> int | None:
+        """Return a number that stands for the collectives of this step, the same on every rank; None when unknown."""
+        return self.communication.take_order() if self.communication is not None else None
 
     def doing(self) -> dict[str, Any]:
         """Return the collective that is waited in, and those that are open; called from another thread."""

@@ -78,6 +78,7 @@ class Link:
             try:
                 data = self.sock.recv(1 << 18)
             except (BlockingIOError, InterruptedError):
+                self.closed = self.mute  # all that had come is read
                 break
             except OSError:
                 data = b""

@@ -15,7 +15,7 @@ from trainsentry.anomaly.siblings import SiblingRule
 from trainsentry.anomaly.state_reset import StateResetRule
 from trainsentry.anomaly.switches import SwitchRule
 from trainsentry.collectors.series import Layout
-from trainsentry.collectors.statistics import MAX, MEAN, MIN, VALUE
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, VALUE, ZEROS
 
 U, G = ("fc.weight", "update"), ("fc.weight", "gradient")
 OTHER = ("head.weight", "update")
@@ -241,6 +241,22 @@ def test_a_batch_of_one_value_is_no_data_unless_it_is_a_mask_or_always_was_so(hi
     assert len(seen(20, 1.0, 1.0)) == found
     assert seen(21, 1.0, 1.0) == [], "said once"
     assert seen(22, float("nan"), float("nan")) == []
+    assert not [f for step in range(23, 90) for f in seen(step, *history)]
+    assert seen(90, 1.0, 1.0) == [], "what was constant once may be"
+
+
+def test_masks_behind_the_data_and_inputs_that_are_mostly_zero_may_be_constant():
+    records = Records()
+    rule = ConstantDataRule(records.table).judge
+    mask = ("input.1", "activation_input")
+    for step in range(40):
+        record = records.step(step, {DATA: 1.0, mask: 1.0})
+        record.values[:, [MIN, MAX, ZEROS]] = [[0.0, 9.0, 0.7], [-1e4, 0.0, 0.2]]
+        if step == 30:
+            record.values[1, [MIN, MAX, ZEROS]] = 0.0, 0.0, 1.0
+        if step == 35:
+            record.values[0, [MIN, MAX, ZEROS]] = 0.0, 0.0, 1.0
+        assert rule(record, np.full(2, 256.0)) == []
 
 
 def test_a_module_that_is_switched_to_evaluation():
