@@ -25,8 +25,9 @@ COMMON_FLOOR: Final = 0.1
 COMMON_JUMP: Final = 0.9
 """Smallest deviation of what all series of a kind do at once, and least jump of it (a factor of 2.5), in log units."""
 
-PART_OF_IT: Final = 0.5
-"""Share of a common change that a series must have made to be part of it."""
+FRONT: Final = 1
+PART_OF_IT: Final = 0.3
+"""Rows in front that stand still where a change begins behind them, and the share of the change up to which they do."""
 
 MOVED: Final = 0.35
 """Median change, in log units (a factor of 1.4), from which on it is asked who takes part in it."""
@@ -68,17 +69,23 @@ class CommonChanges:
             if count < TOGETHER or self.kinds.names[number] == SCALARS:
                 continue
             shift[:, number], leap[:, number] = medians(both[:, of]).reshape(2, SIZES)
-            if self._begins_midway(number, float(shift[1, number]), distance[1, of[0]]):
+            changes = float(shift[1, number]), float(leap[1, number])
+            if self._begins_midway(number, changes, (distance[1, of[:FRONT]], jump[1, of[:FRONT]])):
                 shift[:, number] = leap[:, number] = 0.0
             found[number] = self._judge(number, float(shift[1, number]), count)
         return found, shift, leap
 
-    def _begins_midway(self, number: int, change: float, of_first: float) -> bool:
-        """Whether a change begins behind the first row, in the order of execution: it is handed on, not in common.
+    def _begins_midway(self, number: int, changes: tuple[float, float], front: tuple[Floats, Floats]) -> bool:
+        """Whether a sudden change begins behind the first rows, in the order of execution: it is handed on then.
 
         Only in the forward pass: healthy gradients swing by a factor of ten from batch to batch, some more than others.
+        Rows of which nothing is known yet have moved by nothing, and say nothing.
         """
-        return self.kinds.names[number] in FORWARD and abs(change) > MOVED and of_first / change < PART_OF_IT
+        if self.kinds.names[number] not in FORWARD or min(abs(c) for c in changes) <= COMMON_JUMP:
+            return False
+        away, leaps = front
+        still = (np.abs(away) < PART_OF_IT * abs(changes[0])) & (np.abs(leaps) < PART_OF_IT * abs(changes[1]))
+        return bool(still.all() and (away != 0).all())
 
     def _judge(self, number: int, change: float, rows: int) -> Common:
         state, held = self._baseline.state[:, :, number], int(self._baseline.count[number])

@@ -27,8 +27,8 @@ LEAST: Final = 256
 class ConstantDataRule:
     """Looks at the first thing that goes into the model, once a series.
 
-    Masks and positions come behind it. What was only ever 0 and 1 is a mask all the same, which may be all ones, and what
-    was zero for the most part may be zero for once.
+    Masks and positions come behind it. What was only ever 0 and 1 is a mask all the same, which may be all ones, and
+    what was zero for the most part may be zero for once.
     """
 
     def __init__(self, table: SeriesTable) -> None:

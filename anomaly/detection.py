@@ -19,6 +19,7 @@ from trainsentry.anomaly.frozen import FrozenRule
 from trainsentry.anomaly.known_changes import KnownChanges
 from trainsentry.anomaly.late_scalars import LateScalars
 from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
+from trainsentry.anomaly.missing_state import MissingStateRule
 from trainsentry.anomaly.nonfinite import NonfiniteRule
 from trainsentry.anomaly.own_detectors import load_detectors
 from trainsentry.anomaly.provenance import Provenance
@@ -84,6 +85,7 @@ class Detection:
             lambda r, _: self._frozen.judge(r),
             lambda r, _: self._continuity.judge(r, self._known.numel(r)),
             lambda r, _: self._reset.judge(r),
+            lambda r, _: self._missing.judge(r),
             lambda r, _: self._switches.judge(r),
             lambda r, _: self._siblings.judge(r, self._known.numel(r)),
             lambda r, _: self._batches.judge(r),
@@ -93,6 +95,7 @@ class Detection:
         self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
         self._siblings, self._batches = SiblingRule(table), RepeatedDataRule(table)
         self._continuity, self._constant = ContinuityRule(table), ConstantDataRule(table)
+        self._missing = MissingStateRule(table)
         self._known = KnownChanges(table)
         self._late = LateScalars(self.facts)
         self._provenance = Provenance(table, self._late)
@@ -114,11 +117,10 @@ class Detection:
         at_edge, largest, edges = self._edge.rows(record)
         where = record.where
         judged: Mask = self.facts.judged[where] & self.facts.watched[where]
-        if record.skipped:
-            judged &= ~self.facts.backward[where]
+        self._late.note(record)
+        judged &= ~self._late.excused(record)
         if self._known.judge(record):
             self.soft.expect_change()
-        self._late.note(record)
         soft, verdict, numel = self._judge_softly(record, judged & ~bad & ~at_edge)
         wrong = (bad | at_edge) & self.facts.watched[where]
         listed = self._listed(soft, verdict, judged, record) & ~wrong
@@ -206,9 +208,7 @@ class Detection:
         ids = record.ids
         finite = (record.values[:, NANS] == 0) & (record.values[:, INFS] == 0)
         usual = self._nonfinite.is_usual(record) & (record.values[:, NANS] == 0)
-        healthy = ~wrong & (finite | usual)
-        if record.skipped:
-            healthy &= ~self.facts.backward[record.where]
+        healthy = ~wrong & (finite | usual) & ~self._late.excused(record)
         self.soft.learn(ids, soft, healthy, record.step)
         self.soft.common.learn(soft.common)
         surprises = self._surprises_of(record)

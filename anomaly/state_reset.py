@@ -8,7 +8,7 @@ from trainsentry.anomaly.anomaly import STATE_RESET
 from trainsentry.anomaly.features import NOTHING
 from trainsentry.anomaly.finding import Finding
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import PARAMETER, STEP_COUNTER, SeriesTable
+from trainsentry.collectors.series import STEP_COUNTER, SeriesTable
 from trainsentry.collectors.statistics import MIN, NORM
 
 NAME: Final = "state_reset"
@@ -22,9 +22,6 @@ COUNTED: Final = 10
 
 LEAST_DECAY: Final = 0.8
 """The smallest β assumed: 0.9 is the smallest in use, and the norm is rounded."""
-
-BOTH_BEFORE: Final = 5
-"""Steps in a row in which weights and state were sampled together, before state that is missing counts as lost."""
 
 SHARE: Final = 0.5
 """Share of the rows that must have fallen, so that a group that was reset on purpose (a new token's row) is not all."""
@@ -41,9 +38,6 @@ class StateResetRule:
         self.table = table
         self._mask = np.zeros(0, bool)
         self._counter = np.zeros(0, bool)
-        self._parameter = np.zeros(0, bool)
-        self._is_state = np.zeros(0, bool)
-        self._current, self._parts, self._both, self._state = -1, [False, False], 0, -1
         self._norm = np.zeros(0)
         self._step = np.zeros(0, np.int64)
         self._rate = np.zeros(0)
@@ -61,10 +55,10 @@ class StateResetRule:
     def judge(self, record: StepRecord) -> list[Finding]:
         """Return what was lost."""
         self._refresh()
-        gone = self._gone(record) + self._counts_anew(record)
+        anew = self._counts_anew(record)
         rows = np.flatnonzero(self._mask[record.where])
         if not len(rows):
-            return gone
+            return anew
         ids = record.ids[rows]
         norm = record.values[rows, NORM]
         apart = np.maximum(record.step - self._step[ids], 1)
@@ -80,7 +74,7 @@ class StateResetRule:
         for at in np.flatnonzero(negative).tolist():
             value = float(record.values[rows[at], MIN])
             found.append(self._finding(int(ids[at]), int(rows[at]), "min", value, 0.0))
-        return found + gone
+        return found + anew
 
     def _counts_anew(self, record: StepRecord) -> list[Finding]:
         rows = np.flatnonzero(self._counter[record.where])
@@ -101,27 +95,9 @@ class StateResetRule:
         if new:
             self._mask = np.append(self._mask, [s.quantity in SQUARES for s in new])
             self._counter = np.append(self._counter, [s.quantity == STEP_COUNTER and not s.scalar for s in new])
-            self._parameter = np.append(self._parameter, [s.quantity == PARAMETER for s in new])
-            self._is_state = np.append(self._is_state, [s.is_state and s.quantity != STEP_COUNTER for s in new])
             self._norm = np.append(self._norm, np.zeros(len(new)))
             self._step = np.append(self._step, np.zeros(len(new), np.int64))
             self._rate = np.append(self._rate, np.zeros(len(new)))
-
-    def _gone(self, record: StepRecord) -> list[Finding]:
-        """Return that the step before had weights and no state, where it had both so far; a step has several parts."""
-        found = []
-        if record.step != self._current:
-            if self._state >= 0 and self._parts[0] and not self._parts[1] and self._both >= BOTH_BEFORE:
-                nan = float("nan")
-                found = [Finding(self._state, -1, STATE_RESET, NAME, "norm", nan, nan, SCORE, True, self._current)]
-            if self._parts[0]:
-                self._both = self._both + 1 if self._parts[1] else 0
-            self._current, self._parts = record.step, [False, False]
-        self._parts[0] |= bool(self._parameter[record.where].any())
-        states = np.flatnonzero(self._is_state[record.where])
-        if len(states):
-            self._parts[1], self._state = True, int(record.ids[states[0]])
-        return found
 
     @staticmethod
     def _finding(series_id: int, row: int, statistic: str, value: float, expected: float) -> Finding:

@@ -4,6 +4,8 @@ import weakref
 
 from torch.optim import Optimizer
 
+from trainsentry.collectors.torch.parameters import state_of
+
 
 class StateEntries:
     """Remembers for how many parameters each optimizer had state when its last update ended."""
@@ -13,8 +15,8 @@ class StateEntries:
 
     def updated(self, optimizer: Optimizer) -> None:
         """Take what an optimizer has after its update as what it is to have before the next."""
-        self._after_update[optimizer] = len(optimizer.state)
+        self._after_update[optimizer] = len(state_of(optimizer))
 
     def are_fewer(self, optimizer: Optimizer) -> bool:
         """Whether state has gone since the last update: cleared, or loaded from where there was none."""
-        return len(optimizer.state) < self._after_update.get(optimizer, 0)
+        return len(state_of(optimizer)) < self._after_update.get(optimizer, 0)

@@ -47,6 +47,39 @@ def test_one_that_is_logged_in_its_own_step_stays_there():
     assert bad.step == 30, "steps without activations tell nothing about it"
 
 
+def test_what_a_skipped_step_made_is_excused_a_step_later_too_and_nothing_else():
+    records = Records()
+    detection = Detection(records.table)
+    norm, nan = ("grad_norm", "grad_norm"), float("inf")
+    for step in range(30):
+        detection.judge(records.step(step, {norm: 1.0, OUT: 1.0, G: 1.0}))
+    assert detection.judge(records.step(30, {norm: 1.0, OUT: 1.0, G: nan}, skipped=True)) == []
+    assert detection.judge(records.step(31, {norm: nan, OUT: 1.0, G: 1.0})) == [], "it is that of the skipped step"
+    [bad] = detection.judge(records.step(32, {norm: nan, OUT: 1.0, G: nan}, skipped=True))
+    assert (bad.name, bad.step) == ("grad_norm", 31)
+
+
+@pytest.mark.parametrize("to", [0, 12])
+def test_after_a_rollback_nothing_belongs_to_a_step_before(to):
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(30):
+        detection.judge(records.step(step, {LOSS: 1.0, OUT: 1.0, G: 1.0}))
+    [bad] = detection.judge(records.step(to, {LOSS: float("nan"), OUT: 1.0, G: 1.0}))
+    assert bad.step == to
+
+
+def test_a_second_part_of_a_step_that_begins_with_the_loss_does_not_make_it_late():
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(30):
+        detection.judge(records.step(step, {OUT: 1.0, G: 1.0}))
+        detection.judge(records.step(step, {LOSS: 1.0, ("b.output.0", "activation_output"): 1.0}, first_order=2))
+    detection.judge(records.step(30, {OUT: 1.0, G: 1.0}))
+    [bad] = detection.judge(records.step(30, {LOSS: float("nan")}, first_order=2))
+    assert bad.step == 30
+
+
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("collect", [{}, {"activations": {"every": 1}}])
 def test_in_a_run_a_loss_out_of_bounds_is_the_first_suspect_wherever_it_is_logged(tmp_path, late, collect, caplog):

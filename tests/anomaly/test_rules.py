@@ -10,6 +10,7 @@ from trainsentry.anomaly.constant_data import ConstantDataRule
 from trainsentry.anomaly.continuity import ContinuityRule
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.frozen import FrozenRule
+from trainsentry.anomaly.missing_state import MissingStateRule
 from trainsentry.anomaly.reductions import ReductionRule
 from trainsentry.anomaly.siblings import SiblingRule
 from trainsentry.anomaly.state_reset import StateResetRule
@@ -24,6 +25,7 @@ COUNT = ("updated_parameters", "updated_parameters")
 SQUARES, WEIGHT = ("fc.weight", "exp_avg_sq"), ("fc.weight", "parameter")
 RULES = {
     "frozen": lambda table: FrozenRule(table).judge,
+    "missing_state": lambda table: MissingStateRule(table).judge,
     "state_reset": lambda table: StateResetRule(table).judge,
     "constant_data": lambda table: lambda record: ConstantDataRule(table).judge(record, np.full(len(record), 256.0)),
     "continuity": lambda table: lambda record: ContinuityRule(table).judge(record, np.full(len(record), 16.0)),
@@ -126,11 +128,34 @@ def test_squares_fall_no_faster_than_their_decay():
 
 def test_state_that_is_gone_while_weights_are_there():
     records = Records()
-    rule = StateResetRule(records.table).judge
+    rule = MissingStateRule(records.table).judge
     momentum = ("fc.weight", "momentum_buffer")
     assert judged(rule, records, range(10), {WEIGHT: 1.0, momentum: 1.0}) == []
     [found] = judged(rule, records, [10, 11], lambda s: {WEIGHT: 1.0} if s == 10 else {WEIGHT: 1.0, momentum: 1.0})
     assert (found.kind, found.step) == ("state_reset", 10)
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_of_several_optimizers_the_one_that_lost_its_state_is_meant_also_where_it_alone_is_read(lost):
+    records = Records()
+    rule = MissingStateRule(records.table).judge
+    parts = {n: {(f"{n}.weight", "parameter"): 1.0, (f"{n}.weight", "momentum_buffer"): 1.0} for n in "ab"}
+    for step in range(0, 60, 10):
+        assert rule(records.step(step, parts["a"])) == []
+        assert rule(records.step(step, parts["b"])) == []
+    without = {key: 1.0 for key in parts[lost] if key[1] == "parameter"}
+    assert rule(records.step(53, without)) == []
+    [found] = rule(records.step(60, parts["a"]))
+    assert (records.table.series[found.series_id].name, found.step) == (f"{lost}.weight", 53)
+    assert judged(rule, records, range(61, 70), parts["a"]) == [], "weights that are not sampled lack nothing"
+
+
+def test_state_that_is_sampled_more_seldom_than_weights_is_not_missing():
+    records = Records()
+    rule = MissingStateRule(records.table).judge
+    momentum = ("fc.weight", "momentum_buffer")
+    both = {WEIGHT: 1.0, momentum: 1.0}
+    assert judged(rule, records, range(60), lambda s: {WEIGHT: 1.0} if s % 2 else both) == []
 
 
 @pytest.mark.parametrize(("count", "is_found"), [(7, True), (40, False), (111, False)])
