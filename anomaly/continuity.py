@@ -93,7 +93,7 @@ class ContinuityRule:
             of, updates = of[same], updates[same]
             self._due[of] = self._mean[of] + record.values[updates, MEAN]
             spacing = self._spacing[record.layouts[updates]]
-            self._slack[of] = spacing * record.values[updates, NORM] / np.sqrt(numel[updates])
+            self._slack[of] = spacing * _root_mean_square(record, updates, numel)
             self._due_after[of] = record.step
         again = self._again_of[record.where]
         self._due_after[again[again >= 0]] = -2
@@ -102,7 +102,7 @@ class ContinuityRule:
     def _compare(self, record: StepRecord, rows: Any, numel: Floats) -> list[Finding]:
         rows = rows[self._due_after[record.ids[rows]] == record.step - 1]
         ids = record.ids[rows]
-        size = np.maximum(record.values[rows, NORM] / np.sqrt(numel[rows]), np.abs(self._due[ids]))
+        size = np.maximum(_root_mean_square(record, rows, numel), np.abs(self._due[ids]))
         with np.errstate(invalid="ignore", divide="ignore"):
             gap = np.maximum(np.abs(record.values[rows, MEAN] - self._due[ids]) - self._slack[ids], 0.0) / size
         known = np.isfinite(gap)
@@ -167,6 +167,11 @@ class ContinuityRule:
 def _spacing_of(dtype: str) -> float:
     # What is read of complex numbers is of their magnitudes, whose mean is not linear.
     return math.nan if dtype.startswith("complex") else SPACING.get(dtype, COARSEST)
+
+
+def _root_mean_square(record: StepRecord, rows: Any, numel: Floats) -> Floats:
+    found: Floats = record.values[rows, NORM] / np.sqrt(np.maximum(numel[rows], 1.0))  # a rank's part may be empty
+    return found
 
 
 def _finding(series_id: int, row: int, changed: _Changed) -> Finding:

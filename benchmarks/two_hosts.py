@@ -86,11 +86,9 @@ def train(strategy: str, out: Path) -> None:
     else:
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    config = {
-        "output_dir": str(out),
-        "on_incident": {"stop": True, "dump": False},
-        "collect": {p: {"every": 1} for p in ("parameters", "updates")},
-    }
+    parts = ("parameters",) if strategy == "ddp" else ("parameters", "updates")
+    collect = {part: {"every": 1} for part in parts}
+    config = {"output_dir": str(out), "on_incident": {"stop": True, "dump": False}, "collect": collect}
     generator = torch.Generator().manual_seed(rank)
     monitor = trainsentry.TrainMonitor(config).watch(model, optimizer)
     try:

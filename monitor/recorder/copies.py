@@ -69,9 +69,10 @@ class CopiesOfRanks:
         told = [copy for _, copies in self._told.pop(step, []) for copy in copies]
         for old in [s for s in self._told if s < step]:
             del self._told[old]
-        prints = fingerprints(values)
-        rows = self._comparable(keys) & (prints != PARTED)
-        keys, ranks, prints = keys[rows], ranks[rows], prints[rows]
+        rows = np.flatnonzero(self._comparable(keys))
+        prints = fingerprints(values[rows])
+        rows, prints = rows[prints != PARTED], prints[prints != PARTED]
+        keys, ranks = keys[rows], ranks[rows]
         if told:
             more = np.asarray(told, np.int64).T
             keys, ranks, prints = (np.concatenate([a, b]) for a, b in zip((keys, ranks, prints), more[:3], strict=True))
