@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from trainsentry.anomaly.anomaly import SHIFT
 from trainsentry.anomaly.finding import Finding
-from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.record import StepRecord, as_index
 from trainsentry.collectors.series import PARAMETER, UPDATE, SeriesTable
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
 
@@ -81,56 +81,65 @@ class ContinuityRule:
     def judge(self, record: StepRecord, numel: Floats) -> list[Finding]:
         """Return the weights that are not what they were to be; `numel` counts the elements of each row."""
         self._refresh()
+        found: list[Finding] = []
         weights = np.flatnonzero(self._is_weight[record.where])
-        found = self._compare(record, weights, numel) if len(weights) else []
-        ids = record.ids[weights]
-        self._mean[ids], self._read_at[ids] = record.values[weights, MEAN], record.step
-        self._bounds[:, ids] = record.values[weights][:, [MIN, MAX]].T
+        if len(weights):
+            rows, ids = _slices(weights, record.ids)
+            size = _root_mean_square(record, rows, numel)
+            found = self._compare(record, weights, record.ids[rows], size)
+            self._mean[ids], self._read_at[ids] = record.values[rows, MEAN], record.step
+            self._bounds[0, ids], self._bounds[1, ids] = record.values[rows, MIN], record.values[rows, MAX]
         updates = np.flatnonzero(self._weight_of[record.where] >= 0)
         if len(updates):
-            of = self._weight_of[record.ids[updates]]
-            same = self._read_at[of] == record.step
-            of, updates = of[same], updates[same]
-            self._due[of] = self._mean[of] + record.values[updates, MEAN]
-            spacing = self._spacing[record.layouts[updates]]
-            self._slack[of] = spacing * _root_mean_square(record, updates, numel)
-            self._due_after[of] = record.step
+            self._expect(record, updates, numel)
         again = self._again_of[record.where]
-        self._due_after[again[again >= 0]] = -2
+        if (again >= 0).any():
+            self._due_after[again[again >= 0]] = -2
         return found
 
-    def _compare(self, record: StepRecord, rows: Any, numel: Floats) -> list[Finding]:
-        rows = rows[self._due_after[record.ids[rows]] == record.step - 1]
-        ids = record.ids[rows]
-        size = np.maximum(_root_mean_square(record, rows, numel), np.abs(self._due[ids]))
+    def _expect(self, record: StepRecord, updates: Any, numel: Floats) -> None:
+        """Note what weights are to be after their updates."""
+        rows, ids = _slices(updates, self._weight_of[record.ids])
+        due = self._mean[ids] + record.values[rows, MEAN]
+        slack = self._spacing[record.layouts[rows]] * _root_mean_square(record, rows, numel)
+        self._due[ids], self._slack[ids] = due, slack
+        self._due_after[ids] = np.where(self._read_at[ids] == record.step, record.step, self._due_after[ids])
+
+    def _compare(self, record: StepRecord, rows: Any, ids: Any, size: Floats) -> list[Finding]:
+        now = record.values[rows, MEAN]
+        due, known = self._due[ids], self._due_after[ids] == record.step - 1
+        if not known.any():
+            return []
         with np.errstate(invalid="ignore", divide="ignore"):
-            gap = np.maximum(np.abs(record.values[rows, MEAN] - self._due[ids]) - self._slack[ids], 0.0) / size
-        known = np.isfinite(gap)
-        rows, ids, gap = rows[known], ids[known], gap[known]
+            gap = np.maximum(np.abs(now - due) - self._slack[ids], 0.0) / np.maximum(size, np.abs(due))
+        known &= np.isfinite(gap)
+        if not known.all():
+            rows, ids, gap = rows[known], ids[known], gap[known]
         broken = gap > np.maximum(ROUNDING, BEYOND * self._largest[ids])
         odd = broken & (self._held[ids] >= self._needed[ids]) & (self._largest[ids] <= HOLDS)
-        usual = ids[~odd]
-        self._largest[usual] = np.maximum(self._largest[usual], gap[~odd])
-        self._needed[ids[odd]] *= MORE  # what comes back now and then is how this run is made
+        self._largest[ids] = np.where(odd, self._largest[ids], np.maximum(self._largest[ids], gap))
         self._held[ids] = np.where(broken, 0, self._held[ids] + 1)
-        found = self._confirmed(record, dict(zip(ids.tolist(), rows.tolist(), strict=True)), set(ids[broken].tolist()))
+        self._needed[ids[odd]] *= MORE  # what comes back now and then is how this run is made
+        found = self._confirmed(record, rows, ids, broken) if self._changed else []
         if broken.sum() == 1 and odd.any():
-            at = int(np.flatnonzero(odd)[0])
-            low, high = record.values[rows[at], [MIN, MAX]].tolist()
-            before = self._bounds[:, ids[at]].tolist()
-            bounds = (low if low != before[0] else math.nan, high if high != before[1] else math.nan)
-            mean = float(record.values[rows[at], MEAN])
-            self._changed[int(ids[at])] = _Changed(record.step, mean, float(self._due[ids[at]]), bounds)
+            self._note_change(record, int(rows[odd][0]), int(ids[odd][0]))
         return found
 
-    def _confirmed(self, record: StepRecord, rows: dict[int, int], broken: set[int]) -> list[Finding]:
+    def _note_change(self, record: StepRecord, row: int, series_id: int) -> None:
+        low, high, mean = record.values[row, [MIN, MAX, MEAN]].tolist()
+        before = self._bounds[:, series_id].tolist()
+        bounds = (low if low != before[0] else math.nan, high if high != before[1] else math.nan)
+        self._changed[series_id] = _Changed(record.step, mean, float(self._due[series_id]), bounds)
+
+    def _confirmed(self, record: StepRecord, rows: Any, ids: Any, broken: Any) -> list[Finding]:
         """Return the weights that were changed some samples ago, once, and go on as they are."""
         found = []
         for series_id, changed in list(self._changed.items()):
-            row = rows.get(series_id)
-            if record.step <= changed.step or series_id in broken:
+            at = np.flatnonzero(ids == series_id)
+            if record.step <= changed.step or broken[at].any():
                 del self._changed[series_id]
-            elif row is not None:
+            elif len(at):
+                row = int(rows[at[0]])
                 changed.left -= 1
                 if (record.values[row, [MIN, MAX]] == changed.bounds).any():
                     del self._changed[series_id]
@@ -167,6 +176,11 @@ class ContinuityRule:
 def _spacing_of(dtype: str) -> float:
     # What is read of complex numbers is of their magnitudes, whose mean is not linear.
     return math.nan if dtype.startswith("complex") else SPACING.get(dtype, COARSEST)
+
+
+def _slices(rows: Any, ids: Any) -> tuple[Any, Any]:
+    """Return rows, and the ids in them, as slices where they are consecutive: these make no copies."""
+    return as_index(rows), as_index(ids[rows])
 
 
 def _root_mean_square(record: StepRecord, rows: Any, numel: Floats) -> Floats:

@@ -83,13 +83,13 @@ class Detection:
         self._edge = DtypeEdgeRule(self.facts)
         self._rules: list[Detector] = [
             lambda r, _: self._frozen.judge(r),
-            lambda r, _: self._continuity.judge(r, self._known.numel(r)),
+            lambda r, _: self._continuity.judge(r, self._numel),
             lambda r, _: self._reset.judge(r),
             lambda r, _: self._missing.judge(r),
             lambda r, _: self._switches.judge(r),
-            lambda r, _: self._siblings.judge(r, self._known.numel(r)),
+            lambda r, _: self._siblings.judge(r, self._numel),
             lambda r, _: self._batches.judge(r),
-            lambda r, _: self._constant.judge(r, self._known.numel(r)),
+            lambda r, _: self._constant.judge(r, self._numel),
             *own,
         ]
         self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
@@ -102,6 +102,7 @@ class Detection:
         self._surprises: dict[str, Surprises] = {}
         self._saved: SavedSeries | None = None
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
+        self._numel: Floats = np.zeros(0)
         self._records = 0
         self._candidates: deque[list[Anomaly]] = deque(maxlen=LOOK_BACK)
         self._pending: deque[tuple[Any, Soft, Mask, Surprises, list[float]]] = deque()
@@ -121,11 +122,11 @@ class Detection:
         judged &= ~self._late.excused(record)
         if self._known.judge(record):
             self.soft.expect_change()
-        soft, verdict, numel = self._judge_softly(record, judged & ~bad & ~at_edge)
+        soft, verdict, self._numel = self._judge_softly(record, judged & ~bad & ~at_edge)
         wrong = (bad | at_edge) & self.facts.watched[where]
         listed = self._listed(soft, verdict, judged, record) & ~wrong
         findings = [f for rule in self._rules for f in rule(record, self.table)]
-        evidence = Evidence(record, self.table.series, soft, numel, self._known.divisor, self.facts.scalar[where])
+        evidence = Evidence(record, self.table.series, soft, self._numel, self._known.divisor, self.facts.scalar[where])
         findings += [evidence.of_hard(row, bad, largest, edges) for row in np.flatnonzero(wrong & judged).tolist()]
         rows = np.flatnonzero(listed).tolist()
         in_a_row = self.soft.baseline.outliers[where]

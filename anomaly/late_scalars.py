@@ -44,6 +44,8 @@ class LateScalars:
 
     def excused(self, record: StepRecord) -> Mask:
         """Return the rows that the backward pass of a step made that the loss scaler has skipped: its normal work."""
+        if not (record.skipped or self._skipped_before):
+            return np.zeros(len(record), bool)
         late = self._late[record.where] & self._follows
         found: Mask = self.facts.backward[record.where] & np.where(late, self._skipped_before, record.skipped)
         return found

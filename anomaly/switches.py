@@ -42,6 +42,7 @@ class SwitchRule:
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
+        self._last = np.zeros(0, np.int32), np.zeros(0, np.int32)
         self._layout = np.zeros(0, np.int64)
         self._fixed = np.zeros(0, bool)
         self._mode = np.zeros(0, bool)
@@ -87,6 +88,10 @@ class SwitchRule:
         )
 
     def _dtypes(self, record: StepRecord) -> list[Finding]:
+        ids, layouts = self._last
+        if np.array_equal(layouts, record.layouts) and np.array_equal(ids, record.ids):
+            return []  # as a rule
+        self._last = record.ids, record.layouts
         fixed = self._fixed[record.where]
         ids = record.ids[fixed]
         before = self._layout[ids]
