@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from trainsentry.anomaly import conservation, peers, reductions, replicas
 from trainsentry.anomaly.anomaly import Anomaly
@@ -154,7 +155,9 @@ def _in_table(
 
 def _record(step: int, rank: int, parts: list[RecordedRows]) -> StepRecord:
     """Return the rows of all tables at a step as one record, in the order in which they were met."""
-    order = np.argsort(np.concatenate([part.orders for part in parts]), kind="stable")
+    placed = np.concatenate([part.orders for part in parts if not part.unplaced] or [np.zeros(0, np.int64)])
+    orders = [_free_places(placed, len(part.ids)) if part.unplaced else part.orders for part in parts]
+    order = np.argsort(np.concatenate(orders), kind="stable")
     return StepRecord(
         step=step,
         rank=rank,
@@ -163,6 +166,15 @@ def _record(step: int, rank: int, parts: list[RecordedRows]) -> StepRecord:
         values=np.concatenate([part.values for part in parts])[order],
         skipped=any(part.skipped for part in parts),
     )
+
+
+def _free_places(placed: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Return where rows without an order were met: the numbers that the other tables leave out are theirs.
+
+    >>> _free_places(np.array([1, 2, 5]), 3).tolist()
+    [0, 3, 4]
+    """
+    return np.setdiff1d(np.arange(placed.max(initial=-1) + 1 + count), placed)[:count]
 
 
 def _define_parameters(directory: Path, table: SeriesTable) -> None:

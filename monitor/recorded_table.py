@@ -31,13 +31,17 @@ _CALL: Final = re.compile(r"(?P<call>(?P<group>.+)\.(?P<op>\w*[a-z]\w*)\.\d+)(?:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRows:
-    """Rows of one table at one step as a record has them, before the tables are put together."""
+    """Rows of one table at one step as a record has them, before the tables are put together.
+
+    Those of scalars (`unplaced`) have no order of their own in their table.
+    """
 
     ids: npt.NDArray[np.int32]
     layouts: npt.NDArray[np.int32]
     orders: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
     skipped: bool
+    unplaced: bool = False
 
 
 class RecordedTable:
@@ -67,6 +71,7 @@ class RecordedTable:
             rows.orders,
             values,
             scalar and self._tells_of_a_skip(rows),
+            unplaced=scalar,
         )
 
     def _define(self, rows: StepRows, table: SeriesTable) -> None:
