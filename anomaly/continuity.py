@@ -70,6 +70,7 @@ class ContinuityRule:
         self._is_weight = np.zeros(0, bool)
         self._weight_of = np.zeros(0, np.int64)
         self._again_of = np.zeros(0, np.int64)  # updates of a second turn within a step: the sum would need both
+        self._takes_turns = False
         self._mean, self._due = np.zeros(0), np.zeros(0)
         self._read_at, self._due_after = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._held, self._needed = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -84,7 +85,10 @@ class ContinuityRule:
         found: list[Finding] = []
         weights = np.flatnonzero(self._is_weight[record.where])
         if len(weights):
-            rows, ids = _slices(weights, record.ids)
+            rows, ids = (
+                as_index(weights.astype(np.int32)),
+                as_index(record.ids[weights]),
+            )  # as slices, where they make no copies
             size = _root_mean_square(record, rows, numel)
             found = self._compare(record, weights, record.ids[rows], size)
             self._mean[ids], self._read_at[ids] = record.values[rows, MEAN], record.step
@@ -92,14 +96,14 @@ class ContinuityRule:
         updates = np.flatnonzero(self._weight_of[record.where] >= 0)
         if len(updates):
             self._expect(record, updates, numel)
-        again = self._again_of[record.where]
-        if (again >= 0).any():
+        if self._takes_turns:
+            again = self._again_of[record.where]
             self._due_after[again[again >= 0]] = -2
         return found
 
     def _expect(self, record: StepRecord, updates: Any, numel: Floats) -> None:
         """Note what weights are to be after their updates."""
-        rows, ids = _slices(updates, self._weight_of[record.ids])
+        rows, ids = as_index(updates.astype(np.int32)), as_index(self._weight_of[record.ids[updates]].astype(np.int32))
         due = self._mean[ids] + record.values[rows, MEAN]
         slack = self._spacing[record.layouts[rows]] * _root_mean_square(record, rows, numel)
         self._due[ids], self._slack[ids] = due, slack
@@ -164,6 +168,7 @@ class ContinuityRule:
         self._is_weight = np.append(self._is_weight, [s.quantity == PARAMETER and s.micro_step == 0 for s in new])
         self._weight_of = np.append(self._weight_of, np.where(first, of, -1))
         self._again_of = np.append(self._again_of, np.where(first, -1, of))
+        self._takes_turns |= bool((self._again_of >= 0).any())
         self._mean, self._due = (np.append(x, np.zeros(len(new))) for x in (self._mean, self._due))
         self._largest, self._slack = (np.append(x, np.zeros(len(new))) for x in (self._largest, self._slack))
         never = np.full(len(new), -2)
@@ -176,11 +181,6 @@ class ContinuityRule:
 def _spacing_of(dtype: str) -> float:
     # What is read of complex numbers is of their magnitudes, whose mean is not linear.
     return math.nan if dtype.startswith("complex") else SPACING.get(dtype, COARSEST)
-
-
-def _slices(rows: Any, ids: Any) -> tuple[Any, Any]:
-    """Return rows, and the ids in them, as slices where they are consecutive: these make no copies."""
-    return as_index(rows), as_index(ids[rows])
 
 
 def _root_mean_square(record: StepRecord, rows: Any, numel: Floats) -> Floats:
