@@ -1,6 +1,7 @@
 """The watch for hangs, where ranks leave words for each other with one of them."""
 
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +17,11 @@ def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_board_is_gone(tmp_
         free.bind(("127.0.0.1", 0))
         door = Door.at("127.0.0.1", str(free.getsockname()[1]))
 
+    have_met = threading.Barrier(2)
+
     def work(rank):
         meeting = meet(door, rank, 2, 20)
+        have_met.wait(20)
         if rank == 0 and gone:
             for sock in [*meeting._hub._inboxes]:
                 sock.shutdown(socket.SHUT_RDWR)
