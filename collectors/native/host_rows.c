@@ -1,8 +1,10 @@
 /* Statistics of arrays in host memory: min, max, mean, norm, nans, infs, zeros, and a fingerprint of the bits, in one
  * pass over each; in a second one only where something is not finite, or where squares of doubles leave the range.
  *
- * Each loop works on LANES independent accumulators, which the compiler turns into vectors, and sums in double. On x86-64 Linux the loops are compiled for
- * three instruction sets, and the one to use is chosen when the library is loaded.
+ * Each loop works on LANES independent accumulators, which the compiler turns into vectors, and sums in double. On
+ * x86-64 Linux the loops are compiled for three instruction sets, and the one to use is chosen when the library is
+ * loaded. Arrays are cut into pieces, always the same ones and added up in their order, so that a result does not
+ * depend on how many threads shared the work.
  * The interpreter lock is kept: released, another thread could move the rows while they are written.
  * A row has COLUMNS doubles; what each means is written down in collectors/statistics.py.
  */
@@ -13,10 +15,14 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifndef _WIN32
+#include <unistd.h>
+#endif
 
 #define LANES 16
 #define COLUMNS 8
-#define COUNT_BLOCK (1 << 20) /* elements between two emptyings of the 32-bit counters */
+#define PIECE (1 << 16)   /* elements: some 15 us of work, far more than handing it out; counters of 32 bits hold it */
+#define SHARED (1 << 18) /* bytes that are worth sharing: torch, too, shares work of 32,768 floats and more */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && (defined(__GNUC__) && !defined(__clang__))
 #define FOR_EACH_INSTRUCTION_SET __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -41,6 +47,16 @@ typedef struct {
     int64_t nans, infs, zeros;
     uint64_t bits_xor, bits_sum;
 } totals;
+
+static const totals nothing = {HUGE_VAL, -HUGE_VAL, 0, 0, 0, 0, 0, 0, 0};
+
+INLINE void add_up(totals *t, const totals *more) {
+    t->low = more->low < t->low ? more->low : t->low;
+    t->high = more->high > t->high ? more->high : t->high;
+    t->sum += more->sum, t->squares += more->squares;
+    t->nans += more->nans, t->infs += more->infs, t->zeros += more->zeros;
+    t->bits_xor ^= more->bits_xor, t->bits_sum += more->bits_sum;
+}
 
 INLINE float from_bits(uint32_t bits) {
     float value;
@@ -93,51 +109,40 @@ INLINE float load_float16(uint16_t x) {
         bad[j] += (careful) && !(magnitude <= LARGEST);                                    \
     } while (0)
 
-/* One pass over n elements. The counters have an element's width, so that they are emptied before they overflow. */
+/* One pass over a piece. The counters have an element's width, so that they fill the same vectors. */
 #define DEFINE_PASS(name, stored, real, counter, word, LOAD, BITS, MAGNITUDE, careful, LARGEST, INFINITE) \
-    FOR_EACH_INSTRUCTION_SET                                                                    \
-    static void name(const stored *x, int64_t n, real eps, totals *t) {                         \
-        real low[LANES], high[LANES];                                                           \
-        double sum[LANES], squares[LANES];                                                      \
-        counter zeros[LANES], nans[LANES], bad[LANES];                                          \
-        word bits_xor[LANES], bits_sum[LANES];                                                  \
-        for (int j = 0; j < LANES; j++) {                                                       \
-            low[j] = INFINITE, high[j] = -INFINITE, sum[j] = squares[j] = 0;                    \
-            zeros[j] = nans[j] = bad[j] = 0, bits_xor[j] = bits_sum[j] = 0;                     \
-        }                                                                                       \
-        memset(t, 0, sizeof *t);                                                                \
-        int64_t i = 0, whole = n / LANES * LANES;                                               \
-        do {                                                                                    \
-            int64_t end = whole - i < COUNT_BLOCK ? whole : i + COUNT_BLOCK;                    \
-            for (; i < end; i += LANES) {                                                       \
-                for (size_t b = 0; b < LANES * sizeof *x; b += CACHE_LINE)                      \
-                    PREFETCH((const char *)(x + i) + b + AHEAD);                                \
-                for (int j = 0; j < LANES; j++)                                                 \
-                    TAKE(j, LOAD(x[i + j]), BITS(x[i + j]), real, MAGNITUDE, careful, LARGEST, INFINITE);       \
-            }                                                                                   \
-            for (; end == whole && i < n; i++)                                                  \
-                TAKE(0, LOAD(x[i]), BITS(x[i]), real, MAGNITUDE, careful, LARGEST, INFINITE);               \
-            for (int j = 0; j < LANES; j++) {                                                   \
-                t->zeros += zeros[j], t->nans += nans[j], t->infs += bad[j] - nans[j];          \
-                zeros[j] = nans[j] = bad[j] = 0;                                                \
-            }                                                                                   \
-        } while (i < n);                                                                        \
-        t->low = low[0], t->high = high[0];                                                     \
-        for (int j = 0; j < LANES; j++) {                                                       \
-            t->low = low[j] < t->low ? low[j] : t->low;                                         \
-            t->high = high[j] > t->high ? high[j] : t->high;                                    \
-            t->sum += sum[j], t->squares += squares[j];                                         \
-            t->bits_xor ^= bits_xor[j], t->bits_sum += bits_sum[j];                             \
-        }                                                                                       \
+    FOR_EACH_INSTRUCTION_SET                                                                              \
+    static void name(const stored *x, int64_t n, real eps, totals *t) {                                   \
+        real low[LANES], high[LANES];                                                                     \
+        double sum[LANES], squares[LANES];                                                                \
+        counter zeros[LANES], nans[LANES], bad[LANES];                                                    \
+        word bits_xor[LANES], bits_sum[LANES];                                                            \
+        for (int j = 0; j < LANES; j++) {                                                                 \
+            low[j] = INFINITE, high[j] = -INFINITE, sum[j] = squares[j] = 0;                              \
+            zeros[j] = nans[j] = bad[j] = 0, bits_xor[j] = bits_sum[j] = 0;                               \
+        }                                                                                                 \
+        int64_t i = 0, whole = n / LANES * LANES;                                                         \
+        for (; i < whole; i += LANES) {                                                                   \
+            for (size_t b = 0; b < LANES * sizeof *x; b += CACHE_LINE)                                    \
+                PREFETCH((const char *)(x + i) + b + AHEAD);                                              \
+            for (int j = 0; j < LANES; j++)                                                               \
+                TAKE(j, LOAD(x[i + j]), BITS(x[i + j]), real, MAGNITUDE, careful, LARGEST, INFINITE);     \
+        }                                                                                                 \
+        for (; i < n; i++)                                                                                \
+            TAKE(0, LOAD(x[i]), BITS(x[i]), real, MAGNITUDE, careful, LARGEST, INFINITE);                 \
+        *t = nothing;                                                                                     \
+        for (int j = 0; j < LANES; j++)                                                                   \
+            add_up(t, &(totals){low[j], high[j], sum[j], squares[j], nans[j], bad[j] - nans[j], zeros[j], \
+                                bits_xor[j], bits_sum[j]});                                               \
     }
 
-#define DEFINE_PASSES(name, stored, real, counter, word, MAGNITUDE, LARGEST, INFINITE)                                        \
-    DEFINE_PASS(quick_##name, stored, real, counter, word, load_##name, bits_##name, MAGNITUDE, 0, LARGEST, INFINITE)                      \
-    DEFINE_PASS(careful_##name, stored, real, counter, word, load_##name, bits_##name, MAGNITUDE, 1, LARGEST, INFINITE)                    \
-    static void read_##name(const void *x, int64_t n, double eps, totals *t) {                                          \
-        quick_##name(x, n, (real)eps, t);                                                                               \
+#define DEFINE_PASSES(name, stored, real, counter, word, MAGNITUDE, LARGEST, INFINITE)                              \
+    DEFINE_PASS(quick_##name, stored, real, counter, word, load_##name, bits_##name, MAGNITUDE, 0, LARGEST, INFINITE)   \
+    DEFINE_PASS(careful_##name, stored, real, counter, word, load_##name, bits_##name, MAGNITUDE, 1, LARGEST, INFINITE) \
+    static void read_##name(const stored *x, int64_t n, real eps, totals *t) {                                          \
+        quick_##name(x, n, eps, t);                                                                                     \
         if (!(t->squares <= DBL_MAX))                                                                                   \
-            careful_##name(x, n, (real)eps, t);                                                                         \
+            careful_##name(x, n, eps, t);                                                                               \
     }
 
 DEFINE_PASSES(float32, float, float, int32_t, uint32_t, fabsf, FLT_MAX, HUGE_VALF)
@@ -169,94 +174,184 @@ static double fingerprint(const totals *t, int kind) {
     return (double)(mixed >> 11);
 }
 
-static void write_row(const void *x, int64_t n, int kind, double eps, double *row) {
-    totals t;
-    double scale = 1;
-    switch (kind) {
-    case FLOAT32: read_float32(x, n, float_below(eps), &t); break;
-    case BFLOAT16: read_bfloat16(x, n, float_below(eps), &t); break;
-    case FLOAT16: read_float16(x, n, float_below(eps), &t); break;
-    default: read_float64(x, n, eps, &t);
-    }
-    int64_t finite = n - t.nans - t.infs;
-    double largest = finite ? fmax(fabs(t.low), fabs(t.high)) : 0;
-    if (kind == FLOAT64 && largest > 0 && !(t.squares < 1e290 && t.squares > 1e-260 && fabs(t.sum) <= DBL_MAX)) {
-        rescale(x, n, largest, &t);
-        scale = largest;
-    }
-    row[0] = finite ? t.low : NAN;
-    row[1] = finite ? t.high : NAN;
-    row[2] = finite ? t.sum / (double)finite * scale : NAN;
-    row[3] = sqrt(t.squares) * scale;
-    row[4] = (double)t.nans;
-    row[5] = (double)t.infs;
-    row[6] = n ? (double)t.zeros / (double)n : NAN;
-    row[7] = fingerprint(&t, kind);
-}
-
-static PyObject *read_one(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    if (count != 5)
-        return PyErr_Format(PyExc_TypeError, "read: %zd arguments; allowed: 5", count);
-    const void *x = PyLong_AsVoidPtr(args[0]);
-    int64_t n = PyLong_AsLongLong(args[1]);
-    long kind = PyLong_AsLong(args[2]);
-    double eps = PyFloat_AsDouble(args[3]);
-    double *row = PyLong_AsVoidPtr(args[4]);
-    if (PyErr_Occurred())
-        return NULL;
-    if (kind < 0 || kind >= KINDS || n < 0 || row == NULL || (x == NULL && n > 0))
-        return PyErr_Format(PyExc_ValueError, "read: kind %ld, size %lld, or an address of 0", kind, (long long)n);
-    write_row(x, n, (int)kind, eps, row);
-    Py_RETURN_NONE;
-}
-
 typedef struct {
     const void *x;
     int64_t n;
     int kind;
 } array;
 
-static int take_arrays(PyObject *const *lists, Py_ssize_t count, array *arrays) {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        array *a = arrays + i;
-        a->x = PyLong_AsVoidPtr(PyList_GetItem(lists[0], i));
-        a->n = PyLong_AsLongLong(PyList_GetItem(lists[1], i));
-        long kind = PyLong_AsLong(PyList_GetItem(lists[2], i));
-        if (PyErr_Occurred())
-            return -1;
-        if (kind < 0 || kind >= KINDS || a->n < 0 || (a->x == NULL && a->n > 0)) {
-            PyErr_Format(PyExc_ValueError, "read_many: item %zd has kind %ld, size %lld", i, kind, (long long)a->n);
-            return -1;
-        }
-        a->kind = (int)kind;
+static void read_piece(const array *a, int64_t first, double eps, totals *t) {
+    int64_t n = a->n - first < PIECE ? a->n - first : PIECE;
+    switch (a->kind) {
+    case FLOAT32: read_float32((const float *)a->x + first, n, float_below(eps), t); break;
+    case BFLOAT16: read_bfloat16((const uint16_t *)a->x + first, n, float_below(eps), t); break;
+    case FLOAT16: read_float16((const uint16_t *)a->x + first, n, float_below(eps), t); break;
+    default: read_float64((const double *)a->x + first, n, eps, t);
     }
+}
+
+static void write_row(const array *a, totals *t, double *row) {
+    double scale = 1;
+    int64_t finite = a->n - t->nans - t->infs;
+    double largest = finite ? fmax(fabs(t->low), fabs(t->high)) : 0;
+    if (a->kind == FLOAT64 && largest > 0 && !(t->squares < 1e290 && t->squares > 1e-260 && fabs(t->sum) <= DBL_MAX)) {
+        rescale(a->x, a->n, largest, t);
+        scale = largest;
+    }
+    row[0] = finite ? t->low : NAN;
+    row[1] = finite ? t->high : NAN;
+    row[2] = finite ? t->sum / (double)finite * scale : NAN;
+    row[3] = sqrt(t->squares) * scale;
+    row[4] = (double)t->nans;
+    row[5] = (double)t->infs;
+    row[6] = a->n ? (double)t->zeros / (double)a->n : NAN;
+    row[7] = fingerprint(t, a->kind);
+}
+
+static void read_alone(const array *a, double eps, double *row) {
+    totals t = nothing, of_piece;
+    for (int64_t first = 0; first < a->n; first += PIECE) {
+        read_piece(a, first, eps, &of_piece);
+        add_up(&t, &of_piece);
+    }
+    write_row(a, &t, row);
+}
+
+/* ------------------------------------------------------------------ shared among threads
+ *
+ * torch's workers stand ready, often still spinning behind its last operation: they take pieces as they come, and no
+ * thread of ours is made. Their OpenMP runtime is entered where compilers enter it, by `GOMP_parallel`, whose address
+ * the caller gives; 0 workers asked for are as many as torch itself uses.
+ */
+
+typedef void parallel_region(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+
+typedef struct {
+    const array *of;
+    int64_t first;
+    totals t;
+} piece;
+
+typedef struct {
+    piece *pieces;
+    int64_t count, next;
+    double eps;
+} job;
+
+#if defined(__GNUC__) && !defined(_WIN32)
+static pid_t imported_by; /* a forked child has its parent's pool without its threads, and would wait for them */
+
+static int may_share(const void *parallel) { return parallel != NULL && getpid() == imported_by; }
+static void remember_process(void) { imported_by = getpid(); }
+
+static void take_pieces(void *data) {
+    job *j = data;
+    for (int64_t i; (i = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED)) < j->count;)
+        read_piece(j->pieces[i].of, j->pieces[i].first, j->eps, &j->pieces[i].t);
+}
+#else
+static int may_share(const void *parallel) { return 0; }
+static void remember_process(void) {}
+static void take_pieces(void *data) {}
+#endif
+
+static int64_t pieces_of(const array *arrays, Py_ssize_t count) {
+    int64_t pieces = 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        pieces += (arrays[i].n + PIECE - 1) / PIECE;
+    return pieces;
+}
+
+static int64_t bytes_of(const array *arrays, Py_ssize_t count) {
+    static const int64_t size[KINDS] = {4, 2, 2, 8};
+    int64_t bytes = 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        bytes += arrays[i].n * size[arrays[i].kind];
+    return bytes;
+}
+
+static void read_together(parallel_region *parallel, const array *arrays, Py_ssize_t count, double eps, double *rows,
+                          piece *pieces) {
+    job all = {pieces, 0, 0, eps};
+    for (Py_ssize_t i = 0; i < count; i++)
+        for (int64_t first = 0; first < arrays[i].n; first += PIECE)
+            pieces[all.count].of = arrays + i, pieces[all.count++].first = first;
+    parallel(take_pieces, &all, 0, 0);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        totals t = nothing;
+        for (; pieces < all.pieces + all.count && pieces->of == arrays + i; pieces++)
+            add_up(&t, &pieces->t);
+        write_row(arrays + i, &t, rows + COLUMNS * i);
+    }
+}
+
+static void write_rows(void *parallel, const array *arrays, Py_ssize_t count, double eps, double *rows) {
+    int64_t count_of_pieces = pieces_of(arrays, count);
+    if (may_share(parallel) && count_of_pieces > 1 && bytes_of(arrays, count) >= SHARED) {
+        piece *pieces = PyMem_Malloc((size_t)count_of_pieces * sizeof *pieces);
+        if (pieces != NULL) {
+            read_together((parallel_region *)parallel, arrays, count, eps, rows, pieces);
+            PyMem_Free(pieces);
+            return;
+        }
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        read_alone(arrays + i, eps, rows + COLUMNS * i);
+}
+
+/* ------------------------------------------------------------------ called from Python */
+
+static int take_array(PyObject *address, PyObject *size, PyObject *kind, array *a) {
+    a->x = PyLong_AsVoidPtr(address);
+    a->n = PyLong_AsLongLong(size);
+    long wanted = PyLong_AsLong(kind);
+    if (PyErr_Occurred())
+        return -1;
+    if (wanted < 0 || wanted >= KINDS || a->n < 0 || (a->x == NULL && a->n > 0)) {
+        PyErr_Format(PyExc_ValueError, "kind %ld, size %lld, or an address of 0", wanted, (long long)a->n);
+        return -1;
+    }
+    a->kind = (int)wanted;
     return 0;
 }
 
-static void write_rows(const array *arrays, Py_ssize_t count, double eps, double *rows) {
-    for (Py_ssize_t i = 0; i < count; i++)
-        write_row(arrays[i].x, arrays[i].n, arrays[i].kind, eps, rows + COLUMNS * i);
+static PyObject *read_one(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 6)
+        return PyErr_Format(PyExc_TypeError, "read: %zd arguments; allowed: 6", count);
+    array a;
+    double eps = PyFloat_AsDouble(args[3]);
+    double *row = PyLong_AsVoidPtr(args[4]);
+    void *parallel = PyLong_AsVoidPtr(args[5]);
+    if (take_array(args[0], args[1], args[2], &a))
+        return NULL;
+    if (row == NULL)
+        return PyErr_Format(PyExc_ValueError, "read: a row at address 0");
+    write_rows(parallel, &a, 1, eps, row);
+    Py_RETURN_NONE;
 }
 
 static PyObject *read_many(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 5)
-        return PyErr_Format(PyExc_TypeError, "read_many: %zd arguments; allowed: 5", count);
+    if (count != 6)
+        return PyErr_Format(PyExc_TypeError, "read_many: %zd arguments; allowed: 6", count);
     for (int i = 0; i < 3; i++)
         if (!PyList_Check(args[i]) || PyList_Size(args[i]) != PyList_Size(args[0]))
             return PyErr_Format(PyExc_ValueError, "read_many: argument %d; allowed: lists of one length", i);
     Py_ssize_t n = PyList_Size(args[0]);
     double eps = PyFloat_AsDouble(args[3]);
     double *rows = PyLong_AsVoidPtr(args[4]);
+    void *parallel = PyLong_AsVoidPtr(args[5]);
     if (PyErr_Occurred())
         return NULL;
     array *arrays = PyMem_Malloc((size_t)(n ? n : 1) * sizeof *arrays);
     if (arrays == NULL)
         return PyErr_NoMemory();
-    int failed = take_arrays(args, n, arrays);
+    int failed = 0;
+    for (Py_ssize_t i = 0; i < n && !failed; i++)
+        failed = take_array(PyList_GetItem(args[0], i), PyList_GetItem(args[1], i), PyList_GetItem(args[2], i), arrays + i);
     if (!failed)
-        write_rows(arrays, n, eps, rows);
+        write_rows(parallel, arrays, n, eps, rows);
     PyMem_Free(arrays);
     if (failed)
         return NULL;
@@ -269,12 +364,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int add_kinds(PyObject *module) {
+static int start(PyObject *module) {
+    remember_process();
     return PyModule_AddIntMacro(module, FLOAT32) | PyModule_AddIntMacro(module, BFLOAT16) |
            PyModule_AddIntMacro(module, FLOAT16) | PyModule_AddIntMacro(module, FLOAT64);
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)add_kinds}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)start}, {0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "host_rows", "Statistics of arrays in host memory, in one pass over each.", 0, methods, slots,

@@ -41,7 +41,7 @@ MAX_OPEN: Final = 1024
 _LIBRARIES: Final = ("torch", "deepspeed")
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """A call under way: the how many-th of its group since watching began, and since when (seconds, monotonic)."""
 
@@ -203,7 +203,7 @@ class Communication:
         if name not in self._members:
             self._members[name] = members_of(group)
         if not op.point_to_point:
-            call.reduction = reduction_of(args, kwargs)
+            call.reduction = reduction_of(op, args, kwargs)
             if len(self._members[name]) == self._world:
                 self._order.add(op.name, name, call.reduction, size)
         if self.sampling and self._is_chosen():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainsentry.collectors.array_statistics import row_of_array
 from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.collectors.torch.openmp import parallel_region
 
 try:
     from trainsentry.collectors.native import host_rows
@@ -25,6 +26,9 @@ _NAN: Final = math.nan
 _EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
 _READ: Final = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 """Dtypes that are read as they are; others are made wider first."""
+
+_PARALLEL: Final = parallel_region()
+"""Where the kernel enters torch's threads, which share the reading of what is large."""
 
 ROW_BYTES: Final = 8 * COLUMNS
 """Bytes of a row of the kernel."""
@@ -57,12 +61,13 @@ def address_of(x: Tensor) -> int:
 
 def read_at(address: int, x: Tensor, eps: float, row: int) -> None:
     """Write the statistics of `x`, which lies at `address`, to the COLUMNS doubles at address `row`."""
-    host_rows.read(address, x.numel(), KINDS[x.dtype], eps, row)
+    host_rows.read(address, x.numel(), KINDS[x.dtype], eps, row, _PARALLEL)
 
 
 def read_many_at(addresses: list[int], tensors: Sequence[Tensor], eps: float, rows: int) -> None:
     """Write the statistics of tensor i, which lies at `addresses[i]`, to row i of the rows at address `rows`."""
-    host_rows.read_many(addresses, [x.numel() for x in tensors], [KINDS[x.dtype] for x in tensors], eps, rows)
+    sizes, kinds = [x.numel() for x in tensors], [KINDS[x.dtype] for x in tensors]
+    host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL)
 
 
 def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArray[np.float64]:

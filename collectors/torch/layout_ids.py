@@ -24,6 +24,10 @@ class LayoutIds:
             return self._of_dtensor(tensor)
         if tensor.is_nested:
             return self.table.layout_id(Layout((), _dtype(tensor), tensor.numel()))
+        return self.of_plain(tensor)
+
+    def of_plain(self, tensor: Tensor) -> int:
+        """Return the id of the layout of a tensor that is neither sharded nor nested."""
         found = self._plain.get((tensor.shape, tensor.dtype))
         if found is None:
             layout = Layout(tuple(int(n) for n in tensor.shape), _dtype(tensor), tensor.numel())

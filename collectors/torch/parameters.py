@@ -12,6 +12,7 @@ from trainsentry.collectors.parameter_ids import ParameterIds, state_quantity
 from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE
 from trainsentry.collectors.torch.containers import tensors_in
 from trainsentry.collectors.torch.fragment import Fragment
+from trainsentry.collectors.torch.host_statistics import PLAIN
 from trainsentry.collectors.torch.local_tensor import local, version_of
 from trainsentry.collectors.torch.named import NamedParameter
 from trainsentry.collectors.torch.step_rows import StepRows
@@ -110,8 +111,14 @@ def read_state(
     fragments: list[Fragment | None] = []
     state = state_of(optimizer)
     for named in parameters:
-        for key, value in state.get(named.parameter, {}).items():
-            for path, tensor in [("", value)] if type(value) is Tensor else tensors_in(value):
+        entries = state.get(named.parameter, {})
+        if named.fragment is None and PLAIN.issuperset(map(type, entries.values())):
+            ids += series.ids_of_state(named, tuple(entries), micro_step)
+            tensors += entries.values()
+            fragments += [None] * len(entries)
+            continue
+        for key, value in entries.items():
+            for path, tensor in tensors_in(value):
                 inner = "" if isinstance(value, Tensor) else path
                 like = named.fragment is not None and tensor.numel() == named.parameter.numel()
                 ids.append(series.id_of(named, state_quantity(key), micro_step, inner))

@@ -5,6 +5,7 @@ group, and waits for the `Work` that it returns. Those methods are wrapped on th
 What the reducer of DistributedDataParallel asks in C++ is seen where operators are dispatched.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     point_to_point: bool = False
+
+    @functools.cached_property
+    def reduces(self) -> bool:
+        """Whether values of several ranks become one."""
+        return "reduce" in self.name
 
 
 _BOTH: Final = ((0,), (0,))
@@ -103,6 +109,7 @@ class Watcher(Protocol):
 _watchers: list[Watcher] = []
 _patched: list[tuple[Any, str, Any]] = []
 _undo: list[Callable[[], None]] = []
+_NOBODY_ELSE_ASKS: Final = contextlib.nullcontext()
 
 
 def watch_calls(watcher: Watcher, *, reducer: bool = False) -> None:
@@ -139,7 +146,7 @@ def forget_calls(watcher: Watcher) -> None:
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...]) -> list[Tensor]:
     """Return the tensors at some positions of a call's arguments, also those in lists of lists."""
-    given = [*args, *kwargs.values()]
+    given = [*args, *kwargs.values()] if kwargs else args
     found: list[Tensor] = []
     stack = [given[i] for i in reversed(positions) if i < len(given)]
     while stack:
@@ -151,18 +158,18 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[i
     return found
 
 
-def reduction_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def reduction_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return how a call reduces: 1 for a sum, 2 for an average, 0 for anything else."""
+    if not op.reduces:
+        return 0
     for given in (*args, *kwargs.values()):
-        if isinstance(given, str):
-            name = given.lower()
-        else:
-            how = getattr(given, "reduceOp", given)
-            if not isinstance(how, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-                continue
-            name = str(getattr(how, "op", how)).rpartition(".")[2].lower()
-        if name in {"sum", "avg"}:
-            return 1 if name == "sum" else 2
+        if isinstance(given, (Tensor, list, tuple)):
+            continue
+        how = getattr(given, "reduceOp", given)
+        if isinstance(how, (dist.ReduceOp, dist.ReduceOp.RedOpType)):  # told by comparing: their names are slow
+            return 1 if how == dist.ReduceOp.SUM else 2 if how == dist.ReduceOp.AVG else 0
+        if isinstance(how, str) and how.lower() in {"sum", "avg"}:
+            return 1 if how.lower() == "sum" else 2
     return 0
 
 
@@ -210,7 +217,7 @@ def _method(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls = [(w, w.begin(op, self, args, kwargs)) for w in _watchers]
-        with asked_in_python():
+        with asked_in_python() if _undo else _NOBODY_ELSE_ASKS:
             work = original(self, *args, **kwargs)
         for watcher, call in calls:
             if call is not None:

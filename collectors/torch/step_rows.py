@@ -203,19 +203,22 @@ class StepRows(HostRows):
 
     def _note(self, batch: "Batch") -> None:
         """Take ids and layouts of tensors whose rows are written."""
-        of = self.layouts.of
+        of = self.layouts.of_plain
         self._layout_ids += [of(x) if n is None else n for n, x in zip(batch.layouts, batch.tensors, strict=True)]
         self._ids += batch.ids
 
     def _find_ways(self, tensors: Sequence[Tensor], ways: "list[int | DeviceRows | None]") -> None:
-        ways[:] = [self._way_of(x) for x in tensors]
+        """Find how each tensor can be read: by its address, its device's rows, or by itself only (None)."""
+        if self._device_rows_on_cpu:
+            ways[:] = [self._way_on_device(x) for x in tensors]
+            return
+        ways[:] = map(address_of, tensors)
+        if 0 in ways:
+            for i, x in enumerate(tensors):
+                if not ways[i]:
+                    ways[i] = None if x.is_cpu else self._way_on_device(x)
 
-    def _way_of(self, x: Tensor) -> "int | DeviceRows | None":
-        """Return how a tensor can be read among others: its address, its device's rows, or by itself only (None)."""
-        if not self._device_rows_on_cpu:
-            address = address_of(x)
-            if address or x.is_cpu:
-                return address or None
+    def _way_on_device(self, x: Tensor) -> "DeviceRows | None":
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or not is_readable(x):
             return None
         rows = self._rows_on(x.device)

@@ -10,6 +10,9 @@ def runs_of(ways: Sequence[Any]) -> Iterator[tuple[int, int]]:
     >>> list(runs_of([8, 9, None, None, 7]))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
+    if set(map(type, ways)) == {int}:
+        yield 0, len(ways)
+        return
     start = 0
     for i in range(1, len(ways) + 1):
         if i == len(ways) or _together(ways[i - 1]) != _together(ways[i]) or ways[i] is None:
