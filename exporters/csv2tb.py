@@ -10,10 +10,11 @@ from pathlib import Path
 
 from trainsentry.exporters.convert_table import Choice, Converted, Table, convert_table, our_tag
 from trainsentry.exporters.csv_format import SCALARS
-from trainsentry.exporters.csv_reader import NotOurs, rank_directories, table_files
+from trainsentry.exporters.csv_reader import rank_directories, table_files
 from trainsentry.exporters.event_file import EVENTS, EventFile
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.msprobe_tables import Tables, msprobe_tables
+from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.quantity_view import overview
 from trainsentry.exporters.table_tags import Tagger
 from trainsentry.exporters.tensorboard_values import layout

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainsentry.exporters.csv_chunks import Reading, steps_in
 from trainsentry.exporters.csv_format import SCALARS, TableFile, parse_file_name, table_paths
 from trainsentry.exporters.json_files import Report
+from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.step_rows import RowKeys, StepRows
 
 
@@ -25,10 +26,6 @@ class CsvRow:
     values: dict[str, float]
     shape: str
     dtype: str
-
-
-class NotOurs(ValueError):
-    """A directory or file that trainsentry did not write."""
 
 
 def table_files(directory: Path) -> dict[str, list[TableFile]]:

@@ -13,6 +13,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.model_graph import DataFlow
 from trainsentry.collectors.named_module import NamedModule
+from trainsentry.collectors.recomputed_calls import RecomputedCalls
 from trainsentry.collectors.torch.backward_pass import in_backward
 from trainsentry.collectors.torch.compiled_activations import CompiledVisits, Site, is_compiled
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
@@ -26,7 +27,8 @@ class ActivationHooks:
     """Hooks modules, and reads what passes through them in the steps that `open_step` says are sampled.
 
     A forward pass counts when gradients are enabled as its outermost module is entered, so an evaluation
-    under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass.
+    under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass, but that the
+    gradients of calls which had no graph before (those inside a reentrant checkpoint) are read then.
 
     Eager modules carry hooks only while steps are sampled. Those that a compiler has traced keep theirs: they are
     part of its graphs, one with sampling and one without, chosen by `sampling`. Which ones that will be shows in the
@@ -48,6 +50,7 @@ class ActivationHooks:
         self._handles: dict[tuple[str, int], list[RemovableHandle]] = {}
         self._leaf_handles: list[RemovableHandle] = []
         self._counts = ForwardPasses(rows.table)
+        self._recomputed = RecomputedCalls()
         self._visits = CompiledVisits()
         self._inner_ran = False
 
@@ -75,6 +78,7 @@ class ActivationHooks:
         self.sampling = sampling
         self._inner_ran = False
         self._counts.open_step()
+        self._recomputed.clear()
         self._visits.clear()
         self._drop_leaf_hooks()
         if sampling:
@@ -145,7 +149,10 @@ class ActivationHooks:
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note that a module is entered, and observe its inputs."""
         self.flow.entered(named.name)
-        if not self.sampling or in_backward():  # a forward that is computed anew may end without `leave`
+        if not self.sampling:
+            return
+        if in_backward():  # a forward that is computed anew may end without `leave`
+            self._observe_again(named, "input", tensors_in_call(args, kwargs))
             return
         if named.name:
             self._inner_ran = True
@@ -157,7 +164,10 @@ class ActivationHooks:
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Note that a module is left, and observe its outputs."""
-        if not self.sampling or in_backward():
+        if not self.sampling:
+            return
+        if in_backward():
+            self._observe_again(named, "output", tensors_in(output))
             return
         self._counts.leave()
         if self._counts.recording and named.name in self._observed:
@@ -173,6 +183,9 @@ class ActivationHooks:
         call = self._counts.call_of(named)
         if call is None:
             return
+        with_graph = torch.is_grad_enabled()
+        if side == "output" and not with_graph:
+            self._recomputed.made(named, self._counts.micro_step, call)
         for path, tensor in tensors:
             if side == "output":
                 self.flow.produced(named.name, tensor)
@@ -181,11 +194,30 @@ class ActivationHooks:
             if self.forward:
                 series_id = self._counts.series(named, side, path, call, self._counts.micro_step, gradient=False)
                 self.rows.add_shared(series_id, tensor)
-            if self.backward and tensor.requires_grad and torch.is_grad_enabled():
-                series_id = self._counts.series(named, side, path, call, self._counts.micro_step, gradient=True)
-                handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
-                if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
-                    self._leaf_handles.append(handle)
+            if with_graph:
+                self._hook_gradient(named, side, path, tensor, self._counts.micro_step, call)
+
+    def _observe_again(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Hook the gradients of a call that is computed anew, where it had no graph the first time."""
+        if not torch.is_grad_enabled():  # inside another checkpoint, which will be computed anew once more
+            return
+        place = self._recomputed.again(named)
+        if place is None:
+            return
+        for path, tensor in tensors:
+            self._hook_gradient(named, side, path, tensor, *place)
+        if side == "output":
+            self._recomputed.done(named)
+
+    def _hook_gradient(
+        self, named: NamedModule, side: str, path: str, tensor: Tensor, micro_step: int, call: int
+    ) -> None:
+        if not (self.backward and tensor.requires_grad):
+            return
+        series_id = self._counts.series(named, side, path, call, micro_step, gradient=True)
+        handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
+        if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
+            self._leaf_handles.append(handle)
 
     # ------------------------------------------------------------------ what compiled graphs tell
 

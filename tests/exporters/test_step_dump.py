@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainsentry.exporters.csv_reader import NotOurs
 from trainsentry.exporters.dump_reader import read_dumps, read_object
 from trainsentry.exporters.growing_json import GrowingJson
+from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.step_dump import StepDump
 
 

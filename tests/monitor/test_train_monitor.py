@@ -209,6 +209,12 @@ def test_an_interpreter_that_ends_without_close_leaves_no_process_and_loses_noth
     assert json.loads((out / "rank0" / "status.json").read_text())["state"] == state
 
 
+def test_a_training_process_loads_no_library_that_only_reports_need(out):
+    ending = 'monitor.close(); print([m for m in ("pandas", "jinja2", "rich", "tensorboard") if m in sys.modules])'
+    done = subprocess.run([sys.executable, "-c", SCRIPT + ending, str(out)], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
 def test_anomalies_are_written_a_line_each(out):
     model, optimizer, monitor = make(out)
     with monitor:

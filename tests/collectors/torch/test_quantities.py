@@ -216,6 +216,71 @@ def test_a_recomputed_forward_is_not_a_second_call(out, use_reentrant):
         assert set(rows["micro_step"]) == {0, 1, 2}
 
 
+class Segments(nn.Module):
+    """Linear layers, some of them inside checkpoints, the last two of those within one another."""
+
+    def __init__(self, use_reentrant):
+        super().__init__()
+        self.use_reentrant = use_reentrant
+        self.first, self.plain, self.outer, self.inner = (nn.Linear(8, 8) for _ in range(4))
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def run(self, function, x):
+        from torch.utils.checkpoint import checkpoint
+
+        return function(x) if self.use_reentrant is None else checkpoint(function, x, use_reentrant=self.use_reentrant)
+
+    def forward(self, x):
+        x = self.plain(self.run(self.block, self.first(x)))
+        return self.run(lambda y: self.outer(self.run(self.inner, y)), x)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_gradients_inside_checkpoints_are_those_of_a_model_without_them(out, use_reentrant):
+    tables = []
+    for name, how in (("without", None), ("with", use_reentrant)):
+        torch.manual_seed(3)
+        model = Segments(how)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watched(model, optimizer, out / name) as monitor:
+            for _ in range(3):
+                optimizer.zero_grad()
+                passes = [model(torch.randn(2, 8, generator=torch.Generator().manual_seed(i))) for i in range(2)]
+                for loss in passes:  # as in a pipeline: several forward passes, then their backward passes
+                    loss.sum().backward()
+                optimizer.step()
+            table = monitor.records()
+        tables.append(table.set_index(["step", "micro_step", "name", "quantity"])["norm"].sort_index())
+    without, inside = tables
+    quantity = without.index.get_level_values("quantity")
+    gradients = without[quantity.isin(["activation_grad_output", "activation_grad_input"])]
+    assert len(gradients) > 3 * 2 * 10
+    assert list(inside.index) == list(without.index)
+    assert inside.to_numpy() == pytest.approx(without.to_numpy(), rel=1e-6, nan_ok=True)
+
+
+def test_a_module_called_twice_inside_checkpoints_has_no_gradients_rather_than_wrong_ones(out):
+    from torch.utils.checkpoint import checkpoint
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.once = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            for _ in range(2):
+                x = checkpoint(self.fc, x, use_reentrant=True)
+            return checkpoint(self.once, x, use_reentrant=True)
+
+    model = Twice()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watched(model, optimizer, out) as monitor:
+        model(torch.randn(2, 8, requires_grad=True)).sum().backward()
+        optimizer.step()
+        names = set(rows_of(monitor, "activation_grad_output")["name"])
+    assert names == {"once.output.0", "output.0"}
+
+
 def test_a_module_called_twice_in_a_pass_has_two_series(out):
     class Twice(nn.Module):
         def __init__(self):
