@@ -68,7 +68,7 @@ class CommonChanges:
             count = len(of)
             if count < TOGETHER or self.kinds.names[number] == SCALARS:
                 continue
-            shift[:, number], leap[:, number] = medians(both[:, of]).reshape(2, SIZES)
+            shift[:, number], leap[:, number] = medians(both.take(of, axis=1)).reshape(2, SIZES)
             changes = float(shift[1, number]), float(leap[1, number])
             if self._begins_midway(number, changes, (distance[1, of[:FRONT]], jump[1, of[:FRONT]])):
                 shift[:, number] = leap[:, number] = 0.0

@@ -91,8 +91,8 @@ class ContinuityRule:
             )  # as slices, where they make no copies
             size = _root_mean_square(record, rows, numel)
             found = self._compare(record, weights, record.ids[rows], size)
-            self._mean[ids], self._read_at[ids] = record.values[rows, MEAN], record.step
-            self._bounds[0, ids], self._bounds[1, ids] = record.values[rows, MIN], record.values[rows, MAX]
+            self._mean[ids], self._read_at[ids] = record.columns[MEAN, rows], record.step
+            self._bounds[0, ids], self._bounds[1, ids] = record.columns[MIN, rows], record.columns[MAX, rows]
         updates = np.flatnonzero(self._weight_of[record.where] >= 0)
         if len(updates):
             self._expect(record, updates, numel)
@@ -104,13 +104,13 @@ class ContinuityRule:
     def _expect(self, record: StepRecord, updates: Any, numel: Floats) -> None:
         """Note what weights are to be after their updates."""
         rows, ids = as_index(updates.astype(np.int32)), as_index(self._weight_of[record.ids[updates]].astype(np.int32))
-        due = self._mean[ids] + record.values[rows, MEAN]
+        due = self._mean[ids] + record.columns[MEAN, rows]
         slack = self._spacing[record.layouts[rows]] * _root_mean_square(record, rows, numel)
         self._due[ids], self._slack[ids] = due, slack
         self._due_after[ids] = np.where(self._read_at[ids] == record.step, record.step, self._due_after[ids])
 
     def _compare(self, record: StepRecord, rows: Any, ids: Any, size: Floats) -> list[Finding]:
-        now = record.values[rows, MEAN]
+        now = record.columns[MEAN, rows]
         due, known = self._due[ids], self._due_after[ids] == record.step - 1
         if not known.any():
             return []
@@ -184,7 +184,7 @@ def _spacing_of(dtype: str) -> float:
 
 
 def _root_mean_square(record: StepRecord, rows: Any, numel: Floats) -> Floats:
-    found: Floats = record.values[rows, NORM] / np.sqrt(np.maximum(numel[rows], 1.0))  # a rank's part may be empty
+    found: Floats = record.columns[NORM, rows] / np.sqrt(np.maximum(numel[rows], 1.0))  # a rank's part may be empty
     return found
 
 

@@ -141,6 +141,7 @@ class Detection:
         self._learn(record, soft, verdict, wrong, judged)
         if verdict.alarm:
             self.soft.begin_drift_anew(record.ids[listed])
+        record.forget_columns()
         return found
 
     def _before(self, records: int) -> list[Anomaly]:
@@ -165,7 +166,7 @@ class Detection:
 
     def _judge_softly(self, record: StepRecord, judged: Mask) -> tuple[Soft, Verdict, Floats]:
         numel = self._known.numel(record)
-        finite = self._known.finite_values(record)
+        finite = self._known.finite_columns(record)
         divisor = self._known.divisors(record)
         soft = self.soft.judge(record.ids, finite, numel, self.facts.scalar[record.where], divisor, judged)
         allowed = self.allowed.in_a_step(self._known.seconds)
@@ -207,9 +208,8 @@ class Detection:
 
     def _learn(self, record: StepRecord, soft: Soft, verdict: Verdict, wrong: Mask, judged: Mask) -> None:
         ids = record.ids
-        finite = (record.values[:, NANS] == 0) & (record.values[:, INFS] == 0)
-        usual = self._nonfinite.is_usual(record) & (record.values[:, NANS] == 0)
-        healthy = ~wrong & (finite | usual) & ~self._late.excused(record)
+        is_number, finite = record.columns[NANS] == 0, record.columns[INFS] == 0
+        healthy = ~wrong & is_number & (finite | self._nonfinite.is_usual(record)) & ~self._late.excused(record)
         self.soft.learn(ids, soft, healthy, record.step)
         self.soft.common.learn(soft.common)
         surprises = self._surprises_of(record)

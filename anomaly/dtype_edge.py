@@ -30,7 +30,7 @@ class DtypeEdgeRule:
         """Return which rows are at the edge, and for each row its largest magnitude and its edge."""
         self._grow()
         where = record.where
-        largest = np.fmax(np.abs(record.values[:, MIN]), np.abs(record.values[:, MAX]))
+        largest = np.fmax(np.abs(record.columns[MIN]), np.abs(record.columns[MAX]))
         edges = self._edges[record.layouts]
         with np.errstate(invalid="ignore"):
             found = (largest >= edges) & ~self.facts.scalar[where]

@@ -29,27 +29,27 @@ NOTHING: Final = 1e-30
 """Magnitudes up to this are as good as zero and not followed: near the smallest floats, noise spans decades."""
 
 
-def features_of(values: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], divisor: Floats) -> Floats:
+def features_of(column: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], divisor: Floats) -> Floats:
     """Return the features of rows, of shape (len(FEATURES), n); NaN where there is nothing to follow.
 
-    `numel` counts the elements of each row, `divisor` is a factor that is known and taken out of its sizes (the
-    learning rate of an update). In order: log max|x|, log of the root mean square (which does not depend on how a
-    tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros with `ZEROS_SLACK` added to each side;
-    where all are zero, nothing else is left to follow.
+    `column` holds the statistics, a line each. `numel` counts the elements of each row, `divisor` is a factor that is
+    known and taken out of its sizes (the learning rate of an update). In order: log max|x|, log of the root mean square
+    (which does not depend on how a tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros with
+    `ZEROS_SLACK` added to each side; where all are zero, nothing else is left to follow.
 
     >>> row = np.array([[-1.0, 2.0, 0.5, 8.0, 0, 0, 0.25, 0]])
-    >>> features_of(row, np.array([64.0]), np.array([False]), np.array([1.0])).astype(float).round(2).T.tolist()
+    >>> features_of(row.T, np.array([64.0]), np.array([False]), np.array([1.0])).astype(float).round(2).T.tolist()
     [[0.69, 0.0, 0.5, -0.98]]
     """
-    column = values.T.copy(order="C")  # a line each: columns are slow to read
-    sizes = np.empty((SIZES, len(values)))
+    rows = column.shape[1]
+    sizes = np.empty((SIZES, rows))
     np.fmax(np.abs(column[MIN]), np.abs(column[MAX]), out=sizes[0])
     np.divide(column[NORM], np.sqrt(np.maximum(numel, 1.0)), out=sizes[1])
     sizes[:, scalar] = np.abs(column[VALUE, scalar])
     # A history that lacks one of the two is judged by the other.
     if np.isnan(sizes).any():
         sizes = np.where(np.isnan(sizes), sizes[::-1], sizes)
-    found = np.empty((len(FEATURES), len(values)), np.float32)
+    found = np.empty((len(FEATURES), rows), np.float32)
     zeros = column[ZEROS]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         sizes[~((sizes > NOTHING) & (sizes < np.inf))] = np.nan

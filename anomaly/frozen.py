@@ -93,9 +93,9 @@ class FrozenRule:
         self._in_step[ids] = True
         if self._excused:
             return []
-        still = record.values[rows, NORM] == 0
+        still = record.columns[NORM, rows] == 0
         # What moves by a few units in the last place stands still by rounding.
-        moves = ~still & ~(record.values[rows, VALUE] < LEAST_RATIO)
+        moves = ~still & ~(record.columns[VALUE, rows] < LEAST_RATIO)
         before = np.where(self._absent[ids] > 0, 0, self._moved[ids])
         self._absent[ids] = 0
         lasts = self._still_for[ids] = np.where(still, self._still_for[ids] + 1, 0)
@@ -153,7 +153,7 @@ class FrozenRule:
         return [_finding(i, -1, self._step, -1) for i in still]
 
     def _note_gradients(self, record: StepRecord) -> None:
-        rows = np.flatnonzero(self._masks[GRADIENT][record.where] & (record.values[:, NORM] == 0))
+        rows = np.flatnonzero(self._masks[GRADIENT][record.where] & (record.columns[NORM] == 0))
         self._zero_gradients |= {self.table.series[i].name for i in record.ids[rows].tolist()}
 
     def _rate_is_zero(self, record: StepRecord) -> bool:

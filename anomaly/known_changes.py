@@ -76,14 +76,14 @@ class KnownChanges:
         return found
 
     @staticmethod
-    def finite_values(record: StepRecord) -> Floats:
-        """Return the statistics; those of rows that are not finite are left out."""
-        bad = (record.values[:, NANS] > 0) | (record.values[:, INFS] > 0)
-        if not bad.any():
-            return record.values
-        values: Floats = record.values.copy()
-        values[bad] = np.nan
-        return values
+    def finite_columns(record: StepRecord) -> Floats:
+        """Return the statistics, shape (COLUMNS, n); those of rows that are not finite are left out."""
+        columns: Floats = record.columns
+        bad = (columns[NANS] > 0) | (columns[INFS] > 0)
+        if bad.any():
+            columns = columns.copy()
+            columns[:, bad] = np.nan
+        return columns
 
     def _time(self, record: StepRecord) -> None:
         if self._last is not None and record.step == self._last[0] + 1 and record.time > self._last[1] > 0:

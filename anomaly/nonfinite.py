@@ -31,7 +31,7 @@ class NonfiniteRule:
             self._met = np.append(self._met, np.zeros(missing, bool))
             self._usual = np.append(self._usual, np.zeros(missing, bool))
         where = record.where
-        nans, infs = record.values[:, NANS] > 0, record.values[:, INFS] > 0
+        nans, infs = record.columns[NANS] > 0, record.columns[INFS] > 0
         if not self._met[where].all():
             first = ~self._met[where]
             self._usual[record.ids[first & infs & ~nans & self.facts.activation[where]]] = True

@@ -1,7 +1,7 @@
 """Which rows of a record are of which kind: found once, for records hold the same series again and again."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -41,9 +41,12 @@ class RowsByKind:
     def __init__(self, kinds: Kinds) -> None:
         self.kinds = kinds
         self._known: OrderedDict[tuple[int, int, int], Rows] = OrderedDict()
+        self._last: Rows | None = None
 
     def of(self, ids: npt.NDArray[np.int32]) -> Rows:
         """Return the rows of a record that holds these series; a series keeps its kind."""
+        if self._last is not None and ids is self._last.ids:
+            return self._last
         key = (len(ids), int(ids[0]), int(ids[-1])) if len(ids) else (0, 0, 0)
         found = self._known.get(key)
         if found is None or not np.array_equal(found.ids, ids):
@@ -51,6 +54,9 @@ class RowsByKind:
             numbers = np.flatnonzero(np.bincount(kind)).tolist() if len(kind) else []
             groups = tuple((number, np.flatnonzero(kind == number)) for number in numbers)
             found = self._known[key] = Rows(ids, as_index(ids), kind, groups)
+        elif found.ids is not ids:
+            found = self._known[key] = replace(found, ids=ids)  # the newest: it is asked for several times
+        self._last = found
         self._known.move_to_end(key)
         while len(self._known) > REMEMBERED:
             self._known.popitem(last=False)

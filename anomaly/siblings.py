@@ -55,7 +55,7 @@ class SiblingRule:
         if not len(rows):
             return []
         ids = record.ids[rows]
-        self._last[ids] = record.values[rows, NORM] / np.sqrt(np.maximum(numel[rows], 1.0))
+        self._last[ids] = record.columns[NORM, rows] / np.sqrt(np.maximum(numel[rows], 1.0))
         self._layout[ids] = record.layouts[rows]
         self._seen[ids] += 1
         due = {self._family_of[i] for i in ids[self._seen[ids] == self._look_at[ids]].tolist()} - self._done

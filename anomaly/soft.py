@@ -52,7 +52,7 @@ class SoftRule:
         self._drifts: dict[int, Tail] = {}
         self.common = CommonChanges(self.kinds)
 
-    def judge(self, ids: Any, values: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any) -> Soft:
+    def judge(self, ids: Any, columns: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any) -> Soft:
         """Return the evidence in rows; `judged` says which of them may be called abnormal."""
         self.kinds.refresh()
         self.baseline.grow(len(self.kinds.of))
@@ -60,7 +60,7 @@ class SoftRule:
         self._last_fallen = self._last_fallen[0], self._last_fallen[1] - 1
         rows = self.rows.of(ids)
         ids, kind = rows.where, rows.kind
-        features = features_of(values, numel, scalar, divisor)
+        features = features_of(columns, numel, scalar, divisor)
         state = self.baseline.state[:, :, ids]
         held = self.baseline.count[ids]
         location, newest = state[LOCATION], state[NEWEST]

@@ -60,11 +60,11 @@ class StateResetRule:
         if not len(rows):
             return anew
         ids = record.ids[rows]
-        norm = record.values[rows, NORM]
+        norm = record.columns[NORM, rows]
         apart = np.maximum(record.step - self._step[ids], 1)
         least = self._norm[ids] * LEAST_DECAY ** np.minimum(apart, 100)
         fallen = (norm < least) & (least > NOTHING) & (apart < 100)
-        negative = record.values[rows, MIN] < -NOTHING
+        negative = record.columns[MIN, rows] < -NOTHING
         self._norm[ids], self._step[ids] = norm, record.step
         found = []
         if fallen.sum() > SHARE * len(rows):
@@ -78,8 +78,10 @@ class StateResetRule:
 
     def _counts_anew(self, record: StepRecord) -> list[Finding]:
         rows = np.flatnonzero(self._counter[record.where])
+        if not len(rows):
+            return []
         ids = record.ids[rows]
-        count, before = record.values[rows, NORM], self._norm[ids]
+        count, before = record.columns[NORM, rows], self._norm[ids]
         apart = np.maximum(record.step - self._step[ids], 1)
         due = np.maximum(self._rate[ids], 1.0) * apart
         anew = (count < before) & (count <= due) & (before > due + COUNTED)

@@ -79,9 +79,8 @@ class Tail:
         edges = np.arange(BINS + 1)
         share = (above + self._assumed) / (self.total + PRIOR_SAMPLES)
         start = int(np.searchsorted(-above, -EXCEEDING, side="right")) - 1  # the last edge that so many lie beyond
-        with np.errstate(invalid="ignore", divide="ignore"):
-            at = np.log10(np.maximum(scores, LOWEST) / LOWEST) * BINS_A_DECADE
-        at = np.nan_to_num(at, nan=0.0, posinf=BINS)
+        at = np.log10(np.fmax(scores, LOWEST) / LOWEST) * BINS_A_DECADE
+        at[np.isinf(at)] = BINS
         if start < 0:  # few samples so far: what is assumed
             assumed: Floats = np.where(scores > LOWEST, np.minimum(1.0, np.interp(at, edges, share)), 1.0)
             return assumed

@@ -50,7 +50,8 @@ class Trifles:
     def refresh(self, baseline: Baseline) -> None:
         """Look what is usual, once in a while."""
         more = len(self.kinds.names) - self._floor.shape[1]
-        self._floor = np.concatenate([self._floor, np.full((SIZES, more), -np.inf, np.float32)], axis=1)
+        if more:
+            self._floor = np.concatenate([self._floor, np.full((SIZES, more), -np.inf, np.float32)], axis=1)
         self._age += 1
         size = len(self.kinds.of)
         if self._age < EVERY and len(self._applies) == size:

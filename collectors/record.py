@@ -42,6 +42,7 @@ class StepRecord:
     examined: bool = False
     time: float = 0.0
     _where: Any = field(default=None, init=False, repr=False, compare=False)
+    _columns: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def where(self) -> Any:
@@ -49,6 +50,18 @@ class StepRecord:
         if self._where is None:
             object.__setattr__(self, "_where", as_index(self.ids))
         return self._where
+
+    @property
+    def columns(self) -> npt.NDArray[np.float64]:
+        """The values with a line for each statistic, shape (COLUMNS, n), made once: columns are slow to read."""
+        if self._columns is None:
+            object.__setattr__(self, "_columns", np.ascontiguousarray(self.values.T))
+        lines: npt.NDArray[np.float64] = self._columns
+        return lines
+
+    def forget_columns(self) -> None:
+        """Let go of what `columns` has made: records are kept for a while."""
+        object.__setattr__(self, "_columns", None)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -154,7 +154,7 @@ def test_only_matrices_of_one_shape_are_siblings(shapes, is_found):
 
 def test_a_large_layer_that_was_nearly_silent_and_dies_is_found():
     features = [
-        features_of(np.array([[0.0, 0, 0, 0, 0, 0, zeros, 0]]), np.array([4096.0]), np.array([False]), np.ones(1))
+        features_of(np.array([[0.0, 0, 0, 0, 0, 0, zeros, 0]]).T, np.array([4096.0]), np.array([False]), np.ones(1))
         for zeros in (0.9, 0.99, 1.0)
     ]
     nearly, more, dead = (float(f[3, 0]) for f in features)
