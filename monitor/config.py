@@ -2,54 +2,15 @@
 
 import re
 import sys
-from pathlib import PurePath
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from trainsentry.collectors.settings import PARTS, CollectSettings
 from trainsentry.collectors.statistics import STATISTICS
-
-_UNITS = {
-    "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-}
-
-
-class Block(BaseModel):
-    """A part of the configuration; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-def _block(value: Any) -> Any:
-    if value is True:
-        return {}
-    return None if value is False else value
-
-
-def parse_size(value: Any) -> Any:
-    """Return the bytes of a size such as "1GiB"; numbers are bytes already.
-
-    Raises:
-        ValueError: for a unit that is not known.
-
-    >>> parse_size("16MiB")
-    16777216
-    """
-    if not isinstance(value, str):
-        return value  # a number of bytes
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-    if match is None or (match[2] or "B") not in _UNITS:
-        raise ValueError(f"allowed: a number of bytes, or a number with one of {', '.join(_UNITS)}")
-    return int(float(match[1]) * _UNITS[match[2] or "B"])
+from trainsentry.monitor.config_blocks import Block, Every, Size, Targets, all_of, as_list, as_text, optional
+from trainsentry.monitor.export_config import Export
 
 
 def _known_statistics(names: list[str]) -> list[str]:
@@ -72,28 +33,11 @@ def _known_ranks(ranks: "str | list[int | str]") -> "str | list[int | str]":
     return ranks
 
 
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, PurePath) else value
-
-
-Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(gt=0)]
-Every = Annotated[int, Field(ge=1, description="Sample the steps that this number divides.")]
-Targets = Annotated[
-    list[str],
-    BeforeValidator(_as_list, json_schema_input_type=list[str]),
-    Field(min_length=1, description="Shell-style patterns over module and parameter names."),
-]
-
-
 class Collected(Block):
     """When a part is sampled, and of which modules and parameters."""
 
     every: Every = 10
-    targets: Targets = ["*"]
+    targets: Targets = Field(default=["*"])
 
 
 class Gradients(Collected):
@@ -120,115 +64,20 @@ class Communication(Block):
     )
     call_sites: Annotated[
         list[str],
-        BeforeValidator(_as_list, json_schema_input_type=list[str]),
+        BeforeValidator(as_list, json_schema_input_type=list[str]),
         Field(min_length=1, description="Shell-style patterns over <file>:<function> of who calls."),
-    ] = ["*"]
-
-
-def _optional(block: type[Block]) -> BeforeValidator:
-    """Return what lets a block be `true` (its defaults) or `false` (off)."""
-    return BeforeValidator(_block, json_schema_input_type=bool | block)
-
-
-def _all_of(block: type[Block]) -> BeforeValidator:
-    """Return what lets a block of blocks be `true` (its defaults) or `false` (each of them off)."""
-
-    def parts(value: Any) -> Any:
-        if value is not False:
-            return {} if value is True else value
-        return {name: False for name, field in block.model_fields.items() if field.annotation is not float}
-
-    return BeforeValidator(parts, json_schema_input_type=bool | block)
+    ] = Field(default=["*"])
 
 
 class Collect(Block):
     """What is collected; a part set to `false` is not."""
 
-    gradients: Annotated[Gradients | None, _optional(Gradients)] = Gradients()
-    parameters: Annotated[Collected | None, _optional(Collected)] = Collected()
-    optimizer_state: Annotated[Collected | None, _optional(Collected)] = Collected()
-    updates: Annotated[Collected | None, _optional(Collected)] = Collected()
-    activations: Annotated[Activations | None, _optional(Activations)] = Activations()
-    communication: Annotated[Communication | None, _optional(Communication)] = Communication()
-
-
-class Csv(Block):
-    """CSV tables.
-
-    `finished_blocks` says what becomes of a block when the next one begins: it stays CSV, or is turned into CSV under
-    zstd or into Parquet (zstd), by a process that nobody waits for.
-    """
-
-    steps_per_file: Annotated[int, Field(ge=1)] = 1000
-    finished_blocks: Literal["csv", "zstd", "parquet"] = "csv"
-
-
-class TensorBoard(Block):
-    """Curves and pages, live.
-
-    Of every quantity there are numbers over all layers and a picture of layers over steps, renewed every `renew_every`
-    steps, in a long run less often. The statistics of single series whose names match `raw` are written too, unless
-    that makes more than `max_raw_tags` (-1: any number).
-    """
-
-    raw: list[str] = ["*"]
-    max_raw_tags: Annotated[int, Field(ge=-1)] = 5000
-    renew_every: Annotated[int, Field(ge=1)] = 100
-
-
-class Prometheus(Block):
-    """Metrics: an endpoint of the node (the first rank there that has the port serves all), or a textfile."""
-
-    port: Annotated[int, Field(ge=1, le=65535)] | None = 9464
-    address: str = "127.0.0.1"
-    textfile: str | None = None
-
-
-class Wandb(Block):
-    """Numbers over all layers, logged scalars and incidents to Weights & Biases, from rank 0."""
-
-    project: Annotated[str, Field(min_length=1)] = "trainsentry"
-    entity: str | None = None
-    name: str | None = None
-    mode: Literal["online", "offline"] = "online"
-
-
-class Mlflow(Block):
-    """The same to MLflow."""
-
-    experiment: Annotated[str, Field(min_length=1)] = "trainsentry"
-    tracking_uri: str | None = None
-    name: str | None = None
-
-
-class Webhook(Block):
-    """Each incident is posted once to the address in the environment variable `url_env`.
-
-    `style`: `json` sends the incident's line, `text` its sentence as chats take it. `token_env` names the variable that
-    holds a bearer token. `timeout` in seconds, `retries` after the first try.
-    """
-
-    url_env: Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")] = "TRAINSENTRY_WEBHOOK_URL"
-    token_env: Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")] | None = None
-    style: Literal["json", "text"] = "json"
-    timeout: Annotated[float, Field(gt=0, le=120)] = 10.0
-    retries: Annotated[int, Field(ge=0, le=20)] = 5
-
-
-class Export(Block):
-    """Where records go. `max_wait`: seconds that a writer or a full ring is waited for, in total per trouble.
-
-    `report` has report.html written when a run ends that had an incident, by a process that nobody waits for.
-    """
-
-    csv: Annotated[Csv | None, _optional(Csv)] = Csv()
-    tensorboard: Annotated[TensorBoard | None, _optional(TensorBoard)] = None
-    report: bool = True
-    prometheus: Annotated[Prometheus | None, _optional(Prometheus)] = None
-    webhook: Annotated[Webhook | None, _optional(Webhook)] = None
-    wandb: Annotated[Wandb | None, _optional(Wandb)] = None
-    mlflow: Annotated[Mlflow | None, _optional(Mlflow)] = None
-    max_wait: Annotated[float, Field(gt=0, le=600)] = 5.0
+    gradients: Annotated[Gradients | None, optional(Gradients)] = Gradients()
+    parameters: Annotated[Collected | None, optional(Collected)] = Collected()
+    optimizer_state: Annotated[Collected | None, optional(Collected)] = Collected()
+    updates: Annotated[Collected | None, optional(Collected)] = Collected()
+    activations: Annotated[Activations | None, optional(Activations)] = Activations()
+    communication: Annotated[Communication | None, optional(Communication)] = Communication()
 
 
 FALSE_ALARMS: Final = 0.05
@@ -243,7 +92,7 @@ class Detect(Block):
 
     false_alarms_per_1000_steps: Annotated[float | None, Field(gt=0, le=100)] = None
     false_alarms_per_day: Annotated[float | None, Field(gt=0, le=10000)] = None
-    detectors: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = []
+    detectors: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = Field(default=[])
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
@@ -294,7 +143,7 @@ class Dump(Block):
 class OnIncident(Block):
     """What an incident sets off. `sample_every_step_for`: steps of dense sampling; 0 for none."""
 
-    dump: Annotated[Dump | None, _optional(Dump)] = Dump()
+    dump: Annotated[Dump | None, optional(Dump)] = Dump()
     overflow_check: bool = True
     sample_every_step_for: Annotated[int, Field(ge=0)] = 20
     stop: bool = False
@@ -313,22 +162,22 @@ class HangCheck(Block):
 class MonitorConfig(Block):
     """The whole configuration. Sizes are bytes or texts such as "1GiB"."""
 
-    output_dir: Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str), Field(min_length=1)] = (
+    output_dir: Annotated[str, BeforeValidator(as_text, json_schema_input_type=str), Field(min_length=1)] = (
         "monitor_output"
     )
     ranks: Annotated[Literal["all"] | list[int | str], AfterValidator(_known_ranks)] = "all"
     start_step: Annotated[int, Field(ge=0)] = 0
     stop_step: Annotated[int, Field(ge=1)] | None = None
     statistics: Annotated[
-        list[str], BeforeValidator(_as_list, json_schema_input_type=list[str]), AfterValidator(_known_statistics)
-    ] = list(STATISTICS)
+        list[str], BeforeValidator(as_list, json_schema_input_type=list[str]), AfterValidator(_known_statistics)
+    ] = Field(default=list(STATISTICS))
     eps: Annotated[float, Field(ge=0)] = 0.0
-    collect: Annotated[Collect, _all_of(Collect)] = Collect()
-    export: Annotated[Export, _all_of(Export)] = Export()
-    detect: Annotated[Detect | None, _optional(Detect)] = Detect()
-    overflow_check: Annotated[OverflowCheck | None, _optional(OverflowCheck)] = OverflowCheck()
-    on_incident: Annotated[OnIncident | None, _optional(OnIncident)] = OnIncident()
-    hang_check: Annotated[HangCheck | None, _optional(HangCheck)] = HangCheck()
+    collect: Annotated[Collect, all_of(Collect)] = Collect()
+    export: Annotated[Export, all_of(Export)] = Export()
+    detect: Annotated[Detect | None, optional(Detect)] = Detect()
+    overflow_check: Annotated[OverflowCheck | None, optional(OverflowCheck)] = OverflowCheck()
+    on_incident: Annotated[OnIncident | None, optional(OnIncident)] = OnIncident()
+    hang_check: Annotated[HangCheck | None, optional(HangCheck)] = HangCheck()
     ring_size: Annotated[Size, Field(ge=2**20)] = 16 * 2**20
     disk_quota: Size = 20 * 2**30
     overhead_budget: Annotated[

@@ -91,6 +91,20 @@ def test_the_update_goes_by_the_rate_that_the_optimizer_took_not_by_the_one_logg
     assert alarms(lambda step: sizes(step, told=False), 130)
 
 
+@pytest.mark.parametrize(("quantity", "factor", "is_found"), [("exp_avg_sq", 24, False), ("exp_avg_sq", 1e4, True),
+                                                              ("exp_avg", 24, True)])  # fmt: skip
+def test_one_large_gradient_raises_an_average_of_squares_that_is_young(quantity, factor, is_found):
+    averages = [(f"layers.{i}.weight", quantity) for i in range(10)]
+    records = Records()
+    detection = Detection(records.table)
+    found = []
+    for step in range(40):
+        sizes = {key: 1.0 + 0.01 * float(RNG.standard_normal()) for key in averages}
+        sizes[averages[0]] *= factor if step >= 35 else 1
+        found += [(a.step, a.name) for a in detection.judge(records.step(step, sizes)) if a.alarm]
+    assert bool(found) == is_found
+
+
 @pytest.mark.parametrize(("before", "zeros", "is_found"), [(0, 1 / 16, False), (0, 1.0, True), (0.5, 1.0, True)])
 def test_a_silent_unit_is_no_dead_layer(before, zeros, is_found):
     outputs = [(f"layers.{i}.output.0", "activation_output") for i in range(10)]
