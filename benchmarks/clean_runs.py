@@ -1,9 +1,9 @@
 """What the monitor reports on runs in which nothing is wrong: every incident is a false alarm.
 
-    python benchmarks/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images] [--collect default]
+    python benchmarks/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images] [--collect default] [--larger]
 
 Trains the models of `clean_tasks.py`, each with four optimizers and schedules, under the default configuration and with
-everything collected at every step, in two processes.
+everything collected at every step, in two processes; with `--larger` those of `larger_tasks.py`, with three.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import clean_tasks
 import torch
 from clean_tasks import TASKS, Task
+from larger_tasks import LARGER
 from machine import describe_machine
 from torch import Tensor, nn
 
@@ -55,6 +55,18 @@ PLANS: dict[str, Plan] = {
     "RMSprop 1e-3": (lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3), _restarts),
 }
 
+LARGER_PLANS: dict[str, Plan] = {
+    "AdamW 3e-4": (lambda m: torch.optim.AdamW(m.parameters(), lr=3e-4), lambda _step, _steps: 1.0),
+    "AdamW 1e-3, 0.95": (
+        lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1),
+        lambda step, steps: min((step + 1) / 30, 0.55 + 0.45 * math.cos(math.pi * step / steps)),
+    ),
+    "SGD 5e-2, decay": (
+        lambda m: torch.optim.SGD(m.parameters(), lr=5e-2, momentum=0.9, weight_decay=5e-4),
+        _warm_then_drop,
+    ),
+}
+
 
 def train_step(task: Task, optimizer: Any, scaler: Any) -> Tensor:
     """Take one step of a task; return its loss."""
@@ -82,8 +94,8 @@ def run(who: tuple[str, str, str, int, int]) -> tuple[tuple[str, str, str, int, 
     os.environ["TRAINSENTRY_REPORT"] = "0"
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    task = getattr(clean_tasks, name)()
-    make, rate = PLANS[plan]
+    task = {t.__name__: t for t in [*TASKS, *LARGER]}[name]()
+    make, rate = (PLANS | LARGER_PLANS)[plan]
     optimizer = make(task.model)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s, steps))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=100, enabled=task.dtype is torch.float16)
@@ -107,20 +119,22 @@ def main() -> None:
     parser.add_argument("--seeds", default="0-1")
     parser.add_argument("--tasks", default="")
     parser.add_argument("--collect", default=",".join(COLLECT))
+    parser.add_argument("--larger", action="store_true")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
-    names = options.tasks.split(",") if options.tasks else [t.__name__ for t in TASKS]
+    plans = LARGER_PLANS if options.larger else PLANS
+    names = options.tasks.split(",") if options.tasks else [t.__name__ for t in (LARGER if options.larger else TASKS)]
     collects = options.collect.split(",")
     print(f"{describe_machine()}\n")
-    all_runs = list(itertools.product(names, PLANS, collects, seeds, [options.steps]))
+    all_runs = list(itertools.product(names, plans, collects, seeds, [options.steps]))
     counts = dict.fromkeys(itertools.product(names, collects), 0)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for who, found in pool.imap(run, all_runs):
             counts[who[0], who[2]] += len(found)
             for line in found:
                 print(*who, line, flush=True)
-    steps = options.steps * len(PLANS) * len(seeds)
+    steps = options.steps * len(plans) * len(seeds)
     print("\n| model | clean steps each | " + " | ".join(collects) + " |\n|---|---|" + "---|" * len(collects))
     for name in names:
         print(f"| {name} | {steps} | " + " | ".join(str(counts[name, c]) for c in collects) + " |")

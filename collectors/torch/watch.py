@@ -1,11 +1,10 @@
 """A watched torch model: what of it is read at a step, and when."""
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from trainsentry.collectors.guard import Guard
@@ -23,18 +22,16 @@ from trainsentry.collectors.settings import (
     Plan,
 )
 from trainsentry.collectors.targets import Selection, checked_targets
-from trainsentry.collectors.torch.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.activations import ActivationHooks
 from trainsentry.collectors.torch.capture import Capture
 from trainsentry.collectors.torch.communication import Communication
 from trainsentry.collectors.torch.environment import several_ranks
+from trainsentry.collectors.torch.gradient_rows import GradientRows
 from trainsentry.collectors.torch.loss_scale import LossScale
 from trainsentry.collectors.torch.model_names import ModelNames
-from trainsentry.collectors.torch.named import NamedParameter
 from trainsentry.collectors.torch.optimizer_steps import OptimizerSteps, StepListener, watch_scalers
 from trainsentry.collectors.torch.owners import Owners
 from trainsentry.collectors.torch.parameters import (
-    GradientReader,
     ParameterSeries,
     UpdateReader,
     read_parameters,
@@ -44,7 +41,6 @@ from trainsentry.collectors.torch.process_groups import known_groups
 from trainsentry.collectors.torch.replaying import Replay
 from trainsentry.collectors.torch.state_entries import StateEntries
 from trainsentry.collectors.torch.step_rows import StepRows
-from trainsentry.collectors.torch.unreduced import MICRO_BATCH, RUNNING_SUM, UnreducedHooks, is_sharded
 from trainsentry.collectors.torch.validation import (
     check_new,
     check_scaler,
@@ -78,15 +74,12 @@ class TorchWatch:
         self._selections: dict[str, Selection] = {}
         self._steps: OptimizerSteps | None = None
         self._series = ParameterSeries(self.rows)
-        self._gradients = GradientReader(self._series)
+        self._scale = LossScale()
+        self._gradients = GradientRows(self._series, guard, settings, lambda: self._scale.value(self._device))
         self._updates = UpdateReader(self._series)
         self._activations = ActivationHooks(
             self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward
         )
-        self._per_micro_step = settings.per_micro_step or settings.before_reduction
-        self._accumulation = AccumulationHooks(guard, self._gradient_arrived if self._per_micro_step else None)
-        self._unreduced = UnreducedHooks(guard, self._unreduced_arrived)
-        self._scale = LossScale()
         self._optimizer_steps: Counter[int] = Counter()
         self._logged: set[str] = set()
         self._modes = TrainingModes(self.names, self.rows)
@@ -94,7 +87,7 @@ class TorchWatch:
         self._read_state_of: set[int] = set()
         self._entries = StateEntries()
         self._plan: Plan = frozenset()
-        self._owners = Owners(self.names, self._accumulation.order)
+        self._owners = Owners(self.names, self._gradients.order)
 
     # ------------------------------------------------------------------ watching
 
@@ -131,9 +124,7 @@ class TorchWatch:
         if ACTIVATIONS in self._selections:
             self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
         if GRADIENTS in self._selections:
-            self._accumulation.detach()
-            self._accumulation.order.clear()
-            self._accumulation.attach(self._owners.selected(GRADIENTS))  # once, to learn the backward pass's order
+            self._gradients.learn_order(self._owners.selected(GRADIENTS))
 
     def watch_communication(self) -> None:
         """Watch collectives too, but for those of the monitor's own group."""
@@ -182,8 +173,7 @@ class TorchWatch:
 
     def stop_reading(self) -> None:
         """Remove every hook but those that tell of the optimizers' steps."""
-        self._accumulation.detach()
-        self._unreduced.detach()
+        self._gradients.detach()
         self._activations.close()
         for check in self._first_passes:
             check.close()
@@ -206,13 +196,11 @@ class TorchWatch:
         self._activations.open_step(sampling=ACTIVATIONS in plan)
         if self.communication is not None:
             self.communication.open_step(sampling=COMMUNICATION in plan)
-        if self._accumulation.attached and self._accumulation.order:
-            self._accumulation.detach()
-        if GRADIENTS in plan and self._per_micro_step and not self._accumulation.attached:
-            self._accumulation.attach(self._owners.selected(GRADIENTS))
-        self._unreduced.detach()
-        if GRADIENTS in plan and self.settings.before_reduction:
-            self._unreduced.attach(self._owners.selected(GRADIENTS), self.names.modules)
+        self._gradients.open_step(
+            sampling=GRADIENTS in plan,
+            selected=lambda: self._owners.selected(GRADIENTS),
+            modules=self.names.modules,
+        )
 
     def before_update(self, optimizer: Optimizer, *, gradients_ready: bool = True) -> None:
         """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
@@ -253,14 +241,15 @@ class TorchWatch:
         """Read a step that was skipped: as before an update, with none to follow."""
         self.before_update(optimizer)
         if GRADIENTS in self._plan and self._steps is not None and self._steps.gradients:
-            self.guard.run(GRADIENTS, self._read_refused, self._steps.gradients)
+            selected = self._owners.selected(GRADIENTS)
+            self.guard.run(GRADIENTS, self._gradients.read_refused, selected, self._steps.gradients)
         self._updates.forget()
         self._optimizer_steps[id(optimizer)] += 1
 
     def without_optimizer(self) -> None:
         """Read a step that ends without any optimizer: gradients and parameters as they stand."""
         if GRADIENTS in self._plan:
-            self.guard.run(GRADIENTS, self._read_grads_of, self._owners.selected(GRADIENTS), None, 0)
+            self.guard.run(GRADIENTS, self._gradients.read, self._owners.selected(GRADIENTS), None, 0)
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, read_parameters, self._series, self._owners.selected(PARAMETERS))
 
@@ -366,33 +355,7 @@ class TorchWatch:
         """Return how often an optimizer has stepped before in this step: its rows' micro-step."""
         return self._optimizer_steps[id(optimizer)]
 
-    def _gradient_arrived(self, named: NamedParameter, micro_step: int) -> None:
-        if GRADIENTS not in self._plan or named.parameter.grad is None:
-            return
-        if self.settings.before_reduction and not is_sharded(named):
-            series_id = self._series.id_of_unreduced(named, micro_step, RUNNING_SUM)
-            self.rows.add_many([series_id], [named.parameter.grad], self._scale.value(self._device))
-        if self.settings.per_micro_step:
-            self._gradients.read([(named, micro_step)], self._scale.value(self._device))
-
-    def _unreduced_arrived(self, named: NamedParameter, micro_step: int, gradient: Tensor) -> None:
-        series_id = self._series.id_of_unreduced(named, micro_step, MICRO_BATCH)
-        self.rows.add_many([series_id], [gradient], self._scale.value(self._device))
-
-    def _read_refused(self, gradients: Mapping[int, Tensor]) -> None:
-        """Read the gradients that DeepSpeed's optimizer let go of without an update."""
-        held = [p for p in self._owners.selected(GRADIENTS) if id(p.own) in gradients]
-        self._gradients.read_tensors(held, [gradients[id(p.own)] for p in held], self._scale.value(self._device))
-
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
             scale = getattr(optimizer, "grad_scale", None)
-            self._read_grads_of(self._owners.owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
-
-    def _read_grads_of(self, parameters: list[NamedParameter], grad_scale: Tensor | None, turn: int) -> None:
-        if self.settings.per_micro_step:
-            # What the optimizer takes is the last micro-step's running sum, after clipping: it replaces that row.
-            turns = [(named, self._accumulation.last_micro_step(named)) for named in parameters]
-        else:
-            turns = [(named, turn) for named in parameters]
-        self._gradients.read_taken(turns, grad_scale)
+            self._gradients.read(self._owners.owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
