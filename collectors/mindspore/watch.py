@@ -18,7 +18,8 @@ from trainsentry.collectors.mindspore.step_rows import StepRows
 from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
 from trainsentry.collectors.model_graph import DataFlow, describe
 from trainsentry.collectors.pending_rows import PendingRows
-from trainsentry.collectors.series import LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, Series, SeriesTable
+from trainsentry.collectors.scalar_rows import ScalarRows
+from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -59,7 +60,7 @@ class MindSporeWatch:
         self._cells = CellCalls(self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward)
         self._modes = TrainingModes(self.names, self.rows)
         self._optimizer_steps: Counter[int] = Counter()
-        self._logged: set[str] = set()
+        self._scalars = ScalarRows(self.rows)
         self._read: set[int] = set()
         self._read_state_of: set[int] = set()
         self._plan: Plan = frozenset()
@@ -283,10 +284,10 @@ class MindSporeWatch:
         if error is not None:
             raise error
         if UPDATES in self._plan:
-            self.guard.run(UPDATES, self._log_rate)
+            self.guard.run(UPDATES, self._note_updates)
         if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
             self.guard.run("training_mode", self._modes.read)
-        self._logged.clear()
+        self._scalars.end_step()
         if self.communication is not None:
             self.guard.run(COMMUNICATION, self.communication.end_step)
 
@@ -302,10 +303,9 @@ class MindSporeWatch:
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
-        self._logged.add(name)
         if self._steps is not None:
             self._steps.reads = True
-        self._note(name, value, micro_step)
+        self._scalars.log(name, value, micro_step)
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar."""
@@ -329,16 +329,10 @@ class MindSporeWatch:
 
     # ------------------------------------------------------------------ pieces
 
-    def _note(self, name: str, value: Any, micro_step: int = 0) -> None:
-        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, micro_step, scalar=True)), value)
-
-    def _log_rate(self) -> None:
-        """Note how many parameters were updated, and the learning rate."""
-        self._note(UPDATED_PARAMETERS, float(self._updates.moved))
-        self._updates.moved = 0
+    def _note_updates(self) -> None:
+        moved, self._updates.moved = self._updates.moved, 0
         rate = next((r for r in map(learning_rate_of, self.optimizers) if r is not None), None)
-        if rate is not None:
-            self._note(OPTIMIZER_RATE if LEARNING_RATE in self._logged else LEARNING_RATE, rate)
+        self._scalars.updates(moved, rate)
 
     def _selected(self, part: str) -> list[Any]:
         chosen = self._selections[part].parameters

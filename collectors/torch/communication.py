@@ -134,6 +134,15 @@ class Communication:
         """Calls that have not ended, the oldest first."""
         return [*(call for _, calls in list(self._open.values()) for call in calls), *self._reducer.open]
 
+    def doing(self) -> dict[str, Any]:
+        """Return the call that is waited for, and those that are open; called from another thread."""
+        call = self.waiting_for
+        opened = [call.describe() for call in list(self.open_calls)]
+        if call is None:
+            return {"waits_for": None, "call": None, "open": opened}
+        known = {"op": call.op, "group": call.group, "sequence": call.sequence}
+        return {"waits_for": call.describe(), "call": known, "open": opened}
+
     # ------------------------------------------------------------------ what the process groups tell
 
     def begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:

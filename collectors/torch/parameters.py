@@ -24,6 +24,12 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
         yield from group["params"]
 
 
+def learning_rate_of(optimizers: Sequence[Optimizer]) -> float | None:
+    """Return the learning rate of the first group of all; None where it is no plain number."""
+    rate = next((group.get("lr") for optimizer in optimizers for group in optimizer.param_groups), None)
+    return rate if isinstance(rate, (int, float)) else None
+
+
 class ParameterSeries(ParameterIds):
     """Ids of the series of each parameter, and the rows they go to."""
 

@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.model_graph import DataFlow, describe
 from trainsentry.collectors.pending_rows import PendingRows
-from trainsentry.collectors.series import LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, Series, SeriesTable
+from trainsentry.collectors.scalar_rows import ScalarRows
+from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -34,6 +35,7 @@ from trainsentry.collectors.torch.owners import Owners
 from trainsentry.collectors.torch.parameters import (
     ParameterSeries,
     UpdateReader,
+    learning_rate_of,
     read_parameters,
     read_state,
 )
@@ -81,7 +83,7 @@ class TorchWatch:
             self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward
         )
         self._optimizer_steps: Counter[int] = Counter()
-        self._logged: set[str] = set()
+        self._scalars = ScalarRows(self.rows)
         self._modes = TrainingModes(self.names, self.rows)
         self._read: set[nn.Parameter] = set()
         self._read_state_of: set[int] = set()
@@ -271,20 +273,15 @@ class TorchWatch:
         """Return the collective that is waited in, and those that are open; called from another thread."""
         if self.communication is None:
             return {"waits_for": None, "call": None, "open": []}
-        call = self.communication.waiting_for
-        opened = [call.describe() for call in list(self.communication.open_calls)]
-        if call is None:
-            return {"waits_for": None, "call": None, "open": opened}
-        known = {"op": call.op, "group": call.group, "sequence": call.sequence}
-        return {"waits_for": call.describe(), "call": known, "open": opened}
+        return self.communication.doing()
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
         if UPDATES in self._plan:
-            self.guard.run(UPDATES, self._log_rate)
+            self.guard.run(UPDATES, self._note_updates)
         if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
             self.guard.run("training_mode", self._modes.read)
-        self._logged.clear()
+        self._scalars.end_step()
         if self.communication is not None:
             self.guard.run(COMMUNICATION, self.communication.end_step)
 
@@ -300,20 +297,7 @@ class TorchWatch:
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
-        self._logged.add(name)
-        series = Series(name, name, micro_step, scalar=True)
-        self.rows.add_scalar(self.rows.table.series_id(series), value)
-
-    def _note(self, name: str, value: float) -> None:
-        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, scalar=True)), value)
-
-    def _log_rate(self) -> None:
-        """Note how many parameters were updated; and the first group's learning rate, where it is a plain number."""
-        self._note(UPDATED_PARAMETERS, self._updates.moved)
-        self._updates.moved = 0
-        rate = next((group.get("lr") for optimizer in self.optimizers for group in optimizer.param_groups), None)
-        if isinstance(rate, (int, float)):
-            self._note(OPTIMIZER_RATE if LEARNING_RATE in self._logged else LEARNING_RATE, rate)
+        self._scalars.log(name, value, micro_step)
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar, without asking the device for its value."""
@@ -345,6 +329,10 @@ class TorchWatch:
         if self.guard.strict:
             raise error
         self.guard.refuse("statistics of a tensor", error)
+
+    def _note_updates(self) -> None:
+        moved, self._updates.moved = self._updates.moved, 0
+        self._scalars.updates(moved, learning_rate_of(self.optimizers))
 
     def _look_for_state(self, optimizer: Optimizer) -> None:
         """Where state has gone, read weights and state at this step: by the next sample it may have grown again."""
