@@ -13,11 +13,11 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.model_graph import DataFlow
 from trainsentry.collectors.named_module import NamedModule
-from trainsentry.collectors.recomputed_calls import RecomputedCalls
 from trainsentry.collectors.torch.backward_pass import in_backward
 from trainsentry.collectors.torch.compiled_activations import CompiledVisits, Site, is_compiled
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
 from trainsentry.collectors.torch.module_hooks import AfterForward, BeforeForward
+from trainsentry.collectors.torch.recomputed_calls import RecomputedCalls
 from trainsentry.collectors.torch.step_rows import StepRows
 
 PART = "activations"
@@ -152,8 +152,10 @@ class ActivationHooks:
         if not self.sampling:
             return
         if in_backward():  # a forward that is computed anew may end without `leave`
-            self._observe_again(named, "input", tensors_in_call(args, kwargs))
+            self._enter_again(named, tensors_in_call(args, kwargs))
             return
+        if torch.is_grad_enabled():
+            self._recomputed.with_graph()
         if named.name:
             self._inner_ran = True
         if self._counts.begins_with(named):
@@ -167,7 +169,7 @@ class ActivationHooks:
         if not self.sampling:
             return
         if in_backward():
-            self._observe_again(named, "output", tensors_in(output))
+            self._leave_again(named, tensors_in(output))
             return
         self._counts.leave()
         if self._counts.recording and named.name in self._observed:
@@ -180,12 +182,11 @@ class ActivationHooks:
         self._counts.begin(named, training=training)
 
     def _observe(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        call = self._counts.call_of(named)
+        call, with_graph = self._counts.call_of(named), torch.is_grad_enabled()
+        if side == "output" and not with_graph:
+            self._recomputed.made(named, None if call is None else (self._counts.micro_step, call))
         if call is None:
             return
-        with_graph = torch.is_grad_enabled()
-        if side == "output" and not with_graph:
-            self._recomputed.made(named, self._counts.micro_step, call)
         for path, tensor in tensors:
             if side == "output":
                 self.flow.produced(named.name, tensor)
@@ -197,17 +198,25 @@ class ActivationHooks:
             if with_graph:
                 self._hook_gradient(named, side, path, tensor, self._counts.micro_step, call)
 
-    def _observe_again(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Hook the gradients of a call that is computed anew, where it had no graph the first time."""
-        if not torch.is_grad_enabled():  # inside another checkpoint, which will be computed anew once more
-            return
-        place = self._recomputed.again(named)
+    def _enter_again(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Hook the gradients at the inputs of a call that is computed anew, where it had no graph the first time."""
+        if torch.is_grad_enabled():
+            self._recomputed.with_graph()
+        place = self._recomputed.entered(named) if named.name in self._observed else None
+        if place is not None and torch.is_grad_enabled():
+            for path, tensor in tensors:
+                self._hook_gradient(named, "input", path, tensor, *place)
+
+    def _leave_again(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Hook the gradients at its outputs; inside another checkpoint it has no graph, and is computed once more."""
+        place = self._recomputed.left(named)
         if place is None:
             return
+        if not torch.is_grad_enabled():
+            self._recomputed.made(named, place)
+            return
         for path, tensor in tensors:
-            self._hook_gradient(named, side, path, tensor, *place)
-        if side == "output":
-            self._recomputed.done(named)
+            self._hook_gradient(named, "output", path, tensor, *place)
 
     def _hook_gradient(
         self, named: NamedModule, side: str, path: str, tensor: Tensor, micro_step: int, call: int
