@@ -44,8 +44,20 @@ SQUARED_STATE: Final = Sensitivity(floor=0.6, young=5.0, ratio=100.0)
 """The same of a square, in log units twice as much. While such an average is young, one element that begins to learn
 raises the largest: in healthy runs of a GPT with 5 million parameters 13-fold and 24-fold from one step to the next."""
 
-SQUARED: Final = SQUARES | {"max_exp_avg_sq", "sum", "variance", "row_var", "col_var"}
-"""State that averages or sums squares, of AMSGrad, Adagrad and Adafactor too."""
+SQUARED: Final = SQUARES | {
+    "max_exp_avg_sq",  # AMSGrad
+    "sum",  # Adagrad
+    "accum",  # Adagrad of MindSpore
+    "acc_delta",  # Adadelta
+    "ms",  # RMSProp of MindSpore
+    "mean_square",
+    "variance",  # Adafactor
+    "row_var",
+    "col_var",
+    "exp_avg_sq_row",
+    "exp_avg_sq_col",
+}
+"""State that averages or sums squares."""
 
 SCALAR: Final = Sensitivity(floor=0.06, young=0.5, ratio=1.5)
 """A loss moves little from step to step, and half as much again is much."""

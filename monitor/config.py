@@ -37,7 +37,7 @@ class Collected(Block):
     """When a part is sampled, and of which modules and parameters."""
 
     every: Every = 10
-    targets: Targets = Field(default=["*"])
+    targets: Targets = ["*"]
 
 
 class Gradients(Collected):
@@ -66,7 +66,7 @@ class Communication(Block):
         list[str],
         BeforeValidator(as_list, json_schema_input_type=list[str]),
         Field(min_length=1, description="Shell-style patterns over <file>:<function> of who calls."),
-    ] = Field(default=["*"])
+    ] = ["*"]
 
 
 class Collect(Block):
@@ -92,7 +92,7 @@ class Detect(Block):
 
     false_alarms_per_1000_steps: Annotated[float | None, Field(gt=0, le=100)] = None
     false_alarms_per_day: Annotated[float | None, Field(gt=0, le=10000)] = None
-    detectors: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = Field(default=[])
+    detectors: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = []
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
@@ -170,7 +170,7 @@ class MonitorConfig(Block):
     stop_step: Annotated[int, Field(ge=1)] | None = None
     statistics: Annotated[
         list[str], BeforeValidator(as_list, json_schema_input_type=list[str]), AfterValidator(_known_statistics)
-    ] = Field(default=list(STATISTICS))
+    ] = list(STATISTICS)
     eps: Annotated[float, Field(ge=0)] = 0.0
     collect: Annotated[Collect, all_of(Collect)] = Collect()
     export: Annotated[Export, all_of(Export)] = Export()

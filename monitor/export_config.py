@@ -26,7 +26,7 @@ class TensorBoard(Block):
     that makes more than `max_raw_tags` (-1: any number).
     """
 
-    raw: list[str] = Field(default=["*"])
+    raw: list[str] = ["*"]
     max_raw_tags: Annotated[int, Field(ge=-1)] = 5000
     renew_every: Annotated[int, Field(ge=1)] = 100
 

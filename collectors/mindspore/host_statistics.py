@@ -46,7 +46,7 @@ def read(tensor: Tensor, eps: float, row: int) -> bool:
     kind = KINDS.get(dtype_of(tensor))
     if kind is None or not tensor.size or not tensor.is_contiguous():
         return False
-    host_rows.read(tensor.data_ptr(), tensor.size, kind, eps, row, 0)
+    host_rows.read(tensor.data_ptr(), tensor.size, kind, eps, row, 0, 1)
     return True
 
 
@@ -64,7 +64,7 @@ def row_of_values(array: npt.NDArray[Any], eps: float) -> npt.NDArray[np.float64
     if kind is None:
         return row_of_array(array, eps)
     dense = np.ascontiguousarray(array)
-    host_rows.read(dense.ctypes.data, dense.size, kind, eps, row.ctypes.data, 0)
+    host_rows.read(dense.ctypes.data, dense.size, kind, eps, row.ctypes.data, 0, 1)
     return row
 
 

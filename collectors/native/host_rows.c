@@ -18,11 +18,13 @@
 #ifndef _WIN32
 #include <unistd.h>
 #endif
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #define LANES 16
 #define COLUMNS 8
-#define PIECE (1 << 16)   /* elements: some 15 us of work, far more than handing it out; counters of 32 bits hold it */
-#define SHARED (1 << 18) /* bytes that are worth sharing: torch, too, shares work of 32,768 floats and more */
+#define PIECE (1 << 16) /* elements: some 15 us of work, far more than handing it out; counters of 32 bits hold it */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && (defined(__GNUC__) && !defined(__clang__))
 #define FOR_EACH_INSTRUCTION_SET __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -174,6 +176,33 @@ static double fingerprint(const totals *t, int kind) {
     return (double)(mixed >> 11);
 }
 
+/* Each thread may be set to take subnormal numbers for zeros (`torch.set_flush_denormal` sets the one that calls it).
+ * What is read does not depend on that: while a thread reads, it takes them for what they are. */
+#if defined(__SSE2__)
+typedef unsigned mode;
+#define FLUSHES 0x8040u /* flush to zero, denormals are zeros */
+INLINE mode take_subnormals(void) {
+    mode before = _mm_getcsr();
+    _mm_setcsr(before & ~FLUSHES);
+    return before;
+}
+INLINE void restore_mode(mode before) { _mm_setcsr(before); }
+#elif defined(__aarch64__) && defined(__GNUC__)
+typedef uint64_t mode;
+#define FLUSHES ((uint64_t)1 << 24)
+INLINE mode take_subnormals(void) {
+    mode before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    __asm__ volatile("msr fpcr, %0" : : "r"(before & ~FLUSHES));
+    return before;
+}
+INLINE void restore_mode(mode before) { __asm__ volatile("msr fpcr, %0" : : "r"(before)); }
+#else
+typedef int mode;
+INLINE mode take_subnormals(void) { return 0; }
+INLINE void restore_mode(mode before) { (void)before; }
+#endif
+
 typedef struct {
     const void *x;
     int64_t n;
@@ -221,7 +250,7 @@ static void read_alone(const array *a, double eps, double *row) {
  *
  * torch's workers stand ready, often still spinning behind its last operation: they take pieces as they come, and no
  * thread of ours is made. Their OpenMP runtime is entered where compilers enter it, by `GOMP_parallel`, whose address
- * the caller gives; 0 workers asked for are as many as torch itself uses.
+ * the caller gives, with as many threads as torch uses: with another number the runtime would make or end some.
  */
 
 typedef void parallel_region(void (*work)(void *), void *data, unsigned threads, unsigned flags);
@@ -241,16 +270,18 @@ typedef struct {
 #if defined(__GNUC__) && !defined(_WIN32)
 static pid_t imported_by; /* a forked child has its parent's pool without its threads, and would wait for them */
 
-static int may_share(const void *parallel) { return parallel != NULL && getpid() == imported_by; }
+static int may_share(parallel_region *parallel) { return parallel != NULL && getpid() == imported_by; }
 static void remember_process(void) { imported_by = getpid(); }
 
 static void take_pieces(void *data) {
     job *j = data;
+    mode before = take_subnormals();
     for (int64_t i; (i = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED)) < j->count;)
         read_piece(j->pieces[i].of, j->pieces[i].first, j->eps, &j->pieces[i].t);
+    restore_mode(before);
 }
 #else
-static int may_share(const void *parallel) { return 0; }
+static int may_share(parallel_region *parallel) { return 0; }
 static void remember_process(void) {}
 static void take_pieces(void *data) {}
 #endif
@@ -262,21 +293,17 @@ static int64_t pieces_of(const array *arrays, Py_ssize_t count) {
     return pieces;
 }
 
-static int64_t bytes_of(const array *arrays, Py_ssize_t count) {
-    static const int64_t size[KINDS] = {4, 2, 2, 8};
-    int64_t bytes = 0;
-    for (Py_ssize_t i = 0; i < count; i++)
-        bytes += arrays[i].n * size[arrays[i].kind];
-    return bytes;
-}
+typedef struct {
+    parallel_region *parallel;
+    unsigned threads;
+} pool;
 
-static void read_together(parallel_region *parallel, const array *arrays, Py_ssize_t count, double eps, double *rows,
-                          piece *pieces) {
+static void read_together(pool p, const array *arrays, Py_ssize_t count, double eps, double *rows, piece *pieces) {
     job all = {pieces, 0, 0, eps};
     for (Py_ssize_t i = 0; i < count; i++)
         for (int64_t first = 0; first < arrays[i].n; first += PIECE)
             pieces[all.count].of = arrays + i, pieces[all.count++].first = first;
-    parallel(take_pieces, &all, 0, 0);
+    p.parallel(take_pieces, &all, p.threads, 0);
     for (Py_ssize_t i = 0; i < count; i++) {
         totals t = nothing;
         for (; pieces < all.pieces + all.count && pieces->of == arrays + i; pieces++)
@@ -285,18 +312,19 @@ static void read_together(parallel_region *parallel, const array *arrays, Py_ssi
     }
 }
 
-static void write_rows(void *parallel, const array *arrays, Py_ssize_t count, double eps, double *rows) {
+static void write_rows(pool p, const array *arrays, Py_ssize_t count, double eps, double *rows) {
     int64_t count_of_pieces = pieces_of(arrays, count);
-    if (may_share(parallel) && count_of_pieces > 1 && bytes_of(arrays, count) >= SHARED) {
-        piece *pieces = PyMem_Malloc((size_t)count_of_pieces * sizeof *pieces);
-        if (pieces != NULL) {
-            read_together((parallel_region *)parallel, arrays, count, eps, rows, pieces);
-            PyMem_Free(pieces);
-            return;
-        }
-    }
-    for (Py_ssize_t i = 0; i < count; i++)
-        read_alone(arrays + i, eps, rows + COLUMNS * i);
+    mode before = take_subnormals();
+    piece *pieces = NULL;
+    if (p.threads > 1 && count_of_pieces > 1 && may_share(p.parallel))
+        pieces = PyMem_Malloc((size_t)count_of_pieces * sizeof *pieces);
+    if (pieces != NULL)
+        read_together(p, arrays, count, eps, rows, pieces);
+    else
+        for (Py_ssize_t i = 0; i < count; i++)
+            read_alone(arrays + i, eps, rows + COLUMNS * i);
+    PyMem_Free(pieces);
+    restore_mode(before);
 }
 
 /* ------------------------------------------------------------------ called from Python */
@@ -317,31 +345,31 @@ static int take_array(PyObject *address, PyObject *size, PyObject *kind, array *
 
 static PyObject *read_one(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 6)
-        return PyErr_Format(PyExc_TypeError, "read: %zd arguments; allowed: 6", count);
+    if (count != 7)
+        return PyErr_Format(PyExc_TypeError, "read: %zd arguments; allowed: 7", count);
     array a;
     double eps = PyFloat_AsDouble(args[3]);
     double *row = PyLong_AsVoidPtr(args[4]);
-    void *parallel = PyLong_AsVoidPtr(args[5]);
+    pool p = {(parallel_region *)PyLong_AsVoidPtr(args[5]), (unsigned)PyLong_AsUnsignedLong(args[6])};
     if (take_array(args[0], args[1], args[2], &a))
         return NULL;
     if (row == NULL)
         return PyErr_Format(PyExc_ValueError, "read: a row at address 0");
-    write_rows(parallel, &a, 1, eps, row);
+    write_rows(p, &a, 1, eps, row);
     Py_RETURN_NONE;
 }
 
 static PyObject *read_many(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 6)
-        return PyErr_Format(PyExc_TypeError, "read_many: %zd arguments; allowed: 6", count);
+    if (count != 7)
+        return PyErr_Format(PyExc_TypeError, "read_many: %zd arguments; allowed: 7", count);
     for (int i = 0; i < 3; i++)
         if (!PyList_Check(args[i]) || PyList_Size(args[i]) != PyList_Size(args[0]))
             return PyErr_Format(PyExc_ValueError, "read_many: argument %d; allowed: lists of one length", i);
     Py_ssize_t n = PyList_Size(args[0]);
     double eps = PyFloat_AsDouble(args[3]);
     double *rows = PyLong_AsVoidPtr(args[4]);
-    void *parallel = PyLong_AsVoidPtr(args[5]);
+    pool p = {(parallel_region *)PyLong_AsVoidPtr(args[5]), (unsigned)PyLong_AsUnsignedLong(args[6])};
     if (PyErr_Occurred())
         return NULL;
     array *arrays = PyMem_Malloc((size_t)(n ? n : 1) * sizeof *arrays);
@@ -351,7 +379,7 @@ static PyObject *read_many(PyObject *self, PyObject *const *args, Py_ssize_t cou
     for (Py_ssize_t i = 0; i < n && !failed; i++)
         failed = take_array(PyList_GetItem(args[0], i), PyList_GetItem(args[1], i), PyList_GetItem(args[2], i), arrays + i);
     if (!failed)
-        write_rows(parallel, arrays, n, eps, rows);
+        write_rows(p, arrays, n, eps, rows);
     PyMem_Free(arrays);
     if (failed)
         return NULL;

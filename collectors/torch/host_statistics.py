@@ -30,6 +30,10 @@ _READ: Final = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.fl
 _PARALLEL: Final = parallel_region()
 """Where the kernel enters torch's threads, which share the reading of what is large."""
 
+_SHARED: Final = 32_768
+"""Elements of a tensor beyond which torch itself shares work among threads (`at::internal::GRAIN_SIZE`). Below it no
+thread may come into being for our sake: a child that is forked then would wait for threads that it has not."""
+
 ROW_BYTES: Final = 8 * COLUMNS
 """Bytes of a row of the kernel."""
 
@@ -61,13 +65,19 @@ def address_of(x: Tensor) -> int:
 
 def read_at(address: int, x: Tensor, eps: float, row: int) -> None:
     """Write the statistics of `x`, which lies at `address`, to the COLUMNS doubles at address `row`."""
-    host_rows.read(address, x.numel(), KINDS[x.dtype], eps, row, _PARALLEL)
+    size = x.numel()
+    host_rows.read(address, size, KINDS[x.dtype], eps, row, _PARALLEL, _threads_for(size))
 
 
 def read_many_at(addresses: list[int], tensors: Sequence[Tensor], eps: float, rows: int) -> None:
     """Write the statistics of tensor i, which lies at `addresses[i]`, to row i of the rows at address `rows`."""
     sizes, kinds = [x.numel() for x in tensors], [KINDS[x.dtype] for x in tensors]
-    host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL)
+    threads = _threads_for(max(sizes, default=0))
+    host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL, threads)
+
+
+def _threads_for(largest: int) -> int:
+    return torch.get_num_threads() if largest > _SHARED else 1
 
 
 def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArray[np.float64]:

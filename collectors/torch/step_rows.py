@@ -212,11 +212,12 @@ class StepRows(HostRows):
         if self._device_rows_on_cpu:
             ways[:] = [self._way_on_device(x) for x in tensors]
             return
-        ways[:] = map(address_of, tensors)
-        if 0 in ways:
+        found: list[int | DeviceRows | None] = [address_of(x) or None for x in tensors]
+        if None in found:
             for i, x in enumerate(tensors):
-                if not ways[i]:
-                    ways[i] = None if x.is_cpu else self._way_on_device(x)
+                if found[i] is None and not x.is_cpu:
+                    found[i] = self._way_on_device(x)
+        ways[:] = found
 
     def _way_on_device(self, x: Tensor) -> "DeviceRows | None":
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or not is_readable(x):

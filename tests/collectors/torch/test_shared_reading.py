@@ -1,6 +1,7 @@
 """Large tensors are read by the threads that torch computes with: the same rows, no thread more, and no wait."""
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -78,6 +79,44 @@ def test_torch_computes_with_as_many_threads_afterwards(two_threads):
     x = torch.randn(8 * PIECE)
     rows_of([x], parallel_region())
     assert torch.get_num_threads() == 2
+
+
+def test_subnormal_numbers_are_not_taken_for_zeros_by_some_of_the_threads(two_threads):
+    x = torch.full((8 * PIECE,), 1e-40)
+    torch.set_flush_denormal(True)  # of this thread alone
+    try:
+        shared, alone = rows_of([x], parallel_region()), rows_of([x], 0)
+        assert (x[:4] * 1).tolist() == [0.0] * 4  # and it still holds
+    finally:
+        torch.set_flush_denormal(False)
+    assert shared.tobytes() == alone.tobytes()
+    assert shared[0, 6] == 0.0
+    assert shared[0, 3] == pytest.approx(1e-40 * 2**9.5, rel=1e-4)
+
+
+TRAINING = """
+import multiprocessing, os, sys, torch, trainsentry
+def compute(): torch.ones(1 << 20).exp()
+def train():
+    model = torch.nn.Sequential(*(torch.nn.Linear(100, 100) for _ in range(12)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with trainsentry.TrainMonitor({"output_dir": sys.argv[1]}).watch(model, optimizer):
+        for _ in range(3):
+            optimizer.zero_grad(); model(torch.ones(2, 100)).sum().backward(); optimizer.step()
+def in_child(function):
+    child = multiprocessing.get_context("fork").Process(target=function)
+    child.start(); child.join(30)
+    if child.is_alive(): child.kill(); sys.exit("the child hangs")
+torch.set_num_threads(2)
+"""
+
+
+@pytest.mark.parametrize(
+    "order", ["train(); in_child(compute)", "compute(); in_child(train)"], ids=["helper of a trainer", "trainer"]
+)
+def test_a_forked_child_ends_as_without_the_monitor(out, order):
+    done = subprocess.run([sys.executable, "-c", TRAINING + order, str(out)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
