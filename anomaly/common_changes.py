@@ -10,6 +10,7 @@ from trainsentry.anomaly.features import FEATURES, SIZES, Floats
 from trainsentry.anomaly.kinds import SCALARS, Kinds
 from trainsentry.anomaly.row_scores import OUTLIER, medians
 from trainsentry.anomaly.rows_by_kind import Rows
+from trainsentry.anomaly.sensitivity import FALLS, LEAST_FALL
 from trainsentry.anomaly.tail import LOWEST, OF_COMMON, Tail
 from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, TENSOR_QUANTITIES
 
@@ -57,8 +58,13 @@ class CommonChanges:
         self._baseline = Baseline()
         self._tail = Tail(OF_COMMON)
 
-    def judge(self, rows: Rows, distance: Floats, jump: Floats) -> tuple[dict[int, Common], Floats, Floats]:
-        """Return what all series of each kind do at once, and the shifts and leaps to take out, by kind."""
+    def judge(
+        self, rows: Rows, distance: Floats, jump: Floats, fallen: float
+    ) -> tuple[dict[int, Common], Floats, Floats]:
+        """Return what all series of each kind do at once, and the shifts and leaps to take out, by kind.
+
+        `fallen` is how far the loss has fallen, in log units: gradients fall with it.
+        """
         size = len(self.kinds.names)
         shift, leap = np.zeros((2, SIZES, size), np.float32)
         found: dict[int, Common] = {}
@@ -72,7 +78,7 @@ class CommonChanges:
             changes = float(shift[1, number]), float(leap[1, number])
             if self._begins_midway(number, changes, (distance[1, of[:FRONT]], jump[1, of[:FRONT]])):
                 shift[:, number] = leap[:, number] = 0.0
-            found[number] = self._judge(number, float(shift[1, number]), count)
+            found[number] = self._judge(number, float(shift[1, number]), count, fallen)
         return found, shift, leap
 
     def _begins_midway(self, number: int, changes: tuple[float, float], front: tuple[Floats, Floats]) -> bool:
@@ -87,13 +93,14 @@ class CommonChanges:
         still = (np.abs(away) < PART_OF_IT * abs(changes[0])) & (np.abs(leaps) < PART_OF_IT * abs(changes[1]))
         return bool(still.all() and (away != 0).all())
 
-    def _judge(self, number: int, change: float, rows: int) -> Common:
+    def _judge(self, number: int, change: float, rows: int, fallen: float) -> Common:
         state, held = self._baseline.state[:, :, number], int(self._baseline.count[number])
         if held < WARM_UP or self.kinds.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
             return Common(change, 0.0, 1.0, rows)
         unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held**2
         away, leap = change - state[LOCATION, 1], change - state[NEWEST, 1]
-        score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > COMMON_JUMP else 0.0
+        least = LEAST_FALL + fallen if away < 0 and self.kinds.names[number] in FALLS else COMMON_JUMP
+        score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > least else 0.0
         p = float(self._tail.survival(np.array([score]))[0]) if score > LOWEST else 1.0
         return Common(change, score, p, rows)
 

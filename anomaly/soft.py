@@ -69,7 +69,7 @@ class SoftRule:
         distance, jump = features - location, features - newest
         unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP))
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        common, shift, leap = self.common.judge(rows, distance, jump)
+        common, shift, leap = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
         floor = self._trifles.floor(ids, kind)
         distance[:SIZES] = _away(features, location, shared(shift, distance, kind), floor)
         jump[:SIZES] = _away(features, newest, shared(leap, jump, kind), floor)

@@ -71,6 +71,12 @@ def test_a_gradient_that_falls_with_the_loss_is_learning_and_one_that_falls_alon
     assert bool(alarms(sizes, 100)) != with_loss
 
 
+@pytest.mark.parametrize(("factor", "is_found"), [(0.2, False), (0.05, True), (5.0, True)])
+def test_all_gradients_fall_at_once_where_a_plateau_ends_and_rise_only_when_something_is_wrong(factor, is_found):
+    found = alarms(lambda step: dict.fromkeys(GRADIENTS, 1.0 if step < 20 else factor), 40)
+    assert bool(found) == is_found
+
+
 def test_a_model_that_has_just_begun_moves_and_one_that_has_settled_does_not():
     def sizes(step, start):
         return dict.fromkeys(WEIGHTS, 1.0) | {WEIGHTS[0]: 1.1 ** min(max(step - start, 0), 24)}
