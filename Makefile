@@ -10,8 +10,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-peer lint types pytest pytest-alone pytest-ranks mindspore format clean
 
-# Folders whose tests keep process groups or whole trainers busy; the others run beside them.
-RANKS := tests/distributed tests/scenarios
+# Folders whose tests keep process groups, whole trainers or builds busy; the others run beside them.
+RANKS := tests/packaging tests/distributed tests/scenarios
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
