@@ -50,7 +50,8 @@ class Failure:
 class Guard:
     """Runs parts of the monitor so that their failures are logged once, counted, and contained.
 
-    A part that fails is switched off. With `strict`, exceptions go through. In a forked child every part is
+    A part that fails is switched off. With `strict`, exceptions go through. While `held` is above zero nothing runs,
+    as when a device records what it is asked to do instead of doing it. In a forked child every part is
     off: the child of a training process (a data loader's worker) is not the training process.
     """
 
@@ -61,6 +62,7 @@ class Guard:
         self.spent_ns = 0
         self.spent_by: Counter[str] = Counter()
         self.in_training_process = True
+        self.held = 0
         self._depth = 0
         self._since = 0
         _guards.add(self)
@@ -99,14 +101,14 @@ class Guard:
         known.last = message
 
     def run(self, part: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function(*args)`; return None when the part is off or fails.
+        """Call `function(*args)`; return None when the part is off or fails, or the guard is held.
 
         Raises:
             PassThrough: always let through.
             Exception: whatever was raised, when the guard is strict.
 
         """
-        if part in self.disabled:
+        if self.held or part in self.disabled:
             return None
         start = perf_counter_ns()
         if self._depth == 0:

@@ -17,13 +17,15 @@ PARTS: Final = (GRADIENTS, PARAMETERS, OPTIMIZER_STATE, UPDATES, ACTIVATIONS)
 class CollectSettings:
     """Targets of each part (shell-style patterns), and how the parts are read.
 
-    `eps` is the bound of zeros; `call_sites` are patterns over the places in the code whose communication is recorded,
-    `reducer` asks for what DistributedDataParallel calls in C++ too.
+    `inside_graphs` asks for activations inside compiled graphs also where reading them may change the last bits of
+    results. `eps` is the bound of zeros; `call_sites` are patterns over the places in the code whose communication is
+    recorded, `reducer` asks for what DistributedDataParallel calls in C++ too.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
     forward: bool = True
     backward: bool = True
+    inside_graphs: bool = False
     before_reduction: bool = False
     per_micro_step: bool = False
     eps: float = 0.0

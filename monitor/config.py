@@ -53,6 +53,11 @@ class Activations(Collected):
 
     forward: bool = True
     backward: bool = True
+    inside_graphs: bool = Field(
+        default=False,
+        description="Also inside compiled graphs whose backend fuses, such as inductor's; there it may change the last "
+        "bits of results. Graphs of other backends, and what goes into and comes out of any graph, are always read.",
+    )
 
 
 class Communication(Block):
@@ -202,6 +207,7 @@ class MonitorConfig(Block):
             targets={part: list(block.targets) for part, block in blocks.items() if block is not None},
             forward=activations is not None and activations.forward,
             backward=activations is not None and activations.backward,
+            inside_graphs=activations is not None and activations.inside_graphs,
             before_reduction=gradients is not None and gradients.before_reduction,
             per_micro_step=gradients is not None and gradients.per_micro_step,
             eps=self.eps,

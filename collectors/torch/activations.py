@@ -1,11 +1,12 @@
 """Activations of modules and their gradients, through forward hooks and tensor hooks."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainsentry.collectors.forward_passes import MAX_CALLS, MAX_MICRO_STEPS, ForwardPasses
@@ -13,10 +14,19 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.model_graph import DataFlow
 from trainsentry.collectors.named_module import NamedModule
+from trainsentry.collectors.settings import CollectSettings
 from trainsentry.collectors.torch.backward_pass import in_backward
-from trainsentry.collectors.torch.compiled_activations import CompiledVisits, Site, is_compiled
+from trainsentry.collectors.torch.compiled_activations import CompiledVisits, Site
+from trainsentry.collectors.torch.compiler import (
+    GRADIENTS_FROM,
+    TRACES_GRADIENTS,
+    allow_for_hooks,
+    has_compiled,
+    is_compiled,
+    left_out,
+)
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
-from trainsentry.collectors.torch.module_hooks import AfterForward, BeforeForward
+from trainsentry.collectors.torch.module_hooks import AfterForward, BeforeForward, Switch, hooks_for, stay_out_of_graphs
 from trainsentry.collectors.torch.recomputed_calls import RecomputedCalls
 from trainsentry.collectors.torch.step_rows import StepRows
 
@@ -30,24 +40,30 @@ class ActivationHooks:
     under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass, but that the
     gradients of calls which had no graph before (those inside a reentrant checkpoint) are read then.
 
-    Eager modules carry hooks only while steps are sampled. Those that a compiler has traced keep theirs: they are
-    part of its graphs, one with sampling and one without, chosen by `sampling`. Which ones that will be shows in the
-    first step, so then every module is hooked.
+    Eager modules carry hooks only while steps are sampled. Those that a compiler has inlined keep theirs, also when
+    this object is closed: they are part of its graphs, one with sampling and one without, chosen by `switch`, and a
+    hook more or less would have it compile anew. Which modules that are shows in the first step: they never run
+    eagerly. So then every module is hooked.
     """
 
-    def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, *, forward: bool, backward: bool) -> None:
+    def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, settings: CollectSettings) -> None:
         self.rows = rows
         self.guard = guard
         self.flow = flow
-        self.forward = forward
-        self.backward = backward
-        self.sampling = False
+        self.forward = settings.forward
+        self.backward = settings.backward
+        self.switch = Switch(
+            forward=self.forward,
+            backward=self.backward and TRACES_GRADIENTS,
+            inside_graphs=settings.inside_graphs,
+        )
         self.generation = 0
         self.compiled: set[str] = set()
+        self._eager: set[str] = set()
+        self._left_out_before: Counter[str] = Counter()
         self._modules: Sequence[NamedModule] = ()
         self._observed: frozenset[str] = frozenset()
         self._hooks: list[tuple[BeforeForward, AfterForward]] = []
-        self._handles: dict[tuple[str, int], list[RemovableHandle]] = {}
         self._leaf_handles: list[RemovableHandle] = []
         self._counts = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
@@ -63,10 +79,15 @@ class ActivationHooks:
         """
         self.close()
         self._modules, self._observed = modules, observed
+        self._left_out_before = left_out.copy()
+        allow_for_hooks()
+        if not stay_out_of_graphs(m.module for m in modules):
+            self._tell_untraced()
+            return
         self._hooks = [
-            (BeforeForward(self, m, observed=m.name in observed), AfterForward(self, m, observed=m.name in observed))
+            hooks_for(self, self.switch, m, observed=m.name in observed)
             for m in modules
-            if (m.name in observed or not m.name) and not isinstance(m.module, torch.jit.ScriptModule)
+            if (m.name in observed or not m.name) and _can_be_called(m.module)
         ]
         self._attach()
 
@@ -75,7 +96,7 @@ class ActivationHooks:
         if self.sampling and (not self._inner_ran or self.flow.passes.bit_count() == 1):
             self._tell_silent()  # now and then: after the first sampled step, the second, the fourth, …
         self.generation += 1
-        self.sampling = sampling
+        self.switch.sampling = sampling
         self._inner_ran = False
         self._counts.open_step()
         self._recomputed.clear()
@@ -85,44 +106,89 @@ class ActivationHooks:
             self.flow.begin()
             self._attach()
         elif self.flow.passes or self.flow.seen:
-            self._detach(keep=self.compiled)
+            self._detach(keep_inlined=True)
+
+    @property
+    def sampling(self) -> bool:
+        """Whether this step is sampled."""
+        return self.switch.sampling
 
     def close(self) -> None:
-        """Remove every hook; hooks on tensors of the step, and those inside graphs, fall silent."""
+        """Remove every hook, but for those inside graphs; they, and hooks on tensors of the step, fall silent."""
         self.generation += 1
-        self.sampling = False
+        self.switch.sampling = False
         self._drop_leaf_hooks()
-        self._detach(keep=frozenset())
+        self._detach(keep_inlined=has_compiled())
+        for pair in self._hooks:
+            for hook in pair:
+                hook.release()
+        self._hooks = []
+
+    def lay_down(self) -> None:
+        """Take every hook off for a while."""
+        self._detach(keep_inlined=False)
+
+    def take_up(self) -> None:
+        """Put the hooks back that this step needs."""
+        if self.sampling or not self._eager:
+            self._attach()
 
     def _attach(self) -> None:
-        for before, after in self._hooks:
-            key = (before.named.name, before.named.vpp_stage)
-            if key not in self._handles:
-                module = before.named.module
-                self._handles[key] = [
-                    module.register_forward_pre_hook(before, with_kwargs=True),
-                    module.register_forward_hook(after, with_kwargs=True),
-                ]
+        for pair in self._hooks:
+            for hook in pair:
+                if hook.handle is None:
+                    hook.attach(hook.named.module)
 
-    def _detach(self, keep: Collection[str]) -> None:
-        for key in [key for key in self._handles if key[0] not in keep]:
-            for handle in self._handles.pop(key):
-                handle.remove()
+    def _detach(self, *, keep_inlined: bool) -> None:
+        for pair in self._hooks:
+            name = pair[0].named.name
+            if not keep_inlined or (name in self._eager and name not in self.compiled):
+                for hook in pair:
+                    hook.remove()
 
     def _tell_silent(self) -> None:
-        """Say which modules were compiled while they had no hooks, so that nothing is seen of them."""
+        """Say which modules nothing is seen of, and what inside compiled graphs this torch does not show."""
+        if self.compiled and self.backward and not TRACES_GRADIENTS:
+            self._tell_untraced_gradients()
         hooked = [before.named for before, _ in self._hooks if before.named.name]
         if self._inner_ran:
             inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
             known = self.flow.seen | self.compiled
             hooked = [m for m in hooked if f"{m.name}.".startswith(inside) and m.name not in known]
-        if hooked:
-            self.guard.warn_once(
-                "activations of compiled modules",
-                f"no activation of {len(hooked)} modules is seen, the first is {hooked[0].name!r}: the model was "
-                "compiled before watch(), or after its first steps. Call watch() and then compile, before the first "
-                "step; gradients, weights, updates and optimizer state are read all the same.",
+        if not hooked:
+            return
+        fusing = sorted(left_out - self._left_out_before)
+        if fusing:
+            why = (
+                f"{', '.join(fusing)} fuses what its graphs compute, and reading values inside them "
+                "would change the last bits of the results. collect.activations.inside_graphs: true reads them "
+                "nonetheless; inputs and outputs of what is compiled,"
             )
+        else:
+            why = (
+                "their graphs were compiled before watch(), or after the first steps. They are recorded where watch() "
+                "comes first, then torch.compile, then the first step;"
+            )
+        self.guard.warn_once(
+            "activations of compiled modules",
+            f"no activation of {len(hooked)} modules is seen, the first is {hooked[0].name!r}: {why} gradients, "
+            "weights, updates and optimizer state are recorded all the same.",
+        )
+
+    def _tell_untraced_gradients(self) -> None:
+        needed = ".".join(map(str, GRADIENTS_FROM))
+        self.guard.warn_once(
+            "gradients of compiled activations",
+            f"gradients of activations inside compiled graphs need torch {needed} or later, this is "
+            f"{torch.__version__}; they are not recorded, everything else is.",
+        )
+
+    def _tell_untraced(self) -> None:
+        self.guard.warn_once(
+            "activations",
+            f"this torch ({torch.__version__}) does not let hooks stay out of its compiler's way: no activations are "
+            "recorded; gradients, weights, updates and optimizer state are.",
+        )
 
     def _drop_leaf_hooks(self) -> None:
         for handle in self._leaf_handles:
@@ -132,7 +198,7 @@ class ActivationHooks:
     @property
     def attached(self) -> int:
         """How many modules carry hooks."""
-        return len(self._handles)
+        return sum(before.handle is not None for before, _ in self._hooks)
 
     @property
     def micro_steps(self) -> int:
@@ -149,7 +215,8 @@ class ActivationHooks:
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note that a module is entered, and observe its inputs."""
         self.flow.entered(named.name)
-        if not self.sampling:
+        self._eager.add(named.name)
+        if not self.switch.sampling:
             return
         if in_backward():  # a forward that is computed anew may end without `leave`
             self._enter_again(named, tensors_in_call(args, kwargs))
@@ -230,19 +297,19 @@ class ActivationHooks:
 
     # ------------------------------------------------------------------ what compiled graphs tell
 
-    def traced(self, named: NamedModule) -> None:
-        """Note that hooks of a module became part of a compiled graph."""
-        self.compiled.add(named.name)
-        self.flow.entered(named.name)
-
     def compiled_pass(self, named: NamedModule) -> None:
         """Begin a pass through an outermost module that is compiled."""
+        self.compiled.add(named.name)
+        self.flow.entered(named.name)
         if self.sampling and not in_backward():
             self.guard.run(PART, lambda: self._begin_pass(named, training=True))
 
     def compiled_tensor(self, site: Site, path: str, tensor: Tensor, *, hooked: bool) -> None:
         """Take an input or output inside a compiled graph."""
         self._inner_ran = self._inner_ran or bool(site.named.name)
+        if site.named.name not in self.compiled:
+            self.compiled.add(site.named.name)
+            self.flow.entered(site.named.name)
         if self.sampling and self._counts.recording and not in_backward():
             self.guard.run(PART, self._take_compiled, site, path, tensor, hooked)
 
@@ -269,6 +336,11 @@ class ActivationHooks:
             self.rows.add(self._counts.series(site.named, site.side, path, call, micro_step, gradient=True), gradient)
 
 
+def _can_be_called(module: nn.Module) -> bool:
+    """Return whether a module takes hooks and has a forward of its own, as a list of modules has not."""
+    return not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward
+
+
 @dataclass(frozen=True, slots=True)
 class _GradientHook(InertWhenCopied):
     owner: ActivationHooks
@@ -276,5 +348,7 @@ class _GradientHook(InertWhenCopied):
     generation: int
 
     def __call__(self, gradient: Tensor) -> None:
+        if torch.compiler.is_compiling():  # compiled autograd would make the number of the step a constant
+            return
         if self.generation == self.owner.generation:
             self.owner.guard.run(PART, self.owner.rows.add_shared, self.series_id, gradient)

@@ -1,18 +1,20 @@
 """Activations inside compiled graphs: operators that the compiler keeps where they are.
 
-A hook on a module that is compiled is traced once into the graph, so what it does must be part of the graph. It calls
-operators of ours, opaque to the compiler, which find their `Site` by number when the graph runs; an empty path marks
-the beginning of a pass.
+A compiler traces the hooks of a module that it inlines, so what they do becomes part of its graph. They call operators
+of ours, which the compiler does not look into, and which find their `Site` by number when the graph runs. The number
+travels as a tensor, an input of the graph: blocks of one class share their graph then, and no number is a constant
+that dynamo guards on. An empty path marks the beginning of a pass.
 """
 
 import itertools
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainsentry.collectors.inert_hook import InertWhenCopied
 from trainsentry.collectors.named_module import NamedModule
@@ -20,9 +22,6 @@ from trainsentry.collectors.named_module import NamedModule
 
 class Observer(Protocol):
     """Who is told what runs inside compiled graphs. Its methods contain their own failures."""
-
-    def traced(self, named: NamedModule) -> None:
-        """Note that hooks of a module became part of a compiled graph."""
 
     def compiled_pass(self, named: NamedModule) -> None:
         """Note that a pass through an outermost module begins."""
@@ -89,45 +88,56 @@ class CompiledVisits:
         return micro_step, calls[-1 - turn]
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` or `torch.compile(module)` was called and shows in the module."""
-    return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
-
-
 _numbers = itertools.count()
 _sites: dict[int, Site] = {}
 
 
-def new_site(observer: Observer, named: NamedModule, side: str) -> int:
-    """Return the number of a new site; it lives as long as the observer."""
-    number = next(_numbers)
-    _sites[number] = Site(number, weakref.ref(observer), named, side)
-    weakref.finalize(observer, _sites.pop, number, None)
-    return number
+def new_site(observer: Observer, named: NamedModule, side: str, number: Tensor | None = None) -> Tensor:
+    """Return the number of a site, int64 of shape (); given one of a closed monitor, a site that takes its place.
+
+    The site lives until `forget_sites` is told of the number.
+    """
+    found = torch.tensor(next(_numbers)) if number is None else number
+    _sites[int(found)] = Site(int(found), weakref.ref(observer), named, side)
+    return found
 
 
-def _observe(_token: Tensor, x: Tensor, number: int, path: str, *, hooked: bool) -> None:
-    site = _sites.get(number)
+def forget_sites(numbers: Iterable[int]) -> None:
+    """Forget sites; graphs that were compiled with them run on and observe nothing."""
+    for number in numbers:
+        _sites.pop(number, None)
+
+
+def _site(number: Tensor) -> tuple[Site, Observer] | None:
+    site = _sites.get(int(number))
     observer = site.observer() if site is not None else None
-    if site is None or observer is None:
+    return None if site is None or observer is None else (site, observer)
+
+
+def _observe(_token: Tensor, x: Tensor, number: Tensor, path: str, *, hooked: bool) -> None:
+    found = _site(number)
+    if found is None:
         return
+    site, observer = found
     if path:
         observer.compiled_tensor(site, path, x, hooked=hooked)
     else:
         observer.compiled_pass(site.named)
 
 
-def _observe_gradient(x: Tensor, number: int, path: str) -> Tensor:
-    site = _sites.get(number)
-    observer = site.observer() if site is not None else None
-    if site is not None and observer is not None:
-        observer.compiled_gradient(site, path, x)
+def _observe_gradient(x: Tensor, number: Tensor, path: str) -> Tensor:
+    found = _site(number)
+    if found is not None:
+        found[1].compiled_gradient(found[0], path, x)
     return x.clone()  # an operator may not return what it was given
 
 
+_HOST_ONLY: Final = tuple(tag for tag in [getattr(torch.Tag, "cudagraph_unsafe", None)] if tag is not None)
+"""Where torch cuts its graphs for CUDA's captures, it leaves these operators out of those: a replay calls no Python."""
+
 _library = torch.library.Library("trainsentry", "FRAGMENT")
-_library.define("observe(Tensor(a!) token, Tensor x, int site, str path, *, bool hooked) -> ()")
-_library.define("observe_gradient(Tensor x, int site, str path) -> Tensor")
+_library.define("observe(Tensor(a!) token, Tensor x, Tensor site, str path, *, bool hooked) -> ()", tags=_HOST_ONLY)
+_library.define("observe_gradient(Tensor x, Tensor site, str path) -> Tensor", tags=_HOST_ONLY)
 _library.impl("observe", _observe, "CompositeExplicitAutograd")
 _library.impl("observe_gradient", _observe_gradient, "CompositeExplicitAutograd")
 torch.library.register_fake("trainsentry::observe", lambda *_, **__: None, lib=_library)
@@ -140,25 +150,12 @@ The gradient's operator has a result that is used instead: a token would be save
 changed by the next forward.
 """
 
-GRADIENTS_TRACED: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-"""Whether hooks on tensors can be part of a graph: so with torch 2.13, not known of earlier ones."""
-
 _nothing: Final = torch.zeros(1)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _note_traced(number: int) -> int:
-    """Run while a graph is traced, never as part of it."""
-    site = _sites.get(number)
-    observer = site.observer() if site is not None else None
-    if site is not None and observer is not None:
-        observer.traced(site.named)
-    return number
 
 
 @dataclass(frozen=True, slots=True)
 class _ObserveGradient(InertWhenCopied):
-    number: int
+    number: Tensor
     path: str
 
     def __call__(self, gradient: Tensor) -> Tensor:
@@ -166,17 +163,12 @@ class _ObserveGradient(InertWhenCopied):
         return passed
 
 
-def trace_begin(number: int) -> None:
+def trace_begin(number: Tensor) -> None:
     """Put the beginning of a pass into the graph."""
     torch.ops.trainsentry.observe(_token, _nothing, number, "", hooked=False)
 
 
-def trace_noted(number: int) -> None:
-    """Tell the observer, at the time of tracing, that this site is part of a graph."""
-    _note_traced(number)
-
-
-def trace_tensors(value: Any, number: int, *, forward: bool, backward: bool, path: str = "") -> None:
+def trace_tensors(value: Any, number: Tensor, *, forward: bool, backward: bool, path: str = "") -> None:
     """Put the observation of every tensor in `value` into the graph.
 
     Tuples, lists and dictionaries are followed; what another object holds is left alone. Paths are as in `tensors_in`.
@@ -192,7 +184,7 @@ def trace_tensors(value: Any, number: int, *, forward: bool, backward: bool, pat
             trace_tensors(item, number, forward=forward, backward=backward, path=f"{prefix}{key}")
 
 
-def _trace_tensor(x: Tensor, number: int, path: str, *, forward: bool, backward: bool) -> None:
+def _trace_tensor(x: Tensor, number: Tensor, path: str, *, forward: bool, backward: bool) -> None:
     hooked = backward and x.requires_grad
     if forward or hooked:  # also counted, so that gradients find their calls
         torch.ops.trainsentry.observe(_token, x.detach(), number, path, hooked=hooked)

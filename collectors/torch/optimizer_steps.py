@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from trainsentry.collectors.inert_hook import InertWhenCopied
+from trainsentry.collectors.torch.captures import stream_is_captured
 from trainsentry.collectors.torch.deepspeed_partitions import is_scaling, reduced_gradients
 
 
@@ -43,13 +44,18 @@ class OptimizerSteps:
 
     `outer` holds, by the id of an optimizer, the wrapper that steps it: it may do so once for each group of
     parameters, or not at all when it finds an overflow, and only its own step is the whole one. It has no hooks, so
-    its `step` is wrapped, on the instance.
+    its `step` is wrapped, on the instance. A step that a device only records (`is_captured`) is none.
     """
 
     def __init__(
-        self, optimizers: Sequence[Optimizer], listener: StepListener, outer: Mapping[int, Any] | None = None
+        self,
+        optimizers: Sequence[Optimizer],
+        listener: StepListener,
+        outer: Mapping[int, Any] | None = None,
+        is_captured: Callable[[Optimizer], bool] = lambda _: stream_is_captured(),
     ) -> None:
         self.optimizers = list(optimizers)
+        self.is_captured = is_captured
         self.listener = listener
         self.outer = dict(outer or {})
         self.parts: Counter[int] = Counter()
@@ -102,6 +108,8 @@ class _After(InertWhenCopied):
 # A compiled `optimizer.step` breaks its graph here instead of tracing the monitor.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if owner.is_captured(optimizer):
+        return
     owner.stepped.add(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
     owner.parts[id(optimizer)] += 1
@@ -110,6 +118,8 @@ def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after(owner: OptimizerSteps, optimizer: Optimizer) -> None:
+    if owner.is_captured(optimizer):
+        return
     if id(optimizer) in owner.outer:
         owner.listener.after_part(optimizer)
     else:
@@ -119,6 +129,8 @@ def _after(owner: OptimizerSteps, optimizer: Optimizer) -> None:
 def _watched_outer(owner: OptimizerSteps, optimizer: Optimizer, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
+        if owner.is_captured(optimizer):
+            return original(*args, **kwargs)
         owner.parts[id(optimizer)] = 0
         wrapper = owner.outer[id(optimizer)]
         owner.gradients = reduced_gradients(wrapper)
@@ -173,6 +185,7 @@ def _watched_step(original: Callable[..., Any]) -> Callable[..., Any]:
         # A subclass that calls its parent's step is told once.
         alive = [w for ref in _scaler_watchers if (w := ref()) is not None]
         watchers = [w for w in alive if w.owns(optimizer) and optimizer not in w.in_scaler]
+        watchers = [w for w in watchers if not w.is_captured(optimizer)]
         for watcher in watchers:
             watcher.stepped.discard(optimizer)
             watcher.in_scaler.add(optimizer)

@@ -14,6 +14,7 @@ from trainsentry.collectors.pending_rows import PendingRows
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.batch import Batch, take_held
+from trainsentry.collectors.torch.captures import stream_is_captured
 from trainsentry.collectors.torch.device_rows import DeviceRows
 from trainsentry.collectors.torch.device_statistics import row_dtype
 from trainsentry.collectors.torch.fragment import Fragment
@@ -60,6 +61,7 @@ class StepRows(HostRows):
         self._device_rows_on_cpu = device_rows_on_cpu
         self.layouts = LayoutIds(table)
         self._devices: dict[torch.device, DeviceRows] = {}
+        self._accelerated = torch.accelerator.is_available()
         super().__init__()
         self._start()
 
@@ -70,6 +72,8 @@ class StepRows(HostRows):
 
     def add(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of what `tensor` holds on this rank."""
+        if self._stands_still():
+            return
         address = 0 if self._device_rows_on_cpu else address_of(tensor)
         if address:
             self._attempt(self._add_dense_one, address, series_id, tensor)
@@ -91,6 +95,8 @@ class StepRows(HostRows):
         each tensor's norm divided by its number. `fragments` says of which tensor only a part is to be read;
         `layouts`, of what this rank's part of something sharded was taken out already.
         """
+        if self._stands_still():
+            return
         layouts = layouts or [None] * len(tensors)
         if fragments is not None or not PLAIN.issuperset(map(type, tensors)):
             tensors = list(tensors)
@@ -120,6 +126,8 @@ class StepRows(HostRows):
 
     def add_shared(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor that other series may show too: it is read once a step."""
+        if self._stands_still():
+            return
         whole = whole_of(tensor)
         known = self._seen.get(id(whole))
         if known is not None and known[0]() is whole and known[1] == version_of(whole) is not None:
@@ -132,6 +140,8 @@ class StepRows(HostRows):
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
         """Append a scalar: a Python number, or a tensor of one element that is not waited for."""
+        if self._stands_still():
+            return
         if isinstance(value, Tensor):
             scalar = local(value).reshape(())
             if not self._on_host(scalar):
@@ -170,6 +180,10 @@ class StepRows(HostRows):
             copies=[d.copy_to_host() for d in self._devices.values() if d.positions],
             aliases=list(self._aliases),
         )
+
+    def _stands_still(self) -> bool:
+        """Whether a device records what it is asked to do: a row would be made at each replay, and now never."""
+        return self._accelerated and stream_is_captured()
 
     def _attempt(self, add: Callable[..., None], *args: Any) -> None:
         try:

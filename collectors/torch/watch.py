@@ -25,6 +25,7 @@ from trainsentry.collectors.settings import (
 from trainsentry.collectors.targets import Selection, checked_targets
 from trainsentry.collectors.torch.activations import ActivationHooks
 from trainsentry.collectors.torch.capture import Capture
+from trainsentry.collectors.torch.captures import Captures
 from trainsentry.collectors.torch.communication import Communication
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.gradient_rows import GradientRows
@@ -79,9 +80,7 @@ class TorchWatch:
         self._scale = LossScale()
         self._gradients = GradientRows(self._series, guard, settings, lambda: self._scale.value(self._device))
         self._updates = UpdateReader(self._series)
-        self._activations = ActivationHooks(
-            self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward
-        )
+        self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
         self._optimizer_steps: Counter[int] = Counter()
         self._scalars = ScalarRows(self.rows)
         self._modes = TrainingModes(self.names, self.rows)
@@ -90,6 +89,7 @@ class TorchWatch:
         self._entries = StateEntries()
         self._plan: Plan = frozenset()
         self._owners = Owners(self.names, self._gradients.order)
+        self._captures = Captures(guard, self._activations.lay_down, self._activations.take_up)
 
     # ------------------------------------------------------------------ watching
 
@@ -119,7 +119,7 @@ class TorchWatch:
         self._owners.choose(self._selections)
         if self._steps is not None:
             self._steps.close()
-        self._steps = OptimizerSteps(self.optimizers, listener, self._outer)
+        self._steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.takes)
         watch_scalers(self._steps, self._scale.scaler)
         if several_ranks():
             self._first_passes += [FirstPass(chunk) for chunk in chunks]
@@ -148,8 +148,8 @@ class TorchWatch:
 
     @property
     def takes_boundaries(self) -> bool:
-        """Whether the optimizers' steps tell where steps end."""
-        return bool(self.optimizers)
+        """Whether the optimizers' steps tell where steps end; those inside a captured graph do not."""
+        return bool(self.optimizers) and not self._captures.captured_step
 
     @property
     def step_has_ended(self) -> bool:
@@ -182,6 +182,7 @@ class TorchWatch:
         if self.communication is not None:
             self.communication.close()
         self.capture.close()
+        self._captures.close()
         if self._replay is not None:
             self._replay.close()
         self._updates.forget()
@@ -249,11 +250,15 @@ class TorchWatch:
         self._optimizer_steps[id(optimizer)] += 1
 
     def without_optimizer(self) -> None:
-        """Read a step that ends without any optimizer: gradients and parameters as they stand."""
+        """Read a step that ends without any optimizer's call: gradients, parameters and state as they stand."""
         if GRADIENTS in self._plan:
             self.guard.run(GRADIENTS, self._gradients.read, self._owners.selected(GRADIENTS), None, 0)
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, read_parameters, self._series, self._owners.selected(PARAMETERS))
+        if OPTIMIZER_STATE in self._plan:
+            for optimizer in self.optimizers:
+                owned = self._owners.owned(OPTIMIZER_STATE, optimizer)
+                self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned, 0)
 
     @property
     def data_parallel(self) -> bool:
@@ -277,6 +282,7 @@ class TorchWatch:
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
+        self._captures.note_step()
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._note_updates)
         if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
