@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import typer
 
@@ -13,6 +13,9 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.monitor.cli.console import FOUND, bad_input, out
 from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
 from trainsentry.monitor.demo.ranks import Task, lines_of, start_ranks
+
+END_SECONDS: Final = 600.0
+"""How long a rank may take to end after the first has trained: busy cores stretch it, and only a hang reaches this."""
 
 WHAT = {
     "ddp": "DistributedDataParallel: every rank holds everything",
@@ -49,7 +52,7 @@ def demo_on_ranks(task: Task, ranks: int, directory: Path) -> None:
                 if "step" in line and "loss" in line:
                     bar.update(shown, completed=line["step"] + 1, loss=line["loss"])
         for process in processes:
-            process.wait(timeout=120)
+            process.wait(timeout=END_SECONDS)
     finally:
         for process in processes:
             process.kill()

@@ -73,7 +73,7 @@ def run_ranks(tmp_path, case):
     ]
     try:
         for process in processes:
-            _, log = process.communicate(timeout=60)
+            _, log = process.communicate(timeout=600)
             assert process.returncode == 0, log
     finally:
         for process in processes:
