@@ -51,8 +51,9 @@ class Guard:
     """Runs parts of the monitor so that their failures are logged once, counted, and contained.
 
     A part that fails is switched off. With `strict`, exceptions go through. While `held` is above zero nothing runs,
-    as when a device records what it is asked to do instead of doing it. In a forked child every part is
-    off: the child of a training process (a data loader's worker) is not the training process.
+    as when a device records what it is asked to do instead of doing it. `interrupted` names what has ended a part in
+    the middle, such as a Ctrl-C, and stays until somebody has cleared up. In a forked child every part is off: the
+    child of a training process (a data loader's worker) is not the training process.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -63,6 +64,7 @@ class Guard:
         self.spent_by: Counter[str] = Counter()
         self.in_training_process = True
         self.held = 0
+        self.interrupted: str | None = None
         self._depth = 0
         self._since = 0
         _guards.add(self)
@@ -123,6 +125,9 @@ class Guard:
                 raise
             self.report(part, error)
             return None
+        except BaseException as error:  # Ctrl-C: whatever was under way is half done
+            self.interrupted = type(error).__name__
+            raise
         finally:
             self._depth -= 1
             elapsed = perf_counter_ns() - start

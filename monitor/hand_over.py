@@ -55,12 +55,13 @@ class HandOver:
         while self._pending:
             first = self._pending[0]
             if isinstance(first, StepRecord):
-                yield first, True
+                found = first, True
             elif wait or first.rows.ready():
-                yield self.build(first.rows, first.step, first.first_order, skipped=first.skipped), first.judged
+                found = self.build(first.rows, first.step, first.first_order, skipped=first.skipped), first.judged
             else:
                 return
-            self._pending.popleft()
+            self._pending.popleft()  # before it is given away: a Ctrl-C there must not give it away twice
+            yield found
 
     def build(self, rows: Any, step: int, first_order: int, *, skipped: bool, examined: bool = False) -> StepRecord:
         """Return the record of rows, whose copy is waited for.

@@ -233,6 +233,8 @@ class StepLoop:
         """Close the step's rows, hand over what has arrived, and hear of what was found."""
         self._note_times()
         self.watch.end_step()
+        if self.guard.interrupted is not None:
+            self._drop_open_step()
         rows, record = self._look.seen
         if rows and rows == len(self.watch.rows):  # the update has added nothing to what was judged before it
             self.watch.rows.drop()
@@ -247,6 +249,16 @@ class StepLoop:
         self.overhead.end_step(self._plan)
         self.steps += 1
         self.triggers.hear(self.link.poll())
+
+    def _drop_open_step(self) -> None:
+        """Leave out a step that was interrupted inside the monitor: rows are missing, or are there twice."""
+        reason, self.guard.interrupted = f"{self.guard.interrupted} inside the monitor", None
+        self.watch.rows.drop()
+        self._look.begin_step()
+        self._note_gap(self.step, reason)
+
+    def _note_gap(self, step: int, reason: str) -> None:
+        self.link.send(messages.GAP, gap={"sink": "all", "first_step": step, "last_step": step, "reason": reason})
 
     def _note_times(self) -> None:
         """With several ranks, record what was called, how long the step took, and how much of it was waiting."""
@@ -292,7 +304,11 @@ class StepLoop:
             if not judged and self.overflow.judge(record) is not None:
                 self.limit.check(self.step)
             self.skipped_steps += record.skipped
-            self.records.hand_over(record)
+            try:
+                self.records.hand_over(record)
+            except KeyboardInterrupt as error:
+                self._note_gap(record.step, f"{type(error).__name__} inside the monitor")
+                raise
 
     def _dump(self, action: Callable[[Any], None]) -> None:
         if self.triggers.dump is not None:

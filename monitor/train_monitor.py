@@ -18,6 +18,7 @@ from trainsentry.monitor.flight import metrics_of, table_of_records
 from trainsentry.monitor.follower import Follower
 from trainsentry.monitor.late_listener import LateListener
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.start import NoThread
 from trainsentry.monitor.saved_state import checked_state, detection_for, state_of
 from trainsentry.monitor.starting import check_alone, check_number
 from trainsentry.monitor.step_loop import StepLoop
@@ -95,9 +96,10 @@ class TrainMonitor:
             return self
         if self._loop is not None:
             self._loop.watch.add(model, optimizer, grad_scaler, self._loop)
-        else:
-            self._loop = self._start(framework, (model, optimizer, grad_scaler), start_step)
-            close_at_exit(self)
+        elif not self._left_out:
+            self._loop = self._start_or_do_without(framework, (model, optimizer, grad_scaler), start_step)
+        if self._loop is None:
+            return self
         if grad_acc_steps is not None:
             self._loop.grad_acc_steps = grad_acc_steps
         self._loop.begin()
@@ -127,6 +129,21 @@ class TrainMonitor:
             self._guard.warn_once("ranks", f"each rank is watched by itself: {error}")
             meeting.close(broken=True)
             return None
+
+    def _start_or_do_without(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> StepLoop | None:
+        """Start the loop; where the machine has nothing left for it, have the training go on unwatched."""
+        try:
+            loop = self._start(framework, watched, start_step)
+        except (OSError, MemoryError, NoThread) as error:
+            if self.config.strict:
+                raise
+            self._guard.warn_once(
+                "watch", f"this run is not watched: {type(error).__name__}: {error}. Training goes on."
+            )
+            self._follow(framework, watched, start_step)
+            return None
+        close_at_exit(self)
+        return loop
 
     def _start(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> StepLoop:
         watch = framework.watch(self._table, self._guard, self.config.collect_settings())

@@ -24,6 +24,7 @@ from trainsentry.collectors.settings import (
 )
 from trainsentry.collectors.targets import Selection, checked_targets
 from trainsentry.collectors.torch.activations import ActivationHooks
+from trainsentry.collectors.torch.additions import Additions
 from trainsentry.collectors.torch.capture import Capture
 from trainsentry.collectors.torch.captures import Captures
 from trainsentry.collectors.torch.communication import Communication
@@ -89,6 +90,7 @@ class TorchWatch:
         self._entries = StateEntries()
         self._plan: Plan = frozenset()
         self._owners = Owners(self.names, self._gradients.order)
+        self._additions = Additions(guard)
         self._captures = Captures(guard, self._activations.lay_down, self._activations.take_up)
 
     # ------------------------------------------------------------------ watching
@@ -109,24 +111,44 @@ class TorchWatch:
         check_new(chunks, wrappers, self.names)
         names = self.names.copy()
         names.add(chunks, wrappers)
-        self._selections = checked_targets(
-            self.settings.targets, [m.name for m in names.modules], [p.name for p in names.parameters]
-        )
-        self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
+        self._take_names(names)
+        self._additions.took(chunks, wrappers, [o for o, outer in optimizers.items() if outer is None])
         self.optimizers += optimizers
         self._outer.update({id(inner): outer for inner, outer in optimizers.items() if outer is not None})
         self._scale.use(grad_scaler, wrappers)
-        self._owners.choose(self._selections)
         if self._steps is not None:
             self._steps.close()
         self._steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.takes)
         watch_scalers(self._steps, self._scale.scaler)
         if several_ranks():
             self._first_passes += [FirstPass(chunk) for chunk in chunks]
+        self._hook_modules()
+
+    def _take_names(self, names: ModelNames) -> None:
+        """Watch modules and parameters under these names.
+
+        Raises:
+            ValueError: for a pattern that matches nothing.
+
+        """
+        self._selections = checked_targets(
+            self.settings.targets, [m.name for m in names.modules], [p.name for p in names.parameters]
+        )
+        self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
+        self._owners.choose(self._selections)
+
+    def _hook_modules(self) -> None:
         if ACTIVATIONS in self._selections:
             self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
         if GRADIENTS in self._selections:
             self._gradients.learn_order(self._owners.selected(GRADIENTS))
+
+    def _follow_additions(self) -> None:
+        """Watch modules and parameters too that have come since the last step."""
+        names = self._additions.new_names(self.names)
+        if names is not None:
+            self._take_names(names)
+            self._hook_modules()
 
     def watch_communication(self) -> None:
         """Watch collectives too, but for those of the monitor's own group."""
@@ -191,6 +213,7 @@ class TorchWatch:
 
     def open_step(self, plan: Plan) -> None:
         """Prepare the next step: attach the hooks that its plan needs."""
+        self.guard.run("additions", self._follow_additions)
         self._plan = plan
         self._scale.forget()
         self._optimizer_steps.clear()

@@ -102,6 +102,10 @@ def _held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class NoThread(RuntimeError):
+    """The recorder got neither a process nor a thread."""
+
+
 class ThreadRecorder:
     """A recorder in a thread of the training process."""
 
@@ -123,7 +127,12 @@ class ThreadRecorder:
                 own.close()
 
         self.thread = threading.Thread(target=work, name="trainsentry-recorder", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            own_channel.close()
+            own.close()
+            raise NoThread(f"no process and no thread can be started: {error}") from None
 
     def join(self, timeout: float) -> bool:
         """Wait for the thread to end."""

@@ -1,0 +1,62 @@
+"""Where descriptors or memory run out, training goes on: unwatched if need be, and the user is told."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are set as on Linux")
+
+TRAINING = """
+import os, resource, sys, torch, trainsentry
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+train(1)
+monitor = trainsentry.TrainMonitor({"output_dir": sys.argv[1]})
+LIMIT
+monitor.watch(model, optimizer)
+train(5)
+monitor.log(loss=1.0)
+monitor.close()
+print("trained", flush=True)
+"""
+
+DESCRIPTORS = """
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + SPARE, used + SPARE))
+"""
+
+MEMORY = """
+import trainsentry.monitor.frameworks
+trainsentry.monitor.frameworks.framework_of(model)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (SPARE << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+"""
+
+
+def run(out, limit, spare):
+    script = TRAINING.replace("LIMIT", limit.replace("SPARE", str(spare)))
+    return subprocess.run([sys.executable, "-c", script, str(out)], capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 3, 6])
+def test_without_descriptors_the_training_goes_on(tmp_path, spare):
+    done = run(tmp_path, DESCRIPTORS, spare)
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    if not (tmp_path / "rank0").exists():
+        assert "this run is not watched" in done.stderr
+
+
+@pytest.mark.parametrize("spare", [2, 8, 24])
+def test_without_memory_the_training_goes_on(tmp_path, spare):
+    done = run(tmp_path, MEMORY, spare)
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    if not (tmp_path / "rank0").exists():
+        assert "this run is not watched" in done.stderr
