@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -68,4 +69,6 @@ class _Accumulated(InertWhenCopied):
     named: NamedParameter
 
     def __call__(self, parameter: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
         self.owner.guard.run(PART, self.owner.note, self.named)

@@ -21,6 +21,7 @@ from trainsentry.collectors.torch.compiler import (
     GRADIENTS_FROM,
     TRACES_GRADIENTS,
     allow_for_hooks,
+    backward_is_compiled,
     has_compiled,
     is_compiled,
     left_out,
@@ -61,6 +62,7 @@ class ActivationHooks:
         self.compiled: set[str] = set()
         self._eager: set[str] = set()
         self._left_out_before: Counter[str] = Counter()
+        self._hooked_gradients = self._gradients_came = False
         self._modules: Sequence[NamedModule] = ()
         self._observed: frozenset[str] = frozenset()
         self._hooks: list[tuple[BeforeForward, AfterForward]] = []
@@ -150,6 +152,12 @@ class ActivationHooks:
         """Say which modules nothing is seen of, and what inside compiled graphs this torch does not show."""
         if self.compiled and self.backward and not TRACES_GRADIENTS:
             self._tell_untraced_gradients()
+        if self._hooked_gradients and not self._gradients_came and backward_is_compiled():
+            self.guard.warn_once(
+                "gradients under compiled autograd",
+                "no gradients of activations are recorded: compiled autograd makes one graph of the backward pass, in "
+                "which they are not read. Gradients of parameters, and everything else, are recorded.",
+            )
         hooked = [before.named for before, _ in self._hooks if before.named.name]
         if self._inner_ran:
             inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
@@ -189,6 +197,10 @@ class ActivationHooks:
             f"this torch ({torch.__version__}) does not let hooks stay out of its compiler's way: no activations are "
             "recorded; gradients, weights, updates and optimizer state are.",
         )
+
+    def note_gradient(self) -> None:
+        """Note that gradients come: the backward pass runs hooks."""
+        self._gradients_came = True
 
     def _drop_leaf_hooks(self) -> None:
         for handle in self._leaf_handles:
@@ -291,6 +303,7 @@ class ActivationHooks:
         if not (self.backward and tensor.requires_grad):
             return
         series_id = self._counts.series(named, side, path, call, micro_step, gradient=True)
+        self._hooked_gradients = True
         handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
         if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
             self._leaf_handles.append(handle)
@@ -351,4 +364,5 @@ class _GradientHook(InertWhenCopied):
         if torch.compiler.is_compiling():  # compiled autograd would make the number of the step a constant
             return
         if self.generation == self.owner.generation:
+            self.owner.note_gradient()
             self.owner.guard.run(PART, self.owner.rows.add_shared, self.series_id, gradient)

@@ -76,6 +76,13 @@ def has_compiled() -> bool:
     return bool(counters["stats"])
 
 
+def backward_is_compiled() -> bool:
+    """Whether compiled autograd has made a graph of a backward pass in this process."""
+    from torch._dynamo.utils import counters
+
+    return bool(counters["compiled_autograd"])
+
+
 def at_work() -> bool:
     """Whether dynamo may look at a frame that this thread enters now."""
     if not KNOWS_ITS_CALLBACK:

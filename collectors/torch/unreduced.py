@@ -118,5 +118,5 @@ class _Passing(InertWhenCopied):
     named: NamedParameter
 
     def __call__(self, gradient: Tensor) -> None:
-        if self.owner.attached:
+        if not torch.compiler.is_compiling() and self.owner.attached:
             self.owner.guard.run(PART, self.owner.note, self.named, gradient)

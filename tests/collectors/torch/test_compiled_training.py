@@ -351,7 +351,7 @@ def test_a_compiled_optimizer_gives_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize("compiled_forward", [False, True])
-def test_compiled_autograd_gives_the_same_bits(tmp_path, compiled_forward):
+def test_compiled_autograd_gives_the_same_bits_and_says_what_it_hides(tmp_path, caplog, compiled_forward):
     from torch._dynamo import compiled_autograd
 
     def trained(out):
@@ -376,10 +376,13 @@ def test_compiled_autograd_gives_the_same_bits(tmp_path, compiled_forward):
         graphs = counters["compiled_autograd"]["captures"]
         if monitor is not None:
             assert set(monitor.records().step) == set(range(8))
+            assert "head.weight" in monitor.metrics("gradient")
             monitor.close()
         return losses, graphs
 
-    losses, graphs = trained(tmp_path)
+    with caplog.at_level(logging.WARNING, "trainsentry"):
+        losses, graphs = trained(tmp_path)
+    assert sum("compiled autograd makes one graph" in r.message for r in caplog.records) == 1
     bare_losses, bare_graphs = trained(None)
     assert losses == bare_losses
     assert graphs <= 2 * bare_graphs
