@@ -82,12 +82,7 @@ class Recorder:
 
     def _wait(self) -> bool:
         """Sleep until the trainer announces something; return True when it is gone."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.channel, events)
-            if self.session.together is not None:
-                self.session.together.network.register(selector)
-            ready = selector.select(IDLE_SECONDS if self.session.together is None else network.RETRY_SECONDS)
+        ready = self._select()
         if self.session.together is not None:
             self.session.together.pump()
         if ready and not any(key.fileobj is self.channel and mask & selectors.EVENT_READ for key, mask in ready):
@@ -109,6 +104,15 @@ class Recorder:
             self._announced = struct.unpack_from("=Q", data, whole - 8)[0]
         self._rest = data[whole:]
         return False
+
+    def _select(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait until one of the connections can be read or written, or for a while."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        with network.new_selector() as selector:
+            selector.register(self.channel, events)
+            if self.session.together is not None:
+                self.session.together.network.register(selector)
+            return selector.select(IDLE_SECONDS if self.session.together is None else network.RETRY_SECONDS)
 
     def _send(self, message: dict[str, Any]) -> None:
         self._outgoing.append(encode(message) + b"\n")

@@ -15,6 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from trainsentry.collectors import hub_rounds, meeting_secret, strangers
+from trainsentry.collectors.handshake import Caller, Refused
+from trainsentry.collectors.meeting_hub import Hub
+from trainsentry.collectors.sealed_lines import SealedLines, text_of
+from trainsentry.collectors.socket_line import prove
 from trainsentry.collectors.socket_meeting import Agreement, Door, meet
 
 
@@ -49,8 +54,24 @@ def at_the_door(door):
             time.sleep(0.01)
 
 
-def hello(door, rank, size, sock):
-    sock.sendall(json.dumps({"run": door.run, "rank": rank, "size": size}).encode() + b"\n")
+def enter(door, rank, size, secret=None):
+    """Call rank 0 and prove oneself, with the run's secret or another; return the socket and its sealed lines."""
+    sock = at_the_door(door)
+    known = secret or meeting_secret.left_secret(door.run)
+    return sock, SealedLines(prove(sock, Caller(known, f"meeting {door.run} of {size}", rank), 5), 2**20)
+
+
+def say(sock, lines, **message):
+    sock.sendall(lines.pack(text_of(message)))
+
+
+def hung_up(sock):
+    """Wait until the other side has hung up."""
+    sock.settimeout(20)
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(1 << 16):
+            pass
+    return True
 
 
 def test_all_hear_what_each_gives_and_the_greatest(door):
@@ -92,7 +113,8 @@ def test_a_proposal_is_answered_while_the_rank_goes_on(door):
 
 def test_who_has_not_come_is_named_to_those_who_have(door):
     found = on_ranks(4, lambda rank: meet(door, rank, 4, 1.0), absent=(2,))
-    assert [str(error) for error in found] == ["rank 2 did not call watch() within 1 s"] * 3
+    assert len(found) == 3
+    assert all(str(error).startswith("rank 2 did not call watch() within 1 s") for error in found)
 
 
 def test_without_rank_0_the_others_give_up(door):
@@ -132,11 +154,11 @@ def test_the_end_of_the_rank_that_holds_the_meeting_is_noticed(door):
         meeting = meet(door, rank, 2, 20)
         if rank == 0:
             assert held.wait(20)
-            for sock in [*meeting._hub._inboxes]:
+            for sock in [*meeting._hub._ranks]:
                 sock.shutdown(socket.SHUT_RDWR)
             return
         held.set()
-        with pytest.raises(RuntimeError, match="has left"):
+        with pytest.raises(RuntimeError, match=r"has left|0 left"):
             meeting.exchange("mine")
         with pytest.raises(RuntimeError):
             meeting.board.all("report")
@@ -182,25 +204,15 @@ def test_a_stranger_at_the_door_harms_nobody(door, word):
 
 
 def test_a_second_rank_of_one_number_is_turned_away(door):
-    def work(rank):
-        meeting = meet(door, rank, 2, 3)
-        heard = meeting.exchange(rank)
-        meeting.close()
-        return heard
-
-    def impostor():
-        time.sleep(0.05)  # rank 0 is the first to call
-        with at_the_door(door) as sock:
-            hello(door, 0, 2, sock)
-            answers.append(sock.recv(100))
-
-    answers: list[bytes] = []
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(work, 0)
-        stranger = pool.submit(impostor)
-        stranger.result()
-        assert pool.submit(work, 1).result() == first.result() == [0, 1]
-    assert answers == [b""]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(on_ranks, 3, lambda rank: meet(door, rank, 3, 20).exchange(rank), (1,))
+        sock, lines = enter(door, 1, 3)
+        say(sock, lines, ready=1)
+        with pytest.raises((OSError, Refused)):
+            enter(door, 1, 3)
+        say(sock, lines, gather=0, given=1)
+        assert first.result() == [[0, 1, 2]] * 2
+        sock.close()
 
 
 def test_doors_of_two_runs_differ_and_lie_below_outgoing_ports():
@@ -216,9 +228,10 @@ def test_a_call_that_was_given_up_is_not_taken_for_a_rank(door):
 
     def work(rank):
         if rank == 1:
-            with at_the_door(door) as first:
-                hello(door, 1, 2, first)
-            time.sleep(0.3)
+            while meeting_secret.left_secret(door.run) is None:
+                time.sleep(0.01)
+            first, _ = enter(door, 1, 2)
+            first.close()
         meeting = meet(door, rank, 2, 20)
         heard = meeting.exchange(rank)
         meeting.close()
@@ -250,8 +263,8 @@ def test_no_word_of_a_stranger_ends_the_meeting(door, word):
     def work(rank):
         if rank == 1:
             with at_the_door(door) as sock:
-                sock.sendall(word + b"\n")
-                assert sock.recv(100) == b""
+                sock.sendall(word + b"\n" * 40)
+                assert hung_up(sock)
         meeting = meet(door, rank, 2, 20)
         heard = meeting.exchange(rank)
         meeting.close()
@@ -263,10 +276,11 @@ def test_no_word_of_a_stranger_ends_the_meeting(door, word):
 def test_a_rank_that_cannot_be_is_turned_away(door):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(on_ranks, 2, lambda rank: meet(door, rank, 2, 1.0), (1,))
-        for rank in (-1, 2, "1", None):
-            with at_the_door(door) as sock:
-                hello(door, rank, 2, sock)
-                assert sock.recv(100) == b""
+        for rank in (2, 2**32 - 1):
+            while meeting_secret.left_secret(door.run) is None:
+                time.sleep(0.01)
+            with pytest.raises((OSError, Refused)):
+                enter(door, rank, 2)
         assert "rank 1 did not call" in str(first.result()[0])
 
 
@@ -274,17 +288,17 @@ def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_board_to_the_others(d
     size = 402
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meet, door, 0, size, 30)
-        lines = []
+        while meeting_secret.left_secret(door.run) is None:
+            time.sleep(0.01)
+        others = []
         for rank in range(1, size):
-            lines.append(at_the_door(door))
-            hello(door, rank, size, lines[-1])
-            assert b"welcome" in lines[-1].recv(100)
-            lines[-1].sendall(b'{"ready": 1}\n')
+            others.append(enter(door, rank, size))
+            say(*others[-1], ready=1)
         meeting = first.result()
-    lines[-1].sendall(b'{"gather": 0, "given": 1}\n')
-    for line in lines[:-1]:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
-        line.close()
+    say(*others[-1], gather=0, given=1)
+    for sock, _ in others[:-1]:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        sock.close()
     lost = -1
     while lost < size - 2:  # until the last of them is known to be gone
         with pytest.raises(RuntimeError) as error:
@@ -292,7 +306,7 @@ def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_board_to_the_others(d
         lost = 8 + int((re.search(r"and (\d+) more", str(error.value)) or [0, -9])[1])
     meeting.board.put("hang/0", "here")
     assert meeting.board.all("hang") == {0: "here"}
-    lines[-1].close()
+    others[-1][0].close()
     meeting.close()
 
 
@@ -321,3 +335,268 @@ time.sleep(30)
         rank1.stdout.close()
         rank1.wait()
     assert waited < 20, "the child lives for 30 seconds"
+
+
+# ------------------------------------------------------------------ strangers
+
+
+def as_before(door, rank, size, sock):
+    """Say what a rank of an earlier version said, which anyone can who knows the run's address."""
+    sock.sendall(json.dumps({"run": door.run, "rank": rank, "size": size}).encode() + b"\n")
+
+
+def test_a_stranger_who_comes_first_takes_no_ranks_place_and_hears_nothing(door):
+    """It knows the host, the ports, the run's name and its size, and calls before the rank whose place it wants."""
+    heard = []
+
+    def work(rank):
+        if rank == 1:
+            with at_the_door(door) as sock:
+                as_before(door, 1, 2, sock)
+                sock.settimeout(0.5)
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    heard.append(sock.recv(100))
+                    sock.sendall(b'{"ready": 1}\n')
+                    heard.append(sock.recv(1000))
+        meeting = meet(door, rank, 2, 5)
+        told = meeting.exchange(f"what rank {rank} tells")
+        meeting.close()
+        return told
+
+    assert on_ranks(2, work) == [["what rank 0 tells", "what rank 1 tells"]] * 2
+    assert b"".join(heard) == b""
+
+
+def test_a_stranger_cannot_make_the_ranks_agree_on_a_stop(door):
+    """It proves itself with a secret of its own choice, and proposes what a rank does that wants to stop."""
+
+    def work(rank):
+        meeting = meet(door, rank, 2, 20)
+        agreement = Agreement(meeting, 20)
+        agreement.propose([0.0])
+        agreed = agreement.result()
+        meeting.close()
+        return agreed
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(work, 0)
+        for secret in (b"x" * 64, door.run.encode(), b""):
+            with pytest.raises((OSError, Refused)):
+                enter(door, 1, 2, secret or b"\0")
+        assert pool.submit(work, 1).result() == first.result() == [0.0]
+
+
+@pytest.mark.parametrize("spoil", ["change", "repeat", "put in"])
+def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(door, spoil):
+    """A stranger sits on the line between rank 1 and rank 0, and passes on what both say, but for one line."""
+    secret = "a secret of the run"
+    between = socket.create_server(("127.0.0.1", 0))
+    seen = Door("127.0.0.1", (between.getsockname()[1],), door.run)
+
+    def pass_on(source, target, spoil=None):
+        while data := source.recv(1 << 16):
+            if spoil is not None and b'"greatest"' in data:
+                stop = data.replace(b"0.0", b"1.0") if spoil == "change" else data * 2
+                data = b"0" * 32 + b'{"greatest": 1, "given": [1.0]}\n' if spoil == "put in" else stop
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    def stand_between():
+        near, _ = between.accept()
+        with near, at_the_door(door) as far, contextlib.suppress(OSError):
+            answers = threading.Thread(target=lambda: contextlib.suppress(OSError).__enter__() or pass_on(far, near))
+            answers.daemon = True
+            answers.start()
+            pass_on(near, far, spoil)
+
+    def work(rank):
+        meeting = meet(door if rank == 0 else seen, rank, 2, 20)
+        agreement = Agreement(meeting, 20)
+        agreed = []
+        with contextlib.suppress(RuntimeError):
+            for _ in range(2):
+                agreement.propose([0.0])
+                agreed.append(agreement.result())
+        meeting.close(broken=True)
+        return agreed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(meeting_secret.SECRET, secret)
+        threading.Thread(target=stand_between, daemon=True).start()
+        found = on_ranks(2, work)
+    between.close()
+    assert all(agreed in ([], [[0.0]]) for agreed in found), "nobody agrees on what no rank has proposed"
+
+
+def test_strangers_at_the_door_are_few_and_leave_soon(door):
+    clock = [0.0]
+    with socket.create_server((door.host, door.ports[0])) as listening:
+        here = strangers.Strangers(listening, b"secret", "meeting", lambda: clock[0], most=4)
+        silent = [socket.create_connection((door.host, door.ports[0])) for _ in range(20)]
+        end = time.monotonic() + 20
+        while len(here) < 4 and time.monotonic() < end:
+            assert not list(here.proven())
+        clock[0] = strangers.STRANGER_SECONDS
+        assert not list(here.proven())
+        clock[0] *= 3
+        assert not list(here.proven())
+        assert len(here) == 0
+        for sock in silent:
+            sock.close()
+
+
+# ------------------------------------------------------------------ ranks whose words make no sense
+
+NONSENSE = [
+    {"greatest": 1, "given": ["a", "b"]},
+    {"greatest": 1, "given": [float("nan"), 0.0]},
+    {"greatest": 1, "given": None},
+    {"greatest": "first", "given": [0.0, 0.0]},
+    {"gather": [1], "given": 1},
+    {"gather": -1, "given": 1},
+    {"gather": 0},
+    {"put": "hang/0", "text": "rank 0 says nothing of the kind"},
+    {"put": ["hang/1"], "text": "x"},
+    {"put": "hang/1", "text": "x" * (hub_rounds.LONGEST_WORD + 1)},
+    {"read": 0, "prefix": 7},
+    {"read": None, "prefix": ""},
+    {"no such": "message"},
+]
+
+
+@pytest.mark.parametrize("nonsense", [*NONSENSE, b"[" * 100_000, b"[]", b"7", b"\xff", b"x" * 2**21])
+def test_a_rank_that_sends_nonsense_is_let_go_and_the_board_is_still_there(door, nonsense):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, door, 0, 2, 20)
+        while meeting_secret.left_secret(door.run) is None:
+            time.sleep(0.01)
+        sock, lines = enter(door, 1, 2)
+        say(sock, lines, ready=1)
+        meeting = first.result()
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(lines.pack(nonsense if isinstance(nonsense, bytes) else text_of(nonsense)))
+    assert hung_up(sock)
+    sock.close()
+    with pytest.raises(RuntimeError, match="rank 1 left"):
+        meeting.exchange("mine")
+    meeting.board.put("hang/0", "here")
+    assert meeting.board.all("hang") == {0: "here"}
+    meeting.close()
+
+
+def test_of_proposals_of_two_lengths_rank_0s_counts_and_the_other_rank_is_let_go(door):
+    def work(rank):
+        meeting = meet(door, rank, 3, 20)
+        agreement = Agreement(meeting, 20)
+        agreement.propose([0.0] * (2 if rank == 2 else 3))
+        with pytest.raises(RuntimeError) as error:
+            agreement.result()
+        meeting.close(broken=True)
+        return str(error.value)
+
+    said = on_ranks(3, work)
+    assert all("rank 2 left" in text for text in said[:2])
+
+
+def test_rounds_and_words_of_a_rank_are_bounded():
+    rounds, words = hub_rounds.Rounds(2), hub_rounds.Words()
+    for number in range(hub_rounds.MOST_ROUNDS):
+        rounds.take("gather", number, 1, "x")
+    with pytest.raises(ValueError, match="rounds"):
+        rounds.take("gather", hub_rounds.MOST_ROUNDS, 1, "x")
+    for number in range(hub_rounds.MOST_WORDS):
+        words.put(1, f"word{number}/1", "x")
+    words.put(1, "word0/1", "y")
+    with pytest.raises(ValueError, match="kept"):
+        words.put(1, "one more/1", "x")
+    assert len(words.under("")) == hub_rounds.MOST_WORDS
+
+
+# ------------------------------------------------------------------ the secret
+
+
+def test_ranks_share_a_secret_that_is_not_what_was_given_nor_that_of_another_meeting(door, monkeypatch):
+    monkeypatch.setenv(meeting_secret.SECRET, "a secret of the run")
+    found = []
+    for number in range(2):
+        at = Door(door.host, door.ports, f"run#{number}")
+
+        def work(rank, at=at):
+            meeting = meet(at, rank, 2, 20)
+            meeting.exchange(None)
+            meeting.close()
+            return meeting.secret
+
+        found.append(on_ranks(2, work))
+    assert found[0][0] == found[0][1] != found[1][0] == found[1][1]
+    assert all(len(bytes.fromhex(secret)) == 32 for secrets in found for secret in secrets)
+
+
+def test_a_secret_that_is_left_is_this_users_alone_and_gone_once_all_have_come(door):
+    run = door.run
+    secret = meeting_secret.leave_secret(run)
+    path = meeting_secret._path_of(run)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert meeting_secret.left_secret(run) == secret != meeting_secret.leave_secret(run)
+    meetings = on_ranks(2, lambda rank: meet(door, rank, 2, 20))
+    assert not path.exists()
+    for meeting in meetings:
+        meeting.line.close()
+
+
+@pytest.mark.parametrize("wrong", ["mode", "link", "directory", "fifo", "second name"])
+def test_a_secret_that_others_may_know_is_refused(door, wrong, tmp_path):
+    path = meeting_secret._path_of(door.run)
+    meeting_secret.leave_secret(door.run)
+    try:
+        if wrong == "mode":
+            path.chmod(0o644)
+        elif wrong == "second name":
+            os.link(path, tmp_path / "other")
+        else:
+            path.rename(tmp_path / "other")
+            makes = {"link": lambda: path.symlink_to(tmp_path / "other"), "directory": path.mkdir,
+                     "fifo": lambda: os.mkfifo(path, 0o600)}  # fmt: skip
+            makes[wrong]()
+        with pytest.raises(PermissionError, match="cannot be trusted"):
+            meeting_secret.left_secret(door.run)
+        [error] = on_ranks(2, lambda rank: meet(door, rank, 2, 20), absent=(0,))
+        assert "cannot be trusted" in str(error)
+    finally:
+        path.rmdir() if wrong == "directory" else path.unlink()
+
+
+def test_ranks_of_several_hosts_without_a_secret_trust_nobody(monkeypatch):
+    """The address is one of documentation (RFC 5737), which no host has."""
+    with pytest.raises(RuntimeError, match=meeting_secret.SECRET):
+        meet(Door.at("192.0.2.1", "8118"), 1, 2, 20)
+
+
+def test_a_secret_that_is_too_short_is_refused_and_not_told(door, monkeypatch):
+    monkeypatch.setenv(meeting_secret.SECRET, "hunter2")
+    with pytest.raises(ValueError, match="got 7 characters") as error:
+        meet(door, 0, 2, 20)
+    assert "hunter2" not in str(error.value)
+
+
+def test_ranks_meet_without_a_secret_only_where_it_was_asked_for_and_say_so(door, monkeypatch, caplog):
+    monkeypatch.setenv(meeting_secret.UNAUTHENTICATED, "1")
+
+    def work(rank):
+        meeting = meet(door, rank, 2, 20)
+        heard = meeting.exchange(rank)
+        meeting.close()
+        return heard
+
+    assert on_ranks(2, work) == [[0, 1]] * 2
+    assert "can stop the training" in caplog.text
+
+
+def test_ranks_with_different_secrets_do_not_meet(door, monkeypatch):
+    seen = []
+    with socket.create_server((door.host, door.ports[0])) as listening:
+        hub = Hub(listening.dup(), b"one secret", f"meeting {door.run} of 2", 2, 0.2)
+        monkeypatch.setenv(meeting_secret.SECRET, "another secret of the run")
+        seen = on_ranks(2, lambda rank: meet(door, rank, 2, 0.2), absent=(0,))
+        hub.wait(20)
+    assert "rank 0 was not found" in str(seen[0])

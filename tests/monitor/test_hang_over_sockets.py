@@ -23,7 +23,7 @@ def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_board_is_gone(tmp_
         meeting = meet(door, rank, 2, 20)
         have_met.wait(20)
         if rank == 0 and gone:
-            for sock in [*meeting._hub._inboxes]:
+            for sock in [*meeting._hub._ranks]:
                 sock.shutdown(socket.SHUT_RDWR)
             return None
         report = {"step": 3, "waits_for": None, "call": None, "open": []}
