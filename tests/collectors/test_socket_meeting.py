@@ -1,7 +1,6 @@
 """Ranks that meet over sockets: all or none, nobody waits for one who has left, strangers are turned away."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -338,33 +337,6 @@ time.sleep(30)
 
 
 # ------------------------------------------------------------------ strangers
-
-
-def as_before(door, rank, size, sock):
-    """Say what a rank of an earlier version said, which anyone can who knows the run's address."""
-    sock.sendall(json.dumps({"run": door.run, "rank": rank, "size": size}).encode() + b"\n")
-
-
-def test_a_stranger_who_comes_first_takes_no_ranks_place_and_hears_nothing(door):
-    """It knows the host, the ports, the run's name and its size, and calls before the rank whose place it wants."""
-    heard = []
-
-    def work(rank):
-        if rank == 1:
-            with at_the_door(door) as sock:
-                as_before(door, 1, 2, sock)
-                sock.settimeout(0.5)
-                with contextlib.suppress(TimeoutError, ConnectionError):
-                    heard.append(sock.recv(100))
-                    sock.sendall(b'{"ready": 1}\n')
-                    heard.append(sock.recv(1000))
-        meeting = meet(door, rank, 2, 5)
-        told = meeting.exchange(f"what rank {rank} tells")
-        meeting.close()
-        return told
-
-    assert on_ranks(2, work) == [["what rank 0 tells", "what rank 1 tells"]] * 2
-    assert b"".join(heard) == b""
 
 
 def test_a_stranger_cannot_make_the_ranks_agree_on_a_stop(door):
