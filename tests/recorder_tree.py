@@ -48,6 +48,9 @@ class Wire:
     def tell_children(self, message):
         pass
 
+    def close(self):
+        self.children = {}
+
     def ban(self, rank):
         self.banned.add(rank)
 

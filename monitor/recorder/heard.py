@@ -141,6 +141,10 @@ def _incident(rank: Check) -> Check:
     return _members(incident)
 
 
+_DEFINITIONS: Final = _members(dict.fromkeys(("series_from", "series", "layouts_from", "layouts"), lambda _: True))
+"""The rest of them is looked at where it is known what was defined before."""
+
+
 class Heard:
     """Checks what is said to one recorder; `ranks` are all whose recorders belong together."""
 
@@ -155,12 +159,9 @@ class Heard:
         parts = {"step": _STEP, "told": _each(told), "calls": _each(_call(rank)), "copies": _each(copy)}
         done: Check = lambda x: _whole(-1, LAST_STEP)(x) or x == ALL  # noqa: E731
         found = {"rank": rank, "step": _STEP, "anomalies": anomalies, "activations": _flag, "examined": _flag}
-        # What is defined is looked at where it is known what was defined before.
-        anything: Check = lambda x: True  # noqa: E731, ARG005
-        definitions = dict.fromkeys(("series_from", "series", "layouts_from", "layouts"), anything)
         self._of_child: dict[str, Check] = {
             BACK: _members({"step": _STEP}),
-            DEFINE: _members(definitions),
+            DEFINE: _DEFINITIONS,
             PARTS: _members({**parts, "reductions": _maybe(_members(sums)), "found": anomalies}),
             DONE: _members({"rank": rank, "step": done}),
             FOUND: _members(found),

@@ -182,10 +182,8 @@ class Together:
         try:
             for rank, kind, data in self.network.pump():
                 self._handle_guarded(rank, kind, data)
-        except Exception as error:  # noqa: BLE001 - the edge of the connections: the recording goes on without them
-            self.network.close()
-            self.network.lost_parent = True
-            self.owner.failed("connections between recorders", error, -1)
+        except Exception as error:  # noqa: BLE001 - the edge of the connections
+            self.cut_off(error)
         self._note_coming_and_going()
         self._pass_on_complete()
         self._say_alone()
@@ -194,6 +192,12 @@ class Together:
             self.owner.settle_all()
             for token in asked:  # nobody else will answer
                 self.owner.take_from_root({"type": messages.FLUSHED, "token": token})
+
+    def cut_off(self, error: Exception) -> None:
+        """Go on recording without the others, after a fault of ours in what connects this recorder to theirs."""
+        self.network.close()
+        self.network.lose_parent()
+        self.owner.failed("connections between recorders", error, -1)
 
     def _handle_guarded(self, rank: int, kind: int, data: bytes) -> None:
         """Take a message; what cannot be taken costs the rank that it comes from, and no other."""
@@ -372,14 +376,21 @@ class Together:
         end = time.monotonic() + self.max_wait
         self.pump()
         while not finished() and (left := end - time.monotonic()) > 0:
-            with new_selector() as selector:
-                self.network.register(selector)
-                if selector.get_map():
-                    selector.select(min(left, 0.1))
-                else:
-                    time.sleep(min(left, 0.05))
+            self._sleep(left)
             self.pump()
         if not finished() and self.gathering is not None:
             for rank in self.place.children:
                 self.gathering.finish(rank, ALL)
             self._pass_on_complete()
+
+    def _sleep(self, left: float) -> None:
+        """Wait for the connections for a moment, or as long as is left."""
+        try:
+            with new_selector() as selector:
+                self.network.register(selector)
+                if selector.get_map():
+                    selector.select(min(left, 0.1))
+                    return
+        except (OSError, ValueError, KeyError) as error:  # a socket that is none any more
+            self.cut_off(error)
+        time.sleep(min(left, 0.05))

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from recorder_tree import GRADIENT, WHOLE, weights
 
+from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.framing import JSON
+from trainsentry.monitor.recorder.heard import MOST_NONSENSE
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.recorder.place import Place
+from trainsentry.monitor.recorder.network import Network
+from trainsentry.monitor.recorder.place import Address, Place
 
 RANKS = (0, 1, 2)
 
@@ -138,6 +142,33 @@ def test_silent_connections_take_no_descriptors_away_from_the_recording(tmp_path
     assert held < 64 + 32, "sixty-four strangers, and what a recorder holds by itself"
     for sock in silent:
         sock.close()
+    recording.check()
+
+
+@pytest.mark.parametrize("said", [b"[" * 100_000, b"[]", b'{"type": "found", "rank": 1, "step": NaN}', b"\xff"])
+def test_a_rank_that_knows_the_secret_and_sends_nonsense_costs_nobody_else_anything(recording, said):
+    """Rank 2 is another recorder of the run; what it says after rank 1's nonsense is heard as before."""
+    address = Address(0, "here", *recording.door, "word")
+    bad, good = (Network(Place(rank, RANKS, (), address, "own")) for rank in RANKS[1:])
+    end = time.monotonic() + 60
+    while bad.parent is None or good.parent is None:
+        assert not [*bad.pump(), *good.pump()]
+        assert time.monotonic() < end
+    lost = bad.parent
+    while not lost.closed:
+        assert not list(bad.pump())
+        bad.send_up(JSON, said)
+        assert time.monotonic() < end
+    anomaly = Anomaly(0, 0, 2, 0, "w", "gradient", "nans", 1.0, 0.0, 9.0, "nonfinite", "nonfinite").to_json()
+    good.tell_parent(
+        {"type": "found", "rank": 2, "step": 0, "anomalies": [anomaly], "activations": False, "examined": False}
+    )
+    while not any(message["type"] == messages.INCIDENT for message in recording.heard):
+        recording.record()
+        assert time.monotonic() < end
+    assert sum(message["type"] == messages.FAILURE for message in recording.heard) <= MOST_NONSENSE + 1
+    bad.close()
+    good.close()
     recording.check()
 
 

@@ -273,3 +273,18 @@ def test_the_sentences_of_an_incident_are_taken_from_the_root():
         spoilt = json.dumps({"type": "incident", "incident": made.to_json() | wrong, "settled": 1}).encode()
         with pytest.raises(Nonsense):
             Heard((0, 1, 2)).of_root(spoilt)
+
+
+def test_a_fault_of_ours_in_the_connections_ends_them_and_not_the_recording():
+    root, _ = tree()
+    whole = root.network.pump
+    root.network.pump = lambda: 1 / 0
+    root.pump()
+    root.network.pump = whole
+    root.pump()
+    assert [part for part, *_ in root.owner.failures] == ["connections between recorders"]
+    assert root.network.children == {}
+    for step in range(4, 8):  # the last is not over yet
+        own(root, step, weights(1.0 + step))
+        root.pump()
+    assert [step for step, _ in root.owner.written][-3:] == [4, 5, 6]
