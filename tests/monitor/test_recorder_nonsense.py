@@ -2,15 +2,17 @@
 
 import json
 import struct
+import time
 
 import numpy as np
 import pytest
 from recorder_tree import ALONE, HALVES, WHOLE, Leaf, all_reduce, carry, loss, own, record, recorder, row, weights
+from recording_process import Recording
 
 from trainsentry.anomaly.anomaly import STRAGGLER, Anomaly
 from trainsentry.anomaly.peers import PeerRule, Told
 from trainsentry.collectors.series import Series, SeriesTable
-from trainsentry.monitor.recorder import framing, gathering
+from trainsentry.monitor.recorder import framing, gathering, messages
 from trainsentry.monitor.recorder.heard import ALL, MOST_NONSENSE, Heard, Nonsense
 
 BAD = 1
@@ -288,3 +290,27 @@ def test_a_fault_of_ours_in_the_connections_ends_them_and_not_the_recording():
         own(root, step, weights(1.0 + step))
         root.pump()
     assert [step for step, _ in root.owner.written][-3:] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("said", [b"[" * 100_000, b"[]", b'{"type": "found", "rank": 1, "step": NaN}', b"\xff"])
+def test_a_rank_that_knows_the_secret_and_sends_nonsense_costs_nobody_else_anything(tmp_path, said):
+    """Rank 2 is another recorder of the run; what it says after rank 1's nonsense is heard as before."""
+    recording = Recording(tmp_path)
+    recording.record()
+    bad, good = recording.others()
+    lost, end = bad.parent, time.monotonic() + 60
+    while not lost.closed:
+        assert not list(bad.pump())
+        bad.send_up(framing.JSON, said)
+        assert time.monotonic() < end
+    anomaly = Anomaly(0, 0, 2, 0, "w", "gradient", "nans", 1.0, 0.0, 9.0, "nonfinite", "nonfinite").to_json()
+    good.tell_parent(
+        {"type": "found", "rank": 2, "step": 0, "anomalies": [anomaly], "activations": False, "examined": False}
+    )
+    while not any(message["type"] == messages.INCIDENT for message in recording.heard):
+        recording.record()
+        assert time.monotonic() < end
+    failures = [message["message"] for message in recording.heard if message["type"] == messages.FAILURE]
+    assert len(failures) <= MOST_NONSENSE + 1, failures[-1]
+    good.close()
+    recording.check(others=False)
