@@ -11,8 +11,8 @@ from trainsentry.monitor.recorder import framing
 from trainsentry.monitor.recorder.heard import DEFINE
 from trainsentry.monitor.recorder.network import Network
 
-DEFINED_AT_ONCE: Final = 10_000
-"""Series told of in one message: some three million bytes."""
+DEFINED_AT_ONCE: Final = 5_000
+"""Series told of in one message: some million bytes; names may be ten times as long."""
 
 
 class ToParent:
