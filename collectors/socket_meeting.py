@@ -175,7 +175,10 @@ def meet(door: Door, rank: int, size: int, seconds: float = MEETING_SECONDS) -> 
     given = _given(door)
     purpose = f"meeting {door.run} of {size}"
     try:
-        hub = Hub(_open(door), given or _left(door), purpose, size, seconds) if rank == 0 else None
+        hub = None
+        if rank == 0:
+            secret = given or _left(door)  # before anybody can call
+            hub = Hub(_open(door), secret, purpose, size, seconds)
         line, secret = _call(door, lambda: given or left_secret(door.run), (purpose, rank), seconds)
         try:
             here = line.wait("here", 0, seconds + VERDICT_SECONDS)
