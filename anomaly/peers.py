@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeGuard
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly
 from trainsentry.anomaly.call_orders import CallOrderRule
@@ -86,6 +86,11 @@ class Told:
     order: float | None = None
 
 
+def _known(number: float | None) -> TypeGuard[float]:
+    """Whether a time or an order is one: what is no number, among numbers that are sorted, hides the others."""
+    return number is not None and math.isfinite(number)
+
+
 @dataclass
 class PeerRule:
     """Compares ranks that are told of; each finding is reported once, until it ends."""
@@ -103,7 +108,7 @@ class PeerRule:
         losses = {r: t.loss for r, t in told.items() if t.loss is not None}
         own = {r: math.sqrt(t.gradient) for r, t in told.items() if t.gradient is not None and r in data_parallel}
         return [
-            *self._orders.judge(step, {r: t.order for r, t in told.items() if t.order is not None}),
+            *self._orders.judge(step, {r: t.order for r, t in told.items() if _known(t.order)}),
             *self._stragglers(step, told),
             *self._outlying(step, losses, "loss", "loss"),
             *self._outlying(step, own, "own gradients", GRADIENT_UNREDUCED),
@@ -111,7 +116,7 @@ class PeerRule:
         ]
 
     def _stragglers(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
-        known = {r: t for r, t in told.items() if t.seconds is not None and t.waited is not None}
+        known = {r: t for r, t in told.items() if _known(t.seconds) and _known(t.waited)}
         work = {r: max((t.seconds or 0.0) - (t.waited or 0.0), 0.0) for r, t in known.items()}
         waited = {r: (t.waited or 0.0) / (t.seconds or 1.0) for r, t in known.items()}
         others, waits = MedianOfOthers(work.values()), MedianOfOthers(waited.values())

@@ -3,7 +3,6 @@
 The other ranks are connections of a second process, which says what they would say.
 """
 
-import json
 import multiprocessing
 import os
 import socket
@@ -12,6 +11,11 @@ import time
 
 from machine import describe_machine
 
+from trainsentry.collectors.handshake import Caller
+from trainsentry.collectors.meeting_hub import LONGEST_LINE
+from trainsentry.collectors.meeting_secret import SECRET
+from trainsentry.collectors.sealed_lines import SealedLines, text_of
+from trainsentry.collectors.socket_line import prove
 from trainsentry.collectors.socket_meeting import Agreement, Door, meet
 
 EXCHANGES = 50
@@ -28,23 +32,29 @@ def call(door: Door) -> socket.socket:
             time.sleep(0.05)
 
 
+def enter(door: Door, rank: int, size: int) -> tuple[socket.socket, SealedLines]:
+    """Return the connection of a rank that has proven itself."""
+    sock = call(door)
+    caller = Caller(os.environ[SECRET].encode(), f"meeting {door.run} of {size}", rank)
+    return sock, SealedLines(prove(sock, caller, 60), LONGEST_LINE)
+
+
 def play_others(door: Door, size: int) -> None:
     """Say what ranks 1 to `size` - 1 say, and read what they are told."""
-    lines = [call(door) for _ in range(1, size)]
+    lines = [enter(door, rank, size) for rank in range(1, size)]
     unread = [b""] * len(lines)
 
     def tell(message: dict[str, object]) -> None:
-        for rank, line in enumerate(lines, 1):
-            line.sendall(json.dumps({**message, "rank": rank} if "run" in message else message).encode() + b"\n")
+        for sock, sealed in lines:
+            sock.sendall(sealed.pack(text_of(message)))
 
     def read_until(word: bytes) -> None:
-        for i, line in enumerate(lines):
+        for i, (sock, _) in enumerate(lines):
+            sock.settimeout(60)
             while word not in unread[i]:
-                unread[i] += line.recv(1 << 16)
+                unread[i] += sock.recv(1 << 16)
             unread[i] = unread[i].partition(word)[2]
 
-    tell({"run": door.run, "size": size})
-    read_until(b'"welcome"')
     tell({"ready": 1})
     read_until(b'"here"')
     for number in range(1, EXCHANGES + 1):
@@ -71,6 +81,7 @@ def measure(size: int) -> tuple[float, float]:
 
 def main() -> None:
     """Print the table."""
+    os.environ[SECRET] = os.urandom(16).hex()
     print("| ranks | rank 0's process, ms an exchange | clock, ms |\n|---|---|---|")
     for size in (4, 64, 512):
         processor, clock = measure(size)

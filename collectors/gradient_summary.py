@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.collectors.private_files import make_private_folder
 from trainsentry.collectors.statistics import MAX, MIN, NORM
 
 
@@ -58,7 +59,7 @@ class GradientSummary:
             middle = _shares(gradient.values.reshape(-1), self.bounds)
         if self.level != "L0":
             folder = self.folder / f"step{step}"
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
             np.save(folder / f"{gradient.name}.npy", gradient.values > 0)
         row = gradient.row
         return [gradient.name, *middle, row[MAX], row[MIN], row[NORM], list(gradient.shape)]

@@ -79,9 +79,18 @@ class StepRecord:
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> "StepRecord":
-        """Rebuild a record from the bytes of `encode`; the arrays are read-only views of `data`."""
-        step, first_order, rank, n, flags, _, time = _HEADER.unpack_from(data)
+        """Rebuild a record from the bytes of `encode`; the arrays are read-only views of `data`.
+
+        Raises:
+            ValueError: when there are fewer or more bytes than those of the rows that it has.
+
+        """
         at = _HEADER.size
+        if len(data) < at:
+            raise ValueError(f"a record of {len(data)} bytes, which has no room for its head")
+        step, first_order, rank, n, flags, _, time = _HEADER.unpack_from(data)
+        if n < 0 or len(data) != at + n * _ROW_BYTES:
+            raise ValueError(f"a record of {n} rows in {len(data)} bytes")
         return cls(
             step=step,
             rank=rank,

@@ -1,15 +1,21 @@
 """A rank's connection to the one that holds the meeting: what it asks, and the answers as they come."""
 
 import contextlib
-import json
 import socket
 import threading
+import time
 from typing import Any, Final
 
+from trainsentry.collectors.handshake import CHALLENGE_BYTES, PROOF_BYTES, Caller, Refused, Seals
 from trainsentry.collectors.rank_names import ranks_named
+from trainsentry.collectors.sealed_lines import SealedLines, text_of
 
 _ROUNDS: Final = frozenset({"gather", "greatest"})
 """What all ranks take part in, and some have waited for in vain once one has left."""
+
+
+LONGEST_ANSWER: Final = 2**28
+"""Bytes of what the rank that holds the meeting says: what thousands of ranks have given, some ten thousand each."""
 
 
 class MeetingBroken(RuntimeError):
@@ -19,8 +25,9 @@ class MeetingBroken(RuntimeError):
 class Line:
     """A rank's connection to the hub; a thread takes what comes, so that no one who waits keeps others from asking."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, seals: Seals) -> None:
         self._sock = sock
+        self._lines = SealedLines(seals, LONGEST_ANSWER)
         self._sending = threading.Lock()
         self._came = threading.Condition()
         self._answers: dict[tuple[str, int], Any] = {}
@@ -37,7 +44,7 @@ class Line:
         """
         try:
             with self._sending:
-                self._sock.sendall(json.dumps(message).encode() + b"\n")
+                self._sock.sendall(self._lines.pack(text_of(message)))
         except OSError as error:
             raise MeetingBroken(f"the rank that holds the meeting cannot be reached: {error}") from None
 
@@ -69,15 +76,12 @@ class Line:
         self._sock.close()
 
     def _listen(self) -> None:
-        inbox, lost = bytearray(), "the rank that holds the meeting has left"
+        lost = "the rank that holds the meeting has left"
         try:
             while data := self._sock.recv(1 << 18):
-                inbox += data
-                *lines, rest = inbox.split(b"\n")
-                inbox[:] = rest
-                for line in lines:
-                    self._take(json.loads(line))
-        except Exception as error:  # noqa: BLE001 - behind a port there may be anyone
+                for message in self._lines.feed(data):
+                    self._take(message)
+        except Exception as error:  # noqa: BLE001 - this thread's edge: whoever waits is told
             lost = f"the connection to the rank that holds the meeting broke: {error}"
         with self._came:
             self._lost = lost
@@ -91,3 +95,29 @@ class Line:
                 kind = next(iter(message))
                 self._answers[kind, message[kind]] = message.get("given")
             self._came.notify_all()
+
+
+def prove(sock: socket.socket, caller: Caller, seconds: float) -> Seals:
+    """Prove to whoever is behind a connection that this is a rank of the run, and have it do the same.
+
+    Raises:
+        Refused: when it cannot.
+        OSError: when it does not in time, or hangs up.
+
+    """
+    end = time.monotonic() + seconds
+    sock.sendall(caller.hello())
+    sock.sendall(caller.answer(_read(sock, CHALLENGE_BYTES, end)))
+    return caller.confirm(_read(sock, PROOF_BYTES, end))
+
+
+def _read(sock: socket.socket, size: int, end: float) -> bytes:
+    """Read so many bytes, and no more, until a time."""
+    found = b""
+    while len(found) < size:
+        sock.settimeout(max(end - time.monotonic(), 0.001))
+        data = sock.recv(size - len(found))
+        if not data:
+            raise Refused("the other side has hung up")
+        found += data
+    return found

@@ -1,16 +1,30 @@
 """Ranks that meet over sockets of the monitor's own: for a framework whose exchanges all wait for the device."""
 
 import contextlib
+import logging
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainsentry.collectors.handshake import Caller, Refused, secret_for
 from trainsentry.collectors.meeting_hub import Hub, kept_from_children
+from trainsentry.collectors.meeting_secret import (
+    SECRET,
+    UNAUTHENTICATED,
+    given_secret,
+    is_here,
+    leave_secret,
+    left_secret,
+    may_be_unauthenticated,
+    take_secret_away,
+)
 from trainsentry.collectors.rank_names import ranks_named
-from trainsentry.collectors.socket_line import Line, MeetingBroken
+from trainsentry.collectors.socket_line import Line, MeetingBroken, prove
+
+logger = logging.getLogger("trainsentry")
 
 MEETING_SECONDS: Final = 60.0
 """How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
@@ -59,13 +73,17 @@ class Door:
 
 
 class Meeting:
-    """The ranks of a run, all of which take part, watched or not; `board` is where they leave words."""
+    """The ranks of a run, all of which take part, watched or not; `board` is where they leave words.
+
+    `secret` is known to all of them and to nobody else; it is never sent.
+    """
 
     name: Final = ""
     """Their exchanges are no process group's."""
 
-    def __init__(self, line: Line, rank: int, size: int, hub: Hub | None) -> None:
+    def __init__(self, line: Line, rank: int, size: int, hub: Hub | None, secret: str) -> None:
         self.line = line
+        self.secret = secret
         self.rank = rank
         self.size = size
         self.board = Board(line, size)
@@ -147,23 +165,67 @@ class Agreement:
 
 
 def meet(door: Door, rank: int, size: int, seconds: float = MEETING_SECONDS) -> Meeting:
-    """Wait until every rank has come.
+    """Wait until every rank has come; each proves to rank 0, and rank 0 to it, that it knows the run's secret.
 
     Raises:
-        MeetingBroken: when one has not, on every rank that has.
+        MeetingBroken: when one has not, on every rank that has, and where there is no secret to know.
+        ValueError: when the environment's secret is too short.
 
     """
-    hub = Hub(_open(door), door.run, size, seconds) if rank == 0 else None
-    line = _call(door, {"run": door.run, "rank": rank, "size": size}, time.monotonic() + seconds)
+    given = _given(door)
+    purpose = f"meeting {door.run} of {size}"
     try:
-        missing = line.wait("here", 0, seconds + VERDICT_SECONDS)
-    except MeetingBroken:
+        hub = None
+        if rank == 0:
+            secret = given or _left(door)  # before anybody can call
+            hub = Hub(_open(door), secret, purpose, size, seconds)
+        line, secret = _call(door, lambda: given or left_secret(door.run), (purpose, rank), seconds)
+        try:
+            here = line.wait("here", 0, seconds + VERDICT_SECONDS)
+        except MeetingBroken:
+            line.close()
+            raise
+    finally:
+        if rank == 0 and given is None:
+            take_secret_away(door.run)
+    if here["missing"]:
         line.close()
-        raise
-    if missing:
-        line.close()
-        raise MeetingBroken(f"{ranks_named(missing)} did not call watch() within {seconds:.0f} s")
-    return Meeting(line, rank, size, hub)
+        hint = "" if given is not None else f"; ranks on other hosts need {SECRET}, the same on every rank"
+        raise MeetingBroken(f"{ranks_named(here['missing'])} did not call watch() within {seconds:.0f} s{hint}")
+    return Meeting(line, rank, size, hub, secret_for(secret, "run", here["seed"]))
+
+
+def _given(door: Door) -> bytes | None:
+    """Return the secret that all ranks were given; None where rank 0 leaves one for those of this host.
+
+    Raises:
+        MeetingBroken: when rank 0 is on another host: whoever knows its address could say to be a rank.
+        ValueError: when the environment's secret is too short.
+
+    """
+    given = given_secret()
+    if given is None and may_be_unauthenticated():
+        logger.warning(
+            "trainsentry: the ranks meet without a secret, as %s asks for: who reaches %s can stop the training",
+            UNAUTHENTICATED,
+            door.host,
+        )
+        return door.run.encode()
+    if given is None and not is_here(door.host):
+        raise MeetingBroken(
+            f"rank 0 is on another host ({door.host}), and there is no secret by which ranks know each other: set "
+            f"{SECRET} to the same random text on every rank (or {UNAUTHENTICATED}=1 where nobody else reaches them)"
+        )
+    return given
+
+
+def _left(door: Door) -> bytes:
+    try:
+        return leave_secret(door.run)
+    except OSError as error:
+        raise MeetingBroken(
+            f"the secret of the run cannot be left for its ranks ({error}); {SECRET} can hold it"
+        ) from None
 
 
 def _open(door: Door) -> socket.socket:
@@ -182,31 +244,41 @@ def _open(door: Door) -> socket.socket:
     raise MeetingBroken(f"rank 0 cannot listen at {door.host}, ports {door.ports[0]} to {door.ports[-1]}: {reason}")
 
 
-def _call(door: Door, hello: dict[str, Any], end: float) -> Line:
-    """Return the connection to rank 0, which may not be there yet; behind a port there may be someone else.
+def _call(
+    door: Door, find_secret: Callable[[], bytes | None], who: tuple[str, int], seconds: float
+) -> tuple[Line, bytes]:
+    """Return the connection to rank 0, which may not be there yet, and the secret that both know.
+
+    Behind a port there may be someone else, and a secret may be that of an earlier run, until there is a newer one.
 
     Raises:
-        MeetingBroken: when it has not answered at the end.
+        MeetingBroken: when rank 0 has not answered at the end, or when its secret cannot be trusted.
 
     """
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         for port in door.ports:
-            with contextlib.suppress(OSError, MeetingBroken):
-                return _enter(kept_from_children(socket.create_connection((door.host, port), CALL_SECONDS)), hello)
+            try:
+                secret = find_secret()
+            except OSError as error:
+                raise MeetingBroken(str(error)) from None
+            with contextlib.suppress(OSError, Refused, MeetingBroken):
+                if secret is not None:
+                    sock = kept_from_children(socket.create_connection((door.host, port), CALL_SECONDS))
+                    return _enter(sock, Caller(secret, *who)), secret
         time.sleep(POLL_SECONDS)
     raise MeetingBroken(f"rank 0 was not found at {door.host}, ports {door.ports[0]} to {door.ports[-1]}")
 
 
-def _enter(sock: socket.socket, hello: dict[str, Any]) -> Line:
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line = Line(sock)
+def _enter(sock: socket.socket, caller: Caller) -> Line:
     try:
-        line.send(hello)
-        line.wait("welcome", hello["rank"], WELCOME_SECONDS)
+        seals = prove(sock, caller, WELCOME_SECONDS)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line = Line(sock, seals)
         line.send({"ready": 1})
-    except MeetingBroken:
-        line.close()
+    except (OSError, Refused, MeetingBroken):
+        sock.close()
         raise
     return line
 

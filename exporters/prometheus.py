@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from trainsentry.exporters.metrics_server import start_http_server
 from trainsentry.exporters.run_reader import Run, last_scalars, read_run
 
 MAX_RANKS: Final = 64
@@ -94,7 +95,7 @@ def serve(root: Path, port: int, address: str) -> bool:
 
     """
     try:
-        start_http_server(port, addr=address, registry=registry_of(root))
+        start_http_server(port, address, registry_of(root))
     except OSError as error:
         if error.errno != errno.EADDRINUSE or not _serves(root, port, address):
             raise

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from trainsentry.collectors.private_files import make_private_folder
 from trainsentry.exporters.growing_json import GrowingJson, quoted
 from trainsentry.exporters.json_files import replace_json
 
@@ -99,7 +100,7 @@ class _TensorFiles:
 
     def path(self, file_name: str) -> Path:
         if not self._exists:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self._folder)
             self._exists = True
         name = file_name.replace("/", "_")
         return self._folder / (name if len(name.encode()) <= MAX_NAME else self._short(name))

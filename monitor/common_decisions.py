@@ -125,7 +125,7 @@ class CommonDecisions:
         """Return the stop that all ranks raise, once they have agreed to: the lowest rank's that asked for one."""
         mine = None if own is None else (isinstance(own, OverflowLimitReached), own.reason)
         told = self.guard.run(PART, self.meeting.exchange, mine) or [mine]
-        asked = [(rank, *said) for rank, said in enumerate(told) if said is not None]
+        asked = [(rank, *said) for rank, said in enumerate(told) if isinstance(said, list | tuple) and len(said) == 2]
         rank, overflow, reason = asked[0] if asked else (self.rank, False, "another rank asked for a stop")
         kind = OverflowLimitReached if overflow else TrainingStopped
         where = "" if rank == self.rank else f"rank {rank}: "

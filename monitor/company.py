@@ -78,9 +78,10 @@ def _check_same(config: MonitorConfig, meeting: Any) -> None:
     own = config.model_dump(mode="json")
     own.pop("output_dir")
     text = json.dumps(own, sort_keys=True).encode()
-    if len(set(meeting.exchange(hashlib.sha256(text).hexdigest()))) == 1:
+    if len(set(map(str, meeting.exchange(hashlib.sha256(text).hexdigest())))) == 1:
         return  # thousands of configurations for each of thousands of ranks would be gigabytes
-    for rank, other in enumerate(meeting.exchange(own)):
+    for rank, told in enumerate(meeting.exchange(own)):
+        other = told if isinstance(told, dict) else {}
         different = [key for key in own if own[key] != other.get(key)]
         if different:
             key = different[0]

@@ -120,12 +120,29 @@ class HangWatch:
         except RuntimeError as error:
             logger.warning("trainsentry: what the other ranks report of the hang cannot be read: %s", error)
             return {}
-        return {rank: found for rank, text in words.items() if (found := json.loads(text))}
+        return {rank: found for rank, text in words.items() if (found := _report_in(text))}
 
     def _write_stacks(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "hang_stacks.txt").open("w", encoding="utf-8") as file:
             faulthandler.dump_traceback(file, all_threads=True)
+
+
+def _report_in(text: str) -> dict[str, Any] | None:
+    """Return the report that a rank has left; None for one that it has taken back, and for what is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    is_report = (
+        isinstance(found, dict)
+        and isinstance(found.get("step"), int)
+        and isinstance(found.get("in_framework"), bool)
+        and isinstance(found.get("where"), str)
+        and isinstance(found.get("waits_for"), str | None)
+        and isinstance(found.get("call"), dict | None)
+    )
+    return {"waits_for": None, "call": None, **found} if is_report else None
 
 
 def where_now() -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """This rank among the others: where its recorder listens, and to whom it sends."""
 
+import ipaddress
 import os
-import secrets
 import socket
-from dataclasses import asdict
 from typing import Any, Final
 
-from trainsentry.monitor.recorder.place import Address, Place, place_of
+from trainsentry.collectors.handshake import secret_for
+from trainsentry.monitor.recorder.place import Address, Place, place_of, purpose_of
 
 LOCAL: Final = "127.0.0.1"
 
@@ -23,8 +23,14 @@ class Listening:
         self.sock = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET)
         self.sock.bind((ip, 0))
         self.sock.listen(128)
-        port = self.sock.getsockname()[1]
-        self.address = Address(rank, socket.gethostname(), ip, port, secrets.token_hex(16))
+        self.rank = rank
+        self.told = {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "ip": ip,
+            "port": self.sock.getsockname()[1],
+            "salt": os.urandom(16).hex(),
+        }
 
     def close(self) -> None:
         """Close the socket."""
@@ -34,15 +40,28 @@ class Listening:
 def find_place(meeting: Any, listening: Listening | None, watched: bool) -> Place | None:
     """Tell the other ranks where this one's recorder listens; return its place among them.
 
-    None on a rank that is not watched, or cannot listen; it takes part in the exchange all the same.
+    None on a rank that is not watched, or cannot listen; it takes part in the exchange all the same. The secrets of
+    the recorders are made of the meeting's, which all ranks know, so that none is sent.
     """
-    told = meeting.exchange(asdict(listening.address) if watched and listening is not None else None)
-    addresses = [Address(**values) for values in told if values is not None]
+    told = meeting.exchange(listening.told if watched and listening is not None else None)
+    found = [_address(values, rank, meeting.secret) for rank, values in enumerate(told)]
     if not watched or listening is None:
         return None
-    place = place_of(listening.address.rank, addresses, listening.sock.fileno())
+    place = place_of(listening.rank, [a for a in found if a is not None], listening.sock.fileno())
     os.set_inheritable(listening.sock.fileno(), False)
     return place
+
+
+def _address(told: Any, rank: int, secret: str) -> Address | None:
+    """Return where a rank's recorder listens; None where it has told of none, or of what cannot be."""
+    try:
+        host, port, salt = str(told["host"])[:255], int(told["port"]), str(told["salt"])
+        ip = str(ipaddress.ip_address(told["ip"]))
+        if told["rank"] != rank or not 0 < port < 2**16:
+            return None
+        return Address(rank, host, ip, port, secret_for(secret.encode(), purpose_of(rank), salt))
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return None
 
 
 def _own_ip() -> str:

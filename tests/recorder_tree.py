@@ -15,7 +15,7 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import COLUMNS, INFS, MAX, MEAN, MIN, NANS, NORM, VALUE, ZEROS
-from trainsentry.monitor.recorder import network
+from trainsentry.monitor.recorder import framing
 from trainsentry.monitor.recorder.place import Address, Place
 from trainsentry.monitor.recorder.together import Together
 
@@ -32,7 +32,7 @@ class Wire:
     def __init__(self, parent, children):
         self.parent = None if parent is None else SimpleNamespace(rank=parent)
         self.children = dict.fromkeys(children)
-        self.lost_parent, self.awaited, self.unsent = False, True, 0
+        self.lost_parent, self.awaited, self.unsent, self.banned = False, True, 0, set()
         self.inbox, self.sent = [], []
 
     def pump(self):
@@ -40,13 +40,22 @@ class Wire:
         return iter(arrived)
 
     def tell_parent(self, message):
-        self.sent.append((network.JSON, json.dumps(message).encode()))
+        self.sent.append((framing.JSON, json.dumps(message).encode()))
 
     def send_up(self, kind, data):
         self.sent.append((kind, data))
 
     def tell_children(self, message):
         pass
+
+    def close(self):
+        self.children = {}
+
+    def ban(self, rank):
+        self.banned.add(rank)
+
+    def lose_parent(self):
+        self.parent, self.lost_parent = None, True
 
 
 class Owner:
@@ -127,15 +136,15 @@ class Leaf:
 
     def go_back(self, to, step):
         """Say that the rank goes back."""
-        to.network.inbox.append((self.rank, network.JSON, json.dumps({"type": "back", "step": step}).encode()))
+        to.network.inbox.append((self.rank, framing.JSON, json.dumps({"type": "back", "step": step}).encode()))
 
     def tell(self, to, step, rows):
         """Send a record of one step."""
         made = record(self.table, step, self.rank, rows)
         definitions = {"type": "define", **self.table.definitions(*self._defined)}
         self._defined = (len(self.table.series), len(self.table.layouts))
-        to.network.inbox.append((self.rank, network.JSON, json.dumps(definitions).encode()))
-        to.network.inbox.append((self.rank, network.RECORD, b"".join(made.encode())))
+        to.network.inbox.append((self.rank, framing.JSON, json.dumps(definitions).encode()))
+        to.network.inbox.append((self.rank, framing.RECORD, b"".join(made.encode())))
 
 
 def own(of, step, rows):

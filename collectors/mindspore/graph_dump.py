@@ -16,6 +16,7 @@ from trainsentry.collectors.mindspore.call_dump import CallDump, stem_of
 from trainsentry.collectors.mindspore.environment import rank_and_world_size
 from trainsentry.collectors.mindspore.graph_taps import tap, untap
 from trainsentry.collectors.named_module import NamedModule
+from trainsentry.collectors.private_files import make_private_folder
 
 TREE: Final = "graph"
 """Where a debugger's dumps of compiled graphs lie, beside those of PyNative steps."""
@@ -52,7 +53,7 @@ class GraphDump(CallDump):
     def prepare(self, named: Iterable[NamedModule], dump_path: str) -> None:
         """Tap the cells that are chosen, once."""
         self._arriving = Path(dump_path).absolute() / TREE / "arriving" / f"rank{rank_and_world_size()[0]}"
-        self._arriving.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._arriving)  # what the graph writes there has the umask's mode
         for module in named:
             call = Call(stem_of(module), 0, is_module=True)
             if id(module.module) not in self._named and any(

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from mindspore import Tensor
 
 from trainsentry.collectors.mindspore.host_statistics import array_of
+from trainsentry.collectors.private_files import new_private_file
 
 SUFFIX = ".npy"
 
@@ -18,9 +19,8 @@ def save_tensor(tensor: Tensor, path: Path) -> None:
 
 
 def save_array(array: npt.NDArray[Any], path: Path) -> None:
-    """Write an array into a file of its own."""
-    path.unlink(missing_ok=True)
-    with path.open("xb") as file:
+    """Write an array into a file of its own, for this user alone."""
+    with new_private_file(path) as file:
         np.save(file, array, allow_pickle=False)
 
 

@@ -1,12 +1,15 @@
 """Where the ranks of a run meet as they begin to be watched, and the group that the monitor talks over."""
 
 import os
+import secrets
 import time
 from datetime import timedelta
 from typing import Any, Final
 
 import torch.distributed as dist
 
+from trainsentry.collectors.handshake import secret_for
+from trainsentry.collectors.meeting_secret import given_secret
 from trainsentry.collectors.rank_names import ranks_named
 
 MEETING_SECONDS: Final = 60.0
@@ -25,10 +28,12 @@ class Meeting:
     """The ranks of a run, all of which take part, watched or not; `group` is a gloo group of the monitor's own.
 
     Nothing that is sent over it waits for an accelerator, nor does it get between the training's own collectives.
+    `secret` is known to all ranks; nobody else knows it who is not on the network of the process group.
     """
 
-    def __init__(self, group: Any, rank: int, size: int, board: "Board") -> None:
+    def __init__(self, group: Any, rank: int, size: int, board: "Board", secret: str = "") -> None:
         self.group = group
+        self.secret = secret
         self.rank = rank
         self.size = size
         self.board = board
@@ -51,6 +56,13 @@ class Meeting:
             _left.append(group)
         elif group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
+
+
+def _told_by_first(group: Any, rank: int) -> str:
+    """Return a random text that rank 0 tells all others."""
+    told = [secrets.token_hex(32) if rank == 0 else None]
+    dist.broadcast_object_list(told, src=0, group=group)
+    return str(told[0])
 
 
 class Board:
@@ -76,6 +88,7 @@ def meet(timeout: float = MEETING_SECONDS) -> Meeting | None:
     Raises:
         RuntimeError: when the launcher started several ranks and `torch.distributed` does not know of them, or when
             some ranks have not come after `timeout` seconds.
+        ValueError: when the environment's secret is too short.
 
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -89,10 +102,12 @@ def meet(timeout: float = MEETING_SECONDS) -> Meeting | None:
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return None
+    given = given_secret()
     store = _gather_at_store(rank, size, timeout)
-    return Meeting(
-        dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS)), rank, size, Board(store, size)
-    )
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS))
+    told = _told_by_first(group, rank)
+    secret = told if given is None else secret_for(given, "run", told)
+    return Meeting(group, rank, size, Board(store, size), secret)
 
 
 def _gather_at_store(rank: int, size: int, timeout: float) -> Any:

@@ -1,11 +1,12 @@
 """Saving and loading of tensors; loading never runs code from the file."""
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.private_files import new_private_file
 from trainsentry.collectors.torch.local_tensor import local
 
 SUFFIX = ".pt"
@@ -34,17 +35,8 @@ def save_tensor(tensor: Tensor, path: Path) -> None:
     held = local(tensor).cpu()
     if held.layout is not torch.strided or held.untyped_storage().nbytes() != held.numel() * held.element_size():
         held = held.clone()
-    with _new_file(path) as file:
+    with new_private_file(path) as file:
         torch.save(held, file, _use_new_zipfile_serialization=held.dtype not in PLAIN)
-
-
-def _new_file(path: Path) -> BinaryIO:
-    """Open a file that is not there yet; what is there may be another name of a file that is to stay as it is."""
-    try:
-        return path.open("xb")
-    except FileExistsError:
-        path.unlink()
-        return path.open("xb")
 
 
 def save_again(known: Path, path: Path, tensor: Tensor) -> None:

@@ -23,12 +23,23 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.monitor.recorder.copies import PARTED, CopiesOfRanks, outvoted
+from trainsentry.monitor.recorder.heard import ALL, Nonsense, check_definitions
 
 PENDING_STEPS: Final = 64
 """Steps that may wait for a slow rank: with 10,000 series and 8 ranks a step takes 6 MB."""
 
-ALL: Final = 2**62
-"""The step that a rank has finished when nothing more will come from it."""
+FAR_AHEAD: Final = 1_000_000
+"""Steps that a rank may be ahead of all others. Ranks that train together are a step apart, and their recorders as many
+as a ring holds: some ten thousand. What is further ahead would have all that is waited for given up."""
+
+MOST_BACKS: Final = 8
+"""Times that a rank may have gone back to an earlier step more often than all others: they go together."""
+
+MOST_DEFINED: Final = 2**19
+"""Series, and layouts, that one rank may bring in: a model of 100,000 parameters has as many with its optimizer."""
+
+MOST_QUANTITIES: Final = 64
+"""Quantities of all ranks together: each has a file of its own."""
 
 
 def is_global(series: Series) -> bool:
@@ -47,6 +58,7 @@ class _Source:
     backs: int = 0
     newest: int = -1
     outdated: int = 0
+    brought: int = 0
 
 
 Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
@@ -69,15 +81,29 @@ class Gathering:
         self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
         self._pending: dict[int, list[Rows]] = {}
         self._written = -1
+        self._quantities: set[str] = set()
 
     def define(self, rank: int, definitions: dict[str, Any]) -> None:
-        """Take the series that a rank has defined; one that defines all of them anew may number them otherwise."""
+        """Take the series that a rank has defined; one that defines all of them anew may number them otherwise.
+
+        Raises:
+            Nonsense: when they cannot be, or are too many.
+
+        """
         source = self._sources.get(rank)
         if source is None:
             return
-        if definitions["series_from"] == definitions["layouts_from"] == 0 and source.table.series:
-            source.table, source.series, source.layouts = SeriesTable(), [], []
-        source.table.define(definitions)
+        anew = definitions["series_from"] == definitions["layouts_from"] == 0 and len(source.table.series) > 0
+        table = SeriesTable() if anew else source.table
+        check_definitions(definitions, table)
+        quantities = self._quantities | {s["quantity"] for s in definitions["series"] if not s.get("scalar")}
+        most = max(len(table.series) + len(definitions["series"]), len(table.layouts) + len(definitions["layouts"]))
+        if len(quantities) > MOST_QUANTITIES or max(most, source.brought) > MOST_DEFINED:
+            raise Nonsense(f"rank {rank} defines more series, or quantities, than can be")
+        if anew:
+            source.table, source.series, source.layouts = table, [], []
+        table.define(definitions)
+        self._quantities = quantities
 
     def use_table(self, rank: int, table: SeriesTable) -> None:
         """Take the series of a rank whose table is at hand."""
@@ -140,6 +166,16 @@ class Gathering:
         source = self._sources.get(rank)
         return source is None or source.backs < max(s.backs for s in self._sources.values())
 
+    def leave_out(self, rank: int) -> None:
+        """Go on as if a rank had never been: what it sends makes no sense."""
+        self._sources.pop(rank, None)
+        self._drop(-1, lambda of: of[0] == rank)
+
+    def is_far_ahead(self, rank: int, step: int) -> bool:
+        """Whether a step is further ahead of all other ranks than a rank can be."""
+        others = [s.newest for r, s in self._sources.items() if r != rank and s.newest >= 0 and s.done < ALL]
+        return bool(others) and step > max(others) + FAR_AHEAD
+
     def has_gone_back(self, rank: int, step: int) -> bool:
         """Whether a record of an outdated rank shows that it has gone back, though its word of it was lost."""
         source = self._sources.get(rank)
@@ -152,10 +188,16 @@ class Gathering:
         """Note that a rank begins anew with `step`, before or after others; return whose steps are forgotten.
 
         What ranks have sent that have not gone back yet belongs to the steps of before, and meets no new ones.
+
+        Raises:
+            Nonsense: when it has gone back much more often than all others.
+
         """
         source = self._sources.get(rank)
         if source is None:
             return []
+        if source.backs - max((s.backs for s in self._sources.values() if s is not source), default=0) >= MOST_BACKS:
+            raise Nonsense(f"rank {rank} goes back again and again, and no other does")
         source.backs += 1
         source.done = source.newest = step - 1
         source.outdated = 0
@@ -197,10 +239,12 @@ class Gathering:
 
     def _translate(self, source: _Source) -> None:
         """Extend the translation of a rank's ids by what it has defined since."""
+        known = len(self.table.series) + len(self.table.layouts)
         for series in source.table.series[len(source.series) :]:
             source.series.append(self.table.series_id(series) if is_global(series) else -1)
         for layout in source.table.layouts[len(source.layouts) :]:
             source.layouts.append(self.table.layout_id(layout))
+        source.brought += len(self.table.series) + len(self.table.layouts) - known
 
     def _combine(self, step: int, rows: list[Rows]) -> StepRecord:
         series, layouts = (np.concatenate([r[i] for r in rows]) for i in (1, 2))

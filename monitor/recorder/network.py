@@ -1,32 +1,16 @@
 """Sockets between the recorders of several ranks. Nothing waits: what cannot be sent now is kept, within bounds."""
 
-import contextlib
-import errno
-import hmac
 import json
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from trainsentry.monitor.recorder.place import Place
-
-_FRAME: Final = struct.Struct("=II")
-
-JSON: Final = 1
-RECORD: Final = 2
-
-LARGEST_FRAME: Final = 2**26
-"""Bytes of a message; a record of 100,000 series has 8 million."""
-
-MOST_UNSENT: Final = 2**26
-"""Bytes that are kept for a parent that does not read; beyond them the link is given up."""
-
-LONGEST_WORD: Final = 1024
-"""Bytes that a caller may send before it has said its word."""
+from trainsentry.collectors.strangers import Strangers
+from trainsentry.monitor.recorder.calling import Call
+from trainsentry.monitor.recorder.framing import JSON, Link
+from trainsentry.monitor.recorder.place import Place, purpose_of
 
 RETRY_SECONDS: Final = 0.5
 """How often a parent that is not there yet is called."""
@@ -38,91 +22,38 @@ PATIENCE_SECONDS: Final = 60.0
 """How long a parent is called, and a child waited for: ranks start at different times, a minute apart at most."""
 
 
-@dataclass
-class Link:
-    """One connection: what was received and is not a whole message yet, and what is still to be sent.
-
-    One that takes nothing any more (`mute`) may still hold what the other side said before it went.
-    """
-
-    sock: socket.socket
-    rank: int = -1
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: bytearray = field(default_factory=bytearray)
-    closed: bool = False
-    mute: bool = False
-
-    def put(self, kind: int, data: bytes) -> None:
-        """Take a message to be sent; a link that does not drain is given up."""
-        if self.mute:
-            return
-        if len(self.outbox) + len(data) > MOST_UNSENT:
-            self.closed = True
-            return
-        self.outbox += _FRAME.pack(kind, len(data)) + data
-
-    def send(self) -> None:
-        """Send what the socket takes."""
-        while self.outbox and not self.closed:
-            try:
-                del self.outbox[: self.sock.send(memoryview(self.outbox)[: 1 << 20])]
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                self.mute = True
-                self.outbox.clear()
-
-    def receive(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the messages that have arrived whole."""
-        while not self.closed:
-            try:
-                data = self.sock.recv(1 << 18)
-            except (BlockingIOError, InterruptedError):
-                self.closed = self.mute  # all that had come is read
-                break
-            except OSError:
-                data = b""
-            if not data:
-                self.closed = True
-                break
-            self.inbox += data
-        while len(self.inbox) >= _FRAME.size:
-            kind, size = _FRAME.unpack_from(self.inbox)
-            if size > LARGEST_FRAME:
-                self.closed = True
-                return
-            if len(self.inbox) < _FRAME.size + size:
-                return
-            message = bytes(self.inbox[_FRAME.size : _FRAME.size + size])
-            del self.inbox[: _FRAME.size + size]
-            yield kind, message
+def new_selector() -> selectors.BaseSelector:
+    """Return a selector that takes no descriptor of its own, where there is one: it works when none is left."""
+    made: selectors.BaseSelector = getattr(selectors, "PollSelector", selectors.DefaultSelector)()
+    return made
 
 
 class Network:
-    """The recorder's connections: to its parent, and from its children, who say a word to be let in."""
+    """The recorder's connections: to its parent, and from its children, who prove that they belong to the run."""
 
     def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
         self.place = place
         self.parent: Link | None = None
         self.children: dict[int, Link] = {}
+        self.banned: set[int] = set()
         self.lost_parent = False
         self._clock = clock
-        self._strangers: list[Link] = []
         self._began = self._started = clock()
         self._patience = PATIENCE_SECONDS
         self._tried = -RETRY_SECONDS
-        self._calling: socket.socket | None = None
-        self._listening: socket.socket | None = None
+        self._call: Call | None = None
+        self._strangers: Strangers | None = None
         if place.descriptor >= 0 and place.children:
-            self._listening = socket.socket(fileno=place.descriptor)
-            self._listening.setblocking(False)
+            listening = socket.socket(fileno=place.descriptor)
+            self._strangers = Strangers(listening, place.secret.encode(), purpose_of(place.rank), clock)
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Have a selector wake up for what these sockets wait for."""
-        if self._listening is not None:
-            selector.register(self._listening, selectors.EVENT_READ)
-        if self._calling is not None:
-            selector.register(self._calling, selectors.EVENT_WRITE)
+        if self._strangers is not None:
+            for sock in self._strangers.sockets:
+                selector.register(sock, selectors.EVENT_READ)
+        if self._call is not None:
+            selector.register(self._call.sock, selectors.EVENT_READ if self._call.connected else selectors.EVENT_WRITE)
         for link in self._links():
             selector.register(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outbox else 0))
 
@@ -132,8 +63,7 @@ class Network:
         self._let_in()
         for link in list(self._links()):
             link.send()
-            if link.rank >= 0:
-                yield from ((link.rank, kind, data) for kind, data in link.receive())
+            yield from ((link.rank, kind, data) for kind, data in link.receive())
         self._drop_closed()
 
     @property
@@ -147,12 +77,23 @@ class Network:
         if self.parent is not None:
             self.parent.closed = True
 
+    def ban(self, rank: int) -> None:
+        """Hear a child no more."""
+        self.banned.add(rank)
+        if rank in self.children:
+            self.children[rank].closed = True
+
     def tell_parent(self, message: dict[str, Any]) -> None:
         """Send a message up."""
         self.send_up(JSON, json.dumps(message).encode())
 
     def send_up(self, kind: int, data: bytes) -> None:
-        """Send bytes up; what cannot be sent is lost with the link."""
+        """Send bytes up; what cannot be sent is lost with the link.
+
+        Raises:
+            ValueError: when they are more than the parent takes.
+
+        """
         if self.parent is not None:
             self.parent.put(kind, data)
             self.parent.send()
@@ -179,70 +120,56 @@ class Network:
         """Close every connection."""
         for link in self._links():
             link.sock.close()
-        for sock in (self._listening, self._calling):
-            if sock is not None:
-                sock.close()
-        self.parent, self._listening, self._calling = None, None, None
+        if self._strangers is not None:
+            self._strangers.close()
+        if self._call is not None:
+            self._call.close()
+        self.parent, self._strangers, self._call = None, None, None
         self.children.clear()
 
     def _links(self) -> Iterator[Link]:
         if self.parent is not None:
             yield self.parent
         yield from self.children.values()
-        yield from self._strangers
 
     def _call_parent(self) -> None:
-        """Connect to the parent; it may not be there yet."""
+        """Call the parent; it may not be there yet, or be another's successor that has just begun."""
         address = self.place.parent
         if address is None or self.parent is not None or self.lost_parent:
             return
-        if self._calling is None:
+        if self._call is None:
             if self._clock() - self._tried < RETRY_SECONDS:
                 return
             self._tried = self._clock()
-            self._calling = socket.socket(socket.AF_INET6 if ":" in address.ip else socket.AF_INET)
-            self._calling.setblocking(False)
-        state = self._calling.connect_ex((address.ip, address.port))
-        if state in {0, errno.EISCONN}:
-            self.parent, self._calling = Link(self._calling, address.rank), None
-            self.tell_parent({"type": "word", "rank": self.place.rank, "token": address.token})
-        elif state not in {errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK}:
-            self._calling.close()
-            self._calling = None
-            self.lost_parent = self._clock() - self._began >= self._patience
+            try:
+                self._call = Call(address, self.place.rank)
+            except OSError:  # no descriptor is left
+                self.lost_parent = self._clock() - self._began >= self._patience
+                return
+        self.parent = self._call.advance()
+        if self.parent is not None:
+            self._call = None
+            return
+        # Where somebody listens, a recorder is on its way: for that one, time is given as at the start.
+        patience = PATIENCE_SECONDS if self._call.connected and not self._call.failed else self._patience
+        waited = self._clock() - self._began >= patience
+        if waited and not self._call.failed and self._call.connected:
+            self._call.close()
+        if self._call.failed:
+            self._call = None
+            self.lost_parent = waited
 
     def _let_in(self) -> None:
-        while self._listening is not None:
-            try:
-                sock, _ = self._listening.accept()
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError:
-                break
-            sock.setblocking(False)
-            self._strangers.append(Link(sock))
-        for link in list(self._strangers):
-            first = next(link.receive(), None)
-            if first is None and not link.closed and len(link.inbox) < LONGEST_WORD:
+        """Let in who has proven to belong to the run: a child, or a child's successor."""
+        if self._strangers is None:
+            return
+        for child in self._strangers.proven():
+            if child.rank not in self.place.children or child.rank in self.banned:
+                child.sock.close()
                 continue
-            self._strangers.remove(link)
-            rank = self._rank_of(first)
-            if rank is None:
-                link.sock.close()
-                continue
-            link.rank = rank
-            if rank in self.children:
-                self.children[rank].sock.close()
-            self.children[rank] = link
-
-    def _rank_of(self, first: "tuple[int, bytes] | None") -> int | None:
-        """Return the rank of a caller who knows the word, else None."""
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            if first is not None and first[0] == JSON:
-                said = json.loads(first[1])
-                if hmac.compare_digest(str(said["token"]), self.place.token) and said["rank"] in self.place.children:
-                    return int(said["rank"])
-        return None
+            if child.rank in self.children:
+                self.children[child.rank].sock.close()
+            self.children[child.rank] = Link(child.sock, child.rank, child.seals, outbox=bytearray(child.proof))
 
     def _drop_closed(self) -> None:
         if self.parent is not None and self.parent.closed:
@@ -251,4 +178,3 @@ class Network:
             self._patience = AGAIN_SECONDS
         for rank in [rank for rank, link in self.children.items() if link.closed]:
             self.children.pop(rank).sock.close()
-        self._strangers = [link for link in self._strangers if not link.closed]

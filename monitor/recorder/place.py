@@ -10,13 +10,13 @@ FANOUT: Final = 8
 
 @dataclass(frozen=True)
 class Address:
-    """Where a rank's recorder listens, on which host it runs, and the word that lets others in."""
+    """Where a rank's recorder listens, on which host it runs, and the secret that lets others in: it is never sent."""
 
     rank: int
     host: str
     ip: str
     port: int
-    token: str
+    secret: str
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Place:
     ranks: tuple[int, ...]
     children: tuple[int, ...]
     parent: Address | None
-    token: str
+    secret: str
     descriptor: int = -1
     heads: bool = True
 
@@ -43,10 +43,15 @@ class Place:
             tuple(values["ranks"]),
             tuple(values["children"]),
             Address(**parent) if parent is not None else None,
-            values["token"],
+            values["secret"],
             values["descriptor"],
             values["heads"],
         )
+
+
+def purpose_of(rank: int) -> str:
+    """Return what a recorder's secret is for, as both sides of a connection say it."""
+    return f"recorder of rank {rank}"
 
 
 def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> Place:
@@ -70,4 +75,4 @@ def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> P
     children = tuple(sorted(r for r, parent in parents.items() if parent == rank))
     parent = known[parents[rank]] if rank in parents else None
     heads_host = heads[known[rank].host] == rank
-    return Place(rank, tuple(sorted(known)), children, parent, known[rank].token, descriptor, heads_host)
+    return Place(rank, tuple(sorted(known)), children, parent, known[rank].secret, descriptor, heads_host)

@@ -1,6 +1,5 @@
 """Collective calls of steps, put together from what ranks tell of them; what is incomplete here goes up the tree."""
 
-import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -20,6 +19,9 @@ REDUCED: Final = frozenset({"all_reduce", "reduce_scatter_tensor", "reduce_scatt
 WAITING_STEPS: Final = 64
 """Steps whose calls wait for ranks that report elsewhere, as many as records wait for."""
 
+MOST_COUNTED: Final = 2.0**53
+"""Up to which a float counts."""
+
 Key = tuple[str, str, int, int]
 """A call on all ranks: op, group, the group's first rank, order in the group."""
 
@@ -37,7 +39,7 @@ class Side:
         """Take one row of a record: the call's numbers, or the statistics of a tensor."""
         if series.quantity == COMMUNICATION_CALL:
             op, group, _ = series.index.split("|")
-            sequence, _, _, size, first, reduction = (int(x) if math.isfinite(x) else 0 for x in values[:6].tolist())
+            sequence, _, _, size, first, reduction = map(_counted, values[:6].tolist())
             self.key, self.size, self.reduction = (op, group, first, sequence), size, reduction
             return
         bad = float(values[NANS] + values[INFS])
@@ -55,6 +57,11 @@ class Side:
         if self.key is None or self.key[0] not in REDUCED or not self.reduction:
             return []
         return [part.norm * part.norm for part in self.inputs if part.dtype in conservation.EPSILON]
+
+
+def _counted(number: float) -> int:
+    """Return a number of a call; 0 for what counts nothing."""
+    return int(number) if abs(number) < MOST_COUNTED else 0  # of what is no number neither holds
 
 
 class SeenCalls:

@@ -4,6 +4,7 @@ import os
 import selectors
 import socket
 import struct
+import time
 from collections import deque
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ from trainsentry.monitor.ring import Ring
 
 IDLE_SECONDS: Final = 1.0
 """How long to sleep without a sign of the trainer before looking whether it is still there."""
+
+PAUSE_SECONDS: Final = 0.05
+"""How long to wait where the connections cannot be waited for."""
 
 
 class Recorder:
@@ -82,12 +86,7 @@ class Recorder:
 
     def _wait(self) -> bool:
         """Sleep until the trainer announces something; return True when it is gone."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.channel, events)
-            if self.session.together is not None:
-                self.session.together.network.register(selector)
-            ready = selector.select(IDLE_SECONDS if self.session.together is None else network.RETRY_SECONDS)
+        ready = self._select()
         if self.session.together is not None:
             self.session.together.pump()
         if ready and not any(key.fileobj is self.channel and mask & selectors.EVENT_READ for key, mask in ready):
@@ -109,6 +108,22 @@ class Recorder:
             self._announced = struct.unpack_from("=Q", data, whole - 8)[0]
         self._rest = data[whole:]
         return False
+
+    def _select(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait until one of the connections can be read or written, or for a while."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        together = self.session.together
+        try:
+            with network.new_selector() as selector:
+                selector.register(self.channel, events)
+                if together is not None:
+                    together.network.register(selector)
+                return selector.select(IDLE_SECONDS if together is None else network.RETRY_SECONDS)
+        except (OSError, ValueError, KeyError) as error:  # a socket that is none any more: not the trainer's
+            if together is not None:
+                together.cut_off(error)
+            time.sleep(PAUSE_SECONDS)
+            return []
 
     def _send(self, message: dict[str, Any]) -> None:
         self._outgoing.append(encode(message) + b"\n")

@@ -3,14 +3,16 @@
 import json
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.monitor.recorder import network
+from trainsentry.monitor.recorder import framing
+from trainsentry.monitor.recorder.heard import DEFINE
 from trainsentry.monitor.recorder.network import Network
 
-DEFINE = "define"
+DEFINED_AT_ONCE: Final = 5_000
+"""Series told of in one message: some million bytes; names may be ten times as long."""
 
 
 class ToParent:
@@ -54,11 +56,18 @@ class ToParent:
         if self.network.parent is None:
             self._keep((table, record), record.nbytes)
             return
+        self._define(table)
+        for part in record.parts(framing.LARGEST[framing.RECORD]):
+            self.network.send_up(framing.RECORD, b"".join(part.encode()))
+
+    def _define(self, table: SeriesTable) -> None:
+        """Tell the parent of the series and layouts that it does not know yet."""
         series, layouts = self._sent
-        if len(table.series) > series or len(table.layouts) > layouts:
-            self.network.tell_parent({"type": DEFINE, **table.definitions(series, layouts)})
-            self._sent = (len(table.series), len(table.layouts))
-        self.network.send_up(network.RECORD, b"".join(record.encode()))
+        while len(table.series) > series or len(table.layouts) > layouts:
+            self.network.tell_parent({"type": DEFINE, **table.definitions(series, layouts, DEFINED_AT_ONCE)})
+            series = min(series + DEFINED_AT_ONCE, len(table.series))
+            layouts = min(layouts + DEFINED_AT_ONCE, len(table.layouts))
+        self._sent = (series, layouts)
 
     def message(self, message: dict[str, Any]) -> None:
         """Send a message."""
@@ -70,6 +79,6 @@ class ToParent:
 
     def _keep(self, what: tuple[SeriesTable, StepRecord] | dict[str, Any], size: int) -> None:
         """Keep what is for a parent that is not there yet; the trainer is told when it never comes."""
-        if not self.network.lost_parent and self._waiting_bytes + size <= network.MOST_UNSENT:
+        if not self.network.lost_parent and self._waiting_bytes + size <= framing.MOST_UNSENT:
             self._waiting.append(what)
             self._waiting_bytes += size

@@ -1,8 +1,7 @@
 """What a rank's recorder has to do with the others': records and anomalies go up the tree, incidents come down."""
 
-import json
-import selectors
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -11,18 +10,31 @@ import numpy as np
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.monitor.recorder import messages, network
+from trainsentry.monitor.recorder import framing, messages
 from trainsentry.monitor.recorder.comparison import Comparison, differences, is_compared
-from trainsentry.monitor.recorder.gathering import ALL, Gathering, is_global
-from trainsentry.monitor.recorder.network import Network
+from trainsentry.monitor.recorder.gathering import Gathering, is_global
+from trainsentry.monitor.recorder.heard import (
+    ALL,
+    BACK,
+    DEFINE,
+    DONE,
+    END,
+    FOUND,
+    MOST_NONSENSE,
+    PARTS,
+    Heard,
+    Nonsense,
+    checked_record,
+)
+from trainsentry.monitor.recorder.network import Network, new_selector
 from trainsentry.monitor.recorder.place import Place
-from trainsentry.monitor.recorder.to_parent import DEFINE, ToParent
+from trainsentry.monitor.recorder.to_parent import ToParent
 
-FOUND: Final = "found"
-PARTS: Final = "parts"
-DONE: Final = "done"
-BACK: Final = "back"
-END: Final = "end"
+TOLD_AT_ONCE: Final = 5_000
+"""Anomalies told of in one message: some two million bytes, and as many as an incident keeps."""
+
+MESSAGES: Final = "messages of other ranks"
+"""The part that is said to have failed where another rank's message cannot be taken."""
 
 
 class Owner(Protocol):
@@ -71,6 +83,9 @@ class Together:
             self.gathering = Gathering(place.rank, members, final=self.is_root)
             self.gathering.use_table(place.rank, owner.table)
         self.comparison = Comparison()
+        self._heard = Heard(place.ranks)
+        self._nonsense: Counter[int] = Counter()
+        self._far_ahead: set[int] = set()
         self._wanted = np.zeros(0, bool)
         self._asked: set[int] = set()
         self._known_children: set[int] = set()
@@ -98,30 +113,40 @@ class Together:
             self.up.record(self.owner.table, rows)
 
     def _take(self, gathering: Gathering, rank: int, record: StepRecord) -> None:
-        """Take a rank's record, unless it is from before a rollback."""
+        """Take a rank's record, unless it is from before a rollback, or from a step where no other can be by now."""
+        if gathering.is_far_ahead(rank, record.step):
+            self._tell_of_step(rank, record.step)
+            return
         if gathering.is_outdated(rank) and gathering.has_gone_back(rank, record.step):
             self.comparison.go_back(record.step, gathering.go_back(rank, record.step))
         if not gathering.is_outdated(rank):
             gathering.take(rank, record)
             self.comparison.take(rank, gathering.table_of(rank), record)
 
+    def _tell_of_step(self, rank: int, step: int) -> None:
+        """Say once of a rank that its records are left out."""
+        if rank not in self._far_ahead:
+            self._far_ahead.add(rank)
+            error = Nonsense(f"rank {rank} speaks of step {step}, far ahead of all others: such records are left out")
+            self.owner.failed(MESSAGES, error, -1)
+
     def send_found(self, record: StepRecord, found: list[Anomaly], *, activations: bool) -> None:
         """Send anomalies to the root, and ask for its verdict where the trainer waits for one."""
         if not found and not record.examined:
             return
-        self._send_found(found, record.step, activations=activations, examined=record.examined)
-
-    def _send_found(self, found: list[Anomaly], step: int, *, activations: bool, examined: bool) -> None:
-        self.up.message(
-            {
-                "type": FOUND,
-                "rank": self.place.rank,
-                "step": step,
-                "anomalies": [a.to_json() for a in found],
-                "activations": activations,
-                "examined": examined,
-            }
-        )
+        lines = [a.to_json() for a in found]
+        for start in range(0, max(len(lines), 1), TOLD_AT_ONCE):
+            last = start + TOLD_AT_ONCE >= len(lines)
+            self.up.message(
+                {
+                    "type": FOUND,
+                    "rank": self.place.rank,
+                    "step": record.step,
+                    "anomalies": lines[start : start + TOLD_AT_ONCE],
+                    "activations": activations,
+                    "examined": record.examined and last,
+                }
+            )
 
     def note_data_parallel(self, message: dict[str, Any]) -> None:
         """Note that a rank is to have data of its own; every recorder on the way to the root compares some."""
@@ -154,11 +179,11 @@ class Together:
 
     def pump(self) -> None:
         """Send and receive what is possible now, without waiting."""
-        for rank, kind, data in self.network.pump():
-            try:
-                self._handle(rank, kind, data)
-            except Exception as error:  # noqa: BLE001 - one message of another must not end all
-                self.owner.failed("messages of other ranks", error, -1)
+        try:
+            for rank, kind, data in self.network.pump():
+                self._handle_guarded(rank, kind, data)
+        except Exception as error:  # noqa: BLE001 - the edge of the connections
+            self.cut_off(error)
         self._note_coming_and_going()
         self._pass_on_complete()
         self._say_alone()
@@ -167,6 +192,38 @@ class Together:
             self.owner.settle_all()
             for token in asked:  # nobody else will answer
                 self.owner.take_from_root({"type": messages.FLUSHED, "token": token})
+
+    def cut_off(self, error: Exception) -> None:
+        """Go on recording without the others, after a fault of ours in what connects this recorder to theirs."""
+        self.network.close()
+        self.network.lose_parent()
+        self.owner.failed("connections between recorders", error, -1)
+
+    def _handle_guarded(self, rank: int, kind: int, data: bytes) -> None:
+        """Take a message; what cannot be taken costs the rank that it comes from, and no other."""
+        if rank in self.network.banned:
+            return
+        try:
+            self._handle(rank, kind, data)
+        except Exception as error:  # noqa: BLE001 - one message of another must not end all
+            self._nonsense[rank] += 1
+            self.owner.failed(MESSAGES, error, -1)
+            if self._nonsense[rank] == MOST_NONSENSE:
+                self._hear_no_more(rank)
+
+    def _hear_no_more(self, rank: int) -> None:
+        """Go on without a rank whose messages make no sense."""
+        if self._is_parent(rank):
+            self.network.lose_parent()  # which is said: this rank is alone
+            return
+        self.network.ban(rank)
+        if self.gathering is not None:
+            self.gathering.leave_out(rank)
+        error = ConnectionError(f"the recorder of rank {rank} has sent {MOST_NONSENSE} messages that make no sense")
+        self.owner.failed(f"what the recorder of rank {rank} sends", error, -1)
+
+    def _is_parent(self, rank: int) -> bool:
+        return self.network.parent is not None and rank == self.network.parent.rank
 
     def _say_alone(self) -> None:
         """Tell the trainer, whose log is where people look, that this rank is judged by itself from here on."""
@@ -179,13 +236,19 @@ class Together:
             self.owner.failed("recorders of other ranks", error, -1)
 
     def _handle(self, rank: int, kind: int, data: bytes) -> None:
-        if kind == network.RECORD and self.gathering is not None:
-            self._take(self.gathering, rank, StepRecord.decode(data))
-            return
-        message = json.loads(data)
-        if self.network.parent is not None and rank == self.network.parent.rank:
-            self._hear_root(message)
-        elif message["type"] in {BACK, DEFINE, PARTS, DONE}:
+        if self._is_parent(rank):
+            if kind != framing.JSON:
+                raise Nonsense("a record from a parent")
+            self._hear_root(self._heard.of_root(data))
+        elif kind == framing.RECORD:
+            if self.gathering is not None:
+                self._take(self.gathering, rank, checked_record(data, self.gathering.table_of(rank)))
+        else:
+            self._hear_of_child(rank, self._heard.of_child(data))
+
+    def _hear_of_child(self, rank: int, message: dict[str, Any]) -> None:
+        """Take what a rank that reports here says of itself, or hands on."""
+        if message["type"] in {BACK, DEFINE, PARTS, DONE}:
             if self.gathering is not None:
                 self._hear_child(self.gathering, rank, message)
         elif message["type"] == messages.DATA_PARALLEL:
@@ -202,7 +265,9 @@ class Together:
 
     def _hear_child(self, gathering: Gathering, rank: int, message: dict[str, Any]) -> None:
         """Take what tells of the records of a rank that reports here."""
-        if message["type"] == BACK:
+        if message["type"] == PARTS and gathering.is_far_ahead(rank, message["step"]):
+            self._tell_of_step(rank, message["step"])
+        elif message["type"] == BACK:
             self.comparison.go_back(message["step"], gathering.go_back(rank, message["step"]))
         elif message["type"] == DEFINE:
             gathering.define(rank, message)
@@ -311,14 +376,21 @@ class Together:
         end = time.monotonic() + self.max_wait
         self.pump()
         while not finished() and (left := end - time.monotonic()) > 0:
-            with selectors.DefaultSelector() as selector:
-                self.network.register(selector)
-                if selector.get_map():
-                    selector.select(min(left, 0.1))
-                else:
-                    time.sleep(min(left, 0.05))
+            self._sleep(left)
             self.pump()
         if not finished() and self.gathering is not None:
             for rank in self.place.children:
                 self.gathering.finish(rank, ALL)
             self._pass_on_complete()
+
+    def _sleep(self, left: float) -> None:
+        """Wait for the connections for a moment, or as long as is left."""
+        try:
+            with new_selector() as selector:
+                self.network.register(selector)
+                if selector.get_map():
+                    selector.select(min(left, 0.1))
+                    return
+        except (OSError, ValueError, KeyError) as error:  # a socket that is none any more
+            self.cut_off(error)
+        time.sleep(min(left, 0.05))

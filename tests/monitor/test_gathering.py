@@ -11,7 +11,8 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, MEAN
 from trainsentry.monitor.recorder import network
-from trainsentry.monitor.recorder.gathering import ALL, Gathering
+from trainsentry.monitor.recorder.gathering import Gathering
+from trainsentry.monitor.recorder.heard import ALL
 from trainsentry.monitor.recorder.messages import FLUSHED
 from trainsentry.monitor.recorder.place import Address, Place
 from trainsentry.monitor.recorder.together import Together

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from trainsentry.collectors.socket_meeting import Door, meet
+from trainsentry.monitor import hang_watch
 from trainsentry.monitor.hang_watch import HangWatch
 
 
@@ -23,7 +24,7 @@ def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_board_is_gone(tmp_
         meeting = meet(door, rank, 2, 20)
         have_met.wait(20)
         if rank == 0 and gone:
-            for sock in [*meeting._hub._inboxes]:
+            for sock in [*meeting._hub._ranks]:
                 sock.shutdown(socket.SHUT_RDWR)
             return None
         report = {"step": 3, "waits_for": None, "call": None, "open": []}
@@ -41,3 +42,30 @@ def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_board_is_gone(tmp_
     assert "rank 1 has been in step 3" in told[1]
     assert ("Rank 0 said nothing" in told[1]) == gone
     assert (tmp_path / "rank1" / "hang.json").exists()
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", "nothing", "[]", "7", "[" * 60_000, "{}", '{"step": "3"}', '{"step": 3, "in_framework": 1, "where": "x"}',
+     '{"step": 3, "in_framework": false, "where": "x", "waits_for": ["y"]}'],
+)  # fmt: skip
+def test_a_word_of_another_rank_that_is_no_report_ends_no_watch(tmp_path, word, monkeypatch):
+    class Board:
+        size = 2
+
+        def put(self, key, text):
+            pass
+
+        def all(self, prefix):
+            return {1: word}
+
+    monkeypatch.setattr(hang_watch, "GATHERING_SECONDS", 0.0)
+    report = {"step": 3, "waits_for": None, "call": None, "open": []}
+    watch = HangWatch(0.1, lambda: report, Board(), tmp_path, rank=0, abort=False)
+    for _ in range(3):
+        watch.step_ended()
+    deadline = time.monotonic() + 60
+    while watch.told is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    watch.close()
+    assert "Rank 1 said nothing" in watch.told

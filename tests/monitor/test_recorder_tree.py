@@ -7,7 +7,7 @@ from recorder_tree import HALVES, WHOLE, Leaf, all_reduce, carry, loss, own, rec
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.series import Series
-from trainsentry.monitor.recorder import network
+from trainsentry.monitor.recorder import framing
 from trainsentry.monitor.recorder.seen_calls import WAITING_STEPS
 
 
@@ -252,7 +252,7 @@ def test_ranks_below_a_head_that_is_cut_off_are_answered_and_their_findings_take
     told = []
     head.network.tell_children = told.append
     for message in (found, {"type": "flush", "for": 2, "token": 7}):
-        head.network.inbox.append((2, network.JSON, json.dumps(message).encode()))
+        head.network.inbox.append((2, framing.JSON, json.dumps(message).encode()))
     head.pump()
     assert [a.name for a in head.owner.taken] == ["w"]
     assert [message["type"] for message in told] == ["examined", "flushed"]

@@ -1,0 +1,82 @@
+"""A rank of a meeting that sends nonsense is let go: it takes no other with it, and no memory."""
+
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from meeting_door import enter, free_door, hung_up, on_ranks, say
+
+from trainsentry.collectors import hub_rounds, meeting_secret
+from trainsentry.collectors.sealed_lines import text_of
+from trainsentry.collectors.socket_meeting import Agreement, meet
+
+
+@pytest.fixture
+def door():
+    return free_door()
+
+
+NONSENSE = [
+    {"greatest": 1, "given": ["a", "b"]},
+    {"greatest": 1, "given": [float("nan"), 0.0]},
+    {"greatest": 1, "given": None},
+    {"greatest": "first", "given": [0.0, 0.0]},
+    {"gather": [1], "given": 1},
+    {"gather": -1, "given": 1},
+    {"gather": 0},
+    {"put": "hang/0", "text": "rank 0 says nothing of the kind"},
+    {"put": ["hang/1"], "text": "x"},
+    {"put": "hang/1", "text": "x" * (hub_rounds.LONGEST_WORD + 1)},
+    {"read": 0, "prefix": 7},
+    {"read": None, "prefix": ""},
+    {"no such": "message"},
+]
+
+
+@pytest.mark.parametrize("nonsense", [*NONSENSE, b"[" * 100_000, b"[]", b"7", b"\xff", b"x" * 2**21])
+def test_a_rank_that_sends_nonsense_is_let_go_and_the_board_is_still_there(door, nonsense):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, door, 0, 2, 20)
+        while meeting_secret.left_secret(door.run) is None:
+            time.sleep(0.01)
+        sock, lines = enter(door, 1, 2)
+        say(sock, lines, ready=1)
+        meeting = first.result()
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(lines.pack(nonsense if isinstance(nonsense, bytes) else text_of(nonsense)))
+    assert hung_up(sock)
+    sock.close()
+    with pytest.raises(RuntimeError, match="rank 1 left"):
+        meeting.exchange("mine")
+    meeting.board.put("hang/0", "here")
+    assert meeting.board.all("hang") == {0: "here"}
+    meeting.close()
+
+
+def test_of_proposals_of_two_lengths_rank_0s_counts_and_the_other_rank_is_let_go(door):
+    def work(rank):
+        meeting = meet(door, rank, 3, 20)
+        agreement = Agreement(meeting, 20)
+        agreement.propose([0.0] * (2 if rank == 2 else 3))
+        with pytest.raises(RuntimeError) as error:
+            agreement.result()
+        meeting.close(broken=True)
+        return str(error.value)
+
+    said = on_ranks(3, work)
+    assert all("rank 2 left" in text for text in said[:2])
+
+
+def test_rounds_and_words_of_a_rank_are_bounded():
+    rounds, words = hub_rounds.Rounds(2), hub_rounds.Words()
+    for number in range(hub_rounds.MOST_ROUNDS):
+        rounds.take("gather", number, 1, "x")
+    with pytest.raises(ValueError, match="rounds"):
+        rounds.take("gather", hub_rounds.MOST_ROUNDS, 1, "x")
+    for number in range(hub_rounds.MOST_WORDS):
+        words.put(1, f"word{number}/1", "x")
+    words.put(1, "word0/1", "y")
+    with pytest.raises(ValueError, match="kept"):
+        words.put(1, "one more/1", "x")
+    assert len(words.under("")) == hub_rounds.MOST_WORDS

@@ -1,0 +1,114 @@
+"""Strangers who know all that can be known of a run, and say what its ranks once said, get nothing and stop nothing.
+
+They know its host, its ports, its name and its size, and come before the rank whose place they want.
+"""
+
+import contextlib
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from trainsentry.collectors.socket_meeting import Agreement, Door, meet
+
+
+@pytest.fixture
+def door():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return Door.at("127.0.0.1", str(free.getsockname()[1]))
+
+
+class Stranger:
+    """Calls rank 0 as soon as it is there, and says to be rank 1 of two."""
+
+    def __init__(self, door):
+        end = time.monotonic() + 20
+        while True:
+            try:
+                self.sock = socket.create_connection((door.host, door.ports[0]), 5)
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        self.heard = b""
+        self.say(run=door.run, rank=1, size=2)
+        self.listen()
+        self.say(ready=1)
+
+    def say(self, **message):
+        with contextlib.suppress(OSError):
+            self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def listen(self):
+        """Hear what is said within a moment, or until it is hung up."""
+        self.sock.settimeout(0.5)
+        with contextlib.suppress(OSError):
+            self.heard += self.sock.recv(1 << 16)
+
+
+def beside_a_stranger(door, do, work):
+    """Have two ranks meet and `work` while a stranger, who was there before rank 1, does its own; return all three."""
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(work, 0)
+        stranger = Stranger(door)
+        do(stranger)
+        second = pool.submit(work, 1)
+        try:
+            return first.result(), second.result(), stranger
+        finally:
+            stranger.listen()
+            stranger.sock.close()
+
+
+def test_a_stranger_who_comes_first_takes_no_ranks_place_and_hears_nothing(door):
+    def work(rank):
+        meeting = meet(door, rank, 2, 5)
+        told = meeting.exchange(f"what rank {rank} tells")
+        meeting.close()
+        return told
+
+    def ask(stranger):
+        stranger.say(gather=0, given="what a stranger tells")
+        stranger.say(read=0, prefix="")
+
+    *told, stranger = beside_a_stranger(door, ask, work)
+    assert told == [["what rank 0 tells", "what rank 1 tells"]] * 2
+    assert stranger.heard == b""
+
+
+def test_a_stranger_does_not_stop_the_training(door):
+    def work(rank):
+        meeting = meet(door, rank, 2, 5)
+        agreement = Agreement(meeting, 5)
+        agreement.propose([0.0])
+        agreed = agreement.result()
+        said = meeting.exchange(None)
+        meeting.close()
+        return agreed, said
+
+    def stop(stranger):
+        stranger.say(greatest=1, given=[1.0])
+        stranger.say(gather=0, given=[False, "because I say so"])
+
+    *agreed, _ = beside_a_stranger(door, stop, work)
+    assert agreed == [([0.0], [None, None])] * 2
+
+
+def test_a_stranger_leaves_no_word(door):
+    def work(rank):
+        meeting = meet(door, rank, 2, 5)
+        meeting.board.put(f"hang/{rank}", "here")
+        meeting.exchange(None)
+        words = meeting.board.all("hang")
+        meeting.exchange(None)
+        meeting.close()
+        return words
+
+    def leave(stranger):
+        stranger.say(put="hang/0", text="rank 0 hangs")
+
+    *words, _ = beside_a_stranger(door, leave, work)
+    assert words == [{0: "here", 1: "here"}] * 2

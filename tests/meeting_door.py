@@ -1,0 +1,62 @@
+"""The door of a meeting for tests: a free one, and those who stand at it."""
+
+import contextlib
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from trainsentry.collectors import meeting_secret
+from trainsentry.collectors.handshake import Caller
+from trainsentry.collectors.sealed_lines import SealedLines, text_of
+from trainsentry.collectors.socket_line import prove
+from trainsentry.collectors.socket_meeting import Door
+
+
+def free_door():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return Door.at("127.0.0.1", str(free.getsockname()[1]))
+
+
+def on_ranks(size, work, absent=()):
+    """Do `work(rank)` on each rank at once; return what each gives, or the error that it raises."""
+
+    def guarded(rank):
+        try:
+            return work(rank)
+        except RuntimeError as error:
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(guarded, [rank for rank in range(size) if rank not in absent]))
+
+
+def at_the_door(door):
+    """Return a connection to rank 0, as soon as it is there."""
+    end = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection((door.host, door.ports[0]), 5)
+        except ConnectionRefusedError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def enter(door, rank, size, secret=None):
+    """Call rank 0 and prove oneself, with the run's secret or another; return the socket and its sealed lines."""
+    sock = at_the_door(door)
+    known = secret or meeting_secret.left_secret(door.run)
+    return sock, SealedLines(prove(sock, Caller(known, f"meeting {door.run} of {size}", rank), 5), 2**20)
+
+
+def say(sock, lines, **message):
+    sock.sendall(lines.pack(text_of(message)))
+
+
+def hung_up(sock):
+    """Wait until the other side has hung up."""
+    sock.settimeout(20)
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(1 << 16):
+            pass
+    return True
