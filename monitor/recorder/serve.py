@@ -5,6 +5,7 @@ import selectors
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from trainsentry.collectors.record import StepRecord
@@ -16,6 +17,43 @@ from trainsentry.monitor.ring import Ring
 
 IDLE_SECONDS: Final = 1.0
 """How long to sleep without a sign of the trainer before looking whether it is still there."""
+
+
+class Intake:
+    """Takes messages out of the ring and hands them to the session."""
+
+    def __init__(self, session: Session, ring: Ring) -> None:
+        self.session = session
+        self.ring = ring
+        self._fragments: list[bytes] = []
+        session.newest = lambda: ring.newest
+
+    def drain(self, up_to: int, between: Callable[[], None] = lambda: None) -> bool:
+        """Handle every message before `up_to`; return False when one of them was to close."""
+        while (message := self.ring.read(up_to)) is not None:
+            kind, data = message
+            try:
+                going_on = self._handle(kind, data)
+            except Exception as error:  # noqa: BLE001 - one bad message must not end the recording
+                going_on = True
+                self.session.failed("recorder", error, self.session.step)
+            self.ring.commit()
+            between()
+            if not going_on:
+                return False
+        return True
+
+    def _handle(self, kind: int, data: bytes) -> bool:
+        if kind == RECORD:
+            self.session.take_record(StepRecord.decode(data))
+        elif kind == DEFINITIONS:
+            self.session.table.define(decode(data))
+        elif kind == CONTROL:
+            whole, self._fragments = b"".join([*self._fragments, data]), []
+            return self.session.take_control(decode(whole))
+        elif kind == FRAGMENT:
+            self._fragments.append(data)
+        return True
 
 
 class Recorder:
@@ -32,8 +70,8 @@ class Recorder:
         self._outgoing: deque[bytes] = deque()
         self._announced = 0
         self._rest = b""
-        self._fragments: list[bytes] = []
         self.session = Session(hello, self._send)
+        self.intake = Intake(self.session, ring)
 
     def serve(self) -> None:
         """Run until the trainer closes the session, or is gone and the ring is empty."""
@@ -45,7 +83,7 @@ class Recorder:
             if not running:
                 break
             gone = self._wait()
-            self.session.look_for_hang()
+            self.session.look_around()
             up_to = self.ring.head if gone or not self._announced else self._announced
             if gone:
                 state = "closed" if not self._drain(self.ring.head) else "trainer gone"
@@ -54,31 +92,7 @@ class Recorder:
         self._flush_outgoing(patient=True)
 
     def _drain(self, up_to: int) -> bool:
-        """Handle every message before `up_to`; return False when one of them was to close."""
-        while (message := self.ring.read(up_to)) is not None:
-            kind, data = message
-            try:
-                going_on = self._handle(kind, data)
-            except Exception as error:  # noqa: BLE001 - one bad message must not end the recording
-                going_on = True
-                self.session.failed("recorder", error, self.session.step)
-            self.ring.commit()
-            self._flush_outgoing()
-            if not going_on:
-                return False
-        return True
-
-    def _handle(self, kind: int, data: bytes) -> bool:
-        if kind == RECORD:
-            self.session.take_record(StepRecord.decode(data))
-        elif kind == DEFINITIONS:
-            self.session.table.define(decode(data))
-        elif kind == CONTROL:
-            whole, self._fragments = b"".join([*self._fragments, data]), []
-            return self.session.take_control(decode(whole))
-        elif kind == FRAGMENT:
-            self._fragments.append(data)
-        return True
+        return self.intake.drain(up_to, self._flush_outgoing)
 
     def _wait(self) -> bool:
         """Sleep until the trainer announces something; return True when it is gone."""

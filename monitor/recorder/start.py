@@ -31,6 +31,10 @@ TERMINAL_SIGNALS: Final = [getattr(signal, name) for name in ("SIGINT", "SIGHUP"
 """What a terminal sends to all its processes; the recorder leaves both to the trainer."""
 
 
+KILL_SECONDS: Final = 5.0
+"""How long a process that was killed is waited for; only one that waits for a device or a file server takes longer."""
+
+
 class Running(Protocol):
     """A started recorder."""
 
@@ -39,8 +43,8 @@ class Running(Protocol):
     def join(self, timeout: float) -> bool:
         """Wait for its end; return whether it has ended."""
 
-    def kill(self) -> None:
-        """End it at once, where that is possible."""
+    def kill(self) -> bool:
+        """End it at once, where that is possible; return whether it has ended."""
 
 
 class ProcessRecorder:
@@ -79,10 +83,10 @@ class ProcessRecorder:
             return False
         return True
 
-    def kill(self) -> None:
-        """Kill the process and collect it."""
+    def kill(self) -> bool:
+        """Kill the process and collect it; one that a file system holds fast is not waited for."""
         self.process.kill()
-        self.process.wait()
+        return self.join(KILL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -130,8 +134,21 @@ class ThreadRecorder:
         self.thread.join(timeout)
         return not self.thread.is_alive()
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """Do nothing: a thread cannot be killed; it ends when its socket does."""
+        return not self.thread.is_alive()
+
+
+def is_stopped(running: Running) -> bool:
+    """Whether a recorder's process was stopped by a signal, and does nothing until somebody lets it go on."""
+    process = getattr(running, "process", None)
+    if process is None:
+        return False
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except OSError:  # only Linux says it
+        return False
+    return fields.split()[0] in {"T", "t"}
 
 
 Starter = Callable[[Hello, Ring, socket.socket], Running]
