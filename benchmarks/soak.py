@@ -50,14 +50,16 @@ def memory_mb(pid: int | str) -> tuple[float, float]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, monitor: trainsentry.TrainMonitor, steps: int) -> None:
-    """Train on random batches for `steps` steps."""
-    for _ in range(steps):
+    """Train on random batches for `steps` steps. Every hundredth waits for the recorder, so that nothing is dropped."""
+    for step in range(steps):
         inputs, targets = torch.randn(8, 16), torch.randint(0, 4, (8,))
         loss = functional.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
         monitor.log(loss=loss)
         optimizer.step()
+        if step % 100 == 99:
+            monitor.flush()
 
 
 def soak(steps: int, settings: Mapping[str, Any], directory: str) -> dict[str, tuple[float, float]]:

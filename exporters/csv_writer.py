@@ -132,11 +132,16 @@ class CsvWriter:
         thorough = time.monotonic() - self._checked_at >= LOOK_SECONDS
         if thorough:
             self._checked_at = time.monotonic()
-        for table, known in list(self._files.items()):
-            if is_removed(known.file, known.table.path, thorough=thorough):
-                del self._files[table]
-                known.file.close()
-                self._lost(known.table.first, known.newest, f"{known.table.path.name} was removed while it was written")
+        removed = {t: k for t, k in self._files.items() if is_removed(k.file, k.table.path, thorough=thorough)}
+        for table, known in removed.items():
+            del self._files[table]
+            known.file.close()
+        if removed:
+            names = sorted(known.table.path.name for known in removed.values())
+            others = f" and {len(names) - 1} others" if names[1:] else ""
+            first = min(known.table.first for known in removed.values())
+            newest = max(known.newest for known in removed.values())
+            self._lost(first, newest, f"{names[0]}{others} removed while the run went on")
 
     def _calls(self, record: StepRecord) -> dict[str, tuple[float, float]]:
         """Return order and seconds of the record's collective calls, by name."""

@@ -66,9 +66,9 @@ class EventFile:
         """Cut off what was written behind the first `size` bytes."""
         cut_back(self._file, size)
 
-    def is_removed(self) -> bool:
-        """Whether somebody has removed the file."""
-        return is_removed(self._file, self.path, thorough=True)
+    def is_removed(self, *, thorough: bool) -> bool:
+        """Whether somebody has removed the file; `thorough` asks by its path too."""
+        return is_removed(self._file, self.path, thorough=thorough)
 
     def close(self) -> None:
         """Close the file."""

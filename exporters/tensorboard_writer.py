@@ -110,16 +110,16 @@ class TensorBoardWriter:
                 self._append(self.dashboard.pages())
 
     def _look_for_removed(self) -> None:
-        """Let go of a file that somebody has removed; now and then, for it asks the file system by name."""
+        """Let go of a file that somebody has removed."""
         now = time.monotonic()
-        if self._file is None or now - self._checked_at < LOOK_SECONDS:
+        thorough = now - self._checked_at >= LOOK_SECONDS
+        self._checked_at = now if thorough else self._checked_at
+        if self._file is None or not self._file.is_removed(thorough=thorough):
             return
-        self._checked_at = now
-        if self._file.is_removed():
-            self._file.close()
-            if self._first is not None:
-                self._lost(self._first, self._step, f"{self._file.path.name} was removed while it was written")
-            self._file, self._first, self._files = None, None, self._files + 1
+        self._file.close()
+        if self._first is not None:
+            self._lost(self._first, self._step, f"{self._file.path.name} removed while the run went on")
+        self._file, self._first, self._files = None, None, self._files + 1
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append scalars that are in no record, such as the monitor's own cost."""

@@ -231,6 +231,8 @@ class RecorderLink:
         found: list[dict[str, Any]] = []
         answers: list[dict[str, Any]] = []
         end, relay = time.monotonic() + timeout, -1
+        if not is_stopped(self._running):  # one that is only slow is given its time again
+            self._dropping, self._patience = False, self.hello.max_wait
         while not answers and relay != self.relay and self.dead is None:
             self._tokens += 1
             relay, token = self.relay, self._tokens

@@ -123,6 +123,7 @@ class Sink:
             if self.off is not None or self._closing:
                 self._lose(step, self.off or "it is closed")
             elif self._writes and self._held + size > self.kept_bytes and not last:
+                self._refusing = True
                 self._lose(step, self.trouble or "it is slower than the training")
             else:
                 if self._refusing:
@@ -196,7 +197,9 @@ class Sink:
         with self._changed:
             self._remove_oldest()
             self.written += 1
-            self._faults = 0
+            if self._faults:
+                self._faults = 0
+                self.gaps.end(self.name)
             self._failing = False
             if not self._writes and self.trouble is not None:
                 self.trouble = None
@@ -239,7 +242,6 @@ class Sink:
         self._held = 0
 
     def _lose(self, step: int, reason: str) -> None:
-        self._refusing = True
         self.gaps.note(self.name, step, step, reason)
 
     def _complain(self, reason: str, step: int) -> None:

@@ -22,9 +22,11 @@ _QUIET: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
     "PYTHONWARNINGS": "ignore",
 }
-"""The recorder sees no device and takes one thread."""
+"""The recorder sees no device and takes one thread for its arithmetic. Its writers are threads too, and with a heap for
+each of them its memory would grow for as long as their turns differ."""
 
 
 TERMINAL_SIGNALS: Final = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
