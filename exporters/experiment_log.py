@@ -28,7 +28,7 @@ class Backend(Protocol):
 
 
 class ExperimentLog:
-    """Logs records to a backend, which `begin` makes at the first of them; it waits for the backend's answers.
+    """Logs records to a backend, which `begin` makes; it waits for the backend's answers.
 
     What the library raises because something did not answer is an `OSError` here: it may be asked again.
     """
@@ -40,6 +40,11 @@ class ExperimentLog:
         self._backend: Backend | None = None
         self._dashboard = Dashboard(table)
         self._told: set[int] = set()
+
+    def open(self) -> None:
+        """Begin the run; the first record does so as well."""
+        with _told_apart():
+            self._begun()
 
     def write(self, record: StepRecord) -> None:
         """Log the numbers of a record."""

@@ -15,9 +15,13 @@ from trainsentry.monitor.recorder.hello import Hello
 _claimed: dict[Path, int] = {}
 
 
-def claim_restart(directory: Path) -> Claim:
-    """Claim this start's number in a directory, which another run, of this process or of any other, may use too."""
-    claim = claim_start(directory, max(next_restart(directory), _claimed.get(directory, -1) + 1))
+def claim_restart(directory: Path, *, writes: bool = True) -> Claim:
+    """Claim this start's number in a directory, which another run, of this process or of any other, may use too.
+
+    A rank that writes nothing yet leaves no trace there; its recorder claims the number when it begins to.
+    """
+    number = max(next_restart(directory), _claimed.get(directory, -1) + 1)
+    claim = claim_start(directory, number) if writes else Claim(None, number)
     _claimed[directory] = claim.restart
     return claim
 

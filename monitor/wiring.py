@@ -53,10 +53,10 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     _check_detectors(config)
     _check_installed(config)
     root = Path(config.output_dir).absolute()
-    claim = claim_restart(root / f"rank{run.rank}")
+    company = run.company
+    claim = claim_restart(root / f"rank{run.rank}", writes=company is None or not company.quiet)
     if claim.rivals:
         guard.warn_once("output_dir", _rivals_in_words(claim, root))
-    company = run.company
     hello = hello_for(config, root, run.rank, run.start_step, claim, len(config.watched_ranks(run.world_size)))
     if company is not None:
         hello = replace(hello, place=company.place, quiet=company.quiet)

@@ -12,11 +12,15 @@ SHOWN_GAPS: Final = 3
 
 
 class Gaps:
-    """Gaps in the order they began: `{"sink", "first_step", "last_step", "reason"}`. Any thread may note one."""
+    """Gaps in the order they began: `{"sink", "first_step", "last_step", "reason"}`. Any thread may note one.
+
+    `changes` counts what was noted.
+    """
 
     def __init__(self, known: Sequence[dict[str, Any]] = ()) -> None:
         self._list: list[dict[str, Any]] = [dict(gap) for gap in known]
         self._open: dict[str, dict[str, Any]] = {}
+        self.changes = 0
         self._lock = threading.Lock()
 
     def note(self, sink: str, first: int, last: int, reason: str) -> None:
@@ -27,6 +31,7 @@ class Gaps:
                 gap = {"sink": sink, "first_step": first, "last_step": last, "reason": reason}
                 self._list.append(gap)
             self._open[sink] = gap
+            self.changes += 1
             gap["first_step"], gap["last_step"] = min(gap["first_step"], first), max(gap["last_step"], last)
 
     def add(self, sink: str, first: int, last: int, reason: str) -> None:

@@ -191,15 +191,20 @@ class RecorderLink:
         found, self._inbox = self._inbox + self._receive(), []
         return found
 
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], timeout: float) -> list[dict[str, Any]]:
-        """Return messages up to one that is `wanted`, or what has come within `timeout` seconds."""
+    def wait_for(
+        self, wanted: Callable[[dict[str, Any]], bool], timeout: float, relay: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return messages up to one that is `wanted`, or what has come within `timeout` seconds.
+
+        With `relay`, what only the recorder of that number can answer is not waited for when another has its place.
+        """
         found: list[dict[str, Any]] = []
         moved = time.monotonic()
-        end, relay = moved + timeout, self.relay
+        end = moved + timeout
         while self.dead is None:
             found += self.poll()
             left = end - time.monotonic()
-            if any(wanted(m) for m in found) or left <= 0 or self.dead is not None or relay != self.relay:
+            if any(wanted(m) for m in found) or left <= 0 or self.dead is not None or relay not in {None, self.relay}:
                 break
             if not is_stopped(self._running):
                 moved = time.monotonic()
@@ -238,7 +243,7 @@ class RecorderLink:
             relay, token = self.relay, self._tokens
             if not self.send(kind, token=token):
                 return found + self.poll(), None
-            found += self.wait_for(partial(_answers, answer, token), end - time.monotonic())
+            found += self.wait_for(partial(_answers, answer, token), end - time.monotonic(), relay)
             answers = [m for m in found if m["type"] == answer]
         return [m for m in found if m["type"] != answer], answers[-1] if answers else None
 
@@ -334,6 +339,7 @@ class RecorderLink:
     def _finish(self, *, gone: bool) -> list[dict[str, Any]]:
         """Write what is left in the ring, if no recorder can come and write it too; return what there is to tell."""
         self.gaps.end()
+        self.gaps.recorder_died()
         if self.dead in {None, CLOSED}:
             self.dead = "the recorder did not answer as the run ended, and was killed"
         left = steps_in(self.ring)

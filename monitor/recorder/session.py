@@ -21,16 +21,16 @@ from trainsentry.exporters.json_files import append_lines, replace_json
 from trainsentry.exporters.run_file import write_run
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.alert import begin_alert
-from trainsentry.monitor.recorder.claim import RENEW_SECONDS, release, renew
+from trainsentry.monitor.recorder.claim import RENEW_SECONDS, claim_start, release, renew
 from trainsentry.monitor.recorder.disk_quota import quota_works
 from trainsentry.monitor.recorder.findings import Findings
 from trainsentry.monitor.recorder.gaps import Gaps
 from trainsentry.monitor.recorder.gathering import PENDING_STEPS
 from trainsentry.monitor.recorder.hang_report import HangReport
 from trainsentry.monitor.recorder.hello import Hello
-from trainsentry.monitor.recorder.home import Home
+from trainsentry.monitor.recorder.home import Home, write_anew
 from trainsentry.monitor.recorder.incident_book import IncidentBook, next_incident_id
-from trainsentry.monitor.recorder.metrics import Metrics
+from trainsentry.monitor.recorder.metrics import Metrics, MetricsSink
 from trainsentry.monitor.recorder.place import Place
 from trainsentry.monitor.recorder.sink import LAST_SECONDS, Sink
 from trainsentry.monitor.recorder.standing import Standing
@@ -65,14 +65,14 @@ class Session:
             self.table.define(hello.definitions)
         self.root = Path(hello.output_dir)
         self.directory = self.root / f"rank{hello.rank}"
-        self._incidents_file, self._run_file = (self.root / hello.own_name(n) for n in ("incidents.jsonl", "run.json"))
+        self.incidents_file, self.run_file = (self.root / hello.own_name(n) for n in ("incidents.jsonl", "run.json"))
         self.detection = detection_for(self.table, hello.detect)
         rank_alone = hello.rank if hello.place is None else 0
-        first_id = next_incident_id(self._incidents_file, rank_alone)
+        first_id = next_incident_id(self.incidents_file, rank_alone)
         self.incidents = IncidentLog(self.table, first_id, max(QUIET_STEPS, 2 * hello.slowest_every))
         self.overflow = OverflowRule(self.table)
         self.gaps = Gaps(hello.gaps)
-        self.standing = Standing(self.gaps, send, hello.gaps)
+        self.standing = Standing(self.gaps, send)
         self.journal = Sink(JOURNAL, self.gaps, hello.max_wait)
         self.writers = Writers(hello, self.directory, self.table, hello.restart, self.gaps)
         self.together: Together | None = None
@@ -90,18 +90,17 @@ class Session:
             self.incidents, self.table, self._tell_trainers, self._write_incident, self._alert, self._reached
         )
         self._told_incident: int | None = None
-        self._graph: dict[str, Any] = {}
-        self._run: dict[str, Any] = {}
+        self.graph: dict[str, Any] = {}
+        self.run: dict[str, Any] = {}
         self._home = Home(self.directory)
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = self._looked_at = self._renewed_at = -math.inf
         self._blind: str | None = None
         self._hang = HangReport(self.directory)
-        self.metrics: Sink | None = None
+        self.metrics: MetricsSink | None = None
         if hello.prometheus is not None:
-            self.metrics = Sink("prometheus", self.gaps, hello.max_wait, patient=False, kept_bytes=1)
-            self._metrics = Metrics(hello.prometheus, self.root, first=hello.rank == 0)
-            self.metrics.submit(self._metrics.begin, max(self.step, hello.start_step))
+            metrics = Metrics(hello.prometheus, self.root, first=hello.rank == 0)
+            self.metrics = MetricsSink(metrics, self.gaps, hello.max_wait, hello.start_step)
 
     def _join(self, place: Place) -> None:
         """Take this rank's place among the others."""
@@ -195,25 +194,12 @@ class Session:
             return
         self._looked_at = now
         self.standing.tell(self.sinks)
-        self._write_own(lambda: self._home.look(self._write_anew), self.step)
+        self._write_own(lambda: self._home.look(lambda: write_anew(self)), self.step)
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
             self.journal.submit(lambda: renew(self.hello.claim), self.step)
         if self.is_root and self.detection is not None:
             self._look_for_hang()
-
-    def _write_anew(self) -> None:
-        """Write again what is replaced as a whole, and the incidents: somebody has removed the directory."""
-        self.gaps.add(JOURNAL, self.hello.start_step, max(self.step, 0), f"{self.directory} was removed")
-        renew(self.hello.claim)
-        if self._graph:
-            replace_json(self.own_file("graph.json"), self._graph)
-        if self._run and not (self._run_file).exists():
-            write_run(self._run_file, self._run)
-        if self.is_root and not self._incidents_file.exists():
-            append_lines(
-                self._incidents_file, [incident.to_json() for incident in tuple(self.incidents.incidents.values())]
-            )
 
     def _look_for_hang(self) -> None:
         """Make an incident of a step that does not end, for the training process cannot say it."""
@@ -257,12 +243,14 @@ class Session:
 
     def _speak_up(self) -> None:
         """Write this rank's own files from here on, and what was kept of the last steps: it is suspected."""
-        self.hello = replace(self.hello, quiet=False)
+        claim = claim_start(self.directory, self.hello.restart)
+        self.restart = claim.restart
+        self.hello = replace(self.hello, quiet=False, restart=claim.restart, claim=claim.to_json(), beside=claim.beside)
         self.writers = Writers(self.hello, self.directory, self.table, self.hello.restart, self.gaps)
         for record in self._kept:
             self.writers.write(record)
         self._kept.clear()
-        graph = self._graph
+        graph = self.graph
         self._write_own(lambda: replace_json(self.own_file("graph.json"), graph), self.step)
         self._renew_status("running")
 
@@ -273,7 +261,7 @@ class Session:
 
     def _write_incident(self, incident: Incident) -> None:
         line = incident.to_json()
-        self.journal.submit(lambda: append_lines(self._incidents_file, [line]), incident.last_seen)
+        self.journal.submit(lambda: append_lines(self.incidents_file, [line]), incident.last_seen)
         self.writers.write_incident(incident)
 
     def _alert(self, incident: Incident) -> None:
@@ -293,11 +281,11 @@ class Session:
             line = message["line"]
             self._write_own(lambda: append_lines(self.own_file("sampling.jsonl"), [line]), line["step"])
         elif kind == messages.GRAPH:
-            self._graph = message["graph"]
+            self.graph = message["graph"]
             self._write_own(lambda: replace_json(self.own_file("graph.json"), message["graph"]), self.step)
         elif kind == messages.RUN:
-            self._run = message["run"]
-            self.journal.submit(lambda: write_run(self._run_file, message["run"]), self.step)
+            self.run = message["run"]
+            self.journal.submit(lambda: write_run(self.run_file, message["run"]), self.step)
             self.writers.write_settings(message["run"], self.step)
         elif kind == messages.ACTION:
             self.take_action(message)
@@ -351,12 +339,12 @@ class Session:
             if writers is not None:
                 writers.close(self.step)
         if self.metrics is not None:
-            self.metrics.close(LAST_SECONDS)
+            self.metrics.sink.close(LAST_SECONDS)
         self._renew_status(state)
         self.journal.submit(lambda: release(self.hello.claim), self.step, last=True)
         self.journal.close()
         self.standing.tell(self.sinks)
-        self.standing.tell_end(sink for sink in self.sinks if sink is not self.metrics)
+        self.standing.tell_end(self.files)
 
     def settle_all(self) -> None:
         """Bring every incident to its end: what is known of it by now is written and told."""
@@ -367,12 +355,15 @@ class Session:
     # ------------------------------------------------------------------ status
 
     @property
+    def files(self) -> list[Sink]:
+        """Every place where records are written here."""
+        others = self.global_writers.sinks if self.global_writers is not None else []
+        return [*self.writers.sinks, *others, self.journal]
+
+    @property
     def sinks(self) -> list[Sink]:
-        """Every place that is written here."""
-        found = [sink for sink, _ in self.writers.exporters]
-        if self.global_writers is not None:
-            found += [sink for sink, _ in self.global_writers.exporters]
-        return [*found, self.journal, *([self.metrics] if self.metrics is not None else [])]
+        """Those, and the metrics."""
+        return self.files if self.metrics is None else [*self.files, self.metrics.sink]
 
     def own_file(self, name: str) -> Path:
         """Return the path of a file of this rank."""
@@ -387,8 +378,8 @@ class Session:
         if state is None and now - self._status_at < STATUS_SECONDS:
             return
         self._status_at = now
-        if self.metrics is not None and (self.metrics.trouble or not self.metrics.is_busy):
-            self.metrics.submit(lambda: self._metrics.renew(now=state is not None), max(self.step, 0))
+        if self.metrics is not None:
+            self.metrics.renew(self.step, now=state is not None)
         data = status_of(self, state or "running")
         self._write_own(lambda: replace_json(self.own_file("status.json"), data), self.step, last=state is not None)
 

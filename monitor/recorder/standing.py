@@ -12,22 +12,21 @@ KINDS: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off":
 
 
 class Standing:
-    """Sends what is new of sinks and of the gaps, which the trainer keeps for a successor; `known` it knows already."""
+    """Sends what is new of sinks and of the gaps, which the trainer keeps for a successor."""
 
-    def __init__(self, gaps: Gaps, send: Callable[[dict[str, Any]], None], known: list[dict[str, Any]]) -> None:
+    def __init__(self, gaps: Gaps, send: Callable[[dict[str, Any]], None]) -> None:
         self.gaps = gaps
         self._send = send
-        self._told = known
+        self._told = 0
 
     def tell(self, sinks: Iterable[Sink]) -> None:
         """Tell what is new."""
         for sink in sinks:
             for news in sink.take_news():
                 self._send({"type": KINDS[news.what], "part": sink.name, "message": news.reason, "step": news.step})
-        gaps = self.gaps.to_json()
-        if gaps != self._told:
-            self._told = gaps
-            self._send({"type": messages.GAPS, "gaps": gaps})
+        if self.gaps.changes != self._told:
+            self._told = self.gaps.changes
+            self._send({"type": messages.GAPS, "gaps": self.gaps.to_json()})
 
     def tell_end(self, files: Iterable[Sink]) -> None:
         """Tell that all is over: every gap, and, where nothing at all could be written to `files`, why."""

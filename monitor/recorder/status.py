@@ -23,7 +23,7 @@ def status_of(session: "Session", state: str) -> dict[str, Any]:
         "anomalies": session.findings.anomalies,
         "overflow_steps": session.overflow.count,
         "skipped_overflow_steps": session.overflow.skipped,
-        "exporters": {sink.name: sink.state for sink in session.sinks if sink is not session.metrics},
+        "exporters": {sink.name: sink.state for sink in session.files},
         "gaps": session.gaps.to_json(),
         "lag_steps": lag_steps,
         "lag_seconds": lag_seconds,

@@ -14,7 +14,7 @@ from trainsentry.monitor.recorder.gaps import Gaps
 from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.sink import FINISH_SECONDS, Sink
 
-LOG_SECONDS: Final = 25.0
+LOG_SECONDS: Final = 45.0
 """How long the end of an experiment's log is waited for: what waits is sent, and some libraries upload files then."""
 
 GLOBAL: Final = "global"
@@ -67,12 +67,20 @@ class Writers:
             return
         from trainsentry.exporters.experiment_log import ExperimentLog, MlflowRun, WandbRun
 
+        logs = []
         if hello.wandb is not None:
-            log = ExperimentLog("wandb", table, partial(WandbRun, hello.wandb, hello.output_dir))
-            self.exporters.append((Sink("wandb", self.gaps, hello.max_wait, patient=False), log))
+            logs.append(ExperimentLog("wandb", table, partial(WandbRun, hello.wandb, hello.output_dir)))
         if hello.mlflow is not None:
-            log = ExperimentLog("mlflow", table, partial(MlflowRun, hello.mlflow))
-            self.exporters.append((Sink("mlflow", self.gaps, hello.max_wait, patient=False), log))
+            logs.append(ExperimentLog("mlflow", table, partial(MlflowRun, hello.mlflow)))
+        for log in logs:
+            sink = Sink(log.name, self.gaps, hello.max_wait, patient=False)
+            sink.submit(log.open, hello.start_step)  # these libraries take seconds to load
+            self.exporters.append((sink, log))
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """The places that are written."""
+        return [sink for sink, _ in self.exporters]
 
     def write(self, record: StepRecord) -> None:
         """Have every writer write a record."""
