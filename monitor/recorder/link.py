@@ -260,14 +260,19 @@ class RecorderLink:
             if not data:
                 self._ended()
                 break
-            found += self._lines.feed(data)
-        for message in found:
+            found += self._hear(data)
+        return found
+
+    def _hear(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the messages that bytes complete; what they say of the recording itself is noted."""
+        heard = self._lines.feed(data)
+        for message in heard:
             self.gaps.hear(message)
             if message["type"] == messages.EXAMINED:
                 self._verdicts_missing = 0  # however late: it judges again
             elif message["type"] == messages.CLOSED:
                 self.nothing_written = message["nothing_written"]
-        return found
+        return heard
 
     # ------------------------------------------------------------------ life and death
 

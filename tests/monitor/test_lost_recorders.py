@@ -117,3 +117,21 @@ def test_a_successor_knows_the_gaps_of_the_recorder_before_it(out):
         train(model, optimizer, STEPS, monitor, before_step=before_step)
     assert gaps(out) == [("csv", 0, 3)]
     assert rows(out) == dict.fromkeys(range(4, STEPS), 4)
+
+
+def test_what_a_recorder_kept_for_a_full_disk_is_a_gap_when_it_dies(out, monkeypatch):
+    (out / "rank0").mkdir(parents=True)
+    (out / "rank0" / "gradient_0-999.csv").symlink_to("/dev/full")
+    monkeypatch.setattr("trainsentry.monitor.starting.next_restart", lambda directory: 0)
+    model, optimizer, monitor = make(out)
+
+    def before_step(step):
+        if step == 6:
+            monitor.flush()
+            monitor._loop.link.running.process.kill()
+            monitor._loop.link.running.process.wait()
+
+    with monitor:
+        train(model, optimizer, STEPS, monitor, before_step=before_step)
+    missing = {step for sink, first, last in gaps(out) for step in range(first, last + 1) if sink == "csv"}
+    assert missing == set(range(STEPS))
