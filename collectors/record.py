@@ -12,6 +12,8 @@ from trainsentry.collectors.statistics import COLUMNS
 
 _HEADER: Final = struct.Struct("=qqiiiid")
 _ROW_BYTES: Final = 4 + 4 + 8 * COLUMNS
+_OBJECT_BYTES: Final = 640
+"""Bytes of a record beside its rows: itself, its arrays and the allocator's rounding; tracemalloc says 510 to 590."""
 
 
 def as_index(ids: npt.NDArray[np.int32]) -> Any:
@@ -70,6 +72,11 @@ class StepRecord:
     def nbytes(self) -> int:
         """Bytes of the encoded record."""
         return _HEADER.size + len(self) * _ROW_BYTES
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that the record takes, once `forget_columns` was called."""
+        return self.nbytes + _OBJECT_BYTES
 
     def encode(self) -> list[bytes]:
         """Return the record as buffers to be written one behind the other."""

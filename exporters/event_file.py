@@ -17,6 +17,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.collectors.series import ACTIVATION_QUANTITIES, GRADIENT_UNREDUCED
+from trainsentry.exporters.whole_writes import append_whole, cut_back, is_removed
 
 EVENTS: Final = "events.out.tfevents"
 """How the name of an event file begins."""
@@ -25,7 +26,7 @@ _MASK: Final = 0xA282EAD8
 
 
 class EventFile:
-    """One event file, opened with the first event; readable by TensorBoard after every `write`."""
+    """One event file, opened with the first event; readable by TensorBoard after every `write`, also one that fails."""
 
     def __init__(self, directory: Path, suffix: str = "", prefix: str = EVENTS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,15 @@ class EventFile:
     @property
     def size(self) -> int:
         """Bytes written so far."""
-        return self._file.tell()
+        return self._file.seek(0, os.SEEK_END)
+
+    def cut_back(self, size: int) -> None:
+        """Cut off what was written behind the first `size` bytes."""
+        cut_back(self._file, size)
+
+    def is_removed(self, *, thorough: bool) -> bool:
+        """Whether somebody has removed the file; `thorough` asks by its path too."""
+        return is_removed(self._file, self.path, thorough=thorough)
 
     def close(self) -> None:
         """Close the file."""
@@ -68,7 +77,7 @@ class EventFile:
     def _append(self, event: Event) -> None:
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
-        self._file.write(b"".join([length, _masked_crc(length), data, _masked_crc(data)]))
+        append_whole(self._file, b"".join([length, _masked_crc(length), data, _masked_crc(data)]))
 
 
 def tag(quantity: str, statistic: str, name: str, micro_step: int, *, scalar: bool = False, vpp_stage: int = 0) -> str:

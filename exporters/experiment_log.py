@@ -3,26 +3,19 @@
 Keys and tokens are those libraries' own business: they take them from the environment.
 """
 
-import queue
-import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.exporters.dashboard import Dashboard
 
-MAX_WAITING: Final = 1000
-"""Steps that wait for a library that is slow; then the oldest are left out, and the training is not waited for."""
-
-LAST_SECONDS: Final = 20.0
-"""How long the end of a run waits for what is still to be sent."""
-
 
 class Backend(Protocol):
-    """Where an experiment is logged. It is called from one thread of its own; what it raises ends it."""
+    """Where an experiment is logged. It is called from one thread."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log numbers by name."""
@@ -35,75 +28,73 @@ class Backend(Protocol):
 
 
 class ExperimentLog:
-    """Hands records to a backend through a bounded queue. `begin` makes the backend, in its own thread."""
+    """Logs records to a backend, which `begin` makes; it waits for the backend's answers.
 
-    def __init__(self, name: str, table: SeriesTable, begin: Any) -> None:
+    What the library raises because something did not answer is an `OSError` here: it may be asked again.
+    """
+
+    def __init__(self, name: str, table: SeriesTable, begin: Callable[[], Backend]) -> None:
         self.name = name
         self.table = table
-        self.left_out = 0
-        self.error: str | None = None
         self._begin = begin
+        self._backend: Backend | None = None
         self._dashboard = Dashboard(table)
         self._told: set[int] = set()
-        self._jobs: queue.Queue[Any] = queue.Queue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._work, name=f"trainsentry-{name}", daemon=True)
-        self._thread.start()
+
+    def open(self) -> None:
+        """Begin the run; the first record does so as well."""
+        with _told_apart():
+            self._begun()
 
     def write(self, record: StepRecord) -> None:
-        """Have the numbers of a record logged.
-
-        Raises:
-            RuntimeError: when the backend has failed: then it is switched off.
-
-        """
-        if self.error is not None:
-            raise RuntimeError(self.error)
+        """Log the numbers of a record."""
         tags, values = self._dashboard.numbers(record)
         numbers = dict(zip(tags, values, strict=True))
         for row, series_id in enumerate(record.ids.tolist()):
             series = self.table.series[series_id]
             if series.scalar:
                 numbers[series.name] = float(record.values[row, VALUE])
-        self._put(("log", record.step, numbers))
+        with _told_apart():
+            self._begun().log(record.step, numbers)
 
     def write_incident(self, incident: Any) -> None:
-        """Have an incident logged, once."""
+        """Log an incident, once."""
         if incident.id not in self._told:
+            with _told_apart():
+                self._begun().incident(incident.to_json())
             self._told.add(incident.id)
-            self._put(("incident", incident.to_json(), None))
 
     def close(self) -> None:
-        """Log what waits, as far as that takes no longer than LAST_SECONDS, and end the run."""
-        self._put(("finish", None, None))
-        self._thread.join(LAST_SECONDS)
+        """End the run, if it has begun."""
+        if self._backend is not None:
+            with _told_apart():
+                self._backend.finish()
 
-    def _put(self, job: Any) -> None:
-        while True:
-            try:
-                self._jobs.put_nowait(job)
-            except queue.Full:
-                try:
-                    self._jobs.get_nowait()
-                    self.left_out += 1
-                except queue.Empty:
-                    continue
-            else:
-                return
+    def _begun(self) -> Backend:
+        if self._backend is None:
+            self._backend = self._begin()
+        return self._backend
 
-    def _work(self) -> None:
-        try:
-            backend = self._begin()
-            while True:
-                kind, first, second = self._jobs.get()
-                if kind == "log":
-                    backend.log(first, second)
-                elif kind == "incident":
-                    backend.incident(first)
-                else:
-                    backend.finish()
-                    return
-        except Exception as error:  # noqa: BLE001 - whatever the library raises ends this log and nothing else
-            self.error = f"{self.name}: {type(error).__name__}: {error}"
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """Let what stems from the network or the file system out as an `OSError`.
+
+    Raises:
+        OSError: where the error, or one that it was raised for, is one.
+
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        source: BaseException | None = error
+        while source is not None and not isinstance(source, OSError):
+            source = source.__cause__ or source.__context__
+        if source is None:
+            raise
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 class WandbRun:

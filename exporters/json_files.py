@@ -1,10 +1,13 @@
 """JSON files that are replaced as a whole, and JSON-lines files that grow by a line."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from trainsentry.exporters.whole_writes import append_whole
 
 Report = Callable[[Path, int, str], None]
 """Receives file, line number (from 1) and what is wrong with the line."""
@@ -14,19 +17,24 @@ def replace_json(path: Path, data: Any) -> None:
     """Write `data` so that a reader sees either the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Append JSON lines in one write; a torn last line of a killed writer is cut off first."""
+    """Append JSON lines in one write, all or none; a torn last line of a killed writer is cut off first."""
     if not lines:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     cut_torn_line(path)
     text = "".join(json.dumps(line) + "\n" for line in lines)
     with path.open("ab", buffering=0) as file:
-        file.write(text.encode())
+        append_whole(file, text.encode())
 
 
 def read_lines(path: Path, report: Report) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,5 +1,6 @@
 """Writes step records as TensorBoard event files, while the run goes on."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,6 +16,8 @@ from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_ORDE
 from trainsentry.collectors.statistics import STATISTICS, VALUE
 from trainsentry.exporters.dashboard import Dashboard
 from trainsentry.exporters.event_file import EventFile, tag
+from trainsentry.exporters.exporter import Lost, nothing_lost
+from trainsentry.exporters.whole_writes import LOOK_SECONDS
 
 MAX_FILE_BYTES: Final = 64 * 2**20
 """Size at which a new event file is begun, so that old ones can go when the disk quota asks for it."""
@@ -32,6 +35,9 @@ class TensorBoardWriter:
     Every step has the numbers over all layers of each quantity. The statistics of single series whose names match one
     of `raw` are written too, while there are no more than `max_raw_tags` of them (-1 for any number). Pictures are
     renewed every `renew_every` steps, less often in a long run, and when it ends.
+
+    A record is written whole or, where that fails, not at all: it can be tried again. A file that somebody removes is
+    begun anew; `lost` hears which steps went with it.
     """
 
     def __init__(
@@ -43,12 +49,16 @@ class TensorBoardWriter:
         raw: Sequence[str] = ("*",),
         max_raw_tags: int = MAX_RAW_TAGS,
         renew_every: int = RENEW_EVERY,
+        lost: Lost = nothing_lost,
     ) -> None:
         self.directory = directory
         self.table = table
         self.raw = tuple(raw)
         self.max_raw_tags = max_raw_tags
         self.renew_every = renew_every
+        self._lost = lost
+        self._first: int | None = None
+        self._checked_at = 0.0
         self.dashboard = Dashboard(table)
         self._columns = [(name, STATISTICS.index(name)) for name in statistics]
         self._file: EventFile | None = None
@@ -64,23 +74,52 @@ class TensorBoardWriter:
         self._renewed: int | None = None
 
     def write(self, record: StepRecord) -> None:
-        """Append one event with the values of the record."""
+        """Append one event with the values of the record.
+
+        Raises:
+            OSError: when the file cannot be written; then nothing of the record stands in it.
+
+        """
+        self._look_for_removed()
         tags, numbers = self.dashboard.numbers(record)
         ids = record.ids.tobytes()
         if ids != self._ids:
             self._choose(record)
             self._ids, self._last = ids, self._last + tags
         file = self._open()
-        file.write(record.step, record.time, self._last, record.values[self._rows, self._places].tolist() + numbers)
-        self._step = record.step
-        first = self._renewed is None
-        if self._renewed is None or abs(record.step - self._renewed) >= max(self.renew_every, self._renewed // 10):
-            self._renewed = record.step
-            if not first:
-                self._append(self.dashboard.pages())
+        size, renewed = file.size, self._renewed
+        try:
+            file.write(record.step, record.time, self._last, record.values[self._rows, self._places].tolist() + numbers)
+            self._step = record.step
+            self._renew(record.step)
+        except OSError:
+            file.cut_back(size)
+            self._renewed = renewed
+            raise
+        self._first = record.step if self._first is None else self._first
         if file.size >= MAX_FILE_BYTES:
             file.close()
-            self._file, self._files = None, self._files + 1
+            self._file, self._first, self._files = None, None, self._files + 1
+
+    def _renew(self, step: int) -> None:
+        """Append the pictures as they are now, if it is time."""
+        first = self._renewed is None
+        if self._renewed is None or abs(step - self._renewed) >= max(self.renew_every, self._renewed // 10):
+            self._renewed = step
+            if not first:
+                self._append(self.dashboard.pages())
+
+    def _look_for_removed(self) -> None:
+        """Let go of a file that somebody has removed."""
+        now = time.monotonic()
+        thorough = now - self._checked_at >= LOOK_SECONDS
+        self._checked_at = now if thorough else self._checked_at
+        if self._file is None or not self._file.is_removed(thorough=thorough):
+            return
+        self._file.close()
+        if self._first is not None:
+            self._lost(self._first, self._step, f"{self._file.path.name} removed while the run went on")
+        self._file, self._first, self._files = None, None, self._files + 1
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append scalars that are in no record, such as the monitor's own cost."""
@@ -102,6 +141,8 @@ class TensorBoardWriter:
 
     def close(self) -> None:
         """Renew the pictures a last time, and close the event file."""
+        self._checked_at = -math.inf
+        self._look_for_removed()
         if self._file is not None:
             self._append(self.dashboard.pages())
             self._file.close()

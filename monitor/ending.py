@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from trainsentry.exporters.json_files import replace_json
 from trainsentry.exporters.run_file import SCHEMA_VERSION
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.link import CLOSED
 from trainsentry.monitor.step_loop import StepLoop
 from trainsentry.monitor.trainer_counters import counters_of
 
@@ -48,7 +49,7 @@ def _at_exit() -> None:
 def end_recorder(loop: StepLoop, root: Path) -> None:
     """Have everything written that was recorded, tell the last incidents, and end the recorder.
 
-    A recorder that does not answer is not waited for twice.
+    A recorder that does not answer is not waited for twice; what it leaves, the link writes.
     """
     loop.publish(wait=True)
     loop.counters.tell()
@@ -57,18 +58,24 @@ def end_recorder(loop: StepLoop, root: Path) -> None:
     loop.triggers.grant_last()
     loop.counters.tell()
     loop.triggers.hear(loop.link.close(FLUSH_SECONDS if answer is not None else 0.0))
-    if loop.link.dead not in {None, "closed"}:
+    if loop.link.dead not in {None, CLOSED} and not loop.link.drained:
         _write_last_status(loop, root)
 
 
 def _write_last_status(loop: StepLoop, root: Path) -> None:
-    """Write `status.json` from the trainer, when no recorder is left to do it."""
+    """Write `status.json` from the trainer, when nothing is left that could do it otherwise."""
     status = {
         "schema_version": SCHEMA_VERSION,
         "state": f"recorder dead: {loop.link.dead}",
         "rank": loop.rank,
     }
     replace_json(
-        root / f"rank{loop.rank}" / "status.json",
-        {**status, "step": loop.step - 1, "updated": time.time(), **counters_of(loop)},
+        root / f"rank{loop.rank}" / loop.link.hello.own_name("status.json"),
+        {
+            **status,
+            "step": loop.step - 1,
+            "gaps": loop.link.gaps.to_json(),
+            "updated": time.time(),
+            **counters_of(loop),
+        },
     )

@@ -30,7 +30,7 @@ class _Pending:
 class HandOver:
     """Makes records of rows, hands them to the recorder, and keeps the last ones: the flight recorder.
 
-    `recorded` holds at most `keep_bytes` of records, and always the newest.
+    `recorded` holds at most `keep_bytes` of memory, and always the newest record.
     """
 
     def __init__(self, link: RecorderLink, table: SeriesTable, rank: int, *, keep_bytes: int) -> None:
@@ -76,8 +76,9 @@ class HandOver:
 
     def hand_over(self, record: StepRecord) -> None:
         """Send a record to the recorder and keep it for a while."""
+        record.forget_columns()
         self.recorded.append(record)
-        self.recorded_bytes += record.nbytes
+        self.recorded_bytes += record.held_bytes
         while self.recorded_bytes > self.keep_bytes and len(self.recorded) > 1:
-            self.recorded_bytes -= self.recorded.popleft().nbytes
+            self.recorded_bytes -= self.recorded.popleft().held_bytes
         self.link.send_record(record)

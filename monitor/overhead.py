@@ -2,13 +2,14 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.settings import COMMUNICATION, PARTS
 from trainsentry.monitor.budget import Budget
 from trainsentry.monitor.cost import Cost
+from trainsentry.monitor.recorder.gaps import sentence_of
 from trainsentry.monitor.schedule import Schedule
 
 PART: Final = "overhead budget"
@@ -61,11 +62,23 @@ class Overhead:
         seconds["everything else"] = self.cost.added - sum(seconds.values())
         return {**self.cost.summary(), "seconds_by_part": seconds, "budget": budget}
 
-    def tell_at_end(self, output_dir: str, incidents: int) -> None:
-        """Say in one line, where people look as a run ends, what was watched and what it cost."""
-        if self.cost.steps:
-            sys.stderr.write(
-                f"trainsentry: {self.cost.steps + 1} steps watched, {incidents} incidents; the monitor added "
-                f"{1e3 * self.cost.added / self.cost.steps:.2f} ms a step, {self.cost.share:.2%} of the training's own "
-                f"time. Records are in {output_dir}\n"
-            )
+    def tell_at_end(
+        self,
+        output_dir: str,
+        incidents: int,
+        gaps: Sequence[Mapping[str, Any]] = (),
+        nothing_written: str | None = None,
+    ) -> None:
+        """Say in one line, where people look as a run ends, what was watched, what it cost, and what is missing."""
+        if not self.cost.steps:
+            return
+        where = f"Records are in {output_dir}"
+        if nothing_written is not None:
+            where = f"Nothing could be written to {output_dir}: {nothing_written}"
+        elif gaps:
+            where += f", but not all: {sentence_of(gaps)}"
+        sys.stderr.write(
+            f"trainsentry: {self.cost.steps + 1} steps watched, {incidents} incidents; the monitor added "
+            f"{1e3 * self.cost.added / self.cost.steps:.2f} ms a step, {self.cost.share:.2%} of the training's own "
+            f"time. {where}\n"
+        )

@@ -16,6 +16,8 @@ import numpy as np
 
 _HEADER: Final = 128  # head and tail stand a cache line apart
 _FRAME: Final = struct.Struct("=II")
+_NEWEST: Final = struct.Struct("=qd")
+_NEWEST_AT: Final = 16  # in the writer's cache line
 
 
 class Ring:
@@ -23,12 +25,15 @@ class Ring:
 
     `head` and `tail` count bytes ever written and ever freed. Each is changed by one side only, in one aligned
     store. The reader frees messages with `commit`, so what it had not finished is still there for a successor.
+
+    All its memory is there from the start: a process that met one page after the other would seem to grow.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor = descriptor
         self.size = size
-        self._map = mmap.mmap(descriptor, _HEADER + size)
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        self._map = mmap.mmap(descriptor, _HEADER + size, flags)
         self._counters = np.frombuffer(self._map, np.uint64, _HEADER // 8)
         self._read_to = self.tail
 
@@ -41,7 +46,9 @@ class Ring:
             descriptor, path = tempfile.mkstemp(prefix="trainsentry-ring-")
             Path(path).unlink()
         os.ftruncate(descriptor, _HEADER + size)
-        return cls(descriptor, size)
+        ring = cls(descriptor, size)
+        ring.note_newest(-1, 0.0)
+        return ring
 
     @property
     def head(self) -> int:
@@ -52,6 +59,16 @@ class Ring:
     def tail(self) -> int:
         """Bytes ever freed."""
         return int(self._counters[8])
+
+    @property
+    def newest(self) -> tuple[int, float]:
+        """Step and time (seconds since the epoch) of the newest record, written or not; it may lag a moment."""
+        step, time = _NEWEST.unpack_from(self._map, _NEWEST_AT)
+        return step, time
+
+    def note_newest(self, step: int, time: float) -> None:
+        """Tell the reader how far the writer has come, whatever it has still to read."""
+        _NEWEST.pack_into(self._map, _NEWEST_AT, step, time)
 
     @property
     def used(self) -> int:

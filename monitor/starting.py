@@ -9,18 +9,24 @@ from typing import Any
 from trainsentry.exporters.csv_writer import next_restart
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
+from trainsentry.monitor.recorder.claim import Claim, claim_start
 from trainsentry.monitor.recorder.hello import Hello
 
 _claimed: dict[Path, int] = {}
 
 
-def claim_restart(directory: Path) -> int:
-    """Return this start's number in a directory, which another monitor of this process may have claimed too."""
-    _claimed[directory] = restart = max(next_restart(directory), _claimed.get(directory, -1) + 1)
-    return restart
+def claim_restart(directory: Path, *, writes: bool = True) -> Claim:
+    """Claim this start's number in a directory, which another run, of this process or of any other, may use too.
+
+    A rank that writes nothing yet leaves no trace there; its recorder claims the number when it begins to.
+    """
+    number = max(next_restart(directory), _claimed.get(directory, -1) + 1)
+    claim = claim_start(directory, number) if writes else Claim(None, number)
+    _claimed[directory] = claim.restart
+    return claim
 
 
-def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, restart: int, ranks: int = 1) -> Hello:
+def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, claim: Claim, ranks: int = 1) -> Hello:
     """Return what the recorder of this rank is told; `ranks` are watched."""
     return Hello(
         output_dir=str(root),
@@ -42,7 +48,9 @@ def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, res
         overflow_check=config.overflow_check is not None,
         overflow_check_on_incident=config.on_incident is not None and config.on_incident.overflow_check,
         slowest_every=max((block.every for _, block in config.collect if block is not None), default=1),
-        restart=restart,
+        restart=claim.restart,
+        claim=claim.to_json(),
+        beside=claim.beside,
     )
 
 

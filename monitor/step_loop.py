@@ -22,6 +22,7 @@ from trainsentry.monitor.micro_steps import checked_micro_steps
 from trainsentry.monitor.overflow_limit import OverflowLimit
 from trainsentry.monitor.overhead import Overhead
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.known_gaps import RING
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.same_step import SameStep
 from trainsentry.monitor.scalar_log import ScalarLog
@@ -258,7 +259,7 @@ class StepLoop:
         self._note_gap(self.step, reason)
 
     def _note_gap(self, step: int, reason: str) -> None:
-        self.link.send(messages.GAP, gap={"sink": "all", "first_step": step, "last_step": step, "reason": reason})
+        self.link.send(messages.GAP, gap={"sink": RING, "first_step": step, "last_step": step, "reason": reason})
 
     def _note_times(self) -> None:
         """With several ranks, record what was called, how long the step took, and how much of it was waiting."""

@@ -304,8 +304,9 @@ class TrainMonitor:
             self._saved_state = state_of(loop.step)
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
-            if self._speaks:
-                loop.overhead.tell_at_end(self.config.output_dir, len(self._incidents))
+            gaps = loop.link.gaps.to_json()
+            if self._speaks or gaps:
+                loop.overhead.tell_at_end(self.config.output_dir, len(self._incidents), gaps, loop.link.nothing_written)
         if self._follower is not None:
             self._guard.run("close: hooks", self._follower.close)
         if self._company is not None:

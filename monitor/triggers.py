@@ -70,11 +70,21 @@ class Triggers:
                 self._hear_incident(message)
             elif message["type"] == messages.SUSPICION:
                 self._suspicion = True
-            elif message["type"] == messages.FAILURE:
-                part, text = message["part"], message["message"]
-                since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start on"
-                logger.error("trainsentry: %s is switched off %s: %s", WRITERS.get(part, part), since, text)
-                self.guard.note_failure(part, text)
+            elif message["type"] in {messages.FAILURE, messages.TROUBLE}:
+                self._hear_trouble(message)
+            elif message["type"] == messages.GOES_ON:
+                logger.warning("trainsentry: %s goes on", WRITERS.get(message["part"], message["part"]))
+
+    def _hear_trouble(self, message: dict[str, Any]) -> None:
+        """Tell of a part of the recorder that failed for good, or that cannot write now."""
+        part, text = message["part"], message["message"]
+        since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start on"
+        if message["type"] == messages.FAILURE:
+            logger.error("trainsentry: %s is switched off %s: %s", WRITERS.get(part, part), since, text)
+        else:
+            name = WRITERS.get(part, part)
+            logger.error("trainsentry: %s cannot be written %s, and is tried again: %s", name, since, text)
+        self.guard.note_failure(part, text)
 
     def _hear_incident(self, message: dict[str, Any]) -> None:
         incident = Incident.from_json(message["incident"])

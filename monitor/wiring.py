@@ -14,6 +14,7 @@ from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.overhead import Overhead
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.claim import Claim
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.saved_state import detection_for
 from trainsentry.monitor.schedule import Schedule
@@ -52,9 +53,11 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     _check_detectors(config)
     _check_installed(config)
     root = Path(config.output_dir).absolute()
-    restart = claim_restart(root / f"rank{run.rank}")
     company = run.company
-    hello = hello_for(config, root, run.rank, run.start_step, restart, len(config.watched_ranks(run.world_size)))
+    claim = claim_restart(root / f"rank{run.rank}", writes=company is None or not company.quiet)
+    if claim.rivals:
+        guard.warn_once("output_dir", _rivals_in_words(claim, root))
+    hello = hello_for(config, root, run.rank, run.start_step, claim, len(config.watched_ranks(run.world_size)))
     if company is not None:
         hello = replace(hello, place=company.place, quiet=company.quiet)
     link = RecorderLink(hello, table)
@@ -67,7 +70,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
         same_step = watch.on_host if settings.same_step == "auto" else bool(settings.same_step)
         triggers.dump = TargetedDump(
             settings,
-            root / "dump",
+            root / hello.own_name("dump"),
             rank=run.rank,
             capture=watch.capture,
             optimizers=watch.optimizers,
@@ -79,7 +82,7 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
         )
     speaks = company.speaks if company is not None else run.rank == config.watched_ranks(run.world_size)[0]
     if speaks:
-        described = describe_run(config, run.framework, run.world_size, run.start_step, restart)
+        described = describe_run(config, run.framework, run.world_size, run.start_step, claim.restart)
         link.send(messages.RUN, run=described)
     link.send(messages.GRAPH, graph=watch.graph())
     if company is not None and watch.data_parallel:
@@ -90,6 +93,14 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     common = company.common if company is not None else None
     place = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}
     return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, common, **place)
+
+
+def _rivals_in_words(claim: Claim, root: Path) -> str:
+    """Return what is said where another run writes to the same directory."""
+    own = f"is number {claim.restart} there, and its tables carry .r{claim.restart}"
+    if claim.beside:
+        own += f", as do its status.r{claim.restart}.json, incidents.r{claim.restart}.jsonl and all its other files"
+    return f"another run is writing to {root} ({', '.join(claim.rivals)}): this one {own}. Give each its own output_dir"
 
 
 def _check_installed(config: MonitorConfig) -> None:

@@ -141,7 +141,7 @@ def _ranks(run: Run, now: float) -> Table:
 
 def _trouble(status: dict[str, Any]) -> str:
     """Return what has failed in the monitor on a rank."""
-    parts = [str(gap.get("exporter") or gap.get("part")) for gap in status.get("gaps", []) if isinstance(gap, dict)]
+    parts = [str(gap.get("sink")) for gap in status.get("gaps", []) if isinstance(gap, dict)]
     parts += [str(part) for part in status.get("failures", {})]
     return ", ".join(dict.fromkeys(parts))
 

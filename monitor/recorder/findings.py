@@ -1,6 +1,6 @@
 """What a record's anomalies and overflows become in `anomalies.jsonl` and `overflow.jsonl`, within bounds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +20,13 @@ MAX_OVERFLOW_NAMES: Final = 32
 
 
 class Findings:
-    """Counts what is found and makes the lines that are to be written of it."""
+    """Counts what is found and makes the lines that are to be written of it; `named` gives the files their names."""
 
-    def __init__(self, directory: Path, table: SeriesTable, overflow: OverflowRule) -> None:
-        self.directory = directory
+    def __init__(
+        self, directory: Path, table: SeriesTable, overflow: OverflowRule, named: Callable[[str], str]
+    ) -> None:
+        self._anomalies = directory / named("anomalies.jsonl")
+        self._overflows = directory / named("overflow.jsonl")
         self.table = table
         self.overflow = overflow
         self.anomalies = 0
@@ -41,7 +44,7 @@ class Findings:
         self.anomalies += len(found)
         self._lines += len(lines)
         if lines:
-            yield self.directory / "anomalies.jsonl", lines
+            yield self._anomalies, lines
         overflow = self.overflow.judge(record)
         often = self.overflow.count + self.overflow.skipped
         if overflow is not None and checks_overflow and (often <= MAX_OVERFLOW_LINES or often % 100 == 0):
@@ -53,4 +56,4 @@ class Findings:
                 "series": len(overflow.rows),
                 "names": [[s.quantity, s.name, s.micro_step] for s in series],
             }
-            yield self.directory / "overflow.jsonl", [line]
+            yield self._overflows, [line]

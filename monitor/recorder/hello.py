@@ -1,6 +1,7 @@
 """What a recorder is told as it starts."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,9 @@ class Hello:
 
     `slowest_every` is how many steps lie between two samples of what is sampled most seldom. `restart` numbers the
     starts of a run in one directory; `relay` counts the recorders of this start. `max_wait` is in seconds. `place` is
-    the rank's among several; a `quiet` one writes no files of its own before an incident names it.
+    the rank's among several; a `quiet` one writes no files of its own before an incident names it. `claim` is this
+    start's in the directory; one that is `beside` another run there gives its files names of their own. `gaps` are
+    those that the recorders before it have told of.
     """
 
     output_dir: str
@@ -43,6 +46,21 @@ class Hello:
     webhook: dict[str, Any] | None = None
     wandb: dict[str, Any] | None = None
     mlflow: dict[str, Any] | None = None
+    claim: dict[str, Any] = field(default_factory=dict)
+    beside: bool = False
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+
+    def own_name(self, name: str) -> str:
+        """Return the name of a file of this run.
+
+        >>> hello = Hello("out", 0, ("norm",), 1000, None, None, 5.0, 0, 2**30, 2**24, restart=1, beside=True)
+        >>> hello.own_name("status.json"), hello.own_name("dump")
+        ('status.r1.json', 'dump.r1')
+        """
+        if not self.beside:
+            return name
+        stem, dot, suffix = name.partition(".")
+        return f"{stem}.r{self.restart}{dot}{suffix}"
 
     def encode(self) -> bytes:
         """Return the settings as JSON."""
@@ -58,6 +76,6 @@ class Hello:
         return cls(**values)
 
 
-def with_definitions(hello: Hello, table: SeriesTable, relay: int) -> Hello:
+def for_successor(hello: Hello, table: SeriesTable, relay: int, gaps: Sequence[dict[str, Any]]) -> Hello:
     """Return the hello for a successor of a recorder that died."""
-    return replace(hello, definitions=table.definitions(), relay=relay)
+    return replace(hello, definitions=table.definitions(), relay=relay, gaps=list(gaps))

@@ -12,8 +12,11 @@ SWITCH: Final = "TRAINSENTRY_REPORT"
 
 
 def begin_report(session: Any) -> None:
-    """Start writing the report, if this recorder has incidents to report and the configuration asks for it."""
-    if not session.hello.report or not session.is_root or not session.incidents.incidents:
+    """Start writing the report, if this recorder has incidents to report and the configuration asks for it.
+
+    The report of a directory is of the run that has it for itself.
+    """
+    if session.hello.beside or not session.hello.report or not session.is_root or not session.incidents.incidents:
         return
     if os.environ.get(SWITCH) == "0":
         return

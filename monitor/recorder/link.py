@@ -1,4 +1,7 @@
-"""The trainer's end of the recorder: sends records, hears requests, starts a successor when it dies."""
+"""The trainer's end of the recorder: sends records, hears requests, starts a successor when it dies.
+
+What no recorder has written in the end is written here.
+"""
 
 import logging
 import os
@@ -7,13 +10,16 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.hello import Hello, with_definitions
-from trainsentry.monitor.recorder.start import Running, Starter, start_recorder
+from trainsentry.monitor.recorder.drain import steps_in, write_rest
+from trainsentry.monitor.recorder.hello import Hello, for_successor
+from trainsentry.monitor.recorder.known_gaps import KnownGaps
+from trainsentry.monitor.recorder.start import Running, Starter, is_stopped, start_recorder
 from trainsentry.monitor.ring import Ring
 
 logger = logging.getLogger("trainsentry")
@@ -24,6 +30,9 @@ MAX_RECORDERS: Final = 4
 DEFINITIONS_AT_ONCE: Final = 1000
 """Series defined in one message, about 200 kB; fewer where the ring is small or the names are long."""
 
+CLOSED: Final = "closed"
+"""What `dead` says of a recorder that has ended as it was told to."""
+
 POLL_SECONDS: Final = 0.001
 """How often a full ring is looked at while the trainer waits for room."""
 
@@ -32,7 +41,8 @@ class RecorderLink:
     """Carries records to the recorder and its messages back. Nothing here raises into the training loop.
 
     The ring is waited for at most `hello.max_wait` seconds in total per trouble; then records are dropped and
-    counted until there is room again.
+    counted until half of it is free again. When no recorder is left, the ring keeps what it has room for until `close`
+    writes it. `gaps` are those known here.
     """
 
     def __init__(self, hello: Hello, table: SeriesTable, starter: Starter = start_recorder) -> None:
@@ -45,7 +55,11 @@ class RecorderLink:
         self._starter = starter
         self._sent_series = self._sent_layouts = 0
         self._patience = hello.max_wait
-        self._gap: dict[str, Any] | None = None
+        self._dropping = False
+        self.gaps = KnownGaps()
+        self.nothing_written: str | None = None
+        self.drained = False
+        self._counters: dict[str, Any] = {}
         self._lines = messages.LineReader()
         self._inbox: list[dict[str, Any]] = []
         self._tokens = 0
@@ -77,6 +91,8 @@ class RecorderLink:
 
     def send_record(self, record: StepRecord) -> None:
         """Hand over a record, cut into parts where the ring is small."""
+        self.ring.note_newest(record.step, record.time)
+        self.gaps.newest = max(self.gaps.newest, record.step)
         if not self._send_definitions():  # a record whose series are unknown there would be worse than none
             self._note_dropped(record.step)
             return
@@ -84,11 +100,18 @@ class RecorderLink:
             if not self._write(messages.RECORD, part.encode()):
                 self._note_dropped(record.step)
                 return
-        if self._gap is not None and self._write(messages.CONTROL, [messages.encode(self._gap)], wait=False):
-            self._gap = None
+        self._send_gap()
+
+    def _send_gap(self) -> None:
+        """Tell the recorder of the records that were dropped, now that there is room."""
+        message = {"type": messages.GAP, "gap": self.gaps.dropped}
+        if self.gaps.dropped is not None and self._write(messages.CONTROL, [messages.encode(message)], wait=False):
+            self.gaps.dropped = None
 
     def send(self, kind: str, **content: Any) -> bool:
         """Send a control message; return whether there was room."""
+        if kind == messages.COUNTERS:
+            self._counters = content["counters"]
         data = messages.encode({"type": kind, **content})
         room = self.ring.largest_message
         while len(data) > room:
@@ -114,18 +137,33 @@ class RecorderLink:
         return True
 
     def _write(self, kind: int, chunks: Sequence[bytes], *, wait: bool = True) -> bool:
-        if self.dead is not None or os.getpid() != self._pid:
+        if self.dead == CLOSED or os.getpid() != self._pid:
+            return False
+        if self._dropping and self.ring.used > self.ring.size // 2:
             return False
         while not self.ring.write(kind, chunks):
-            if not wait or self._patience <= 0 or self.dead is not None:
+            if not wait:
+                return False
+            if (self._patience <= 0 or self.dead is not None) and not self._replace_stopped():
+                self._dropping = True
                 return False
             self._inbox += self._receive()
             time.sleep(POLL_SECONDS)
             self._patience -= POLL_SECONDS
         if self.ring.used < self.ring.size // 2:
             self._patience = self.hello.max_wait
-        self._announce()
+        self._dropping = False
+        if self.dead is None:
+            self._announce()
         return True
+
+    def _replace_stopped(self) -> bool:
+        """Start a successor for a recorder that somebody has stopped and not let go on; return whether there is one."""
+        if self.dead is not None or not is_stopped(self._running):
+            return False
+        self._succeed("it was stopped")
+        self._patience = self.hello.max_wait
+        return self.dead is None
 
     def _announce(self) -> None:
         try:
@@ -137,13 +175,14 @@ class RecorderLink:
 
     def _note_dropped(self, step: int) -> None:
         self.dropped += 1
-        if self._gap is None:
+        why = "the ring was full" if self.dead is None else f"{self.dead}, and the ring was full"
+        if self.gaps.drop(step, why):
             logger.error(
-                "trainsentry: the recorder does not keep up; records are left out from step %d on. Training goes on.",
+                "trainsentry: the recorder does not keep up (%s); records are left out from step %d on. "
+                "Training goes on.",
+                why,
                 step,
             )
-            self._gap = {"type": messages.GAP, "gap": {"from_step": step, "reason": "the ring was full"}}
-        self._gap["gap"]["to_step"] = step
 
     # ------------------------------------------------------------------ from the recorder
 
@@ -152,15 +191,25 @@ class RecorderLink:
         found, self._inbox = self._inbox + self._receive(), []
         return found
 
-    def wait_for(self, wanted: Callable[[dict[str, Any]], bool], timeout: float) -> list[dict[str, Any]]:
-        """Return messages up to one that is `wanted`, or what has come within `timeout` seconds."""
+    def wait_for(
+        self, wanted: Callable[[dict[str, Any]], bool], timeout: float, relay: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return messages up to one that is `wanted`, or what has come within `timeout` seconds.
+
+        With `relay`, what only the recorder of that number can answer is not waited for when another has its place.
+        """
         found: list[dict[str, Any]] = []
-        end = time.monotonic() + timeout
+        moved = time.monotonic()
+        end = moved + timeout
         while self.dead is None:
             found += self.poll()
             left = end - time.monotonic()
-            if any(wanted(m) for m in found) or left <= 0 or self.dead is not None:
+            if any(wanted(m) for m in found) or left <= 0 or self.dead is not None or relay not in {None, self.relay}:
                 break
+            if not is_stopped(self._running):
+                moved = time.monotonic()
+            elif time.monotonic() - moved >= self.hello.max_wait:
+                break  # nobody lets it go on
             with selectors.DefaultSelector() as selector:  # unlike select(), it takes any descriptor
                 selector.register(self._channel, selectors.EVENT_READ)
                 selector.select(min(left, 0.05))
@@ -180,13 +229,22 @@ class RecorderLink:
         return self.wait_for(is_verdict, patience)
 
     def ask(self, kind: str, answer: str, timeout: float) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-        """Send a request and wait for its answer; return the other messages that came, and the answer."""
-        self._tokens += 1
-        token = self._tokens
-        if not self.send(kind, token=token):
-            return self.poll(), None
-        found = self.wait_for(lambda m: m["type"] == answer and m.get("token") == token, timeout)
-        answers = [m for m in found if m["type"] == answer]
+        """Send a request and wait for its answer; return the other messages that came, and the answer.
+
+        A successor of a recorder that died over it is asked again.
+        """
+        found: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
+        end, relay = time.monotonic() + timeout, -1
+        if not is_stopped(self._running):  # one that is only slow is given its time again
+            self._dropping, self._patience = False, self.hello.max_wait
+        while not answers and relay != self.relay and self.dead is None:
+            self._tokens += 1
+            relay, token = self.relay, self._tokens
+            if not self.send(kind, token=token):
+                return found + self.poll(), None
+            found += self.wait_for(partial(_answers, answer, token), end - time.monotonic(), relay)
+            answers = [m for m in found if m["type"] == answer]
         return [m for m in found if m["type"] != answer], answers[-1] if answers else None
 
     def _receive(self) -> list[dict[str, Any]]:
@@ -202,17 +260,26 @@ class RecorderLink:
             if not data:
                 self._ended()
                 break
-            found += self._lines.feed(data)
-        if any(m["type"] == messages.EXAMINED for m in found):
-            self._verdicts_missing = 0  # however late: it judges again
+            found += self._hear(data)
         return found
+
+    def _hear(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the messages that bytes complete; what they say of the recording itself is noted."""
+        heard = self._lines.feed(data)
+        for message in heard:
+            self.gaps.hear(message)
+            if message["type"] == messages.EXAMINED:
+                self._verdicts_missing = 0  # however late: it judges again
+            elif message["type"] == messages.CLOSED:
+                self.nothing_written = message["nothing_written"]
+        return heard
 
     # ------------------------------------------------------------------ life and death
 
     def _ended(self) -> None:
         """Note that the recorder hung up: as it was told to, or because it died."""
         if self._closing:
-            self.dead = "closed"
+            self.dead = CLOSED
         else:
             self._succeed("it ended")
 
@@ -221,9 +288,14 @@ class RecorderLink:
         self.lost_recorders.append(reason)
         self._channel.close()
         self._lines = messages.LineReader()
+        self.gaps.recorder_died()
         if self.relay + 1 >= MAX_RECORDERS:
             self.dead = f"{self.relay + 1} recorders died"
-            logger.error("trainsentry: %s; nothing more is recorded. Training goes on.", self.dead)
+            logger.error(
+                "trainsentry: %s; nothing more is recorded. What the ring has room for is written at the end. "
+                "Training goes on.",
+                self.dead,
+            )
             return
         logger.error(
             "trainsentry: the recorder died (%s); a new one takes over where it stopped. Training goes on.",
@@ -233,24 +305,66 @@ class RecorderLink:
 
     def _begin_relay(self) -> None:
         self.relay += 1
-        self._running.kill()
+        if not self._running.kill():
+            self._give_up("a recorder does not end, so that no other can take its place")
+            return
         self._sent_series, self._sent_layouts = len(self.table.series), len(self.table.layouts)
         try:
-            self._running = self._start(with_definitions(self.hello, self.table, self.relay))
+            self._running = self._start(self._successor())
         except OSError as error:
-            self.dead = f"no recorder can be started: {error}"
-            logger.error("trainsentry: %s. Training goes on.", self.dead)  # noqa: TRY400 - the cause is named
+            self._give_up(f"no recorder can be started: {error}")
             return
         self._announce()
 
+    def _give_up(self, reason: str) -> None:
+        self.dead = reason
+        logger.error("trainsentry: %s. Training goes on.", reason)
+
+    def _successor(self) -> Hello:
+        return for_successor(self.hello, self.table, self.relay, self.gaps.told)
+
     def close(self, timeout: float) -> list[dict[str, Any]]:
-        """Let the recorder finish and end it; return its last messages. One that hangs is killed."""
+        """Let the recorder finish and end it; return its last messages. One that hangs is killed.
+
+        What it leaves in the ring is written here.
+        """
         found: list[dict[str, Any]] = []
+        self._send_gap()
         self._closing = self.dead is None and self.send(messages.CLOSE)
         if self._closing:
             found = self.wait_for(lambda m: m["type"] == messages.CLOSED, timeout)
+        finished = any(m["type"] == messages.CLOSED for m in found)
         self._channel.close()
-        if not self._running.join(timeout if found else 1.0):
-            self._running.kill()
+        gone = self._running.join(timeout if finished else 1.0) or self._running.kill()
+        if not finished:
+            found += self._finish(gone=gone)
         self.ring.close()
         return found
+
+    def _finish(self, *, gone: bool) -> list[dict[str, Any]]:
+        """Write what is left in the ring, if no recorder can come and write it too; return what there is to tell."""
+        self.gaps.end()
+        self.gaps.recorder_died()
+        if self.dead in {None, CLOSED}:
+            self.dead = "the recorder did not answer as the run ended, and was killed"
+        left = steps_in(self.ring)
+        steps = "nothing that it has not written" if left is None else f"steps {left[0]} to {left[1]}"
+        heard = None
+        if gone:
+            logger.error("trainsentry: %s; the training process writes what is left: %s.", self.dead, steps)
+            state = f"recorder dead: {self.dead}"
+            heard = write_rest(self._successor(), self.ring, state, self._counters)
+        if heard is None:
+            if left is not None:
+                self.gaps.add("recorder", *left, self.dead)
+            logger.error("trainsentry: %s; what is lost: %s.", self.dead, steps)
+            return []
+        for message in heard:
+            self.gaps.hear(message)
+            if message["type"] == messages.CLOSED:
+                self.nothing_written, self.drained = message["nothing_written"], True
+        return heard
+
+
+def _answers(kind: str, token: int, message: dict[str, Any]) -> bool:
+    return bool(message["type"] == kind and message.get("token") == token)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trainsentry.monitor.recorder.gaps import Gaps
+from trainsentry.monitor.recorder.sink import Sink
+
 RENEW_SECONDS: Final = 10.0
 """Seconds between two writings of the textfile; the node exporter reads it a few times a minute."""
 
@@ -48,3 +51,19 @@ class Metrics:
 
         self._written = time.monotonic()
         write_textfile(self.root, self._textfile)
+
+
+class MetricsSink:
+    """The metrics in a sink of their own, at which one renewal waits at most: each shows how things stand by then."""
+
+    def __init__(self, metrics: Metrics, gaps: Gaps, max_wait: float, step: int) -> None:
+        self.metrics = metrics
+        self.sink = Sink("prometheus", gaps, max_wait, kept_bytes=1)
+        self.sink.submit(metrics.begin, max(step, 0))
+
+    def renew(self, step: int, *, now: bool) -> None:
+        """Have them renewed; where that cannot be done, the step is missing from them."""
+        self.sink.settle()
+        if self.sink.trouble or not self.sink.is_busy:
+            self.sink.submit(lambda: self.metrics.renew(now=now), max(step, 0))
+            self.sink.settle()

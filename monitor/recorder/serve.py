@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from trainsentry.collectors.record import StepRecord
@@ -22,42 +23,16 @@ PAUSE_SECONDS: Final = 0.05
 """How long to wait where the connections cannot be waited for."""
 
 
-class Recorder:
-    """Serves one trainer until it closes or is gone.
+class Intake:
+    """Takes messages out of the ring and hands them to the session."""
 
-    The trainer announces the ring's new head through the socket: the system call orders the two processes'
-    memory, which a bare read of the ring's counter does not on every processor.
-    """
-
-    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
-        self.hello = hello
+    def __init__(self, session: Session, ring: Ring) -> None:
+        self.session = session
         self.ring = ring
-        self.channel = channel
-        self._outgoing: deque[bytes] = deque()
-        self._announced = 0
-        self._rest = b""
         self._fragments: list[bytes] = []
-        self.session = Session(hello, self._send)
+        session.newest = lambda: ring.newest
 
-    def serve(self) -> None:
-        """Run until the trainer closes the session, or is gone and the ring is empty."""
-        self.channel.setblocking(False)
-        state, up_to, running = "closed", self.ring.head, True
-        while running:
-            running = self._drain(up_to)
-            self._flush_outgoing()
-            if not running:
-                break
-            gone = self._wait()
-            self.session.look_for_hang()
-            up_to = self.ring.head if gone or not self._announced else self._announced
-            if gone:
-                state = "closed" if not self._drain(self.ring.head) else "trainer gone"
-                break
-        self.session.close(state)
-        self._flush_outgoing(patient=True)
-
-    def _drain(self, up_to: int) -> bool:
+    def drain(self, up_to: int, between: Callable[[], None] = lambda: None) -> bool:
         """Handle every message before `up_to`; return False when one of them was to close."""
         while (message := self.ring.read(up_to)) is not None:
             kind, data = message
@@ -67,7 +42,7 @@ class Recorder:
                 going_on = True
                 self.session.failed("recorder", error, self.session.step)
             self.ring.commit()
-            self._flush_outgoing()
+            between()
             if not going_on:
                 return False
         return True
@@ -83,6 +58,45 @@ class Recorder:
         elif kind == FRAGMENT:
             self._fragments.append(data)
         return True
+
+
+class Recorder:
+    """Serves one trainer until it closes or is gone.
+
+    The trainer announces the ring's new head through the socket: the system call orders the two processes'
+    memory, which a bare read of the ring's counter does not on every processor.
+    """
+
+    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
+        self.hello = hello
+        self.ring = ring
+        self.channel = channel
+        self._outgoing: deque[bytes] = deque()
+        self._announced = 0
+        self._rest = b""
+        self.session = Session(hello, self._send)
+        self.intake = Intake(self.session, ring)
+
+    def serve(self) -> None:
+        """Run until the trainer closes the session, or is gone and the ring is empty."""
+        self.channel.setblocking(False)
+        state, up_to, running = "closed", self.ring.head, True
+        while running:
+            running = self._drain(up_to)
+            self._flush_outgoing()
+            if not running:
+                break
+            gone = self._wait()
+            self.session.look_around()
+            up_to = self.ring.head if gone or not self._announced else self._announced
+            if gone:
+                state = "closed" if not self._drain(self.ring.head) else "trainer gone"
+                break
+        self.session.close(state)
+        self._flush_outgoing(patient=True)
+
+    def _drain(self, up_to: int) -> bool:
+        return self.intake.drain(up_to, self._flush_outgoing)
 
     def _wait(self) -> bool:
         """Sleep until the trainer announces something; return True when it is gone."""

@@ -1,5 +1,6 @@
 """One rank's recording: takes records in, judges them, writes them, and tells the trainer what it found."""
 
+import math
 import time
 import traceback
 from collections import deque
@@ -20,15 +21,19 @@ from trainsentry.exporters.json_files import append_lines, replace_json
 from trainsentry.exporters.run_file import write_run
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.alert import begin_alert
+from trainsentry.monitor.recorder.claim import RENEW_SECONDS, claim_start, release, renew
 from trainsentry.monitor.recorder.disk_quota import quota_works
 from trainsentry.monitor.recorder.findings import Findings
+from trainsentry.monitor.recorder.gaps import Gaps
 from trainsentry.monitor.recorder.gathering import PENDING_STEPS
 from trainsentry.monitor.recorder.hang_report import HangReport
 from trainsentry.monitor.recorder.hello import Hello
+from trainsentry.monitor.recorder.home import Home, write_anew
 from trainsentry.monitor.recorder.incident_book import IncidentBook, next_incident_id
-from trainsentry.monitor.recorder.metrics import Metrics
+from trainsentry.monitor.recorder.metrics import Metrics, MetricsSink
 from trainsentry.monitor.recorder.place import Place
-from trainsentry.monitor.recorder.sink import Sink
+from trainsentry.monitor.recorder.sink import LAST_SECONDS, Sink
+from trainsentry.monitor.recorder.standing import Standing
 from trainsentry.monitor.recorder.status import status_of
 from trainsentry.monitor.recorder.together import Together
 from trainsentry.monitor.recorder.writers import Writers
@@ -38,6 +43,9 @@ STATUS_SECONDS: Final = 1.0
 
 JOURNAL: Final = "journal"
 """The sink of everything that is no table: incidents, anomalies, overflows, status, graph."""
+
+DETECTION: Final = "detection"
+"""The part that judges records; what it did not judge is a gap as well."""
 
 KEPT_RECORDS: Final = 20
 """Records that a quiet rank keeps, so that its files begin before the trouble does."""
@@ -57,36 +65,42 @@ class Session:
             self.table.define(hello.definitions)
         self.root = Path(hello.output_dir)
         self.directory = self.root / f"rank{hello.rank}"
+        self.incidents_file, self.run_file = (self.root / hello.own_name(n) for n in ("incidents.jsonl", "run.json"))
         self.detection = detection_for(self.table, hello.detect)
         rank_alone = hello.rank if hello.place is None else 0
-        first_id = next_incident_id(self.root / "incidents.jsonl", rank_alone)
+        first_id = next_incident_id(self.incidents_file, rank_alone)
         self.incidents = IncidentLog(self.table, first_id, max(QUIET_STEPS, 2 * hello.slowest_every))
         self.overflow = OverflowRule(self.table)
-        self.journal = Sink(JOURNAL, hello.max_wait, self._sink_failed)
-        self.writers = Writers(hello, self.directory, self.table, hello.restart, self._sink_failed)
+        self.gaps = Gaps(hello.gaps)
+        self.standing = Standing(self.gaps, send)
+        self.journal = Sink(JOURNAL, self.gaps, hello.max_wait)
+        self.writers = Writers(hello, self.directory, self.table, hello.restart, self.gaps)
         self.together: Together | None = None
         self.global_writers: Writers | None = None
         if hello.place is not None:
             self._join(hello.place)
         self.counters: dict[str, Any] = {}
-        self.gaps: list[dict[str, Any]] = []
         self.step = hello.start_step - 1
         self.records = 0
         self.restart = hello.restart
-        self.findings = Findings(self.directory, self.table, self.overflow)
+        self.time = 0.0
+        self.newest: Callable[[], tuple[int, float] | None] = lambda: None
+        self.findings = Findings(self.directory, self.table, self.overflow, hello.own_name)
         self.book = IncidentBook(
             self.incidents, self.table, self._tell_trainers, self._write_incident, self._alert, self._reached
         )
         self._told_incident: int | None = None
-        self._graph: dict[str, Any] = {}
+        self.graph: dict[str, Any] = {}
+        self.run: dict[str, Any] = {}
+        self._home = Home(self.directory)
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
-        self._status_at = 0.0
+        self._status_at = self._looked_at = self._renewed_at = -math.inf
+        self._blind: str | None = None
         self._hang = HangReport(self.directory)
-        self._looked_at = 0.0
-        self.metrics = Sink("prometheus", hello.max_wait, self._sink_failed) if hello.prometheus is not None else None
-        if self.metrics is not None and hello.prometheus is not None:
-            self._metrics = Metrics(hello.prometheus, self.root, first=hello.rank == 0)
-            self.metrics.submit(self._metrics.begin, self.step)
+        self.metrics: MetricsSink | None = None
+        if hello.prometheus is not None:
+            metrics = Metrics(hello.prometheus, self.root, first=hello.rank == 0)
+            self.metrics = MetricsSink(metrics, self.gaps, hello.max_wait, hello.start_step)
 
     def _join(self, place: Place) -> None:
         """Take this rank's place among the others."""
@@ -95,7 +109,7 @@ class Session:
             directory = self.root / "global"
             restart = max(next_restart(directory), self.hello.restart)
             table = self.together.gathering.table
-            self.global_writers = Writers(self.hello, directory, table, restart, self._sink_failed)
+            self.global_writers = Writers(self.hello, directory, table, restart, self.gaps)
 
     @property
     def is_root(self) -> bool:
@@ -107,6 +121,7 @@ class Session:
     def take_record(self, record: StepRecord) -> None:
         """Judge a record first, so that the trainer hears of trouble soon; then write it."""
         self.step, self.records = max(self.step, record.step), self.records + 1
+        self.time = record.time
         found = self._judge(record)
         if record.examined and self.is_root:
             self.send({"type": messages.EXAMINED, "step": record.step})
@@ -126,25 +141,30 @@ class Session:
         self.journal.settle()
         if self.records % QUOTA_STEPS == 0:
             self._keep_quota()
+        self.standing.tell(self.sinks)
         self._renew_status()
 
     def _judge(self, record: StepRecord) -> list[Anomaly]:
         """Run the detectors; should they fail, records are still written."""
+        if self._blind is not None:
+            self.gaps.note(DETECTION, record.step, record.step, self._blind)
         if self.detection is None:
             return []
         try:
             found = self.detection.judge(record)
             self._follow(record, found)
         except Exception as error:  # noqa: BLE001 - the edge of detection
-            self.detection = None
-            self.failed("detection", error, record.step)
+            self.detection, self._blind = None, f"{type(error).__name__}: {error}"
+            self.failed(DETECTION, error, record.step)
             return []
         return found
 
     def failed(self, part: str, error: Exception, step: int) -> None:
         """Report a fault of ours to the trainer, whose log is where people look."""
         trace = "".join(traceback.format_exception(error))
-        self.gaps.append({"part": part, "from_step": step, "reason": f"{type(error).__name__}: {error}"})
+        self.gaps.note(part, max(step, 0), max(step, 0), f"{type(error).__name__}: {error}")
+        if part != DETECTION:  # which will judge nothing more
+            self.gaps.end(part)
         self.send({"type": messages.FAILURE, "part": part, "message": trace, "step": step})
 
     def _follow(self, record: StepRecord, found: list[Anomaly]) -> None:
@@ -165,14 +185,24 @@ class Session:
         self.take_found(found, step, activations=False)
         self.findings.anomalies += len(found)
         lines = [{**a.to_json(), "restart": self.restart} for a in found]
-        self.journal.submit(lambda: append_lines(self.directory / "anomalies.jsonl", lines), step)
+        self.journal.submit(lambda: append_lines(self.own_file("anomalies.jsonl"), lines), step)
 
-    def look_for_hang(self) -> None:
-        """Make an incident of a step that does not end; once a second, for the training process cannot say it."""
+    def look_around(self) -> None:
+        """Do, once a second, what no record sets off: tell of sinks, keep the claim, look for a step that hangs."""
         now = time.monotonic()
-        if not self.is_root or self.detection is None or now - self._looked_at < STATUS_SECONDS:
+        if now - self._looked_at < STATUS_SECONDS:
             return
         self._looked_at = now
+        self.standing.tell(self.sinks)
+        self._write_own(lambda: self._home.look(lambda: write_anew(self)), self.step)
+        if now - self._renewed_at >= RENEW_SECONDS:
+            self._renewed_at = now
+            self.journal.submit(lambda: renew(self.hello.claim), self.step)
+        if self.is_root and self.detection is not None:
+            self._look_for_hang()
+
+    def _look_for_hang(self) -> None:
+        """Make an incident of a step that does not end, for the training process cannot say it."""
         found = self._hang.news()
         if found is not None:
             self.take_parted([found], found.step)
@@ -213,13 +243,15 @@ class Session:
 
     def _speak_up(self) -> None:
         """Write this rank's own files from here on, and what was kept of the last steps: it is suspected."""
-        self.hello = replace(self.hello, quiet=False)
-        self.writers = Writers(self.hello, self.directory, self.table, self.hello.restart, self._sink_failed)
+        claim = claim_start(self.directory, self.hello.restart)
+        self.restart = claim.restart
+        self.hello = replace(self.hello, quiet=False, restart=claim.restart, claim=claim.to_json(), beside=claim.beside)
+        self.writers = Writers(self.hello, self.directory, self.table, self.hello.restart, self.gaps)
         for record in self._kept:
             self.writers.write(record)
         self._kept.clear()
-        graph = self._graph
-        self._write_own(lambda: replace_json(self.directory / "graph.json", graph), self.step)
+        graph = self.graph
+        self._write_own(lambda: replace_json(self.own_file("graph.json"), graph), self.step)
         self._renew_status("running")
 
     def write_global(self, record: StepRecord) -> None:
@@ -229,7 +261,7 @@ class Session:
 
     def _write_incident(self, incident: Incident) -> None:
         line = incident.to_json()
-        self.journal.submit(lambda: append_lines(self.root / "incidents.jsonl", [line]), incident.last_seen)
+        self.journal.submit(lambda: append_lines(self.incidents_file, [line]), incident.last_seen)
         self.writers.write_incident(incident)
 
     def _alert(self, incident: Incident) -> None:
@@ -247,19 +279,21 @@ class Session:
             self._write_cost()
         elif kind == messages.SAMPLING:
             line = message["line"]
-            self._write_own(lambda: append_lines(self.directory / "sampling.jsonl", [line]), line["step"])
+            self._write_own(lambda: append_lines(self.own_file("sampling.jsonl"), [line]), line["step"])
         elif kind == messages.GRAPH:
-            self._graph = message["graph"]
-            self._write_own(lambda: replace_json(self.directory / "graph.json", message["graph"]), self.step)
+            self.graph = message["graph"]
+            self._write_own(lambda: replace_json(self.own_file("graph.json"), message["graph"]), self.step)
         elif kind == messages.RUN:
-            self.journal.submit(lambda: write_run(self.root / "run.json", message["run"]), self.step)
+            self.run = message["run"]
+            self.journal.submit(lambda: write_run(self.run_file, message["run"]), self.step)
             self.writers.write_settings(message["run"], self.step)
         elif kind == messages.ACTION:
             self.take_action(message)
         elif kind == messages.DATA_PARALLEL and self.together is not None:
             self.together.note_data_parallel(message)
         elif kind == messages.GAP:
-            self.gaps.append(message["gap"])
+            gap = message["gap"]
+            self.gaps.add(gap["sink"], gap["first_step"], gap["last_step"], gap["reason"])
         elif kind == messages.FLUSH:
             self.settle_all()
             if self.is_root or self.together is None:
@@ -301,13 +335,16 @@ class Session:
             self.together.close()
             self.settle_all()
         self._keep_quota()
-        self._renew_status(state)
-        self.journal.settle()
         for writers in (self.writers, self.global_writers):
             if writers is not None:
                 writers.close(self.step)
+        if self.metrics is not None:
+            self.metrics.sink.close(LAST_SECONDS)
+        self._renew_status(state)
+        self.journal.submit(lambda: release(self.hello.claim), self.step, last=True)
         self.journal.close()
-        self.send({"type": messages.CLOSED})
+        self.standing.tell(self.sinks)
+        self.standing.tell_end(self.files)
 
     def settle_all(self) -> None:
         """Bring every incident to its end: what is known of it by now is written and told."""
@@ -317,26 +354,36 @@ class Session:
 
     # ------------------------------------------------------------------ status
 
-    def _sink_failed(self, name: str, message: str, step: int) -> None:
-        self.gaps.append({"exporter": name, "from_step": step, "reason": message})
-        self.send({"type": messages.FAILURE, "part": name, "message": message, "step": step})
+    @property
+    def files(self) -> list[Sink]:
+        """Every place where records are written here."""
+        others = self.global_writers.sinks if self.global_writers is not None else []
+        return [*self.writers.sinks, *others, self.journal]
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """Those, and the metrics."""
+        return self.files if self.metrics is None else [*self.files, self.metrics.sink]
+
+    def own_file(self, name: str) -> Path:
+        """Return the path of a file of this rank."""
+        return self.directory / self.hello.own_name(name)
 
     def _keep_quota(self) -> None:
         for work in quota_works(self):
             self.journal.submit(work, self.step)
 
     def _renew_status(self, state: str | None = None) -> None:
-        now = time.time()
+        now = time.monotonic()
         if state is None and now - self._status_at < STATUS_SECONDS:
             return
         self._status_at = now
         if self.metrics is not None:
-            self.metrics.submit(lambda: self._metrics.renew(now=state is not None), self.step)
-            self.metrics.settle()
+            self.metrics.renew(self.step, now=state is not None)
         data = status_of(self, state or "running")
-        self._write_own(lambda: replace_json(self.directory / "status.json", data), self.step)
+        self._write_own(lambda: replace_json(self.own_file("status.json"), data), self.step, last=state is not None)
 
-    def _write_own(self, work: Callable[[], None], step: int) -> None:
+    def _write_own(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
         """Have a file of this rank written, unless it is one of many that keep quiet."""
         if not self.hello.quiet:
-            self.journal.submit(work, step)
+            self.journal.submit(work, step, last=last)

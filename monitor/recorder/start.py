@@ -22,13 +22,19 @@ _QUIET: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
     "PYTHONWARNINGS": "ignore",
 }
-"""The recorder sees no device and takes one thread."""
+"""The recorder sees no device and takes one thread for its arithmetic. Its writers are threads too, and with a heap for
+each of them its memory would grow for as long as their turns differ."""
 
 
 TERMINAL_SIGNALS: Final = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
 """What a terminal sends to all its processes; the recorder leaves both to the trainer."""
+
+
+KILL_SECONDS: Final = 5.0
+"""How long a process that was killed is waited for; only one that waits for a device or a file server takes longer."""
 
 
 class Running(Protocol):
@@ -39,8 +45,8 @@ class Running(Protocol):
     def join(self, timeout: float) -> bool:
         """Wait for its end; return whether it has ended."""
 
-    def kill(self) -> None:
-        """End it at once, where that is possible."""
+    def kill(self) -> bool:
+        """End it at once, where that is possible; return whether it has ended."""
 
 
 class ProcessRecorder:
@@ -79,10 +85,10 @@ class ProcessRecorder:
             return False
         return True
 
-    def kill(self) -> None:
-        """Kill the process and collect it."""
+    def kill(self) -> bool:
+        """Kill the process and collect it; one that a file system holds fast is not waited for."""
         self.process.kill()
-        self.process.wait()
+        return self.join(KILL_SECONDS)
 
 
 @contextlib.contextmanager
@@ -139,8 +145,21 @@ class ThreadRecorder:
         self.thread.join(timeout)
         return not self.thread.is_alive()
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """Do nothing: a thread cannot be killed; it ends when its socket does."""
+        return not self.thread.is_alive()
+
+
+def is_stopped(running: Running) -> bool:
+    """Whether a recorder's process was stopped by a signal, and does nothing until somebody lets it go on."""
+    process = getattr(running, "process", None)
+    if process is None:
+        return False
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+    except OSError:  # only Linux says it
+        return False
+    return fields.split()[0] in {"T", "t"}
 
 
 Starter = Callable[[Hello, Ring, socket.socket], Running]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def status_of(session: "Session", state: str) -> dict[str, Any]:
     """Return the status; `state` is `running`, or says how the run ended."""
-    sinks = [*(sink for sink, _ in session.writers.exporters), session.journal]
+    lag_steps, lag_seconds = lag_of(session.step, session.time, session.newest())
     return {
         "schema_version": SCHEMA_VERSION,
         "state": state,
@@ -23,9 +23,22 @@ def status_of(session: "Session", state: str) -> dict[str, Any]:
         "anomalies": session.findings.anomalies,
         "overflow_steps": session.overflow.count,
         "skipped_overflow_steps": session.overflow.skipped,
-        "exporters": {s.name: s.off or "writing" for s in sinks},
-        "gaps": session.gaps,
+        "exporters": {sink.name: sink.state for sink in session.files},
+        "gaps": session.gaps.to_json(),
+        "lag_steps": lag_steps,
+        "lag_seconds": lag_seconds,
         "recorders_started": session.hello.relay + 1,
         "updated": time.time(),
         **session.counters,
     }
+
+
+def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[int, float]:
+    """Return steps and seconds from the record that was handled last, made at `made`, to the trainer's `newest`.
+
+    >>> lag_of(7, 100.0, (9, 100.5)), lag_of(9, 100.5, (9, 100.5)), lag_of(-1, 0.0, None)
+    ((2, 0.5), (0, 0.0), (0, 0.0))
+    """
+    if newest is None or newest[0] <= step:
+        return 0, 0.0
+    return newest[0] - step, max(newest[1] - made, 0.0) if made else 0.0

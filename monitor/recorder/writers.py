@@ -1,6 +1,6 @@
 """The writers of a directory's tables and event file, each with a thread that may fail without the others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -10,15 +10,19 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv_writer import CsvWriter
 from trainsentry.exporters.exporter import Exporter, ScalarExporter
+from trainsentry.monitor.recorder.gaps import Gaps
 from trainsentry.monitor.recorder.hello import Hello
-from trainsentry.monitor.recorder.sink import Sink
+from trainsentry.monitor.recorder.sink import FINISH_SECONDS, Sink
 
-LOG_SECONDS: Final = 25.0
-"""How long the end of an experiment's log is waited for; its writes only fill a queue."""
+LOG_SECONDS: Final = 45.0
+"""How long the end of an experiment's log is waited for: what waits is sent, and some libraries upload files then."""
+
+GLOBAL: Final = "global"
+"""The folder of what was put together from all ranks."""
 
 
 class Writers:
-    """Writes records to `directory` as the configuration asks for; `failed` hears of a writer that is switched off."""
+    """Writes records to `directory` as the configuration asks for; what is not written becomes one of the `gaps`."""
 
     def __init__(
         self,
@@ -26,9 +30,11 @@ class Writers:
         directory: Path,
         table: SeriesTable,
         restart: int,
-        failed: Callable[[str, str, int], None],
+        gaps: Gaps,
     ) -> None:
         self.restart = restart
+        self.gaps = gaps
+        where = "global " if directory.name == GLOBAL else ""
         self.exporters: list[tuple[Sink, Exporter]] = []
         if hello.quiet:
             return
@@ -41,33 +47,45 @@ class Writers:
                 start_step=hello.start_step,
                 restart=restart,
                 finished_blocks=hello.finished_blocks,
+                lost=partial(gaps.add, f"{where}csv"),
             )
-            self.exporters.append((Sink("csv", hello.max_wait, failed), csv))
-        if hello.rank == 0 and directory.name != "global":
-            self._add_experiment_logs(hello, table, failed)
+            self.exporters.append((Sink(f"{where}csv", gaps, hello.max_wait), csv))
+        if hello.rank == 0 and not where:
+            self._add_experiment_logs(hello, table)
         if hello.tensorboard is not None:
             from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
 
             events = Path(hello.output_dir) / "tensorboard" / directory.name
-            writer = TensorBoardWriter(events, table, hello.statistics, **hello.tensorboard)
-            self.exporters.append((Sink("tensorboard", hello.max_wait, failed), writer))
+            name = f"{where}tensorboard"
+            writer = TensorBoardWriter(
+                events, table, hello.statistics, lost=partial(gaps.add, name), **hello.tensorboard
+            )
+            self.exporters.append((Sink(name, gaps, hello.max_wait), writer))
 
-    def _add_experiment_logs(self, hello: Hello, table: SeriesTable, failed: Callable[[str, str, int], None]) -> None:
+    def _add_experiment_logs(self, hello: Hello, table: SeriesTable) -> None:
         if hello.wandb is None and hello.mlflow is None:
             return
         from trainsentry.exporters.experiment_log import ExperimentLog, MlflowRun, WandbRun
 
+        logs = []
         if hello.wandb is not None:
-            log = ExperimentLog("wandb", table, partial(WandbRun, hello.wandb, hello.output_dir))
-            self.exporters.append((Sink("wandb", LOG_SECONDS, failed), log))
+            logs.append(ExperimentLog("wandb", table, partial(WandbRun, hello.wandb, hello.output_dir)))
         if hello.mlflow is not None:
-            log = ExperimentLog("mlflow", table, partial(MlflowRun, hello.mlflow))
-            self.exporters.append((Sink("mlflow", LOG_SECONDS, failed), log))
+            logs.append(ExperimentLog("mlflow", table, partial(MlflowRun, hello.mlflow)))
+        for log in logs:
+            sink = Sink(log.name, self.gaps, hello.max_wait, patient=False)
+            sink.submit(log.open, hello.start_step)  # these libraries take seconds to load
+            self.exporters.append((sink, log))
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """The places that are written."""
+        return [sink for sink, _ in self.exporters]
 
     def write(self, record: StepRecord) -> None:
         """Have every writer write a record."""
         for sink, exporter in self.exporters:
-            sink.submit(lambda e=exporter: e.write(record), record.step)  # type: ignore[misc]
+            sink.submit(lambda e=exporter: e.write(record), record.step, record.nbytes)  # type: ignore[misc]
         for sink, _ in self.exporters:
             sink.settle()
 
@@ -105,6 +123,5 @@ class Writers:
     def close(self, step: int) -> None:
         """Close every writer."""
         for sink, exporter in self.exporters:
-            sink.submit(exporter.close, step)
-            sink.settle()
-            sink.close()
+            sink.submit(exporter.close, step, last=True)
+            sink.close(FINISH_SECONDS if sink.patient else LOG_SECONDS)

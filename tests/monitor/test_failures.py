@@ -119,7 +119,7 @@ def test_a_writer_that_blocks_for_ever_is_left_behind(out, monkeypatch, caplog, 
     found = status(out)
     assert " 3 s" in found["exporters"]["csv"]
     assert found["exporters"]["tensorboard"] == "writing"
-    assert found["gaps"][0]["exporter"] == "csv"
+    assert [(g["sink"], g["first_step"], g["last_step"]) for g in found["gaps"]] == [("csv", 0, STEPS - 1)]
 
 
 def test_a_recorder_that_blocks_for_ever_costs_a_bounded_wait(out, monkeypatch, caplog, in_thread):
@@ -181,7 +181,7 @@ def test_a_read_only_directory(caplog):
     assert sorted(parts) == ["csv", "journal"]  # one line each
 
 
-def test_a_full_disk_switches_the_exporter_off_and_notes_the_gap(out, caplog, monkeypatch):
+def test_a_disk_that_stays_full_is_told_once_and_the_gap_is_noted(out, caplog, monkeypatch):
     (out / "rank0").mkdir(parents=True)
     (out / "rank0" / "gradient_0-999.csv").symlink_to("/dev/full")
     monkeypatch.setattr("trainsentry.monitor.starting.next_restart", lambda directory: 0)
@@ -192,7 +192,8 @@ def test_a_full_disk_switches_the_exporter_off_and_notes_the_gap(out, caplog, mo
     assert "No space left" in errors(caplog)[0].getMessage()
     found = status(out)
     assert "No space left" in found["exporters"]["csv"]
-    assert found["gaps"] == [{"exporter": "csv", "from_step": 0, "reason": found["exporters"]["csv"]}]
+    reason = found["exporters"]["csv"]
+    assert found["gaps"] == [{"sink": "csv", "first_step": 0, "last_step": STEPS - 1, "reason": reason}]
     assert found["failures"]["csv"]["count"] == 1
 
 
@@ -286,7 +287,7 @@ def test_the_flight_recorder_is_bounded(out):
         train(model, optimizer, 600, monitor)
         loop = monitor._loop
         assert loop.records.recorded_bytes <= 2**20
-        assert loop.records.recorded_bytes == sum(r.nbytes for r in loop.records.recorded)
+        assert loop.records.recorded_bytes == sum(r.held_bytes for r in loop.records.recorded)
         assert len(set(monitor.records()["step"])) < 600
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
 

@@ -32,7 +32,11 @@ def test_a_run_that_is_well_says_so(tmp_path):
 def test_a_silent_rank_and_trouble_of_the_monitor_are_seen(tmp_path):
     make_run(tmp_path, incident=False)
     path = tmp_path / "rank1" / "status.json"
-    status = json.loads(path.read_text()) | {"state": "running", "updated": 0, "gaps": [{"exporter": "csv"}]}
+    status = json.loads(path.read_text()) | {
+        "state": "running",
+        "updated": 0,
+        "gaps": [{"sink": "csv", "first_step": 3, "last_step": 9, "reason": "full"}],
+    }
     path.write_text(json.dumps(status))
     output = runner.invoke(app, ["watch", str(tmp_path), "--once"]).output
     assert "csv" in output
