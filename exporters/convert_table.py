@@ -8,8 +8,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
-from trainsentry.exporters.csv_chunks import Reading, as_it_is_now, line_count
+from trainsentry.exporters.csv_chunks import Reading, as_it_is_now
 from trainsentry.exporters.csv_format import SCALARS, TableFile
+from trainsentry.exporters.csv_pieces import line_count
 from trainsentry.exporters.csv_reader import newest_steps
 from trainsentry.exporters.event_file import EVENTS, EventFile, tag
 from trainsentry.exporters.json_files import Report, replace_json

@@ -12,9 +12,9 @@ from trainsentry.exporters.convert_table import Choice, Converted, Table, conver
 from trainsentry.exporters.csv_format import SCALARS
 from trainsentry.exporters.csv_reader import rank_directories, table_files
 from trainsentry.exporters.event_file import EVENTS, EventFile
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.msprobe_tables import Tables, msprobe_tables
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.quantity_view import overview
 from trainsentry.exporters.table_tags import Tagger
 from trainsentry.exporters.tensorboard_values import layout

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 
 _STEP: Final = re.compile(r"step(\d+)$")
 _RANK: Final = re.compile(r"(?:rank(\d*)|proc(\d+))$")

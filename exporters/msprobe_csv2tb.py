@@ -7,9 +7,9 @@ from typing import Final
 
 from trainsentry.exporters.convert_table import Choice, Table
 from trainsentry.exporters.csv2tb import Conversion, convert
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.msprobe_tables import msprobe_tables
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.step_rows import RowKey
 
 DATA_TYPES: Final = (

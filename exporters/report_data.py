@@ -12,9 +12,9 @@ import numpy.typing as npt
 from trainsentry.exporters.csv_format import SCALARS, TableFile
 from trainsentry.exporters.csv_reader import read_steps, table_files
 from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.layer_matrix import LayerMatrix
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.quantity_view import LayoutSizes, QuantityView
 from trainsentry.exporters.run_reader import Run, anomalies_since, read_run
 from trainsentry.exporters.step_rows import RowKeys

@@ -14,7 +14,7 @@ from trainsentry.anomaly.tensor_difference import Difference, of_values
 from trainsentry.exporters.csv_reader import CsvRow, rank_directories, read_table, table_files
 from trainsentry.exporters.dump_reader import DumpedTensor, RankDump, read_dumps
 from trainsentry.exporters.engine import Each, here
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 
 DUMP_COLUMNS: Final = (
     "step",

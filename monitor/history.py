@@ -21,8 +21,8 @@ from trainsentry.collectors.series import PARAMETER, Series, SeriesTable
 from trainsentry.exporters.csv_format import TableFile, table_paths
 from trainsentry.exporters.csv_reader import read_steps, table_files
 from trainsentry.exporters.engine import Each, here
-from trainsentry.exporters.json_files import Report, read_lines
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs, read_lines
+from trainsentry.exporters.json_files import Report
 from trainsentry.monitor.recorded_ranks import differences_of_ranks, graph_of
 from trainsentry.monitor.recorded_table import RecordedRows, RecordedTable
 from trainsentry.monitor.recorder import hang_report

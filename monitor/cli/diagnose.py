@@ -8,7 +8,7 @@ import typer
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.csv_format import table_paths
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, bad_input, err, out, parse_steps
 from trainsentry.monitor.history import diagnose
 

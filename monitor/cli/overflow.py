@@ -7,7 +7,7 @@ import typer
 
 from trainsentry.anomaly.first_overflow import Overflow, first_overflows
 from trainsentry.exporters.dump_reader import RankDump, read_dumps
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.monitor.cli.console import FOUND, bad_input, out
 
 SHOWN_LINES = 4

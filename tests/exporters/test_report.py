@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from recorded_runs import CULPRIT, make_run
 
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.report_data import gather
 from trainsentry.exporters.report_page import MAX_BYTES, write_report
 

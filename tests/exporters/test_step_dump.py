@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from trainsentry.exporters.dump_reader import read_dumps, read_object
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.growing_json import GrowingJson
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.step_dump import StepDump
 
 

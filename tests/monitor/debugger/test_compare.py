@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import trainsentry
 from trainsentry import PrecisionDebugger
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.comparing import compare
 
