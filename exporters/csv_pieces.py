@@ -71,7 +71,7 @@ class _Expanded(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            count = self._reader.readinto(buffer)
+            count: int = self._reader.readinto(buffer)
         except (self._wrong, MemoryError) as error:
             raise NotOurs(f"{self._path}: {error}") from None
         self._read += count

@@ -68,7 +68,7 @@ def _as_written(frame: pd.DataFrame, header: Header) -> pd.DataFrame:
         ValueError: when a value of it has no such type.
 
     """
-    made = pd.DataFrame(index=frame.index)
+    made: pd.DataFrame = pd.DataFrame(index=frame.index)
     for name in header.columns:
         column = frame[name]
         if name in header.numbers:
