@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.collectors.series import writable
 from trainsentry.collectors.statistics import MAX, MIN, NORM
 
 
@@ -51,6 +52,7 @@ class GradientSummary:
         return ["param_name", *intervals, "max", "min", "norm", "shape"]
 
     def _line(self, step: int, gradient: Gradient) -> list[Any]:
+        name = writable(gradient.name)
         middle: list[Any] = []
         if self.level == "L0":
             middle = [f"{zlib.crc32(gradient.raw()):08x}"]
@@ -59,9 +61,9 @@ class GradientSummary:
         if self.level != "L0":
             folder = self.folder / f"step{step}"
             folder.mkdir(parents=True, exist_ok=True)
-            np.save(folder / f"{gradient.name}.npy", gradient.values > 0)
+            np.save(folder / f"{name}.npy", gradient.values > 0)
         row = gradient.row
-        return [gradient.name, *middle, row[MAX], row[MIN], row[NORM], list(gradient.shape)]
+        return [name, *middle, row[MAX], row[MIN], row[NORM], list(gradient.shape)]
 
 
 def _intervals(bounds: Sequence[float]) -> list[str]:

@@ -8,7 +8,8 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from trainsentry.exporters.convert_table import Choice, Converted, Table, convert_table, our_tag
+from trainsentry.exporters.conversion_state import Choice, Table
+from trainsentry.exporters.convert_table import Converted, convert_table, our_tag
 from trainsentry.exporters.csv_format import SCALARS
 from trainsentry.exporters.csv_reader import rank_directories, table_files
 from trainsentry.exporters.event_file import EVENTS, EventFile

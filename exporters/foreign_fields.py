@@ -29,10 +29,23 @@ def whole(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a number; one that a float64 does not hold is none."""
-    if isinstance(value, float):
+    """Return a number; one that a float64 does not hold is none, and one that it holds nearly is a float.
+
+    >>> number(3), number(2**64), number(10**400), number("3")
+    (3, 1.8446744073709552e+19, None, None)
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    if isinstance(value, float) or abs(value) <= LARGEST:
         return value
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST else None
+    return float(value) if abs(value) < 1 << 1000 else None
+
+
+def statistic(value: Any) -> float | None:
+    """Return a number that was said of a tensor; true is 1, and a text may say nan or inf."""
+    if isinstance(value, str):
+        return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(value.lower())
+    return float(value) if isinstance(value, bool) else number(value)
 
 
 def finite(value: Any) -> float | None:
@@ -57,6 +70,11 @@ def sizes(value: Any) -> list[int] | None:
     """Return the sizes of a tensor: a list of whole numbers from 0 on."""
     known = isinstance(value, list) and all(whole(n) is not None and n >= 0 for n in value)
     return list(value) if known else None
+
+
+def anything(kind: type) -> Kind:
+    """Return what takes a value of a type as it is: readers of it make no use of its parts but to show them."""
+    return lambda value: value if isinstance(value, kind) else None
 
 
 def an_object(kinds: Mapping[str, Kind]) -> Kind:

@@ -28,6 +28,7 @@ MOST_OF_SETTINGS: Final = 1 << 24
 DEEPEST: Final = 64
 """Nested lists and objects of JSON: what is written here has up to ten, a tensor in a list in a mapping of a call."""
 
+_BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
 _HALF_OF_A_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _ESCAPE: Final = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
@@ -74,10 +75,7 @@ def parse_json(text: str | bytes) -> Any:
 
     """
     try:
-        whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
-        if _HALF_OF_A_PAIR.search(whole):
-            whole = _ESCAPE.sub(lambda m: f"\\\\{m[1]}" if m[1] else m[0], whole)
-        value = json.loads(whole)
+        value = json.loads(_writable(text if isinstance(text, str) else text.decode("utf-8", "replace")))
     except RecursionError:
         raise NotOurs(f"nested deeper than {DEEPEST}") from None
     except MemoryError:
@@ -89,18 +87,78 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def is_deep(value: Any) -> bool:
-    """Return whether lists and objects are nested deeper than DEEPEST.
+def _writable(text: str) -> str:
+    """Return a JSON text in which half of a surrogate pair is spelt out: nothing could write it as UTF-8."""
+    if not _HALF_OF_A_PAIR.search(text):
+        return text
+    return _ESCAPE.sub(lambda m: f"\\\\{m[1]}" if m[1] else m[0], text)
+
+
+def is_deep(value: Any, most: int | None = None) -> bool:
+    """Return whether lists and objects are nested deeper than DEEPEST, or have more than `most` items in all.
 
     >>> is_deep([[{"a": 1}]])
     False
     """
-    level = [value]
+    level, count = [value], 0
     for _ in range(DEEPEST + 1):
         level = [item for x in level for item in _items(x) if isinstance(item, (dict, list))]
+        count += sum(map(len, level)) if most is not None else 0
         if not level:
             return False
+        if most is not None and count > most:
+            return True
     return True
+
+
+def whole_members(text: str, deep: int) -> dict[str, Any]:
+    """Return the members of an object whose text is torn at its end: those that are whole, `deep` objects deep.
+
+    The text is read once for each object that the tear is in, so a long one takes no longer a byte.
+
+    >>> whole_members('{"a": 1, "b": {"c": [2], "d": [3', 2)
+    {'a': 1, 'b': {'c': [2]}}
+
+    Raises:
+        NotOurs: when it begins no object, or is nested deeper than DEEPEST.
+
+    """
+    try:
+        found = _members(_writable(text), 0, deep)
+    except (RecursionError, MemoryError):
+        found = None
+    if found is None or is_deep(found):
+        raise NotOurs("no JSON")
+    return found
+
+
+def _members(text: str, at: int, deep: int) -> dict[str, Any] | None:
+    decode = json.JSONDecoder().raw_decode
+    at = _next(text, at)
+    if text[at : at + 1] != "{":
+        return None
+    found: dict[str, Any] = {}
+    at += 1
+    try:
+        while True:
+            key, at = decode(text, _next(text, at))
+            at = _next(text, at)
+            if not isinstance(key, str) or text[at : at + 1] != ":":
+                return found
+            begins = _next(text, at + 1)
+            try:
+                found[key], at = decode(text, begins)
+            except ValueError:
+                inside = _members(text, begins, deep - 1) if deep > 1 else None
+                return found if inside is None else {**found, key: inside}
+    except ValueError:
+        return found
+
+
+def _next(text: str, at: int) -> int:
+    """Return where the next key or value begins."""
+    found = _BETWEEN.match(text, at)
+    return found.end() if found is not None else at
 
 
 def _items(value: Any) -> Iterable[Any]:

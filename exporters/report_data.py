@@ -85,7 +85,7 @@ def gather(
         NotOurs: when `root` holds nothing of ours.
 
     """
-    run = read_run(root)
+    run = read_run(root, report)
     if not run.ranks:
         raise NotOurs(f"{root}: holds no output of trainsentry (expected rank0/ with status.json in it)")
     data = ReportData(run)
@@ -93,7 +93,7 @@ def gather(
     whole = next(iter([s["rank"] for s in suspects if s.get("rank") in run.ranks]), next(iter(run.ranks)))
     wanted = {s.get("quantity") for s in suspects}
     others = [rank for rank in run.ranks if rank != whole][: MAX_RANKS - 1]
-    since = next((int(incident.get("first_seen", 0)) for incident in run.incidents[:1]), 0)
+    since = next((incident.get("first_seen", 0) for incident in run.incidents[:1]), 0)
     wanted_tables: list[tuple[int, str, list[TableFile]]] = []
     for rank in [whole, *others]:
         directory = root / f"rank{rank}"
@@ -107,7 +107,7 @@ def gather(
             elif name != SCALARS and (rank == whole or name in wanted):
                 wanted_tables.append((rank, name, files))
         if rank == whole or rank in {s["rank"] for s in suspects}:
-            found, more = anomalies_since(directory, since, MAX_ANOMALIES)
+            found, more = anomalies_since(directory, since, MAX_ANOMALIES, report)
             data.anomalies += found
             data.more_anomalies += more
     progress(f"{len(wanted_tables)} tables")

@@ -85,7 +85,7 @@ def _render(data: ReportData, figures: list[Shown]) -> str:
 
 
 def _marks(data: ReportData) -> list[int]:
-    return sorted({int(incident["first_seen"]) for incident in data.run.incidents[:8] if "first_seen" in incident})
+    return sorted({incident["first_seen"] for incident in data.run.incidents[:8] if "first_seen" in incident})
 
 
 def _suspects(data: ReportData) -> list[Shown]:
@@ -94,7 +94,7 @@ def _suspects(data: ReportData) -> list[Shown]:
     seen: set[tuple[int, str, str]] = set()
     for incident in data.run.incidents[:3]:
         for suspect in incident.get("suspects", [])[:2]:
-            rank, quantity, name = int(suspect["rank"]), str(suspect["quantity"]), str(suspect["name"])
+            rank, quantity, name = suspect["rank"], suspect["quantity"], suspect["name"]
             own = data.curve(rank, quantity, name)
             if own is None or (rank, quantity, name) in seen:
                 continue
@@ -167,6 +167,14 @@ def _facts(data: ReportData) -> list[tuple[str, str]]:
     facts += [("device", str(settings.get("accelerator", ""))), ("ranks", str(settings.get("world_size", "")))]
     facts += [("hosts", ", ".join(map(str, settings.get("hosts", []))))]
     started = settings.get("start_time")
-    if isinstance(started, (int, float)):
-        facts.append(("started", time.strftime("%Y-%m-%d %H:%M", time.localtime(started))))
+    if started is not None:
+        facts.append(("started", _moment(started)))
     return facts
+
+
+def _moment(seconds: float) -> str:
+    """Return a time in words; of one that no calendar has, the number."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return number(seconds)

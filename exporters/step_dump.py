@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from trainsentry.collectors.series import writable
 from trainsentry.exporters.growing_json import GrowingJson, quoted
 from trainsentry.exporters.json_files import replace_json
 
@@ -101,7 +102,7 @@ class _TensorFiles:
         if not self._exists:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._exists = True
-        name = file_name.replace("/", "_")
+        name = writable(file_name).replace("/", "_")
         return self._folder / (name if len(name.encode()) <= MAX_NAME else self._short(name))
 
     def _short(self, name: str) -> str:

@@ -13,8 +13,8 @@ from trainsentry.exporters.foreign_files import NotOurs
 Ids = npt.NDArray[np.int64]
 
 MOST_KEYS: Final = 1 << 19
-"""Rows of a table that are told apart, by name, chunk and micro-step; a model of a hundred thousand layers has as many in
-five micro-steps. Each takes some kilobytes where it is followed."""
+"""Rows of a table that are told apart, by name, chunk and micro-step; a model of a hundred thousand layers has as many
+in five micro-steps. Each takes some kilobytes where it is followed."""
 
 
 class RowKey(NamedTuple):

@@ -12,6 +12,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.util import tensor_util
 
+from trainsentry.collectors.series import writable
+
 
 def image(tag: str, png: bytes, width: int, height: int) -> Summary.Value:
     """Return a picture."""
@@ -25,12 +27,13 @@ def histogram(tag: str, values: npt.NDArray[np.float64]) -> Summary.Value:
 
 def text(tag: str, markdown: str) -> Summary.Value:
     """Return a text in Markdown."""
-    return text_pb(tag, markdown).value[0]
+    return text_pb(tag, writable(markdown)).value[0]
 
 
 def hparams(values: Mapping[str, "bool | float | str"]) -> list[Summary.Value]:
     """Return the settings of a run."""
-    return list(hparams_pb(dict(values)).value)
+    plain = {writable(name): writable(value) if isinstance(value, str) else value for name, value in values.items()}
+    return list(hparams_pb(plain).value)
 
 
 def layout(categories: Mapping[str, Mapping[str, Sequence[str]]]) -> Summary.Value:
