@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from trainsentry.exporters.csv_format import TableFile
+from trainsentry.exporters.csv_pieces import LONGEST_LINE
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.short_text import shorten
 from trainsentry.exporters.step_rows import Ids, RowKey, RowKeys, StepRows
@@ -79,6 +80,8 @@ def _row(
 
     if len(fields) != len(at):
         raise ValueError(f"{len(fields)} fields, expected {len(at)}")
+    if sum(map(len, fields)) > LONGEST_LINE:
+        raise ValueError(f"the line has more than {LONGEST_LINE} bytes")
     values = [number(name, float) for name in header.numbers]
     step = whole("step")
     micro_step = whole("micro_step") if "micro_step" in at else -1

@@ -24,16 +24,22 @@ def read_array(path: Path) -> npt.NDArray[Any]:
     """
     with open_file(path) as file:
         try:
-            shape, dtype = _header(file)
-            if dtype.hasobject or dtype.kind not in _NUMBERS:
-                raise NotOurs(f"holds {dtype}, expected numbers")
-            needed, there = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
-            if needed > there or any(n < 0 for n in shape):
-                raise NotOurs(f"says that it has {needed} bytes, and has {there}")
-            file.seek(0)
-            found: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-        except (ValueError, TypeError, LookupError, OverflowError, MemoryError, SyntaxError, RecursionError) as error:
-            raise NotOurs(f"{path}: cannot be loaded as a tensor: {str(error) or type(error).__name__}") from None
+            return _array(file)
+        except OSError:
+            raise
+        except Exception as error:  # NumPy reads a header as Python reads a program, and fails as that does
+            raise NotOurs(f"{path}: cannot be loaded as a tensor: {str(error) or type(error).__name__}") from error
+
+
+def _array(file: BinaryIO) -> npt.NDArray[Any]:
+    shape, dtype = _header(file)
+    if dtype.hasobject or dtype.kind not in _NUMBERS:
+        raise NotOurs(f"holds {dtype}, expected numbers")
+    needed, there = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
+    if needed > there or any(n < 0 for n in shape):
+        raise NotOurs(f"says that it has {needed} bytes, and has {there}")
+    file.seek(0)
+    found: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return found
 
 
