@@ -214,6 +214,13 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 
+MUTATED = {
+    **dict.fromkeys(("csv", "csv2tb"), "csv"),
+    **dict.fromkeys(("run", "report", "dump", "replay", "state", "config"), "json"),
+}
+"""What the inputs of a reader are, where they are changed as such."""
+
+
 def seeds_of(name: str) -> Iterator[bytes]:
     """Yield small files of our own that a reader begins with."""
     if name == "csv":
@@ -311,9 +318,8 @@ def main() -> None:
         with contextlib.suppress(NotOurs):
             target(data)
 
-    kinds = {"csv": csv_mutator, "csv2tb": csv_mutator}
-    kinds |= dict.fromkeys(("run", "report", "dump", "replay", "state", "config"), json_mutator)
-    own = {"custom_mutator": kinds[name](lambda data, most: bytes(atheris.Mutate(data, most)))} if name in kinds else {}
+    kind = {"csv": csv_mutator, "json": json_mutator}.get(MUTATED.get(name, ""))
+    own = {"custom_mutator": kind(lambda data, most: bytes(atheris.Mutate(data, most)))} if kind is not None else {}
     atheris.Setup([sys.argv[0], *sys.argv[2:]], once, **own)
     try:
         atheris.Fuzz()

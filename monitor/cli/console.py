@@ -25,8 +25,21 @@ class PlainConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield what is shown of a text, a table or a panel."""
+        if isinstance(renderable, str):
+            renderable = self.render_str(renderable)
+        if isinstance(renderable, Text):
+            renderable = self._written_out(renderable)
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+    def _written_out(self, text: Text) -> Text:
+        """Return a text with its escapes, before it is broken into lines: they are longer than what they stand for."""
+        if plain(text.plain) == text.plain:
+            return text
+        whole = text.blank_copy()
+        for segment in text.render(self):
+            whole.append(plain(segment.text), segment.style)
+        return whole
 
 
 out = PlainConsole()

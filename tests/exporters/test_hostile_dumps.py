@@ -65,15 +65,16 @@ def test_a_torn_dump_of_megabytes_is_read(tmp_path):
     assert failed <= 8
 
 
-@pytest.mark.parametrize("data", [[], 3, None, "x", {"a": 3}, {"a": None}, {"a": []}])
-def test_calls_of_wrong_types_are_left_out_or_the_dump_is_named(tmp_path, data):
-    dump(tmp_path, data)
+@pytest.mark.parametrize("data", [[], 3, None, "x"])
+def test_a_dump_whose_calls_are_something_else_is_named(tmp_path, data):
+    with pytest.raises(NotOurs, match="data: holds a"):
+        read_dumps(dump(tmp_path, data))
+
+
+@pytest.mark.parametrize("data", [{"a": 3}, {"a": None}, {"a": []}])
+def test_calls_of_wrong_types_are_left_out(tmp_path, data):
     problems = []
-    try:
-        found = read_dumps(tmp_path, lambda *problem: problems.append(problem))
-    except NotOurs as error:
-        assert str(tmp_path) in str(error)
-        return
+    found = read_dumps(dump(tmp_path, data), lambda *problem: problems.append(problem))
     assert first_overflows(found) == []
     assert found[0].calls == {}
     assert len(problems) == 1

@@ -200,7 +200,9 @@ def test_an_event_file_that_was_cut_off_is_written_anew(tmp_path):
     assert csv2tb(tmp_path, tmp_path / "out").unchanged == 1
 
 
-@pytest.mark.parametrize("state", ["[]", "{", '{"version": 4}', "null", '{"version": 4, "files": {"a": "b"}}', "[" * 9999])
+@pytest.mark.parametrize(
+    "state", ["[]", "{", '{"version": 4}', "null", '{"version": 4, "files": {"a": "b"}}', "[" * 9999]
+)
 def test_a_state_that_somebody_wrote_makes_the_conversion_begin_anew(tmp_path, state):
     table(tmp_path / "rank0", row("a"), row("a", step=1))
     csv2tb(tmp_path, tmp_path / "out")
