@@ -309,7 +309,10 @@ def main() -> None:
         import trainsentry.exporters.csv2tb
         import trainsentry.exporters.report_page
         import trainsentry.monitor.cli.app
-        import trainsentry.monitor.debugger.debugger_config  # noqa: F401
+        import trainsentry.monitor.debugger.debugger_config
+
+        if name in {"pt", "replay"}:  # torch takes seconds, which would be counted against an input
+            import trainsentry.collectors.torch.calls.replay_call  # noqa: F401
     from trainsentry.exporters.foreign_files import NotOurs
 
     target = TARGETS[name]

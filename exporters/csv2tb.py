@@ -8,6 +8,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from trainsentry.collectors.series import writable
 from trainsentry.exporters.conversion_state import Choice, Table
 from trainsentry.exporters.convert_table import Converted, convert_table, our_tag
 from trainsentry.exporters.csv_format import SCALARS
@@ -73,7 +74,7 @@ def csv2tb(
         raise ValueError("steps: the range is empty")
     runs = tables_in(source, time_start, time_end)
     found = [
-        Table(run, name, tuple(files), out / run, f".csv2tb.{name}")
+        Table(run, name, tuple(files), out / run, f".csv2tb.{writable(name)}")
         for run, tables in runs.items()
         for name, files in tables.items()
         if not quantities or name in quantities

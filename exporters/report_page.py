@@ -12,6 +12,7 @@ import numpy as np
 from bokeh.embed import components
 from bokeh.resources import Resources
 
+from trainsentry.collectors.series import writable
 from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.layer_matrix import LayerMatrix
@@ -67,7 +68,7 @@ def _render(data: ReportData, figures: list[Shown]) -> str:
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string((folder / "report_page.html.jinja").read_text(encoding="utf-8"))
-    return page.render(
+    text: str = page.render(
         run=data.run,
         incidents=data.run.incidents,
         anomalies=data.anomalies[:SHOWN_ANOMALIES],
@@ -82,6 +83,7 @@ def _render(data: ReportData, figures: list[Shown]) -> str:
         number=number,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
+    return writable(text)
 
 
 def _marks(data: ReportData) -> list[int]:

@@ -17,12 +17,12 @@ from trainsentry.collectors.series import writable
 
 def image(tag: str, png: bytes, width: int, height: int) -> Summary.Value:
     """Return a picture."""
-    return Summary.Value(tag=tag, image=Summary.Image(encoded_image_string=png, width=width, height=height))
+    return Summary.Value(tag=writable(tag), image=Summary.Image(encoded_image_string=png, width=width, height=height))
 
 
 def histogram(tag: str, values: npt.NDArray[np.float64]) -> Summary.Value:
     """Return a histogram of values."""
-    return histogram_pb(tag, values, buckets=40).value[0]
+    return histogram_pb(writable(tag), values, buckets=40).value[0]
 
 
 def text(tag: str, markdown: str) -> Summary.Value:
@@ -43,7 +43,10 @@ def layout(categories: Mapping[str, Mapping[str, Sequence[str]]]) -> Summary.Val
             layout_pb2.Category(
                 title=category,
                 chart=[
-                    layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=list(tags)))
+                    layout_pb2.Chart(
+                        title=writable(title),
+                        multiline=layout_pb2.MultilineChartContent(tag=[writable(tag) for tag in tags]),
+                    )
                     for title, tags in charts.items()
                 ],
             )

@@ -14,6 +14,7 @@ from trainsentry.exporters.csv_format import elements_of, sizes_of
 from trainsentry.exporters.csv_pieces import LONGEST_LINE
 from trainsentry.exporters.csv_reader import read_table, table_files
 from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.report_page import write_report
 from trainsentry.monitor.history import records_of
 
 HEADER = "vpp_stage,name,step,micro_step,order,norm,shape,dtype\n"
@@ -175,6 +176,17 @@ def test_a_table_that_cannot_be_opened_is_one_error_and_the_rest_is_converted(tm
     (tmp_path / "rank_0" / "exp_step0-0.csv").symlink_to("/dev/zero")
     done = csv2tb(tmp_path, tmp_path / "out")
     assert (done.tables, done.events) == (1, 1)
+
+
+def test_a_directory_and_a_table_whose_names_are_no_text_are_converted_and_reported(tmp_path):
+    root = tmp_path / os.fsdecode(b"run\xff")
+    table(root / "rank0", row("a"), row("a", step=1), name=os.fsdecode(b"gr\xff_0-9.csv"))
+    (root / "rank0" / "status.json").write_text('{"state": "closed"}')
+    assert csv2tb(root, tmp_path / "out").events == 2
+    reader = EventAccumulator(str(tmp_path / "out" / "rank0"))
+    reader.Reload()
+    assert "gr\\udcff.norm/a" in reader.Tags()["scalars"]
+    assert "gr\\udcff" in write_report(root).read_text()
 
 
 def test_a_row_cannot_pass_for_a_number_over_all_layers(tmp_path):

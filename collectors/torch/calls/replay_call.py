@@ -145,7 +145,10 @@ def _load(value: Any, folder: Path) -> Any:
         name = value.get("data_name")
         if not isinstance(name, str):
             raise ValueError("a tensor was not saved (task statistics)")
-        tensor = load_tensor(folder / Path(name).name)
+        path = folder / Path(name).name
+        if not path.is_file():
+            raise ValueError(f"there is no file {path.name}")
+        tensor = load_tensor(path)
         if tensor.is_complex():
             return tensor.to(torch.complex128)
         return tensor.double() if tensor.is_floating_point() else tensor
