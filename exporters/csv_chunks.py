@@ -185,18 +185,19 @@ def _read(piece: bytes, header: Header, texts: str) -> "pd.DataFrame":
     types: dict[str, Any] = dict.fromkeys(header.columns, texts)
     types |= dict.fromkeys(header.numbers, "float64")
     types |= {column: "int64" for column in WHOLE if column in types}
-    return pd.read_csv(
-        io.BytesIO(piece),
-        header=None,
-        names=list(header.columns),
-        dtype=types,
-        keep_default_na=False,
-        na_values=dict.fromkeys(header.numbers, _NOT_A_NUMBER),
-        index_col=False,
-        skip_blank_lines=False,
-        low_memory=False,
-        encoding_errors="replace",
-    )
+    with np.errstate(invalid="ignore"):  # Inf in a column of whole numbers is an error further down
+        return pd.read_csv(
+            io.BytesIO(piece),
+            header=None,
+            names=list(header.columns),
+            dtype=types,
+            keep_default_na=False,
+            na_values=dict.fromkeys(header.numbers, _NOT_A_NUMBER),
+            index_col=False,
+            skip_blank_lines=False,
+            low_memory=False,
+            encoding_errors="replace",
+        )
 
 
 def _in_range(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
