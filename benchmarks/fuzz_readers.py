@@ -47,10 +47,10 @@ def run_target(name: str, seconds: int, keep: Path) -> tuple[int, str]:
     counts = re.findall(r"stat::number_of_executed_units:\s+(\d+)", text) or re.findall(r"^#(\d+)", text, re.MULTILINE)
     executed = int(counts[-1]) if counts else 0
     found = sorted(path.name for path in (keep / name).glob("*-*") if path.is_file())
-    errors = re.findall(r"^(?:[\w.]*(?:Error|Exception|Exit|NotOurs)\b.*|==\d+== ERROR: .*)", text, re.MULTILINE)
+    errors = re.findall(r"Uncaught Python exception: ===\n(.*)|^==\d+== ERROR: (.*)", text, re.MULTILINE)
     if not found and not ended.returncode:
         return executed, "none"
-    return executed, f"{errors[-1][:160] if errors else f'ended with {ended.returncode}'} ({', '.join(found)})"
+    return executed, f"{''.join(errors[0])[:160] if errors else f'ended with {ended.returncode}'} ({', '.join(found)})"
 
 
 def main() -> None:
