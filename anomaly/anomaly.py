@@ -23,6 +23,9 @@ MODE_CHANGE: Final = "mode_change"
 DTYPE_CHANGE: Final = "dtype_change"
 LOSS_SCALE_COLLAPSE: Final = "loss_scale_collapse"
 
+LARGEST: Final = 1 << 53
+"""The largest whole number that is taken from a line: beyond it, a float64 of it is another number."""
+
 HARD: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH, COMMUNICATION_MISMATCH, HANG})
 """Kinds that need no statistics: they are wrong whatever came before."""
 
@@ -68,11 +71,31 @@ class Anomaly:
 
         """
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        if not isinstance(data["step"], int):
-            raise TypeError(f"step: {data['step']!r}, expected a whole number")
-        for key in ("value", "expected", "score"):
-            values[key] = math.nan if data[key] is None else float(data[key])
-        return cls(**values)
+        for key in _NUMBERS:
+            values[key] = math.nan if data[key] is None else data[key]
+        for key, value in values.items():
+            kind = _KINDS[key]
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise TypeError(f"{key}: a {type(value).__name__}, expected {_EXPECTED[kind]}")
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise ValueError(f"{key}: beyond {LARGEST}")
+        return cls(**values | {key: float(values[key]) for key in _NUMBERS})
+
+
+_WHOLE: Final = ("step", "micro_step", "rank", "order", "last_clean")
+_NUMBERS: Final = ("value", "expected", "score")
+_KINDS: Final[dict[str, Any]] = {
+    **dict.fromkeys((f.name for f in fields(Anomaly)), str),
+    **dict.fromkeys(_WHOLE, int),
+    **dict.fromkeys(_NUMBERS, (int, float)),
+    **dict.fromkeys(("passed_on", "alarm"), bool),
+}
+_EXPECTED: Final[dict[Any, str]] = {
+    int: "a whole number",
+    (int, float): "a number",
+    str: "a text",
+    bool: "true or false",
+}
 
 
 def json_number(value: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.collectors.private_files import make_private_folder
+from trainsentry.collectors.series import writable
 from trainsentry.collectors.statistics import MAX, MIN, NORM
 
 
@@ -52,6 +53,7 @@ class GradientSummary:
         return ["param_name", *intervals, "max", "min", "norm", "shape"]
 
     def _line(self, step: int, gradient: Gradient) -> list[Any]:
+        name = writable(gradient.name)
         middle: list[Any] = []
         if self.level == "L0":
             middle = [f"{zlib.crc32(gradient.raw()):08x}"]
@@ -60,9 +62,9 @@ class GradientSummary:
         if self.level != "L0":
             folder = self.folder / f"step{step}"
             make_private_folder(folder)
-            np.save(folder / f"{gradient.name}.npy", gradient.values > 0)
+            np.save(folder / f"{name}.npy", gradient.values > 0)
         row = gradient.row
-        return [gradient.name, *middle, row[MAX], row[MIN], row[NORM], list(gradient.shape)]
+        return [name, *middle, row[MAX], row[MIN], row[NORM], list(gradient.shape)]
 
 
 def _intervals(bounds: Sequence[float]) -> list[str]:

@@ -1,8 +1,9 @@
 """Series: what is observed over time, and the tables that give each one a small integer id."""
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 ACTIVATION_INPUT = "activation_input"
 ACTIVATION_OUTPUT = "activation_output"
@@ -100,6 +101,29 @@ class Layout:
     region: str = ""
 
 
+_UNWRITABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+
+def writable(name: str) -> str:
+    r"""Return a name as every file can have it: NUL and halves of surrogate pairs are spelt out.
+
+    >>> writable("fc\ud800.weight")
+    'fc\\ud800.weight'
+    """
+    if _UNWRITABLE.search(name) is None:
+        return name
+    return name.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def _as_written(series: Series) -> Series:
+    """Return a series under names that every exporter can write."""
+    texts = (series.name, series.quantity, series.index, series.module)
+    if _UNWRITABLE.search("".join(texts)) is None:
+        return series
+    name, quantity, index, module = map(writable, texts)
+    return replace(series, name=name, quantity=quantity, index=index, module=module)
+
+
 class SeriesTable:
     """Gives series and layouts their ids, in the order they are first met.
 
@@ -121,7 +145,7 @@ class SeriesTable:
         found = self._series_ids.get(series)
         if found is None:
             found = self._series_ids[series] = len(self.series)
-            self.series.append(series)
+            self.series.append(_as_written(series))
         return found
 
     def known_id(self, series: Series) -> int | None:

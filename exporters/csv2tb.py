@@ -8,13 +8,15 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from trainsentry.exporters.convert_table import Choice, Converted, Table, convert_table, our_tag
+from trainsentry.collectors.series import writable
+from trainsentry.exporters.conversion_state import Choice, Table
+from trainsentry.exporters.convert_table import Converted, convert_table, our_tag
 from trainsentry.exporters.csv_format import SCALARS
 from trainsentry.exporters.csv_reader import rank_directories, table_files
 from trainsentry.exporters.event_file import EVENTS, EventFile
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.msprobe_tables import Tables, msprobe_tables
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.quantity_view import overview
 from trainsentry.exporters.table_tags import Tagger
 from trainsentry.exporters.tensorboard_values import layout
@@ -72,7 +74,7 @@ def csv2tb(
         raise ValueError("steps: the range is empty")
     runs = tables_in(source, time_start, time_end)
     found = [
-        Table(run, name, tuple(files), out / run, f".csv2tb.{name}")
+        Table(run, name, tuple(files), out / run, f".csv2tb.{writable(name)}")
         for run, tables in runs.items()
         for name, files in tables.items()
         if not quantities or name in quantities

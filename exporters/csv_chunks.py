@@ -6,25 +6,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from trainsentry.exporters.csv_format import TableFile
 from trainsentry.exporters.csv_lines import parse_lines
+from trainsentry.exporters.csv_pieces import LONGEST_LINE, open_table, pieces, skip
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.json_files import Report
+from trainsentry.exporters.parquet_table import parquet_frames
 from trainsentry.exporters.step_rows import Ids, RowKey, RowKeys, StepRows, by_step, joined
-from trainsentry.exporters.table_header import Header, parse_header
-
-PIECE_BYTES: Final = 4 << 20
-"""Bytes read at a time: enough that pandas' overhead a piece vanishes, little beside its own memory."""
-
-LONGEST_LINE: Final = 1 << 16
-"""Bytes of the longest line that is put together again over a line break inside quotes."""
-
-_WHOLE: Final = ("vpp_stage", "step", "micro_step", "order")
-"""Columns of whole numbers."""
+from trainsentry.exporters.table_header import RANGES, WHOLE, Header, parse_header
 
 _NOT_A_NUMBER: Final = ["nan", "NaN", "-nan", "NAN"]
 
@@ -59,60 +54,82 @@ def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRo
 
 
 def _parts(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
+    """Yield the rows of a file as they stand; where it cannot be read on, that is reported."""
     file = reading.file = as_it_is_now(reading.file)
-    if file.path.suffix == ".parquet":
-        yield from _parts_of_parquet(reading, keys, report)
-        return
+    parts = _parts_of_parquet if file.path.suffix == ".parquet" else _parts_of_csv
+    try:
+        yield from parts(reading, keys, report)
+    except (NotOurs, OSError, MemoryError) as error:
+        report(file.path, reading.lines + 2 if reading.offset else 1, _without(str(error), file.path))
+
+
+def _without(message: str, path: Path) -> str:
+    """Return a message without the path that it begins with: what is reported has it already."""
+    return message.removeprefix(f"{path}: ") or "more than the memory holds"
+
+
+def _parts_of_csv(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
+    file = reading.file
     with open_table(file.path) as stream:
-        first = stream.readline()
-        columns = next(csv.reader([first.decode("utf-8-sig", "replace")]), [])
-        wrong, header = parse_header(columns, file.table, foreign=file.foreign)
-        for message in wrong:
-            report(file.path, 1, message)
+        first = stream.readline(LONGEST_LINE)
+        header = _header(first, file, report)
         if header is None:
             return
         number = 2
         if reading.offset > len(first):
-            number = _skip(stream, len(first), reading.offset)
+            number = skip(stream, len(first), reading.offset)
         reading.offset = stream.tell()
-        for piece in _pieces(stream):
-            lines = piece.count(b"\n")
-            whole = piece[: piece.rfind(b"\n") + 1]
-            if len(whole) < len(piece):
+        for piece in pieces(stream):
+            if piece.data is None:
+                report(file.path, number, f"the line has more than {LONGEST_LINE} bytes")
+                reading.offset, reading.lines, number = reading.offset + piece.size, reading.lines + 1, number + 1
+                continue
+            lines = piece.data.count(b"\n")
+            whole = piece.data[: piece.data.rfind(b"\n") + 1]
+            if len(whole) < len(piece.data):
                 report(file.path, number + lines, "the line is cut off")
-            arrays = _frame(whole, header) if whole else None
+            frame = _frame(whole, header) if whole else None
             rows, steps = (
-                _rows(arrays, header, file.restart, keys)
-                if arrays is not None
+                _rows(frame, header, file.restart, keys)
+                if frame is not None
                 else parse_lines(whole, header, file, number, keys, report)
             )
-            reading.offset += len(whole)
-            reading.lines += whole.count(b"\n")
+            reading.offset, reading.lines = reading.offset + len(whole), reading.lines + lines
             reading.rows += len(rows)
             yield from by_step(rows, steps)
             number += lines
+
+
+def _header(line: bytes, file: TableFile, report: Report) -> Header | None:
+    """Return what the first line of a table says; None, and a word about it, where the table cannot be read."""
+    if len(line) >= LONGEST_LINE:
+        report(file.path, 1, f"the header has {LONGEST_LINE} bytes or more; the file is left out")
+        return None
+    try:
+        columns = next(csv.reader([line.decode("utf-8-sig", "replace")]), [])
+    except csv.Error as error:
+        report(file.path, 1, f"the header cannot be read: {error}")
+        return None
+    wrong, header = parse_header(columns, file.table, foreign=file.foreign)
+    for message in wrong:
+        report(file.path, 1, message)
+    return header
 
 
 def _parts_of_parquet(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
     file = reading.file
     if reading.offset:  # a block that is finished: all of it was read
         return
-    import pyarrow.parquet as pq
-
-    stored = pq.ParquetFile(file.path)
-    names = list(stored.schema_arrow.names)
-    wrong, header = parse_header(names, file.table, foreign=file.foreign)
-    for message in wrong:
-        report(file.path, 1, message)
-    if header is None:
-        return
-    texts = [name for name in names if name not in header.numbers and name not in _WHOLE]
-    stored = pq.ParquetFile(file.path, read_dictionary=texts)
-    for batch in stored.iter_batches(1 << 16):
-        frame = batch.to_pandas()
-        rows, steps = _rows(frame, header, file.restart, keys)
+    wrong: list[str] = []
+    for header, frame in parquet_frames(file, wrong):
+        good = _in_range(frame)
+        if not bool(good.all()):
+            report(file.path, reading.rows + 2 + int(np.argmin(good)), f"{int((~good).sum())} rows hold odd numbers")
+        rows, steps = _rows(frame[good], header, file.restart, keys)
         reading.rows += len(frame)
         yield from by_step(rows, steps)
+    for message in wrong:
+        report(file.path, 1, message)
     reading.offset = file.path.stat().st_size
 
 
@@ -132,70 +149,44 @@ def frames_of(file: TableFile) -> "Iterator[pd.DataFrame]":
 
     """
     with open_table(file.path) as stream:
-        columns = next(csv.reader([stream.readline().decode("utf-8-sig")]), [])
-        _, header = parse_header(columns, file.table, foreign=file.foreign)
+        problems: list[str] = []
+        header = _header(stream.readline(LONGEST_LINE), file, lambda *problem: problems.append(problem[2]))
         if header is None:
-            raise ValueError(f"{file.path}: the header cannot be read")
-        for piece in _pieces(stream):
-            frame = _frame(piece, header)
+            raise NotOurs(f"{file.path}: the header cannot be read: {', '.join(problems)}")
+        for piece in pieces(stream):
+            frame = _frame(piece.data, header) if piece.data is not None else None
             if frame is None:
-                raise ValueError(f"{file.path}: has a line that cannot be read")
+                raise NotOurs(f"{file.path}: has a line that cannot be read")
             yield frame.astype({name: str for name in frame.columns if frame[name].dtype == "category"})
-
-
-def open_table(path: Path) -> BinaryIO:
-    """Open a CSV table, which may lie under zstd."""
-    if path.suffix != ".zst":
-        return path.open("rb")
-    import zstandard
-
-    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(path.open("rb"), closefd=True), PIECE_BYTES)
-
-
-def _skip(stream: BinaryIO, at: int, offset: int) -> int:
-    """Go to `offset`; return the number of the line that begins there."""
-    number, left = 2, offset - at
-    while left > 0:
-        data = stream.read(min(left, PIECE_BYTES))
-        if not data:
-            break
-        number, left = number + data.count(b"\n"), left - len(data)
-    return number
-
-
-def _pieces(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the rest of a file in pieces that end with a line, or with the file."""
-    rest = b""
-    while data := stream.read(PIECE_BYTES):
-        data = rest + data
-        cut = _cut(data)
-        rest = data[cut:]
-        if cut:
-            yield data[:cut]
-    if rest:
-        yield rest
-
-
-def _cut(data: bytes) -> int:
-    """Return where the last whole line ends; a line break inside a quoted name does not end one."""
-    plain = data.rfind(b"\n") + 1
-    if data.count(b'"', 0, plain) % 2 == 0:
-        return plain
-    cut = data.rfind(b"\n", 0, data.rfind(b'"', 0, plain)) + 1
-    # A quote that is never closed must not hold back the rest of the file.
-    return cut if plain - cut < LONGEST_LINE else plain
 
 
 def _frame(piece: bytes, header: Header) -> "pd.DataFrame | None":
     """Return the lines of a piece as a table, or None when a line is not as it should be."""
-    types: dict[str, Any] = dict.fromkeys(header.columns, "category")
-    types |= dict.fromkeys(header.numbers, "float64")
-    types |= {column: "int64" for column in _WHOLE if column in types}
-    first = next(csv.reader([piece[: piece.find(b"\n")].decode("utf-8", "replace")]), [])
-    if len(first) != len(header.columns) and b'"' not in piece[: piece.find(b"\n")]:
+    start = piece[: piece.find(b"\n")]
+    if start.count(b",") != len(header.columns) - 1 and b'"' not in start:
         return None  # pandas takes the first line's number of fields for all
     try:
-        frame = pd.read_csv(
+        frame = _read(piece, header, "category")
+        if any(not all(isinstance(text, str) for text in frame[name].cat.categories) for name in header.texts):
+            frame = _read(piece, header, "str")  # names that look like numbers: pandas has made 1 of both 1 and 01
+            frame = frame.astype(dict.fromkeys(header.texts, "category"))
+    except (ValueError, OverflowError):  # pandas' parser errors are ValueErrors
+        return None
+    ending = frame[header.ending]
+    empty = ending.isna() if header.ending in header.numbers else ending == ""
+    if bool(empty.any()) and not _whole(piece, len(frame), len(header.columns)):
+        return None
+    if any(len(text) > LONGEST_LINE for name in header.texts for text in frame[name].cat.categories):
+        return None
+    return frame if bool(_in_range(frame).all()) else None
+
+
+def _read(piece: bytes, header: Header, texts: str) -> "pd.DataFrame":
+    types: dict[str, Any] = dict.fromkeys(header.columns, texts)
+    types |= dict.fromkeys(header.numbers, "float64")
+    types |= {column: "int64" for column in WHOLE if column in types}
+    with np.errstate(invalid="ignore"):  # Inf in a column of whole numbers is an error further down
+        return pd.read_csv(
             io.BytesIO(piece),
             header=None,
             names=list(header.columns),
@@ -207,13 +198,16 @@ def _frame(piece: bytes, header: Header) -> "pd.DataFrame | None":
             low_memory=False,
             encoding_errors="replace",
         )
-    except (ValueError, OverflowError):  # pandas' parser errors are ValueErrors
-        return None
-    ending = frame[header.ending]
-    empty = ending.isna() if header.ending in header.numbers else ending == ""
-    if bool(empty.any()) and not _whole(piece, len(frame), len(header.columns)):
-        return None
-    return frame if bool((frame["step"] >= 0).all()) else None
+
+
+def _in_range(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return which rows have whole numbers that can be; shape (n,)."""
+    good = np.ones(len(frame), bool)
+    for column, (lowest, largest) in RANGES.items():
+        if column in frame:
+            values = frame[column].to_numpy()
+            good &= (values >= lowest) & (values <= largest)
+    return good
 
 
 def _whole(piece: bytes, lines: int, columns: int) -> bool:
@@ -233,19 +227,14 @@ def _rows(frame: pd.DataFrame, header: Header, restart: int, keys: RowKeys) -> t
     shapes, shape_codes = _category(frame, "shape")
     dtypes, dtype_codes = _category(frame, "dtype")
     stages, micro_steps = numbers("vpp_stage"), numbers("micro_step")
-    lowest, spread = (int(stages.min()), int(np.ptp(stages)) + 1) if n else (0, 1)
-    deepest = int(micro_steps.max()) + 1 if n else 1
-    combined = ((name_codes * len(scopes) + scope_codes) * spread + (stages - lowest)) * deepest + micro_steps
-    found, inverse = np.unique(combined, return_inverse=True)
-    ids, counted = [], "micro_step" in header.columns
-    for code in found.tolist():
-        rest, micro_step = divmod(code, deepest)
-        rest, stage = divmod(rest, spread)
-        name, scope = divmod(rest, len(scopes))
-        ids.append(keys.key_id(RowKey(stage + lowest, names[name], micro_step if counted else -1, scopes[scope])))
-    layouts, layout_inverse = np.unique(shape_codes * len(dtypes) + dtype_codes, return_inverse=True)
-    pairs = (divmod(code, len(dtypes)) for code in layouts.tolist())
-    layout_ids = [keys.layout_id((shapes[shape], dtypes[dtype])) for shape, dtype in pairs]
+    counted = "micro_step" in header.columns
+    first, inverse = _alike(name_codes, scope_codes, stages + 1, micro_steps + 1)
+    ids = [
+        keys.key_id(RowKey(int(stages[i]), names[name_codes[i]], int(micro_steps[i]) if counted else -1, scopes[scope]))
+        for i, scope in zip(first.tolist(), scope_codes[first].tolist(), strict=True)
+    ]
+    first_layouts, layout_inverse = _alike(shape_codes, dtype_codes)
+    layout_ids = [keys.layout_id((shapes[shape_codes[i]], dtypes[dtype_codes[i]])) for i in first_layouts.tolist()]
     rows = StepRows(
         0,
         restart,
@@ -258,19 +247,28 @@ def _rows(frame: pd.DataFrame, header: Header, restart: int, keys: RowKeys) -> t
     return rows, numbers("step")
 
 
+def _alike(*columns: Ids) -> tuple[Ids, Ids]:
+    """Return the first of the rows that are alike in all columns of whole numbers from 0 on, and each row's group.
+
+    >>> first, groups = _alike(np.array([3, 3, 0]), np.array([1 << 40, 1 << 40, 0]))
+    >>> first.tolist(), groups.tolist()
+    ([2, 0], [1, 1, 0])
+    """
+    combined, spread = columns[0], int(columns[0].max(initial=0)) + 1
+    for column in columns[1:]:
+        more = int(column.max(initial=0)) + 1
+        if spread * more >= 1 << 62:  # numbers of groups have no more bits than there are rows
+            combined = np.unique(combined, return_inverse=True)[1]
+            column, spread = np.unique(column, return_inverse=True)[1], len(columns[0])  # noqa: PLW2901
+            more = spread
+        combined, spread = combined * more + column, spread * more
+    _, first, groups = np.unique(combined, return_index=True, return_inverse=True)
+    return first, groups
+
+
 def _category(frame: pd.DataFrame, column: str) -> tuple[list[str], Ids]:
     """Return the distinct texts of a column and each row's number among them; one empty text where it is missing."""
     if column not in frame:
         return [""], np.zeros(len(frame), np.int64)
     values = frame[column].cat
     return values.categories.tolist(), values.codes.to_numpy().astype(np.int64)
-
-
-def line_count(path: Path) -> int:
-    """Return how many lines a table has, its header counted."""
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return int(pq.ParquetFile(path).metadata.num_rows) + 1
-    with open_table(path) as stream:
-        return sum(data.count(b"\n") for data in iter(lambda: stream.read(PIECE_BYTES), b""))

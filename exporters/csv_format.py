@@ -27,7 +27,13 @@ LAST: Final = {
 }
 """Columns at the end of some tables."""
 
-_FILE = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)(?:\.r(?P<restart>\d+))?\.(?:csv|csv\.zst|parquet)")
+_FILE: Final = re.compile(
+    r"(?P<table>.+)_(?P<first>\d{1,16})-(?P<last>\d{1,16})(?:\.r(?P<restart>\d{1,9}))?\.(?:csv|csv\.zst|parquet)",
+    re.ASCII | re.DOTALL,
+)
+
+MAX_DIMENSIONS: Final = 64
+"""Dimensions of a tensor: what NumPy and torch hold."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,27 @@ def columns_of(table: str, statistics: tuple[str, ...]) -> tuple[str, ...]:
         return SCALAR_COLUMNS
     extra = ("ratio",) if table == UPDATE else ()
     return (*LEAD, *statistics, *extra, *TAIL, *LAST.get(table, ()))
+
+
+def sizes_of(shape: str) -> tuple[int, ...]:
+    """Return the sizes that a row's text of a shape says; what is no number, or no size of a tensor, is left out.
+
+    >>> sizes_of("[2, 3]"), sizes_of("[]"), sizes_of("[" + "9" * 5000 + "]")
+    ((2, 3), (), ())
+    """
+    return tuple(int(n) for n in _SIZE.findall(shape)[:MAX_DIMENSIONS])
+
+
+_SIZE: Final = re.compile(r"(?<!\d)\d{1,18}(?!\d)", re.ASCII)
+
+
+def elements_of(sizes: tuple[int, ...]) -> int:
+    """Return how many elements a tensor of these sizes has: at most what 64 bits count.
+
+    >>> elements_of((2, 3)), elements_of((10**18, 10**18))
+    (6, 9223372036854775807)
+    """
+    return min(math.prod(sizes), (1 << 63) - 1)
 
 
 def quote(text: str) -> str:

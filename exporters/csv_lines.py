@@ -8,9 +8,11 @@ from typing import TypeVar
 import numpy as np
 
 from trainsentry.exporters.csv_format import TableFile
+from trainsentry.exporters.csv_pieces import LONGEST_LINE
 from trainsentry.exporters.json_files import Report
+from trainsentry.exporters.short_text import shorten
 from trainsentry.exporters.step_rows import Ids, RowKey, RowKeys, StepRows
-from trainsentry.exporters.table_header import Header
+from trainsentry.exporters.table_header import RANGES, Header
 
 Number = TypeVar("Number", int, float)
 
@@ -59,20 +61,29 @@ def _row(
         try:
             return kind(fields[at[name]])
         except ValueError:
-            raise ValueError(f"{name}: {fields[at[name]]!r} is no number") from None
+            raise ValueError(f"{name}: {shown(fields[at[name]])} is no number") from None
 
     def whole(name: str) -> int:
-        return number(name, int) if name in at else 0
+        if name not in at:
+            return 0
+        value = number(name, int)
+        lowest, largest = RANGES[name]
+        if not lowest <= value <= largest:
+            raise ValueError(f"{name}: {shown(fields[at[name]])} is not between {lowest} and {largest}")
+        return value
 
     def text(name: str) -> str:
         return fields[at[name]] if name in at else ""
 
+    def shown(field: str) -> str:
+        return repr(shorten(field, 40))
+
     if len(fields) != len(at):
         raise ValueError(f"{len(fields)} fields, expected {len(at)}")
+    if sum(map(len, fields)) > LONGEST_LINE:
+        raise ValueError(f"the line has more than {LONGEST_LINE} bytes")
     values = [number(name, float) for name in header.numbers]
     step = whole("step")
-    if step < 0:
-        raise ValueError(f"step: {step} is negative")
     micro_step = whole("micro_step") if "micro_step" in at else -1
     key = RowKey(whole("vpp_stage"), text(header.name), micro_step, text("scope"))
     order = whole("order")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from trainsentry.exporters.csv_chunks import Reading, steps_in
 from trainsentry.exporters.csv_format import SCALARS, TableFile, parse_file_name, table_paths
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.json_files import Report
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.step_rows import RowKeys, StepRows
 
 

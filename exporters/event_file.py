@@ -16,7 +16,7 @@ import google_crc32c
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from trainsentry.collectors.series import ACTIVATION_QUANTITIES, GRADIENT_UNREDUCED
+from trainsentry.collectors.series import ACTIVATION_QUANTITIES, GRADIENT_UNREDUCED, writable
 from trainsentry.exporters.whole_writes import append_whole, cut_back, is_removed
 
 EVENTS: Final = "events.out.tfevents"
@@ -46,7 +46,7 @@ class EventFile:
         """
         if tags is not self._tags:
             self._tags = tags
-            self._event = Event(summary=Summary(value=[Summary.Value(tag=tag) for tag in tags]))
+            self._event = Event(summary=Summary(value=[Summary.Value(tag=writable(tag)) for tag in tags]))
             self._values = list(self._event.summary.value)
         for place, value in zip(self._values, values, strict=True):
             place.simple_value = value

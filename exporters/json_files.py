@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +35,6 @@ def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     with path.open("ab", buffering=0) as file:
         append_whole(file, text.encode())
-
-
-def read_lines(path: Path, report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number and object of each line of a JSON-lines file; a malformed line is reported and left out."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                report(path, number, f"not JSON: {error}")
-                continue
-            if isinstance(value, dict):
-                yield number, value
-            else:
-                report(path, number, f"a {type(value).__name__}, expected an object")
 
 
 def cut_torn_line(path: Path) -> None:

@@ -5,11 +5,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from trainsentry.exporters.convert_table import Choice, Table
+from trainsentry.exporters.conversion_state import Choice, Table
 from trainsentry.exporters.csv2tb import Conversion, convert
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.msprobe_tables import msprobe_tables
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.step_rows import RowKey
 
 DATA_TYPES: Final = (

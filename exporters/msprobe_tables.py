@@ -13,10 +13,10 @@ from trainsentry.exporters.csv_format import TableFile
 
 _TIME: Final = r"[A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2}"
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_FIRST_DIRECTORY: Final = re.compile(rf"(?P<time>{_TIME})-rank(?P<rank>\d+)-.+")
-_SECOND_DIRECTORY: Final = re.compile(r"rank_(?P<rank>\d+)")
-_FIRST_FILE: Final = re.compile(r"(?P<table>.+)_(?P<first>\d+)-(?P<last>\d+)\.csv")
-_SECOND_FILE: Final = re.compile(r"(?P<table>.+)_step(?P<first>\d+)-(?P<last>\d+)\.csv")
+_FIRST_DIRECTORY: Final = re.compile(rf"(?P<time>{_TIME})-rank(?P<rank>\d{{1,9}})-.+", re.ASCII)
+_SECOND_DIRECTORY: Final = re.compile(r"rank_(?P<rank>\d{1,9})", re.ASCII)
+_FIRST_FILE: Final = re.compile(r"(?P<table>.+)_(?P<first>\d{1,16})-(?P<last>\d{1,16})\.csv", re.ASCII)
+_SECOND_FILE: Final = re.compile(r"(?P<table>.+)_step(?P<first>\d{1,16})-(?P<last>\d{1,16})\.csv", re.ASCII)
 
 SCOPES: Final = {
     "forward": "actv",
@@ -77,7 +77,7 @@ def _files(directory: Path, restart: int) -> list[TableFile]:
     return [
         TableFile(path, match["table"], int(match["first"]), int(match["last"]), restart, foreign=True)
         for path, match in matches
-        if match is not None
+        if match is not None and path.is_file()
     ]
 
 

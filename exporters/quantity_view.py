@@ -1,6 +1,5 @@
 """One quantity over all its layers: a few numbers a step, and what its pictures are made of."""
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -8,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
+from trainsentry.exporters.csv_format import elements_of, sizes_of
 from trainsentry.exporters.heatmap_picture import picture
 from trainsentry.exporters.layer_matrix import MAX_COLUMNS, LayerMatrix
 from trainsentry.exporters.step_rows import RowKeys, StepRows
@@ -40,7 +40,7 @@ class LayoutSizes:
     def all(self) -> npt.NDArray[np.float64]:
         """Return the elements of each layout met so far."""
         for shape, _ in self.keys.layouts[len(self._sizes) :]:
-            self._sizes.append(float(np.prod([int(n) for n in re.findall(r"\d+", shape)], dtype=np.float64)))
+            self._sizes.append(float(elements_of(sizes_of(shape))))
         return np.asarray(self._sizes)
 
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from trainsentry.exporters.csv_format import SCALARS, TableFile
 from trainsentry.exporters.csv_reader import read_steps, table_files
 from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.layer_matrix import LayerMatrix
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.quantity_view import LayoutSizes, QuantityView
 from trainsentry.exporters.run_reader import Run, anomalies_since, read_run
 from trainsentry.exporters.step_rows import RowKeys
@@ -85,7 +85,7 @@ def gather(
         NotOurs: when `root` holds nothing of ours.
 
     """
-    run = read_run(root)
+    run = read_run(root, report)
     if not run.ranks:
         raise NotOurs(f"{root}: holds no output of trainsentry (expected rank0/ with status.json in it)")
     data = ReportData(run)
@@ -93,7 +93,7 @@ def gather(
     whole = next(iter([s["rank"] for s in suspects if s.get("rank") in run.ranks]), next(iter(run.ranks)))
     wanted = {s.get("quantity") for s in suspects}
     others = [rank for rank in run.ranks if rank != whole][: MAX_RANKS - 1]
-    since = next((int(incident.get("first_seen", 0)) for incident in run.incidents[:1]), 0)
+    since = next((incident.get("first_seen", 0) for incident in run.incidents[:1]), 0)
     wanted_tables: list[tuple[int, str, list[TableFile]]] = []
     for rank in [whole, *others]:
         directory = root / f"rank{rank}"
@@ -107,7 +107,7 @@ def gather(
             elif name != SCALARS and (rank == whole or name in wanted):
                 wanted_tables.append((rank, name, files))
         if rank == whole or rank in {s["rank"] for s in suspects}:
-            found, more = anomalies_since(directory, since, MAX_ANOMALIES)
+            found, more = anomalies_since(directory, since, MAX_ANOMALIES, report)
             data.anomalies += found
             data.more_anomalies += more
     progress(f"{len(wanted_tables)} tables")

@@ -12,6 +12,7 @@ import numpy as np
 from bokeh.embed import components
 from bokeh.resources import Resources
 
+from trainsentry.collectors.series import writable
 from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.json_files import Report
 from trainsentry.exporters.layer_matrix import LayerMatrix
@@ -67,7 +68,7 @@ def _render(data: ReportData, figures: list[Shown]) -> str:
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string((folder / "report_page.html.jinja").read_text(encoding="utf-8"))
-    return page.render(
+    text: str = page.render(
         run=data.run,
         incidents=data.run.incidents,
         anomalies=data.anomalies[:SHOWN_ANOMALIES],
@@ -82,10 +83,11 @@ def _render(data: ReportData, figures: list[Shown]) -> str:
         number=number,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
+    return writable(text)
 
 
 def _marks(data: ReportData) -> list[int]:
-    return sorted({int(incident["first_seen"]) for incident in data.run.incidents[:8] if "first_seen" in incident})
+    return sorted({incident["first_seen"] for incident in data.run.incidents[:8] if "first_seen" in incident})
 
 
 def _suspects(data: ReportData) -> list[Shown]:
@@ -94,7 +96,7 @@ def _suspects(data: ReportData) -> list[Shown]:
     seen: set[tuple[int, str, str]] = set()
     for incident in data.run.incidents[:3]:
         for suspect in incident.get("suspects", [])[:2]:
-            rank, quantity, name = int(suspect["rank"]), str(suspect["quantity"]), str(suspect["name"])
+            rank, quantity, name = suspect["rank"], suspect["quantity"], suspect["name"]
             own = data.curve(rank, quantity, name)
             if own is None or (rank, quantity, name) in seen:
                 continue
@@ -167,6 +169,14 @@ def _facts(data: ReportData) -> list[tuple[str, str]]:
     facts += [("device", str(settings.get("accelerator", ""))), ("ranks", str(settings.get("world_size", "")))]
     facts += [("hosts", ", ".join(map(str, settings.get("hosts", []))))]
     started = settings.get("start_time")
-    if isinstance(started, (int, float)):
-        facts.append(("started", time.strftime("%Y-%m-%d %H:%M", time.localtime(started))))
+    if started is not None:
+        facts.append(("started", _moment(started)))
     return facts
+
+
+def _moment(seconds: float) -> str:
+    """Return a time in words; of one that no calendar has, the number."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return number(seconds)

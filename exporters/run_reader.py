@@ -1,8 +1,6 @@
 """Reads what a run has written so far, from its files alone, while it goes on or when it is over."""
 
 import csv
-import io
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -10,9 +8,55 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.exporters.csv_format import SCALARS, parse_file_name
+from trainsentry.exporters.foreign_fields import (
+    Kind,
+    an_object,
+    anything,
+    checked,
+    finite,
+    number,
+    objects,
+    text,
+    texts,
+    whole,
+)
+from trainsentry.exporters.foreign_files import NotOurs, lines_of, open_file, parse_json, read_lines, read_object
+from trainsentry.exporters.json_files import Report
 
 TAIL_BYTES: Final = 1 << 18
 """Bytes read from the end of a file that grows: some thousands of scalars, a few hundred anomalies."""
+
+_SEEN: Final[dict[str, Kind]] = {
+    **dict.fromkeys(("name", "quantity", "statistic", "kind", "module", "evidence"), text),
+    **dict.fromkeys(("step", "rank"), whole),
+    "score": number,
+}
+_SUSPECTS: Final = objects(_SEEN, frozenset({"name", "quantity", "rank"}))
+_INCIDENT: Final[dict[str, Kind]] = {
+    **_SEEN,
+    **dict.fromkeys(("id", "first_seen", "last_seen"), whole),
+    **dict.fromkeys(("severity", "summary"), text),
+    "suspects": _SUSPECTS,
+    "actions": texts,
+}
+_ANOMALY: Final[dict[str, Kind]] = {**_SEEN, **dict.fromkeys(("value", "expected"), number), "order": whole}
+_STATUS: Final[dict[str, Kind]] = {
+    **dict.fromkeys(("step", "anomalies", "overflow_steps", "skipped_steps"), whole),
+    "state": text,
+    "updated": finite,
+    "cost": an_object(dict.fromkeys(("share", "recent_share", "seconds_a_step"), finite)),
+    "gaps": objects(dict.fromkeys(("exporter", "part", "reason"), text)),
+    "failures": texts,
+}
+_SETTINGS: Final[dict[str, Kind]] = {
+    **dict.fromkeys(("framework", "framework_version", "accelerator"), text),
+    "world_size": whole,
+    "start_time": finite,
+    "hosts": texts,
+    "versions": anything(dict),
+    "configuration": anything(dict),
+}
+"""What is read of each file; see `foreign_fields`."""
 
 
 @dataclass(frozen=True)
@@ -27,39 +71,42 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether no rank is at work any more; a status from before the last start says nothing of it."""
-        began = self.settings.get("start_time")
-        began = float(began) if isinstance(began, (int, float)) else 0.0
+        began = self.settings.get("start_time", 0.0)
         return bool(self.ranks) and all(
-            status.get("state", "running") != "running" and float(status.get("updated", began)) >= began
+            status.get("state", "running") != "running" and status.get("updated", began) >= began
             for status in self.ranks.values()
         )
 
 
-def read_run(root: Path) -> Run:
-    """Return what a run has written; files that are missing or half written are as if there were none."""
+def read_run(root: Path, report: Report = lambda *_: None) -> Run:
+    """Return what a run has written, as far as each member is what it should be; `report` hears of the rest.
+
+    Files that are missing are as if they were empty.
+    """
     ranks = {}
     for directory in root.glob("rank*"):
-        number = re.fullmatch(r"rank(\d+)", directory.name)
-        if number is not None and directory.is_dir():
-            ranks[int(number[1])] = _object(directory / "status.json")
-    newest: dict[Any, dict[str, Any]] = {}
-    for line in _objects(root / "incidents.jsonl"):
+        found = re.fullmatch(r"rank(\d{1,9})", directory.name, re.ASCII)
+        if found is not None and directory.is_dir():
+            ranks[int(found[1])] = checked(_object(directory / "status.json", report), _STATUS)
+    newest: dict[int | None, dict[str, Any]] = {}
+    for line in _incidents(root / "incidents.jsonl", report):
         newest[line.get("id")] = line
-    incidents = sorted(newest.values(), key=lambda i: (i.get("severity") != "critical", -float(i.get("score") or 0)))
-    return Run(root, _object(root / "run.json"), dict(sorted(ranks.items())), tuple(incidents))
+    incidents = sorted(newest.values(), key=lambda i: (i.get("severity") != "critical", -i.get("score", 0.0)))
+    settings = checked(_object(root / "run.json", report), _SETTINGS)
+    return Run(root, settings, dict(sorted(ranks.items())), tuple(incidents))
 
 
 def tail(path: Path, size: int = TAIL_BYTES) -> list[str]:
     """Return the whole lines at the end of a file, at most `size` bytes of them; nothing where there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - size))
-            data = file.read()
-    except OSError:
+            data = file.read(size)
+    except (NotOurs, OSError):
         return []
     begin = 0 if end <= size else data.find(b"\n") + 1
-    return data[begin : data.rfind(b"\n") + 1].decode("utf-8", "replace").splitlines()
+    return data[begin : data.rfind(b"\n") + 1].decode("utf-8", "replace").split("\n")[:-1]
 
 
 def last_scalars(directory: Path, size: int = TAIL_BYTES) -> dict[str, list[tuple[int, float]]]:
@@ -67,30 +114,37 @@ def last_scalars(directory: Path, size: int = TAIL_BYTES) -> dict[str, list[tupl
     files = [parse_file_name(path) for path in directory.glob(f"{SCALARS}_*.csv")]
     found: dict[str, dict[int, float]] = {}
     for file in sorted((f for f in files if f is not None), key=lambda f: (f.restart, f.first))[-2:]:
-        for fields in csv.reader(io.StringIO("\n".join(tail(file.path, size)))):
+        for line in tail(file.path, size):
             try:
-                name, step, _, value = fields
-                found.setdefault(name, {})[int(step)] = float(value)
-            except ValueError:
+                name, step, _, value = next(csv.reader([line]), [])
+                found.setdefault(name, {})[int(step[:16])] = float(value)
+            except (ValueError, csv.Error):
                 continue  # the header, or a line that somebody has edited
     return {name: sorted(values.items()) for name, values in found.items()}
 
 
-def anomalies_since(directory: Path, step: int, most: int) -> tuple[list[dict[str, Any]], int]:
+def anomalies_since(
+    directory: Path, step: int, most: int, report: Report = lambda *_: None
+) -> tuple[list[dict[str, Any]], int]:
     """Return the first `most` anomalies of a rank from `step` on, and how many come after them."""
     found: list[dict[str, Any]] = []
     more = 0
+    path = directory / "anomalies.jsonl"
     try:
-        with (directory / "anomalies.jsonl").open("rb") as lines:
-            for line in lines:
+        with open_file(path) as file:
+            for number_of_line, line in lines_of(file):
                 if len(found) >= most:
                     more += 1
                     continue
                 value = _anomaly(line)
-                if value is not None and value["step"] >= step:
+                if value is None:
+                    report(path, number_of_line, "not an anomaly")
+                elif value["step"] >= step:
                     found.append(value)
-    except OSError:
+    except FileNotFoundError:
         pass
+    except (NotOurs, OSError) as error:
+        report(path, 0, str(error).removeprefix(f"{path}: "))
     return found, more
 
 
@@ -100,34 +154,29 @@ def last_anomalies(directory: Path, size: int = TAIL_BYTES) -> list[dict[str, An
     return [value for value in found if value is not None]
 
 
-def _anomaly(line: str | bytes) -> dict[str, Any] | None:
+def _anomaly(line: str | bytes | None) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
-    except ValueError:
+        value = checked(parse_json(line), _ANOMALY) if line is not None else {}
+    except NotOurs:
         return None
-    whole = isinstance(value, dict) and {"step", "name", "quantity", "score"} <= value.keys()
-    return value if whole else None
+    return value if {"step", "name", "quantity"} <= value.keys() else None
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _object(path: Path, report: Report) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(path)
+    except FileNotFoundError:
         return {}
-    return value if isinstance(value, dict) else {}
+    except (NotOurs, OSError) as error:
+        report(path, 0, str(error).removeprefix(f"{path}: "))
+        return {}
 
 
-def _objects(path: Path) -> list[dict[str, Any]]:
-    found = []
+def _incidents(path: Path, report: Report) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return [checked(line, _INCIDENT) for _, line in read_lines(path, report)]
+    except FileNotFoundError:
         return []
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
+    except (NotOurs, OSError) as error:
+        report(path, 0, str(error).removeprefix(f"{path}: "))
+        return []

@@ -1,7 +1,20 @@
 """Names, numbers and settings as short text, for pictures, pages and the terminal."""
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+_CONTROLS: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys, that turn the direction of a text, or that cannot be written; not a new line."""
+
+
+def plain(text: str) -> str:
+    r"""Return a text whose control characters stand as their escapes, so that a terminal shows and never obeys them.
+
+    >>> plain("fc\x1b]0;title\x07")
+    'fc\\x1b]0;title\\x07'
+    """
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def shorten(name: str, longest: int) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.collectors.private_files import make_private_folder
+from trainsentry.collectors.series import writable
 from trainsentry.exporters.growing_json import GrowingJson, quoted
 from trainsentry.exporters.json_files import replace_json
 
@@ -102,7 +103,7 @@ class _TensorFiles:
         if not self._exists:
             make_private_folder(self._folder)
             self._exists = True
-        name = file_name.replace("/", "_")
+        name = writable(file_name).replace("/", "_")
         return self._folder / (name if len(name.encode()) <= MAX_NAME else self._short(name))
 
     def _short(self, name: str) -> str:

@@ -3,12 +3,18 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.exporters.foreign_files import NotOurs
+
 Ids = npt.NDArray[np.int64]
+
+MOST_KEYS: Final = 1 << 19
+"""Rows of a table that are told apart, by name, chunk and micro-step; a model of a hundred thousand layers has as many
+in five micro-steps. Each takes some kilobytes where it is followed."""
 
 
 class RowKey(NamedTuple):
@@ -33,17 +39,31 @@ class RowKeys:
         self._layout_ids: dict[tuple[str, str], int] = {}
 
     def key_id(self, key: RowKey) -> int:
-        """Return the number of a key."""
+        """Return the number of a key.
+
+        Raises:
+            NotOurs: when it is one more than MOST_KEYS.
+
+        """
         found = self._key_ids.get(key)
         if found is None:
+            if len(self.keys) >= MOST_KEYS:
+                raise NotOurs(f"the table has more than {MOST_KEYS} different rows a step")
             found = self._key_ids[key] = len(self.keys)
             self.keys.append(key)
         return found
 
     def layout_id(self, layout: tuple[str, str]) -> int:
-        """Return the number of a layout."""
+        """Return the number of a layout.
+
+        Raises:
+            NotOurs: when it is one more than MOST_KEYS.
+
+        """
         found = self._layout_ids.get(layout)
         if found is None:
+            if len(self.layouts) >= MOST_KEYS:
+                raise NotOurs(f"the table has more than {MOST_KEYS} different shapes and dtypes")
             found = self._layout_ids[layout] = len(self.layouts)
             self.layouts.append(layout)
         return found

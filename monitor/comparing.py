@@ -1,7 +1,8 @@
 """Compares what two runs have left on disk: dumps, tables of a monitored run, or gradients of grad_probe."""
 
 import math
-import pickle
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,9 @@ from trainsentry.anomaly.tensor_difference import Difference, of_values
 from trainsentry.exporters.csv_reader import CsvRow, rank_directories, read_table, table_files
 from trainsentry.exporters.dump_reader import DumpedTensor, RankDump, read_dumps
 from trainsentry.exporters.engine import Each, here
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_arrays import read_array
+from trainsentry.exporters.foreign_files import NotOurs, open_file
+from trainsentry.exporters.json_files import Report
 
 DUMP_COLUMNS: Final = (
     "step",
@@ -32,6 +35,9 @@ DUMP_COLUMNS: Final = (
 )
 RUN_COLUMNS: Final = ("step", "rank", "table", "name", "statistic", "a", "b", "relative")
 PROBE_COLUMNS: Final = ("step", "rank", "parameter", "similarity")
+
+EXPANDED: Final = 1 << 30
+"""Bytes of the largest tensor that repeats what its file holds once."""
 
 SAME_RUN: Final = 1e-6
 """Relative difference from which two runs have parted: tables hold statistics in single precision or better, and runs
@@ -53,10 +59,16 @@ class Compared:
     summary: str
 
 
-def compare(a: Path, b: Path, names: Mapping[str, str] | None = None, each: Each = here) -> Compared:
+def compare(
+    a: Path,
+    b: Path,
+    names: Mapping[str, str] | None = None,
+    each: Each = here,
+    report: Report = lambda *_: None,
+) -> Compared:
     """Compare two folders of one kind; `each` says where the ranks of runs are read.
 
-    `names` map beginnings of names in `a` to what they are in `b`.
+    What cannot be read is reported and left out. `names` map beginnings of names in `a` to what they are in `b`.
 
     Raises:
         NotOurs: when one of them holds nothing that can be compared, or they are of different kinds.
@@ -66,8 +78,8 @@ def compare(a: Path, b: Path, names: Mapping[str, str] | None = None, each: Each
     if kinds[0] != kinds[1]:
         raise NotOurs(f"{a} holds {kinds[0]}, {b} holds {kinds[1]}; allowed: two of one kind")
     if kinds[0] == "a run":
-        return _compare_runs(a, b, names or {}, each)
-    return {"a dump": _compare_dumps, "gradients": _compare_probes}[kinds[0]](a, b, names or {})
+        return _compare_runs(a, b, names or {}, each, report)
+    return _compare_dumps(a, b, names or {}, report) if kinds[0] == "a dump" else _compare_probes(a, b, names or {})
 
 
 def _kind(path: Path) -> str:
@@ -83,8 +95,8 @@ def _kind(path: Path) -> str:
     return "a run"
 
 
-def _compare_dumps(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
-    ours, theirs = ({(d.step, d.rank): d for d in read_dumps(path)} for path in (a, b))
+def _compare_dumps(a: Path, b: Path, names: Mapping[str, str], report: Report) -> Compared:
+    ours, theirs = ({(d.step, d.rank): d for d in read_dumps(path, report)} for path in (a, b))
     if len(ours) == 1 and len(theirs) == 1:  # two of them: whatever their steps and ranks
         pairs = [(next(iter(ours.values())), next(iter(theirs.values())))]
     else:
@@ -131,32 +143,53 @@ class _Values:
         paths = self.a.path_of(a), self.b.path_of(b)
         if paths[0] is None or paths[1] is None:
             return None
-        return of_values(*(load_array(path) for path in paths if path is not None))
+        arrays = [load_array(path) for path in paths if path is not None]
+        try:
+            return of_values(*arrays)
+        except MemoryError:
+            raise NotOurs(f"{paths[0]}: is larger than the memory") from None
 
 
 def load_array(path: Path) -> Any:
-    """Return a dumped tensor as an array; no code in the file is run."""
+    """Return a dumped tensor as an array; no code in the file is run.
+
+    Raises:
+        NotOurs: when it holds none.
+        OSError: when it cannot be read.
+
+    """
     if path.suffix == ".npy":
-        return np.load(path, allow_pickle=False)
+        return read_array(path)
+    with open_file(path) as file:
+        most = max(os.fstat(file.fileno()).st_size, EXPANDED)
+    try:
+        return _load(path, most)
+    except Exception as error:
+        first = str(error).partition("\n")[0] or type(error).__name__
+        raise NotOurs(f"{path}: cannot be loaded as a tensor: {first}") from error
+
+
+def _load(path: Path, most: int) -> Any:
     from trainsentry.collectors.torch.saving import load_tensor
 
-    try:
-        tensor = load_tensor(path).resolve_conj().resolve_neg()
-    except (RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
-        raise NotOurs(f"{path}: cannot be loaded as a tensor: {str(error).splitlines()[0]}") from error
+    tensor = load_tensor(path).resolve_conj().resolve_neg()
+    if tensor.numel() * tensor.element_size() > most:
+        raise NotOurs(f"says that it has {tensor.numel()} elements, too many for its size")
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
 
 
-def _compare_runs(a: Path, b: Path, names: Mapping[str, str], each: Each) -> Compared:
+def _compare_runs(a: Path, b: Path, names: Mapping[str, str], each: Each, report: Report) -> Compared:
     ranks_a, ranks_b = rank_directories(a), rank_directories(b)
     if not ranks_a.keys() & ranks_b.keys():
         raise NotOurs(f"{a} and {b} have no rank in common")
     ordered: list[tuple[int, tuple[Any, ...]]] = []
     only = len(ranks_a.keys() ^ ranks_b.keys())
     shared = [(name, ranks_a[name], ranks_b[name], dict(names)) for name in ranks_a if name in ranks_b]
-    for found, missing in each(_compare_tables, shared):
+    for found, missing, problems in each(_compare_tables, shared):
         ordered.extend(found)
         only += missing
+        for problem in problems:
+            report(*problem)
     ordered.sort(key=lambda item: (item[1][0], item[0], item[1][1]))
     rows = [row for _, row in ordered]
     first = rows[0] if rows else None
@@ -170,14 +203,21 @@ def _compare_runs(a: Path, b: Path, names: Mapping[str, str], each: Each) -> Com
     return Compared(RUN_COLUMNS, rows, rows, first, only, summary)
 
 
-def _compare_tables(item: tuple[str, Path, Path, dict[str, str]]) -> tuple[list[tuple[int, tuple[Any, ...]]], int]:
-    """Return the statistics that part, each after its row's order in the step, and how many rows only one has."""
+def _compare_tables(
+    item: tuple[str, Path, Path, dict[str, str]],
+) -> tuple[list[tuple[int, tuple[Any, ...]]], int, list[tuple[Path, int, str]]]:
+    """Return the statistics that part, each after its row's order in the step, and how many rows only one has.
+
+    Behind them stands what could not be read.
+    """
     rank, a, b, names = item
+    problems: list[tuple[Path, int, str]] = []
+    report: Report = lambda *problem: problems.append(problem)  # noqa: E731
     tables_a, tables_b = table_files(a), table_files(b)
     rows: list[tuple[int, tuple[Any, ...]]] = []
     only = len(set(tables_a) ^ set(tables_b))
     for table in sorted(set(tables_a) & set(tables_b)):
-        for one, other in _side_by_side(tables_a[table], tables_b[table], names):
+        for one, other in _side_by_side(tables_a[table], tables_b[table], names, report):
             only += len(set(one) ^ set(other))
             for key in one.keys() & other.keys():
                 row = one[key]
@@ -186,17 +226,17 @@ def _compare_tables(item: tuple[str, Path, Path, dict[str, str]]) -> tuple[list[
                     apart = _relative(x, y)
                     if apart > SAME_RUN:
                         rows.append((row.order, (row.step, rank, table, row.name, statistic, x, y, apart)))
-    return rows, only
+    return rows, only, problems
 
 
 def _side_by_side(
-    a: Sequence[Any], b: Sequence[Any], names: Mapping[str, str]
+    a: Sequence[Any], b: Sequence[Any], names: Mapping[str, str], report: Report
 ) -> Iterator[tuple[dict[Any, CsvRow], dict[Any, CsvRow]]]:
     """Yield the rows of each step in two tables by their key, with the names that `b` has for them.
 
     A step that only one has stands beside nothing.
     """
-    tables = [read_table(files, lambda *_: None) for files in (a, b)]
+    tables = [read_table(files, report) for files in (a, b)]
     steps = [next(table, None) for table in tables]
     while any(steps):
         step = min(rows[0].step for rows in steps if rows)
@@ -218,12 +258,22 @@ def _relative(x: float, y: float) -> float:
     return abs(x - y) / max(abs(x), abs(y))
 
 
+def _signs(path: Path) -> list[Path]:
+    """Return the files of signs, by step and name."""
+    found = (file for file in path.glob("**/step*/*.npy") if _STEP.fullmatch(file.parent.name))
+    return sorted(found, key=lambda p: (int(p.parent.name[4:]), p.name))
+
+
+_STEP: Final = re.compile(r"step\d{1,16}", re.ASCII)
+
+
 def _compare_probes(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
     """Compare the directions of gradients: the share of elements whose signs are equal."""
     rows = []
-    seen = {file.relative_to(a) for file in a.glob("**/step*/*.npy")}
-    only = sum(file.relative_to(b) not in seen for file in b.glob("**/step*/*.npy")) if not names else 0
-    for file in sorted(a.glob("**/step*/*.npy"), key=lambda p: (int(p.parent.name[4:]), p.name)):
+    signs, others = _signs(a), _signs(b)
+    seen = {file.relative_to(a) for file in signs}
+    only = sum(file.relative_to(b) not in seen for file in others) if not names else 0
+    for file in signs:
         place = file.relative_to(a)
         name = renamed(file.stem, names)
         other = b / place.with_name(f"{name}.npy")

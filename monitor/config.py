@@ -25,7 +25,7 @@ def _known_ranks(ranks: "str | list[int | str]") -> "str | list[int | str]":
     if not ranks:
         raise ValueError(f"an empty list; {allowed}")
     for item in [] if isinstance(ranks, str) else ranks:
-        match = re.fullmatch(r"(\d+)-(\d+)", item) if isinstance(item, str) else None
+        match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", item, re.ASCII) if isinstance(item, str) else None
         if isinstance(item, str) and (match is None or int(match[1]) > int(match[2])):
             raise ValueError(f"{item!r}; {allowed}")
         if isinstance(item, int) and item < 0:

@@ -2,18 +2,27 @@
 
 import difflib
 import importlib
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from trainsentry.exporters.foreign_files import DEEPEST, is_deep, parse_json, read_bytes
 from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 
 _TYPE_NAMES = {"int", "str", "bool", "float", "dict"}
+
+LARGEST_FILE: Final = 1 << 20
+"""Bytes of the largest configuration file: one with every key, and a thousand patterns, has some ten thousand."""
+
+MOST_ITEMS: Final = 100_000
+"""Items of a configuration, each alias of YAML counted as what it stands for."""
+
+LONGEST_SHOWN: Final = 200
+"""Characters of a wrong value that are shown."""
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 
@@ -49,13 +58,16 @@ def read_file(path: Path) -> Any:
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path}: suffix {path.suffix!r}, allowed: {', '.join(SUFFIXES)}")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bytes(path, LARGEST_FILE).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
-        return _parsers()[path.suffix.lower()](text)
+        found = _parsers()[path.suffix.lower()](text)
     except Exception as error:
         raise ConfigError(f"{path}: malformed: {error}") from error
+    if is_deep(found, MOST_ITEMS):
+        raise ConfigError(f"{path}: nested deeper than {DEEPEST}, or more than {MOST_ITEMS} items with all its aliases")
+    return found
 
 
 def parse_config(data: Any, where: str) -> MonitorConfig:
@@ -84,13 +96,15 @@ def _parsers() -> dict[str, Any]:
         toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         return toml.loads(text)
 
-    return {".json": json.loads, ".yaml": parse_yaml, ".yml": parse_yaml, ".toml": parse_toml}
+    return {".json": parse_json, ".yaml": parse_yaml, ".yml": parse_yaml, ".toml": parse_toml}
 
 
 def explain(error: dict[str, Any], model: type[BaseModel]) -> str:
     """Return a mistake that pydantic found in a configuration of `model`: key, value and what is allowed."""
     # Branches of a union appear in the location as their type's name; they are no key of the user's.
     path = [p for p in error["loc"] if isinstance(p, int) or (p.isidentifier() and p not in _TYPE_NAMES)]
+    if error["type"] == "extra_forbidden" and (not path or path[-1] != error["loc"][-1]):
+        path.append(error["loc"][-1])  # a key of the user's, whatever it looks like
     keys = [str(p) for p in path]
     if error["type"] == "extra_forbidden":
         allowed = _keys_at(path[:-1], model)
@@ -100,7 +114,12 @@ def explain(error: dict[str, Any], model: type[BaseModel]) -> str:
     message: str = error["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
     if not keys:
         return message
-    return f"{'.'.join(keys)}: got {error['input']!r}: {message}"
+    return f"{'.'.join(keys)}: got {_shown(error['input'])}: {message}"
+
+
+def _shown(value: Any) -> str:
+    found = repr(value)
+    return found if len(found) <= LONGEST_SHOWN else f"{found[:LONGEST_SHOWN]}…"
 
 
 def _keys_at(path: list[Any], model: type[BaseModel]) -> list[str]:

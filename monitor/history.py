@@ -1,7 +1,6 @@
 """A recorded run as step records again, so that the same detection works on what lies on disk."""
 
 import heapq
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -21,11 +20,14 @@ from trainsentry.collectors.series import PARAMETER, Series, SeriesTable
 from trainsentry.exporters.csv_format import TableFile, table_paths
 from trainsentry.exporters.csv_reader import read_steps, table_files
 from trainsentry.exporters.engine import Each, here
-from trainsentry.exporters.json_files import Report, read_lines
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_fields import objects, whole
+from trainsentry.exporters.foreign_files import MOST_OF_OBJECT, NotOurs, read_lines, read_object
+from trainsentry.exporters.json_files import Report
 from trainsentry.monitor.recorded_ranks import differences_of_ranks, graph_of
 from trainsentry.monitor.recorded_table import RecordedRows, RecordedTable
 from trainsentry.monitor.recorder import hang_report
+
+_STARTS: Final = objects({"restart": whole, "start_step": whole}, frozenset({"restart", "start_step"}))
 
 ACROSS_RANKS: Final = frozenset({replicas.NAME, conservation.NAME, reductions.NAME, peers.NAME, hang_report.NAME})
 """Detectors that compare the ranks. They know the bits, the order of calls and who is missing; tables do not."""
@@ -33,7 +35,7 @@ ACROSS_RANKS: Final = frozenset({replicas.NAME, conservation.NAME, reductions.NA
 
 def rank_number(directory: Path) -> int:
     """Return the rank in a directory's name `rank<r>`, or 0."""
-    match = re.fullmatch(r"rank(\d+)", directory.name)
+    match = re.fullmatch(r"rank(\d{1,9})", directory.name, re.ASCII)
     return int(match[1]) if match else 0
 
 
@@ -68,7 +70,7 @@ def anomalies_in(directory: Path, report: Report) -> dict[int, list[Anomaly]]:
     found: dict[int, list[Anomaly]] = {}
     for number, line in read_lines(path, report):
         try:
-            found.setdefault(int(line.get("restart", 0)), []).append(Anomaly.from_json(line))
+            found.setdefault(whole(line.get("restart")) or 0, []).append(Anomaly.from_json(line))
         except (KeyError, TypeError, ValueError) as error:
             report(path, number, f"not an anomaly: {type(error).__name__}: {error}")
     began = _starts(directory.parent / "run.json")
@@ -81,9 +83,10 @@ def anomalies_in(directory: Path, report: Report) -> dict[int, list[Anomaly]]:
 def _starts(path: Path) -> dict[int, int]:
     """Return the first step of each start of a run, by its number, as far as `run.json` says."""
     try:
-        return {int(s["restart"]): int(s["start_step"]) for s in json.loads(path.read_text(encoding="utf-8"))["starts"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        starts = _STARTS(read_object(path).get("starts")) or []
+    except (NotOurs, OSError):
         return {}
+    return {start["restart"]: start["start_step"] for start in starts}
 
 
 def diagnose(
@@ -102,7 +105,7 @@ def diagnose(
     starts: dict[int, list[Anomaly]] = {}
     directories = list(directories)
     for directory, (found, problems) in zip(directories, each(partial(_judged, anew=anew), directories), strict=True):
-        _define_parameters(directory, table)
+        _define_parameters(directory, table, report)
         for problem in problems:
             report(*problem)
         for restart, anomalies in found.items():
@@ -175,17 +178,19 @@ def _free_places(placed: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.in
     >>> _free_places(np.array([1, 2, 5]), 3).tolist()
     [0, 3, 4]
     """
-    return np.setdiff1d(np.arange(placed.max(initial=-1) + 1 + count), placed)[:count]
+    return np.setdiff1d(np.arange(len(placed) + count), placed)[:count]
 
 
-def _define_parameters(directory: Path, table: SeriesTable) -> None:
+def _define_parameters(directory: Path, table: SeriesTable, report: Report) -> None:
     """Tell the ranker how many parameters there are, from `graph.json` where it exists."""
     path = directory / "graph.json"
-    if not path.is_file():
-        return
     try:
-        parameters = json.loads(path.read_text(encoding="utf-8"))["parameters"]
-    except (ValueError, KeyError) as error:
-        raise NotOurs(f"{path}: {error}") from error
-    for name, module in parameters.items():
-        table.series_id(Series(name, PARAMETER, module=module))
+        parameters = read_object(path, MOST_OF_OBJECT).get("parameters")
+    except FileNotFoundError:
+        return
+    except (NotOurs, OSError) as error:
+        report(path, 0, str(error).removeprefix(f"{path}: "))
+        return
+    for name, module in parameters.items() if isinstance(parameters, dict) else ():
+        if isinstance(module, str):
+            table.series_id(Series(name, PARAMETER, module=module))

@@ -2,11 +2,10 @@
 
 import heapq
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,10 +21,17 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.exporters.foreign_fields import Kind, checked, objects, sizes, text
+from trainsentry.exporters.foreign_files import MOST_OF_OBJECT, NotOurs, read_object
 from trainsentry.monitor.recorder.comparison import Comparison, differences, is_compared
 from trainsentry.monitor.recorder.gathering import Gathering, is_global
 
 Records = Iterator[StepRecord]
+
+_GRAPH: Final[dict[str, Kind]] = {
+    "data_parallel": lambda value: value if isinstance(value, bool) else None,
+    "process_groups": objects({"name": text, "ranks": sizes}, frozenset({"name", "ranks"})),
+}
 
 
 def differences_of_ranks(
@@ -54,12 +60,11 @@ def differences_of_ranks(
 
 
 def graph_of(directory: Path) -> dict[str, Any]:
-    """Return the content of a rank's `graph.json`; nothing where it cannot be read."""
+    """Return what is compared of a rank's `graph.json`; nothing where it cannot be read."""
     try:
-        found = json.loads((directory / "graph.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return checked(read_object(directory / "graph.json", MOST_OF_OBJECT), _GRAPH)
+    except (OSError, NotOurs):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _parts(
@@ -85,7 +90,7 @@ class _Calls:
     def __init__(self, table: SeriesTable, graph: Mapping[str, Any]) -> None:
         self.table = table
         groups: Sequence[Mapping[str, Any]] = graph.get("process_groups") or []
-        self._ranks = {str(group.get("name")): group.get("ranks") or [] for group in groups}
+        self._ranks = {group["name"]: group["ranks"] for group in groups}
         self._layout = table.layout_id(Layout((), "float64", 1))
         self._of: dict[int, tuple[int, tuple[float, ...]] | None] = {}
 

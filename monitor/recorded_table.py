@@ -17,7 +17,7 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import COLUMNS, INFS, NANS, STATISTICS, VALUE
-from trainsentry.exporters.csv_format import SCALARS
+from trainsentry.exporters.csv_format import SCALARS, elements_of, sizes_of
 from trainsentry.exporters.step_rows import RowKey, RowKeys, StepRows
 
 # The last part named input or output is ours; earlier ones belong to the user's module names.
@@ -25,7 +25,7 @@ _ACTIVATION: Final = re.compile(
     r"(?:(?P<module>.*?)(?:@\d+)?\.)?(?:input|output)\.(?P<path>(?:(?!input\.|output\.).)+)"
 )
 
-_CALL: Final = re.compile(r"(?P<call>(?P<group>.+)\.(?P<op>\w*[a-z]\w*)\.\d+)(?:\.\d+)?")
+_CALL: Final = re.compile(r"(?P<call>(?P<group>.+)\.(?P<op>(?:(?![a-z])\w)*[a-z]\w*)\.\d+)(?:\.\d+)?")
 """The name of a tensor of a collective: group, op, which call of the step, and which tensor if there are several."""
 
 
@@ -107,17 +107,17 @@ def series_of(table: str, key: RowKey) -> Series:
         module, path = (match["module"] or "", match["path"]) if match else (key.name, "0")
         return Series(key.name, table, key.micro_step, path, module, key.vpp_stage)
     if table in COMMUNICATION_QUANTITIES:
-        call = _CALL.fullmatch(key.name)
+        call = _CALL.fullmatch(key.name) if "|" not in key.name else None
         index = f"{call['op']}|{call['group']}|{call['call']}" if call else ""
         return Series(key.name, table, key.micro_step, index)
     return Series(key.name, table, key.micro_step, "", key.name.rpartition(".")[0], key.vpp_stage)
 
 
 def layout_of(shape: str, dtype: str) -> Layout:
-    """Return the layout that a row's texts say; what is no number in a shape is left out.
+    """Return the layout that a row's texts say.
 
     >>> layout_of("[2, 3]", "float32").numel
     6
     """
-    sizes = tuple(int(n) for n in re.findall(r"\d+", shape))
-    return Layout(sizes, dtype, int(np.prod(sizes, dtype=np.int64)))
+    sizes = sizes_of(shape)
+    return Layout(sizes, dtype, elements_of(sizes))

@@ -1,15 +1,16 @@
 """`trainsentry compare`."""
 
 import csv
-import json
 import math
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainsentry.exporters.engine import engine
-from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, bad_input, err, out
+from trainsentry.exporters.foreign_files import NotOurs, read_object
+from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, Problems, bad_input, err, out
 from trainsentry.monitor.comparing import Compared, compare
 
 SHOWN = 20
@@ -34,10 +35,13 @@ def compare_command(
     """
     try:
         with engine(engine_name, scheduler) as each:
-            compared = compare(a, b, _read_names(names), each)
+            compared = compare(a, b, _read_names(names), each, Problems())
     except (ValueError, OSError) as error:
         bad_input(str(error))
-    _write(output, compared)
+    try:
+        _write(output, compared)
+    except OSError as error:
+        bad_input(f"--output: {output}: {error.strerror}")
     _show(compared)
     err.print(f"all {len(compared.rows)} rows: {output}", soft_wrap=True)
     if compared.first is not None or compared.only_in_one:
@@ -48,23 +52,29 @@ def _read_names(path: Path | None) -> dict[str, str]:
     if path is None:
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        bad_input(f"--names: {path}: {error}")
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        found = read_object(path)
+    except (OSError, NotOurs) as error:
+        bad_input(f"--names: {error}")
+    if not all(isinstance(v, str) for v in found.values()):
         bad_input(f"--names: {path}; allowed: an object of texts")
     return found
 
 
 def _write(path: Path, compared: Compared) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(compared.columns)
-        writer.writerows(compared.rows)
+    """Write the table as a new file: where the name is a link to another file, that one stays as it is."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("x", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            writer = csv.writer(file)
+            writer.writerow(compared.columns)
+            writer.writerows(compared.rows)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _show(compared: Compared) -> None:
-    out.print(f"[bold]{compared.summary}[/bold]", soft_wrap=True)
+    out.print(compared.summary, style="bold", soft_wrap=True)
     for row in compared.worst[:SHOWN]:
         cells = zip(compared.columns, row, strict=True)
         shown = [f"{name} {_text(value)}" for name, value in cells if name not in _HIDDEN and not _is_empty(value)]

@@ -1,18 +1,13 @@
 """`trainsentry csv2tb`."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from trainsentry.exporters.csv2tb import csv2tb
 from trainsentry.exporters.tensorboard_writer import MAX_RAW_TAGS
-from trainsentry.monitor.cli.console import bad_input, err, out, parse_steps, progress_bar, tensorboard_command
-
-SHOWN = 20
-"""Malformed lines shown of each file; the rest are counted."""
+from trainsentry.monitor.cli.console import Problems, bad_input, out, parse_steps, progress_bar, tensorboard_command
 
 
 def csv2tb_command(
@@ -35,21 +30,14 @@ def csv2tb_command(
     Example: trainsentry csv2tb monitor_output --quantity gradient --steps 100-200
     """
     out_dir = target or source / "tensorboard_csv"
-    problems: Counter[Path] = Counter()
-
-    def report(path: Path, line: int, message: str) -> None:
-        problems[path] += 1
-        if problems[path] <= SHOWN:
-            place = f"{path}:{line}:" if line else f"{path}:"
-            err.print(f"[yellow]{escape(place)}[/yellow] {escape(message)}; left out", soft_wrap=True)
-
+    problems = Problems()
     with progress_bar() as bar:
         task = bar.add_task("converting", total=_bytes(source))
         try:
             done = csv2tb(
                 source,
                 out_dir,
-                report,
+                problems,
                 quantities=[name for given in quantity or () for name in given.split(",")],
                 jobs=jobs,
                 steps=parse_steps(steps),
@@ -69,7 +57,7 @@ def csv2tb_command(
         + (f"; {done.unchanged} tables were up to date" if done.unchanged else "")
         + (f"; single series of {done.too_many} tables left out (--raw-tags -1 keeps them)" if done.too_many else "")
         + (f"; {done.thinned} tables thinned to their extremes (--full keeps all)" if done.thinned else "")
-        + (f"; {sum(problems.values())} malformed lines left out" if problems else ""),
+        + (f"; {problems.of_file.total()} malformed lines left out" if problems.of_file else ""),
         soft_wrap=True,
     )
     out.print(f"Open it: {tensorboard_command()} --logdir {out_dir}", soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from trainsentry.exporters.report_page import write_report
 from trainsentry.monitor.cli.console import FOUND, bad_input, out
@@ -85,7 +86,7 @@ def demo_command(
         share = Task(config, strategy.value, steps, seed, fault.value, broken, fault_parameter)
         demo_on_ranks(share, ranks, directory)
         return
-    out.print("[bold]trainsentry demo[/bold]: a byte-level GPT learns Python's language reference")
+    out.print(Text.assemble(("trainsentry demo", "bold"), ": a byte-level GPT learns Python's language reference"))
     started = time.monotonic()
     with progress_bar() as bar:
         task = bar.add_task("training", total=steps, loss=float("nan"))
@@ -111,7 +112,7 @@ def demo_command(
 def _training(framework: DemoFramework) -> "Callable[..., Outcome]":
     """Return the training run of a framework, or end the command when it is not installed."""
     if importlib.util.find_spec(framework.value) is None:
-        bad_input(f"the demo needs {framework.value}: pip install 'trainsentry\\[{framework.value}]'")
+        bad_input(f"the demo needs {framework.value}: pip install 'trainsentry[{framework.value}]'")
     if framework is DemoFramework.MINDSPORE:
         from trainsentry.monitor.demo.mindspore_training import train as train_mindspore
 
@@ -149,19 +150,18 @@ def _show(outcome: "Outcome", seconds: float) -> None:
         out.print(f"Stopped by {kind} at step {outcome.stopped.step}, before its update.")
     flip = outcome.flip
     if flip is None:
-        verdict = "[green]No fault was made, and nothing was reported.[/green]"
-        out.print(verdict if outcome.found else "[red]No fault was made, and yet an incident was reported.[/red]")
+        verdict = "nothing was reported." if outcome.found else "yet an incident was reported."
+        out.print(f"No fault was made, and {verdict}", style="green" if outcome.found else "red")
         return
-    out.print(
-        f"What the monitor did not know: before step {outcome.flip_step}, bit {flip.bit} of element {flip.element} "
-        f"of [bold]{flip.parameter}[/bold] flipped ({flip.before:.4g} became {flip.after:.4g})."
-    )
+    before_it = f"What the monitor did not know: before step {outcome.flip_step}, bit {flip.bit} of element "
+    behind_it = f" flipped ({flip.before:.4g} became {flip.after:.4g})."
+    out.print(Text.assemble(f"{before_it}{flip.element} of ", (flip.parameter, "bold"), behind_it))
     if outcome.found:
-        out.print("[bold green]The first suspect is the flipped parameter.[/bold green]")
+        out.print("The first suspect is the flipped parameter.", style="bold green")
     elif outcome.incidents:
-        out.print(f"[red]The first suspect was {outcome.incidents[0].name}, not the flipped parameter.[/red]")
+        out.print(f"The first suspect was {outcome.incidents[0].name}, not the flipped parameter.", style="red")
     else:
-        out.print("[red]Nothing was reported.[/red]")
+        out.print("Nothing was reported.", style="red")
 
 
 def _fresh(path: Path) -> Path:

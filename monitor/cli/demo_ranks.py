@@ -1,16 +1,17 @@
 """`trainsentry demo --ranks N`: the demo on several ranks of this machine."""
 
 import importlib.util
-import json
 import threading
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import typer
+from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
-from trainsentry.monitor.cli.console import FOUND, bad_input, out
+from trainsentry.exporters.foreign_files import read_lines
+from trainsentry.monitor.cli.console import FOUND, Problems, bad_input, out
 from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
 from trainsentry.monitor.demo.ranks import Task, lines_of, start_ranks
 
@@ -27,8 +28,9 @@ WHAT = {
 def demo_on_ranks(task: Task, ranks: int, directory: Path) -> None:
     """Run the demo on several ranks and show what was found."""
     if task.strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
-        bad_input("--strategy zero3 needs DeepSpeed: pip install 'trainsentry\\[deepspeed]'")
-    out.print(f"[bold]trainsentry demo[/bold]: a byte-level GPT on {ranks} ranks, {WHAT[task.strategy]}")
+        bad_input("--strategy zero3 needs DeepSpeed: pip install 'trainsentry[deepspeed]'")
+    how = f": a byte-level GPT on {ranks} ranks, {WHAT[task.strategy]}"
+    out.print(Text.assemble(("trainsentry demo", "bold"), how))
     started = time.monotonic()
     processes = start_ranks(task, ranks)
     said: list[dict[str, Any]] = []
@@ -79,23 +81,21 @@ def _show(said: list[dict[str, Any]], directory: Path) -> bool:
         out.print(f"Stopped on {count} ranks, at step {', '.join(map(str, sorted(stops)))}.")
     flips = [line["flip"] for line in said if "flip" in line]
     if not flips:
-        out.print(
-            "[green]No fault was made, and nothing was reported.[/green]" if not incidents else "[red]No fault.[/red]"
-        )
+        quiet = "No fault was made, and nothing was reported."
+        out.print("No fault." if incidents else quiet, style="red" if incidents else "green")
         return not incidents
     flip = flips[0]
-    out.print(
-        f"What the monitor did not know: before step {flip['step']}, bit {flip['bit']} of element {flip['element']} of "
-        f"what [bold]rank {flip['rank']}[/bold] holds of [bold]{flip['parameter']}[/bold] flipped "
-        f"({flip['before']:.4g} became {flip['after']:.4g})."
-    )
+    before_it = f"What the monitor did not know: before step {flip['step']}, bit {flip['bit']} of element "
+    behind_it = f" flipped ({flip['before']:.4g} became {flip['after']:.4g})."
+    where = (f"rank {flip['rank']}", "bold"), " holds of ", (str(flip["parameter"]), "bold")
+    out.print(Text.assemble(f"{before_it}{flip['element']} of what ", *where, behind_it))
     first = incidents[0] if incidents else None
     found = first is not None and (first.rank, first.name) == (flip["rank"], flip["parameter"])
     if found:
-        out.print("[bold green]The first suspect is that rank and that parameter.[/bold green]")
+        out.print("The first suspect is that rank and that parameter.", style="bold green")
     else:
         named = f"{first.name} on rank {first.rank}" if first is not None else "nothing"
-        out.print(f"[red]The first suspect was {named}.[/red]")
+        out.print(f"The first suspect was {named}.", style="red")
     return found
 
 
@@ -103,5 +103,5 @@ def _incidents(path: Path) -> list[Incident]:
     """Return the incidents of a run, the newest line of each."""
     if not path.is_file():
         return []
-    newest = {line["id"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    newest = {line.get("id"): line for _, line in read_lines(path, Problems())}
     return [Incident.from_json(line) for line in newest.values()]

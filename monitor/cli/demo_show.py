@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.monitor.cli.console import out, tensorboard_command
@@ -13,7 +14,7 @@ from trainsentry.monitor.cli.console import out, tensorboard_command
 def progress_bar() -> Progress:
     """Return the bar that shows training."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:.3f}"),
@@ -35,14 +36,14 @@ def panel(incident: Incident) -> Panel:
     body.add_row(incident.summary)
     body.add_row(suspects)
     body.add_row("\n".join(f"· {action}" for action in incident.actions))
-    return Panel(body, title=f"incident {incident.id}: {incident.severity}", border_style="red")
+    return Panel(body, title=Text(f"incident {incident.id}: {incident.severity}"), border_style="red")
 
 
 def show_files(directory: Path) -> None:
     """Say what was written, and how to open it."""
     files = [p for p in directory.rglob("*") if p.is_file()]
     size = sum(p.stat().st_size for p in files) / 2**20
-    out.print(f"\nWritten to [bold]{directory}[/bold]: {len(files)} files, {size:.1f} MB")
+    out.print(Text.assemble("\nWritten to ", (str(directory), "bold"), f": {len(files)} files, {size:.1f} MB"))
     notes = {
         "incidents.jsonl": "the incident, with suspects and evidence",
         "report.html": "the incident on a page, with layers, curves and cost",
@@ -54,4 +55,5 @@ def show_files(directory: Path) -> None:
     for name, note in notes.items():
         if (directory / name).exists():
             out.print(f"  {name:16} {note}")
-    out.print(f"Open it: [bold]{tensorboard_command()} --logdir {directory / 'tensorboard'}[/bold]")
+    command = f"{tensorboard_command()} --logdir {directory / 'tensorboard'}"
+    out.print(Text.assemble("Open it: ", (command, "bold")))

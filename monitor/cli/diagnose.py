@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.csv_format import table_paths
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.not_ours import NotOurs
-from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, bad_input, err, out, parse_steps
+from trainsentry.exporters.foreign_files import NotOurs
+from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, Problems, bad_input, out, parse_steps
 from trainsentry.monitor.history import diagnose
 
 
@@ -27,14 +28,10 @@ def diagnose_command(
 
     Exit status 1 when an incident was found. Example: trainsentry diagnose monitor_output -k 3
     """
-
-    def report(path: Path, line: int, message: str) -> None:
-        err.print(f"[yellow]{path}:{line}:[/yellow] {message}; left out", soft_wrap=True)
-
     wanted = parse_steps(steps)
     try:
         with engine(engine_name, scheduler) as each:
-            incidents = diagnose(recorded_ranks(directory), report, wanted, each, anew=anew)
+            incidents = diagnose(recorded_ranks(directory), Problems(), wanted, each, anew=anew)
     except (ValueError, OSError) as error:
         bad_input(str(error))
     if not incidents:
@@ -68,8 +65,9 @@ def _is_rank(path: Path) -> bool:
 
 
 def _show(incident: Incident, top: int) -> None:
-    out.print(f"[bold]incident {incident.id}[/bold] ({incident.severity}) {incident.summary}")
+    out.print(Text.assemble((f"incident {incident.id}", "bold"), f" ({incident.severity}) {incident.summary}"))
     for number, s in enumerate(incident.suspects[:top], 1):
         where = f"{s.quantity}, rank {s.rank}"
-        out.print(f"{number:3}. [bold]{s.name}[/bold] ({where}): {s.kind} since step {s.step}, score {s.score:.4g}")
+        what = f" ({where}): {s.kind} since step {s.step}, score {s.score:.4g}"
+        out.print(Text.assemble(f"{number:3}. ", (s.name, "bold"), what))
         out.print(f"     {s.evidence}")

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from trainsentry.anomaly.first_overflow import Overflow, first_overflows
 from trainsentry.exporters.dump_reader import RankDump, read_dumps
-from trainsentry.exporters.not_ours import NotOurs
-from trainsentry.monitor.cli.console import FOUND, bad_input, out
+from trainsentry.exporters.foreign_files import NotOurs
+from trainsentry.monitor.cli.console import FOUND, Problems, bad_input, out
 
 SHOWN_LINES = 4
 """Lines of a call's stack that are shown."""
@@ -22,7 +23,7 @@ def overflow_command(
     Exit status 1 when there is one. Example: trainsentry overflow dump/step12
     """
     try:
-        dumps = read_dumps(dump)
+        dumps = read_dumps(dump, Problems())
     except (NotOurs, OSError) as error:
         bad_input(str(error))
     for step in sorted({d.step for d in dumps}):
@@ -38,14 +39,13 @@ def _show(step: int, found: list[Overflow], dumps: dict[int, RankDump]) -> None:
     first = found[0]
     how = "made" if first.made else "passed on"
     places = ", ".join(first.places)
-    out.print(
-        f"[bold]step {step}: {first.call} on rank {first.rank}[/bold] {how} NaN or Inf ({places})", soft_wrap=True
-    )
+    where = (f"step {step}: {first.call} on rank {first.rank}", "bold")
+    out.print(Text.assemble(where, f" {how} NaN or Inf ({places})"), soft_wrap=True)
     dump = dumps[first.rank]
     for line in dump.stacks.get(first.call.replace(".backward", ".forward"), [])[:SHOWN_LINES]:
         out.print(f"    {' '.join(line.split())}", soft_wrap=True)
     verdict, why = verdict_on(first, dump)
-    out.print(f"verdict: [bold]{verdict}[/bold] overflow: {why}", soft_wrap=True)
+    out.print(Text.assemble("verdict: ", (verdict, "bold"), f" overflow: {why}"), soft_wrap=True)
     for other in found[1:]:
         source = f", from ranks {', '.join(map(str, other.from_ranks))}" if other.from_ranks else ""
         out.print(f"later: {other.call} on rank {other.rank}{source}", soft_wrap=True)
@@ -64,4 +64,6 @@ def verdict_on(overflow: Overflow, dump: RankDump) -> tuple[str, str]:
     if backward and not forward:
         return "unknown", "its forward pass is not in the dump"
     gradients = dump.calls[overflow.call].get("input", []) if backward else None
+    if gradients is not None and not isinstance(gradients, list):
+        return "unknown", "what its entry says of its gradients is no list"
     return replay(overflow.call, forward, gradients, dump.directory / "dump_tensor_data")

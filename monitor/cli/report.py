@@ -1,16 +1,14 @@
 """`trainsentry report`."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trainsentry.exporters.engine import engine
 from trainsentry.exporters.report_page import write_report
-from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, bad_input, err, out
+from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, Problems, bad_input, err, out
 
 
 def report_command(
@@ -23,19 +21,13 @@ def report_command(
 
     Example: trainsentry report monitor_output
     """
-    problems: Counter[Path] = Counter()
-
-    def report(path: Path, line: int, message: str) -> None:
-        problems[path] += 1
-        if problems[path] <= 5:
-            err.print(f"[yellow]{escape(str(path))}:{line}:[/yellow] {escape(message)}; left out", soft_wrap=True)
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    problems = Problems(5)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("reading")
         try:
             with engine(engine_name, scheduler) as each:
-                path = write_report(directory, output, report, lambda what: bar.update(task, description=what), each)
+                path = write_report(directory, output, problems, lambda what: bar.update(task, description=what), each)
         except (ValueError, OSError) as error:
             bad_input(str(error))
     out.print(f"{path}: {path.stat().st_size / 2**20:.1f} MB", soft_wrap=True)

@@ -43,8 +43,8 @@ def view(run: Run, now: float) -> RenderableType:
 
 
 def _head(run: Run) -> Text:
-    steps = [int(status.get("step", -1)) for status in run.ranks.values()]
-    states = {str(status.get("state", "no status")) for status in run.ranks.values()}
+    steps = [status.get("step", -1) for status in run.ranks.values()]
+    states = {status.get("state", "no status") for status in run.ranks.values()}
     text = Text.assemble(("trainsentry ", "bold"), str(run.root))
     text.append(f"   step {max(steps, default=-1)}   {len(run.ranks)} rank{'s' * (len(run.ranks) != 1)}   ")
     text.append(", ".join(sorted(states)), style="bold green" if states == {"running"} else "bold")
@@ -101,9 +101,9 @@ def _worst(run: Run) -> Table | None:
     for rank in list(run.ranks)[:MAX_RANKS]:
         for anomaly in last_anomalies(run.root / f"rank{rank}"):
             key = (rank, anomaly["name"], anomaly["quantity"])
-            if key not in found or float(anomaly["score"] or 0) >= float(found[key]["score"] or 0):
+            if key not in found or anomaly.get("score", 0.0) >= found[key].get("score", 0.0):
                 found[key] = anomaly
-    worst = sorted(found.items(), key=lambda item: -float(item[1]["score"] or 0))[:WORST]
+    worst = sorted(found.items(), key=lambda item: -item[1].get("score", 0.0))[:WORST]
     if not worst:
         return None
     table = Table(title="worst series of late", title_justify="left", box=None, padding=(0, 1))
@@ -122,7 +122,7 @@ def _ranks(run: Run, now: float) -> Table:
         table.add_column(column, justify="left" if column in {"state", "trouble"} else "right")
     by_trouble = sorted(run.ranks.items(), key=lambda item: (not _trouble(item[1]), item[0]))
     for rank, status in by_trouble[:MAX_RANKS]:
-        age = now - float(status.get("updated", now))
+        age = now - status.get("updated", now)
         silent = status.get("state") == "running" and age > SILENT_SECONDS
         share = status.get("cost", {}).get("recent_share")
         table.add_row(
@@ -131,7 +131,7 @@ def _ranks(run: Run, now: float) -> Table:
             str(status.get("step", "")),
             Text(_age(age), style="red" if silent else ""),
             *(str(status.get(key, "")) for key in ("anomalies", "overflow_steps", "skipped_steps")),
-            "" if share is None else f"{100 * float(share):.1f} %",
+            "" if share is None else f"{100 * share:.1f} %",
             Text(_trouble(status), style="yellow"),
         )
     if len(run.ranks) > MAX_RANKS:

@@ -23,6 +23,9 @@ _OTHER_TASKS: Final = {
     "diff_check": "tensor, then trainsentry compare A B",
     "free_benchmark": "tensor on two devices or dtypes, then trainsentry compare A B",
 }
+MOST_NUMBERS: Final = 1_000_000
+"""Steps or ranks that can be chosen: their numbers are held one by one."""
+
 _OPERATION: Final = re.compile(r"[A-Za-z_]\w*\..+\.\d+\.(forward|backward)$")
 _MODULE: Final = re.compile(r"(Module|Cell)\..+\.(forward|backward)\.\d+$")
 
@@ -37,8 +40,10 @@ def _numbers(value: Any) -> Any:
         return value
     found: list[Any] = []
     for item in value:
-        match = re.fullmatch(r"(\d+)-(\d+)", item) if isinstance(item, str) else None
+        match = re.fullmatch(r"(\d{1,16})-(\d{1,16})", item, re.ASCII) if isinstance(item, str) else None
         if match is not None and int(match[1]) <= int(match[2]):
+            if len(found) + int(match[2]) - int(match[1]) >= MOST_NUMBERS:
+                raise ValueError(f"{item!r}; allowed: at most {MOST_NUMBERS} steps or ranks in all")
             found.extend(range(int(match[1]), int(match[2]) + 1))
         elif isinstance(item, int) and not isinstance(item, bool) and item >= 0:
             found.append(item)
@@ -205,7 +210,7 @@ def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
     """
     task = data.get("task", "statistics") or "statistics"
     if task not in TASKS:
-        other = _OTHER_TASKS.get(task)
+        other = _OTHER_TASKS.get(task) if isinstance(task, str) else None
         if other != "overflow_check":
             instead = f"; in its place: {other}" if other else ""
             raise ConfigError(f"task: {task!r}; allowed: {', '.join(TASKS)}{instead}")
@@ -213,7 +218,7 @@ def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
         data.setdefault(other, data.pop(task, {}))
         task = other
     data["task"] = task
-    if task == "structure" and data.get("level", "L1") not in {"L0", "mix"}:
+    if task == "structure" and data.get("level", "L1") not in ("L0", "mix"):
         warnings.append(f"level: {data.get('level', 'L1')!r} with task 'structure' is read as 'mix'")
         data["level"] = "mix"
     blocks = {*_OTHER_TASKS, "load", "acl_config", "grad_probe" if task != "grad_probe" else ""}
@@ -256,7 +261,7 @@ def _check_folder(path: str, where: str) -> None:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: dump_path: {path!r} is no folder that can be made: {error}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{where}: dump_path: {path!r} is not writable; allowed: a folder that is")

@@ -1,12 +1,12 @@
 """What the training process says of a step that does not end, as an anomaly."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.anomaly.anomaly import HANG, Anomaly
 from trainsentry.collectors.series import COMMUNICATION_INPUT
+from trainsentry.exporters.foreign_files import read_object
 
 NAME: Final = "hang"
 
@@ -28,8 +28,8 @@ class HangReport:
             return None
         self._seen = written
         try:
-            return anomaly_of(json.loads(self._path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):  # what a person put there
+            return anomaly_of(read_object(self._path))
+        except (OSError, ValueError, KeyError, TypeError, IndexError):  # what a person put there
             return None
 
     def _written_at(self) -> float:

@@ -9,7 +9,7 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.incident_log import IncidentLog
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, SeriesTable
-from trainsentry.exporters.json_files import read_lines
+from trainsentry.exporters.foreign_files import read_lines
 from trainsentry.monitor.recorder import messages
 
 SETTLED_AFTER: Final = 2

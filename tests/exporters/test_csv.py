@@ -12,7 +12,7 @@ from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, STATISTICS
 from trainsentry.exporters.csv_reader import rank_directories, read_table, table_files
 from trainsentry.exporters.csv_writer import CsvWriter, next_restart
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 
 W = ("fc.weight", "gradient")
 

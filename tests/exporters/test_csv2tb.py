@@ -12,8 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv2tb import csv2tb
 from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.msprobe_csv2tb import csv2tensorboard_by_step
-from trainsentry.exporters.not_ours import NotOurs
 
 DATA = Path(__file__).parents[1] / "data" / "msprobe_monitor"
 W = ("fc.weight", "gradient")

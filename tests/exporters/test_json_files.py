@@ -2,7 +2,8 @@
 
 import json
 
-from trainsentry.exporters.json_files import append_lines, read_lines, replace_json
+from trainsentry.exporters.foreign_files import read_lines
+from trainsentry.exporters.json_files import append_lines, replace_json
 from trainsentry.exporters.run_file import write_run
 
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from recorded_runs import CULPRIT, make_run
 
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.report_data import gather
 from trainsentry.exporters.report_page import MAX_BYTES, write_report
 
@@ -95,7 +95,7 @@ def test_files_that_are_missing_or_half_written_cost_their_own_part_only(tmp_pat
     problems = []
     page = write_report(root, report=lambda *problem: problems.append(problem)).read_text()
     assert CULPRIT in page
-    assert [p[0] for p in problems] == [table]
+    assert {p[0] for p in problems} == {table, root / "incidents.jsonl", root / "rank1" / "status.json"}
 
 
 def test_what_is_no_run_is_refused(tmp_path):

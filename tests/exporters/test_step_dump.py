@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainsentry.exporters.dump_reader import read_dumps, read_object
+from trainsentry.exporters.dump_reader import read_dumps, read_mended
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.growing_json import GrowingJson
-from trainsentry.exporters.not_ours import NotOurs
 from trainsentry.exporters.step_dump import StepDump
 
 
@@ -68,7 +68,7 @@ def test_a_torn_file_is_read_as_far_as_it_goes(tmp_path, cut):
     assert len(dump.calls) >= 4
     (tmp_path / "dump.json").write_text("no json")
     with pytest.raises(NotOurs, match="is no JSON"):
-        read_object(tmp_path / "dump.json")
+        read_mended(tmp_path / "dump.json")
 
 
 def _write(directory: Path, stack):
@@ -107,7 +107,7 @@ def test_a_torn_file_is_cut_at_its_own_lines_only(tmp_path):
         file.add(f"Torch.relu.{i}.forward", {"input_kwargs": {"how": {"type": "str", "value": "a\u2028b\x85c\x1cd"}}})
     path = tmp_path / "dump.json"
     path.write_bytes(path.read_bytes()[:-9])
-    content, torn = read_object(path)
+    content, torn = read_mended(path)
     assert torn
     assert len(content["data"]) == 4
 

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv2tb import csv2tb
 from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.not_ours import NotOurs
+from trainsentry.exporters.foreign_files import NotOurs
 from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
 
 SIZES = {

@@ -26,6 +26,12 @@ _HOMES: Final[dict[str, Any]] = {
 }
 
 
+_WRONG_CALL: Final = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
+"""What an operation of torch raises of arguments that it never had."""
+
+
 def replay(call: str, forward: dict[str, Any], gradients: list[Any] | None, folder: Path) -> tuple[str, str]:
     """Return whether an overflow of a call is normal (any device overflows) or abnormal, and why.
 
@@ -38,11 +44,11 @@ def replay(call: str, forward: dict[str, Any], gradients: list[Any] | None, fold
         return UNKNOWN, f"{call} cannot be replayed: only operations of torch can"
     try:
         args, kwargs = _load(forward.get("input_args", []), folder), _load(forward.get("input_kwargs", {}), folder)
-    except (OSError, ValueError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (*_WRONG_CALL, OSError, EOFError, pickle.UnpicklingError) as error:
         return UNKNOWN, f"its inputs cannot be loaded: {error}"
     try:
         results, dtypes = _run(function, args, kwargs, forward, gradients, folder)
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+    except (*_WRONG_CALL, OSError, EOFError, pickle.UnpicklingError) as error:
         return UNKNOWN, f"the replay failed: {error}"
     return _judge(results, dtypes)
 
@@ -137,9 +143,12 @@ def _load(value: Any, folder: Path) -> Any:
         return value
     if "dtype" in value and "shape" in value:
         name = value.get("data_name")
-        if name is None:
+        if not isinstance(name, str):
             raise ValueError("a tensor was not saved (task statistics)")
-        tensor = load_tensor(folder / Path(name).name)
+        path = folder / Path(name).name
+        if not path.is_file():
+            raise ValueError(f"there is no file {path.name}")
+        tensor = load_tensor(path)
         if tensor.is_complex():
             return tensor.to(torch.complex128)
         return tensor.double() if tensor.is_floating_point() else tensor
