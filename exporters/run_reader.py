@@ -45,7 +45,7 @@ _STATUS: Final[dict[str, Kind]] = {
     "state": text,
     "updated": finite,
     "cost": an_object(dict.fromkeys(("share", "recent_share", "seconds_a_step"), finite)),
-    "gaps": objects(dict.fromkeys(("exporter", "part", "reason"), text)),
+    "gaps": objects({**dict.fromkeys(("sink", "reason"), text), **dict.fromkeys(("first_step", "last_step"), whole)}),
     "failures": texts,
 }
 _SETTINGS: Final[dict[str, Kind]] = {

@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv_reader import read_table, table_files
 from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.json_files import append_lines, read_lines, replace_json
+from trainsentry.exporters.foreign_files import read_lines
+from trainsentry.exporters.json_files import append_lines, replace_json
 from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
 
 SIZES = {(f"layer{i}.weight", quantity): 2.0 for i in range(20) for quantity in ("gradient", "parameter")}
