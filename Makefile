@@ -8,7 +8,7 @@ PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
 # Some machines are told to keep nothing that was compiled; then every process of the tests would compile all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-peer lint types pytest pytest-alone pytest-ranks mindspore format clean
+.PHONY: demo test test-torch test-torches test-peer lint types pytest pytest-alone pytest-ranks mindspore format clean
 
 # Folders whose tests keep process groups, whole trainers or builds busy; the others run beside them.
 RANKS := tests/packaging tests/distributed tests/scenarios
@@ -45,6 +45,31 @@ $(VENV)-mindspore/stamp: pyproject.toml constraints-mindspore.txt
 	$(VENV)-mindspore/bin/$(INSTALL) --constraint constraints-mindspore.txt --editable '.[mindspore,test]'
 	touch $@
 
+# The part of the tests that meets torch, on another torch: `make test-torch VERSION=2.6.0`, with PYTHON=python3.12 on
+# another Python. A CPU build (0.2 GB to fetch) is taken where pip finds one; the usual build brings CUDA's libraries:
+# 2.6.0 has 5.2 GB installed, 2.15.0 has 5.3 GB, two minutes each on a fast line. The tests then take five minutes.
+OLDEST := 2.6.0
+NEWEST := 2.15.0
+VERSION ?= $(OLDEST)
+OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
+TORCH_TESTS := tests/collectors tests/monitor/debugger tests/monitor/test_train_monitor.py tests/scenarios/test_harmless.py \
+	tests/distributed/test_strategies.py tests/distributed/test_stop.py
+
+test-torch: $(OTHER)/stamp
+	$(OTHER)/bin/python -m pytest $(TORCH_TESTS)
+
+$(OTHER)/stamp: pyproject.toml
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/$(INSTALL) "torch==$(VERSION)+cpu" || $(OTHER)/bin/$(INSTALL) "torch==$(VERSION)"
+	$(OTHER)/bin/python -m pip freeze | grep "^torch==" > $(OTHER)/constraints.txt
+	$(OTHER)/bin/$(INSTALL) --constraint $(OTHER)/constraints.txt --editable '.[test]'
+	touch $@
+
+# What continuous integration runs beside `make test`: the oldest and the newest torch that are promised.
+test-torches:
+	$(MAKE) test-torch VERSION=$(OLDEST)
+	$(MAKE) test-torch VERSION=$(NEWEST)
+
 # Runs msprobe's own tools on our dumps, in an environment of their own that is made once.
 test-peer: $(VENV)/dev.stamp
 	TRAINSENTRY_PEERS=$$($(BIN)/python -c "import sys; sys.path.insert(0, 'benchmarks'); import peers; print(peers.peers_python())") \
@@ -66,4 +91,4 @@ $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@ $(VENV)/demo.stamp
 
 clean:
-	rm -rf $(VENV) $(VENV)-mindspore build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-mindspore .venv-torch-* build dist *.egg-info .mypy_cache .ruff_cache

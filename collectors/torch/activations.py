@@ -27,7 +27,7 @@ from trainsentry.collectors.torch.compiler import (
     left_out,
 )
 from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
-from trainsentry.collectors.torch.module_hooks import AfterForward, BeforeForward, Switch, hooks_for, stay_out_of_graphs
+from trainsentry.collectors.torch.module_hooks import ModuleHooks, Switch, stay_out_of_graphs
 from trainsentry.collectors.torch.recomputed_calls import RecomputedCalls
 from trainsentry.collectors.torch.step_rows import StepRows
 
@@ -65,7 +65,7 @@ class ActivationHooks:
         self._hooked_gradients = self._gradients_came = False
         self._modules: Sequence[NamedModule] = ()
         self._observed: frozenset[str] = frozenset()
-        self._hooks: list[tuple[BeforeForward, AfterForward]] = []
+        self._hooks: ModuleHooks | None = None
         self._leaf_handles: list[RemovableHandle] = []
         self._counts = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
@@ -86,11 +86,9 @@ class ActivationHooks:
         if not stay_out_of_graphs(m.module for m in modules):
             self._tell_untraced()
             return
-        self._hooks = [
-            hooks_for(self, self.switch, m, observed=m.name in observed)
-            for m in modules
-            if (m.name in observed or not m.name) and _can_be_called(m.module)
-        ]
+        hooked = [m for m in modules if (m.name in observed or not m.name) and _can_be_called(m.module)]
+        self._hooks = ModuleHooks(self, self.switch, hooked, observed)
+        self.switch = self._hooks.switch
         self._attach()
 
     def open_step(self, *, sampling: bool) -> None:
@@ -121,10 +119,9 @@ class ActivationHooks:
         self.switch.sampling = False
         self._drop_leaf_hooks()
         self._detach(keep_inlined=has_compiled())
-        for pair in self._hooks:
-            for hook in pair:
-                hook.release()
-        self._hooks = []
+        if self._hooks is not None:
+            self._hooks.release()
+        self._hooks = None
 
     def lay_down(self) -> None:
         """Take every hook off for a while."""
@@ -136,17 +133,15 @@ class ActivationHooks:
             self._attach()
 
     def _attach(self) -> None:
-        for pair in self._hooks:
-            for hook in pair:
-                if hook.handle is None:
-                    hook.attach(hook.named.module)
+        if self._hooks is not None:
+            self._hooks.attach()
 
     def _detach(self, *, keep_inlined: bool) -> None:
-        for pair in self._hooks:
-            name = pair[0].named.name
-            if not keep_inlined or (name in self._eager and name not in self.compiled):
-                for hook in pair:
-                    hook.remove()
+        def stays(named: NamedModule) -> bool:
+            return keep_inlined and (named.name not in self._eager or named.name in self.compiled)
+
+        if self._hooks is not None:
+            self._hooks.detach(stays)
 
     def _tell_silent(self) -> None:
         """Say which modules nothing is seen of, and what inside compiled graphs this torch does not show."""
@@ -158,7 +153,7 @@ class ActivationHooks:
                 "no gradients of activations are recorded: compiled autograd makes one graph of the backward pass, in "
                 "which they are not read. Gradients of parameters, and everything else, are recorded.",
             )
-        hooked = [before.named for before, _ in self._hooks if before.named.name]
+        hooked = [m for m in self._hooks.modules if m.name] if self._hooks is not None else []
         if self._inner_ran:
             inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
             known = self.flow.seen | self.compiled
@@ -210,7 +205,7 @@ class ActivationHooks:
     @property
     def attached(self) -> int:
         """How many modules carry hooks."""
-        return sum(before.handle is not None for before, _ in self._hooks)
+        return self._hooks.attached if self._hooks is not None else 0
 
     @property
     def micro_steps(self) -> int:

@@ -1,12 +1,14 @@
-"""The two hooks of a module: run as they are on an eager module, traced into the graph of a compiled one.
+"""The two hooks of modules: run as they are on eager modules, traced into the graphs of compiled ones.
 
 A compiler traces the hooks of the modules that it inlines. Those of the module whose own call it compiles run outside
-its graph, and it is told to leave them alone. What it sees of a hook is `switch`, `site` and two flags, nothing else:
-each of them is part of what it checks before it runs a graph.
+its graph, and it is told to leave them alone. Whatever it sees of a hook it checks before it runs a graph, up to 2.12
+which object it is and under which number the module holds it. So modules share one hook under one number, and what
+differs between them is a tensor that each carries: blocks of one class then share their graphs.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -77,110 +79,190 @@ class Switch:
         self.backward = backward
 
 
+FIRST_KEY: Final = -1_000
+"""Number under which modules hold a monitor's hooks, of the first that watches them; torch counts its own from 0 up."""
+
+
 class _ModuleHook(InertWhenCopied):
-    """What both hooks are: one that is `released` stays on its module and does nothing, until it is `taken` again."""
+    """What both hooks are: one that is `released` stays on its modules and does nothing, until it is taken again.
+
+    `attribute` is where a module carries the number of its site. `observed` and `outermost` hold for all its modules.
+    """
 
     side: str
 
-    def __init__(self, owner: Owner, switch: Switch, named: NamedModule, *, observed: bool) -> None:
-        self.handle: RemovableHandle | None = None
-        self.site = new_site(owner, named, self.side)
-        self._belong(owner, switch, named, observed)
-
-    def take(self, owner: Owner, switch: Switch, named: NamedModule, *, observed: bool) -> None:
-        """Work for another monitor than the one that has released it: graphs that hold this hook stay valid."""
-        new_site(owner, named, self.side, self.site)
-        self._belong(owner, switch, named, observed)
-
-    def _belong(self, owner: Owner, switch: Switch, named: NamedModule, observed: bool) -> None:
-        self.owner: Owner | None = owner
+    def __init__(self, place: int, switch: Switch, *, observed: bool, outermost: bool) -> None:
+        self.owner: Owner | None = None
         self.switch = switch
-        self.named = named
+        self.place = place
+        self.attribute = f"_trainsentry_{self.side}_{place}"
         self.observed = observed
-        self.outermost = not named.name
+        self.outermost = outermost
+        self.named: dict[nn.Module, NamedModule] = {}
+        self._handles: dict[nn.Module, RemovableHandle] = {}
+
+    def take(self, owner: Owner, named: NamedModule) -> None:
+        """Tell `owner` of a module; graphs that hold the hook of a monitor that was closed stay valid."""
+        self.owner = owner
+        self.named[named.module] = named
+        # A copy of a module carries the number of the original's site: only where this hook stayed is it this one's.
+        known = vars(named.module).get(self.attribute) if self.is_on(named.module) else None
+        vars(named.module)[self.attribute] = new_site(owner, named, self.side, known)
 
     def release(self) -> None:
         """Belong to nobody; the switch stays, as graphs are chosen by it, and is off."""
         self.owner = None
-        forget_sites([int(self.site)])
+        forget_sites(int(vars(module)[self.attribute]) for module in self.named)
+        for module in self.named.keys() - self._handles.keys():
+            vars(module).pop(self.attribute)
+        self.named.clear()
 
-    def remove(self) -> None:
-        """Leave the module."""
-        if self.handle is not None:
-            self.handle.remove()
-            self.handle = None
+    def is_on(self, module: nn.Module) -> bool:
+        """Whether a module has this hook now."""
+        return module in self._handles
+
+    def attach(self, module: nn.Module) -> None:
+        """Go onto a module, under the number that is the same on all of them."""
+        hooks, with_kwargs, handle = self._register(module)
+        key = FIRST_KEY - self.place
+        hooks[key], with_kwargs[key] = hooks.pop(handle.id), with_kwargs.pop(handle.id)
+        handle.id = key
+        self._handles[module] = handle
+
+    def _register(self, module: nn.Module) -> tuple[dict[int, Any], dict[int, bool], RemovableHandle]:
+        raise NotImplementedError
+
+    def remove(self, module: nn.Module) -> None:
+        """Leave a module."""
+        self._handles.pop(module).remove()
 
 
 class BeforeForward(_ModuleHook):
-    """Forward pre-hook of an observed module, or of an outermost one, where passes begin."""
+    """Forward pre-hook of observed modules, or of outermost ones, where passes begin."""
 
     side = "input"
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Observe the inputs, or put that into the graph that is being traced."""
         if not torch.compiler.is_compiling():
-            if self.owner is not None:
+            if self.owner is not None and module in self.named:
                 run = _left_alone if at_work() else _called
-                run(self.owner.guard.run, PART, self.owner.enter, self.named, args, kwargs)
+                run(self.owner.guard.run, PART, self.owner.enter, self.named[module], args, kwargs)
             return
         if not self.switch.inside_graphs and not backend_is_exact():
             return
         if not self.switch.sampling or not torch.is_grad_enabled():
             return
+        site = getattr(module, self.attribute)
         if self.outermost:
-            trace_begin(self.site)
+            trace_begin(site)
         if not self.observed:
             return
-        _trace(self.switch, args, self.site)
-        _trace(self.switch, kwargs, self.site)
+        _trace(self.switch, args, site)
+        _trace(self.switch, kwargs, site)
 
-    def attach(self, module: nn.Module) -> None:
-        """Go onto a module."""
-        self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
+    def _register(self, module: nn.Module) -> tuple[dict[int, Any], dict[int, bool], RemovableHandle]:
+        handle = module.register_forward_pre_hook(self, with_kwargs=True)
+        return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, handle
 
 
 class AfterForward(_ModuleHook):
-    """Forward hook of an observed module, or of an outermost one."""
+    """Forward hook of observed modules, or of outermost ones."""
 
     side = "output"
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Observe the outputs, or put that into the graph that is being traced."""
         if not torch.compiler.is_compiling():
-            if self.owner is not None:
+            if self.owner is not None and module in self.named:
                 run = _left_alone if at_work() else _called
-                run(self.owner.guard.run, PART, self.owner.leave, self.named, output)
+                run(self.owner.guard.run, PART, self.owner.leave, self.named[module], output)
             return
         if not self.switch.inside_graphs and not backend_is_exact():
             return
         if not self.observed or not self.switch.sampling or not torch.is_grad_enabled():
             return
-        _trace(self.switch, output, self.site)
+        _trace(self.switch, output, getattr(module, self.attribute))
 
-    def attach(self, module: nn.Module) -> None:
-        """Go onto a module."""
-        self.handle = module.register_forward_hook(self, with_kwargs=True)
-
-
-def hooks_for(
-    owner: Owner, switch: Switch, named: NamedModule, *, observed: bool
-) -> tuple[BeforeForward, AfterForward]:
-    """Return the hooks of a module: those that a closed monitor has left on it, or new ones."""
-    module = named.module
-    before = _left_on(module._forward_pre_hooks.values(), BeforeForward)
-    after = _left_on(module._forward_hooks.values(), AfterForward)
-    if before is None or after is None:
-        return (
-            BeforeForward(owner, switch, named, observed=observed),
-            AfterForward(owner, switch, named, observed=observed),
-        )
-    before.take(owner, switch, named, observed=observed)
-    after.take(owner, switch, named, observed=observed)
-    return before, after
+    def _register(self, module: nn.Module) -> tuple[dict[int, Any], dict[int, bool], RemovableHandle]:
+        handle = module.register_forward_hook(self, with_kwargs=True)
+        return module._forward_hooks, module._forward_hooks_with_kwargs, handle
 
 
-def _left_on(hooks: Any, kind: type[_ModuleHook]) -> Any:
-    return next((hook for hook in hooks if isinstance(hook, kind) and hook.owner is None), None)
+class ModuleHooks:
+    """The hooks of one monitor: a pair for the outermost modules, one for those inside.
+
+    Those that a closed monitor has left on the same modules are used again.
+    """
+
+    def __init__(self, owner: Owner, switch: Switch, modules: Sequence[NamedModule], observed: Collection[str]) -> None:
+        self.modules = modules
+        left = _left_on(modules)
+        self.switch = left[0].switch if left else switch
+        vars(self.switch).update(vars(switch))
+        place = left[0].place if left else _free_place(modules)
+        self._pairs: dict[tuple[bool, bool], tuple[BeforeForward, AfterForward]] = {}
+        for named in modules:
+            for hook in self._pair(named, place, left, named.name in observed):
+                hook.take(owner, named)
+
+    def _pair(
+        self, named: NamedModule, place: int, left: list[_ModuleHook], observed: bool
+    ) -> tuple[BeforeForward, AfterForward]:
+        kind = (not named.name, observed)
+        if kind not in self._pairs:
+            found = []
+            for cls in (BeforeForward, AfterForward):
+                same = (h for h in left if isinstance(h, cls) and (h.outermost, h.observed) == kind)
+                found.append(next(same, None) or cls(place, self.switch, outermost=kind[0], observed=observed))
+            self._pairs[kind] = (found[0], found[1])  # type: ignore[assignment]
+        return self._pairs[kind]
+
+    def attach(self) -> None:
+        """Put the hooks on every module that has none."""
+        for pair in self._pairs.values():
+            for module in pair[0].named:
+                for hook in pair:
+                    if not hook.is_on(module):
+                        hook.attach(module)
+
+    def detach(self, stays: Callable[[NamedModule], bool]) -> None:
+        """Take the hooks off, but for modules that `stays` names."""
+        for pair in self._pairs.values():
+            for module, named in pair[0].named.items():
+                for hook in pair:
+                    if hook.is_on(module) and not stays(named):
+                        hook.remove(module)
+
+    def release(self) -> None:
+        """Have the hooks that are left do nothing."""
+        for pair in self._pairs.values():
+            for hook in pair:
+                hook.release()
+
+    @property
+    def attached(self) -> int:
+        """How many modules carry hooks."""
+        return sum(before.is_on(module) for before, _ in self._pairs.values() for module in before.named)
+
+
+def _hooks_on(modules: Sequence[NamedModule]) -> Iterator[_ModuleHook]:
+    for named in modules:
+        module = named.module
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            if isinstance(hook, _ModuleHook):
+                yield hook
+
+
+def _left_on(modules: Sequence[NamedModule]) -> list[_ModuleHook]:
+    """Return the hooks of one closed monitor that are still on some modules."""
+    left = list(dict.fromkeys(hook for hook in _hooks_on(modules) if hook.owner is None))
+    return [hook for hook in left if hook.place == left[0].place]
+
+
+def _free_place(modules: Sequence[NamedModule]) -> int:
+    taken = {hook.place for hook in _hooks_on(modules)}
+    return next(place for place in itertools.count() if place not in taken)
 
 
 def _trace(switch: Switch, value: Any, site: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import trainsentry
+from trainsentry.collectors.torch.compiler import TRACES_GRADIENTS
 
 KEY = ["step", "quantity", "name", "micro_step"]
 
@@ -86,7 +87,13 @@ def compiled(backend):
     return lambda model: torch.compile(model, fullgraph=True, backend=backend)
 
 
+def visible(records):
+    """Return what this torch shows of a graph: gradients of activations inside it only from 2.13 on."""
+    return records if TRACES_GRADIENTS else records[~records.quantity.str.startswith("activation_grad")]
+
+
 def assert_same_rows(one, other, rtol=0.0):
+    one, other = visible(one), visible(other)
     one, other = one.set_index(KEY).sort_index(), other.set_index(KEY).sort_index()
     assert list(one.index) == list(other.index)
     for statistic in ("min", "max", "mean", "norm", "nans", "infs", "zeros"):
@@ -101,7 +108,8 @@ def test_rows_of_a_compiled_model_are_those_of_an_eager_one(tmp_path, checkpoint
     assert trained[0] == trained_compiled[0]
     assert_same_rows(graph, eager)
     seen = set(graph.quantity)
-    assert {"activation_input", "activation_output", "activation_grad_input", "activation_grad_output"} <= seen
+    assert {"activation_input", "activation_output"} <= seen
+    assert ({"activation_grad_input", "activation_grad_output"} <= seen) == TRACES_GRADIENTS
     assert "block@1.output.x" in set(graph.name)
 
 

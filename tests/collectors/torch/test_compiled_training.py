@@ -1,5 +1,6 @@
 """Training that is compiled runs watched as it runs unwatched: same bits, no more breaks, no graphs without end."""
 
+import copy
 import logging
 import shutil
 
@@ -283,6 +284,35 @@ def test_a_second_model_in_one_process(tmp_path):
         config = {"output_dir": str(tmp_path / str(i)), "collect": {"activations": {"every": 2}}, "strict": True}
         with trainsentry.TrainMonitor(config).watch(model, optimizer):
             train(model, torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, SAME)
+
+
+def test_a_copy_that_is_watched_takes_no_site_of_the_original(tmp_path):
+    """As an average of weights does, made by deepcopy while the original is watched."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"collect": {"activations": {"every": 1}}, "strict": True}
+    with trainsentry.TrainMonitor({**config, "output_dir": str(tmp_path / "one")}).watch(model, optimizer) as one:
+        other = copy.deepcopy(model)
+        moved = torch.optim.SGD(other.parameters(), lr=0.1)
+        with trainsentry.TrainMonitor({**config, "output_dir": str(tmp_path / "two")}).watch(other, moved) as two:
+            train(model, torch.compile(model, backend="aot_eager"), optimizer, SAME)
+            train(other, torch.compile(other, backend="aot_eager"), moved, SAME[:3])
+            for monitor, steps in ((one, len(SAME)), (two, 3)):
+                records = monitor.records()
+                assert set(records[records.name == "blocks.1.fc.output.0"].step) == set(range(steps))
+
+
+def test_two_monitors_of_one_compiled_model(tmp_path):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"collect": {"activations": {"every": 2}}, "strict": True}
+    with (
+        trainsentry.TrainMonitor({**config, "output_dir": str(tmp_path / "one")}).watch(model, optimizer) as one,
+        trainsentry.TrainMonitor({**config, "output_dir": str(tmp_path / "two")}).watch(model, optimizer) as two,
+    ):
+        train(model, torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, SAME)
+        for monitor in (one, two):
+            assert "blocks.1.fc.output.0" in set(monitor.records().name)
 
 
 def test_a_monitor_that_is_closed_leaves_no_hook_on_eager_modules_and_holds_nothing(tmp_path):

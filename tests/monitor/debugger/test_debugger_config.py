@@ -6,6 +6,8 @@ import stat
 
 import pytest
 
+pytest.importorskip("torch", reason="the debugger finds out which framework is there")
+
 from trainsentry import ConfigError, PrecisionDebugger
 from trainsentry.monitor.debugger.debugger_config import load_debugger_config
 
