@@ -60,7 +60,7 @@ class ActivationHooks:
         )
         self.generation = 0
         self.compiled: set[str] = set()
-        self._eager: set[str] = set()
+        self.eager: set[str] = set()
         self._left_out_before: Counter[str] = Counter()
         self._hooked_gradients = self._gradients_came = False
         self._modules: Sequence[NamedModule] = ()
@@ -129,7 +129,7 @@ class ActivationHooks:
 
     def take_up(self) -> None:
         """Put the hooks back that this step needs."""
-        if self.sampling or not self._eager:
+        if self.sampling or not self.eager:
             self._attach()
 
     def _attach(self) -> None:
@@ -138,7 +138,7 @@ class ActivationHooks:
 
     def _detach(self, *, keep_inlined: bool) -> None:
         def stays(named: NamedModule) -> bool:
-            return keep_inlined and (named.name not in self._eager or named.name in self.compiled)
+            return keep_inlined and (named.name not in self.eager or named.name in self.compiled)
 
         if self._hooks is not None:
             self._hooks.detach(stays)
@@ -222,7 +222,6 @@ class ActivationHooks:
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note that a module is entered, and observe its inputs."""
         self.flow.entered(named.name)
-        self._eager.add(named.name)
         if not self.switch.sampling:
             return
         if in_backward():  # a forward that is computed anew may end without `leave`

@@ -55,9 +55,10 @@ def stay_out_of_graphs(modules: Iterable[nn.Module]) -> bool:
 
 
 class Owner(Observer, Protocol):
-    """Whom the hooks report to."""
+    """Whom the hooks report to. `eager` has the names of modules whose hooks have run outside of graphs."""
 
     guard: Guard
+    eager: set[str]
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take note of a module that is entered."""
@@ -146,8 +147,10 @@ class BeforeForward(_ModuleHook):
         """Observe the inputs, or put that into the graph that is being traced."""
         if not torch.compiler.is_compiling():
             if self.owner is not None and module in self.named:
+                named = self.named[module]
+                self.owner.eager.add(named.name)
                 run = _left_alone if at_work() else _called
-                run(self.owner.guard.run, PART, self.owner.enter, self.named[module], args, kwargs)
+                run(self.owner.guard.run, PART, self.owner.enter, named, args, kwargs)
             return
         if not self.switch.inside_graphs and not backend_is_exact():
             return

@@ -140,7 +140,7 @@ def test_the_report_is_written_when_a_run_ends_with_an_incident(tmp_path, monkey
     monkeypatch.setattr(last_report, "subprocess", fake)
     monkeypatch.delenv(last_report.SWITCH, raising=False)
     root = make_run(tmp_path)
-    hello = SimpleNamespace(report=True, output_dir=str(root))
+    hello = SimpleNamespace(report=True, beside=False, output_dir=str(root))
     with_incident = SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={1: object()}))
     last_report.begin_report(with_incident)
     last_report.begin_report(SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={})))

@@ -96,12 +96,12 @@ def test_other_arguments_are_checked_and_leave_no_hook_behind(monitor, arguments
 
 def test_a_start_that_fails_leaves_no_hook_behind(monitor, monkeypatch):
     def fail(*_):
-        raise OSError("planted")
+        raise ValueError("planted")
 
     monkeypatch.setattr("trainsentry.monitor.train_monitor.start_loop", fail)
     model = mlp()
     optimizer = sgd(model)
-    with pytest.raises(OSError, match="planted"):
+    with pytest.raises(ValueError, match="planted"):
         monitor.watch(model, optimizer)
     assert not optimizer._optimizer_step_pre_hooks
     optimizer.step()
