@@ -332,15 +332,17 @@ class ActivationHooks:
             return
         if not self.forward:
             return
+        side, _, within = path.partition(".")
         # Compilers use buffers again without a trace in the tensor, so that none is known to be one that was read.
         self.rows.add(
-            self._counts.series(site.named, site.side, path, call, self._counts.micro_step, gradient=False), tensor
+            self._counts.series(site.named, side, within, call, self._counts.micro_step, gradient=False), tensor
         )
 
     def _take_compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
         micro_step, call = self._visits.backward(site, path)
         if call < MAX_CALLS and micro_step < MAX_MICRO_STEPS:
-            self.rows.add(self._counts.series(site.named, site.side, path, call, micro_step, gradient=True), gradient)
+            side, _, within = path.partition(".")
+            self.rows.add(self._counts.series(site.named, side, within, call, micro_step, gradient=True), gradient)
 
 
 def _can_be_called(module: nn.Module) -> bool:

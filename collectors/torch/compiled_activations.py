@@ -3,7 +3,7 @@
 A compiler traces the hooks of a module that it inlines, so what they do becomes part of its graph. They call operators
 of ours, which the compiler does not look into, and which find their `Site` by number when the graph runs. The number
 travels as a tensor, an input of the graph: blocks of one class share their graph then, and no number is a constant
-that dynamo guards on. An empty path marks the beginning of a pass.
+that dynamo guards on. A path begins with the side, `input` or `output`; an empty one marks the beginning of a pass.
 """
 
 import itertools
@@ -35,12 +35,11 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One side of a hooked module: what the operator's number stands for."""
+    """A hooked module: what the operator's number stands for."""
 
     number: int
     observer: "weakref.ref[Observer]"
     named: NamedModule
-    side: str
 
 
 class CompiledVisits:
@@ -92,13 +91,13 @@ _numbers = itertools.count()
 _sites: dict[int, Site] = {}
 
 
-def new_site(observer: Observer, named: NamedModule, side: str, number: Tensor | None = None) -> Tensor:
+def new_site(observer: "weakref.ref[Observer]", named: NamedModule, number: Tensor | None = None) -> Tensor:
     """Return the number of a site, int64 of shape (); given one of a closed monitor, a site that takes its place.
 
     The site lives until `forget_sites` is told of the number.
     """
     found = torch.tensor(next(_numbers)) if number is None else number
-    _sites[int(found)] = Site(int(found), weakref.ref(observer), named, side)
+    _sites[int(found)] = Site(int(found), observer, named)
     return found
 
 
@@ -168,20 +167,20 @@ def trace_begin(number: Tensor) -> None:
     torch.ops.trainsentry.observe(_token, _nothing, number, "", hooked=False)
 
 
-def trace_tensors(value: Any, number: Tensor, *, forward: bool, backward: bool, path: str = "") -> None:
+def trace_tensors(value: Any, number: Tensor, side: str, *, forward: bool, backward: bool, path: str = "") -> None:
     """Put the observation of every tensor in `value` into the graph.
 
     Tuples, lists and dictionaries are followed; what another object holds is left alone. Paths are as in `tensors_in`.
     """
     prefix = f"{path}." if path else ""
     if isinstance(value, Tensor):
-        _trace_tensor(value, number, path or "0", forward=forward, backward=backward)
+        _trace_tensor(value, number, f"{side}.{path or 0}", forward=forward, backward=backward)
     elif isinstance(value, (tuple, list)):
         for i, item in enumerate(value):
-            trace_tensors(item, number, forward=forward, backward=backward, path=f"{prefix}{i}")
+            trace_tensors(item, number, side, forward=forward, backward=backward, path=f"{prefix}{i}")
     elif isinstance(value, dict):
         for key, item in value.items():
-            trace_tensors(item, number, forward=forward, backward=backward, path=f"{prefix}{key}")
+            trace_tensors(item, number, side, forward=forward, backward=backward, path=f"{prefix}{key}")
 
 
 def _trace_tensor(x: Tensor, number: Tensor, path: str, *, forward: bool, backward: bool) -> None:

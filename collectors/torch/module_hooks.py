@@ -7,6 +7,7 @@ differs between them is a tensor that each carries: blocks of one class then sha
 """
 
 import itertools
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -91,57 +92,48 @@ class _ModuleHook(InertWhenCopied):
     """
 
     side: str
+    hooks: str
+    with_kwargs: str
 
     def __init__(self, place: int, switch: Switch, *, observed: bool, outermost: bool) -> None:
         self.owner: Owner | None = None
         self.switch = switch
         self.place = place
-        self.attribute = f"_trainsentry_{self.side}_{place}"
+        self.attribute = f"_trainsentry_site_{place}"
         self.observed = observed
         self.outermost = outermost
         self.named: dict[nn.Module, NamedModule] = {}
-        self._handles: dict[nn.Module, RemovableHandle] = {}
-
-    def take(self, owner: Owner, named: NamedModule) -> None:
-        """Tell `owner` of a module; graphs that hold the hook of a monitor that was closed stay valid."""
-        self.owner = owner
-        self.named[named.module] = named
-        # A copy of a module carries the number of the original's site: only where this hook stayed is it this one's.
-        known = vars(named.module).get(self.attribute) if self.is_on(named.module) else None
-        vars(named.module)[self.attribute] = new_site(owner, named, self.side, known)
-
-    def release(self) -> None:
-        """Belong to nobody; the switch stays, as graphs are chosen by it, and is off."""
-        self.owner = None
-        forget_sites(int(vars(module)[self.attribute]) for module in self.named)
-        for module in self.named.keys() - self._handles.keys():
-            vars(module).pop(self.attribute)
-        self.named.clear()
+        self._key = FIRST_KEY - place
 
     def is_on(self, module: nn.Module) -> bool:
         """Whether a module has this hook now."""
-        return module in self._handles
+        return vars(module)[self.hooks].get(self._key) is self
 
     def attach(self, module: nn.Module) -> None:
         """Go onto a module, under the number that is the same on all of them."""
-        hooks, with_kwargs, handle = self._register(module)
-        key = FIRST_KEY - self.place
-        hooks[key], with_kwargs[key] = hooks.pop(handle.id), with_kwargs.pop(handle.id)
-        handle.id = key
-        self._handles[module] = handle
+        handle = self._register(module)
+        for name in (self.hooks, self.with_kwargs):
+            held = vars(module)[name]
+            held[self._key] = held.pop(handle.id)
 
-    def _register(self, module: nn.Module) -> tuple[dict[int, Any], dict[int, bool], RemovableHandle]:
+    def _register(self, module: nn.Module) -> RemovableHandle:
         raise NotImplementedError
 
     def remove(self, module: nn.Module) -> None:
         """Leave a module."""
-        self._handles.pop(module).remove()
+        for name in (self.hooks, self.with_kwargs):
+            vars(module)[name].pop(self._key, None)
+
+    def release(self) -> None:
+        """Belong to nobody; the switch stays, as graphs are chosen by it, and is off."""
+        self.owner = None
+        self.named = {}
 
 
 class BeforeForward(_ModuleHook):
     """Forward pre-hook of observed modules, or of outermost ones, where passes begin."""
 
-    side = "input"
+    side, hooks, with_kwargs = "input", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Observe the inputs, or put that into the graph that is being traced."""
@@ -161,18 +153,17 @@ class BeforeForward(_ModuleHook):
             trace_begin(site)
         if not self.observed:
             return
-        _trace(self.switch, args, site)
-        _trace(self.switch, kwargs, site)
+        _trace(self, args, site)
+        _trace(self, kwargs, site)
 
-    def _register(self, module: nn.Module) -> tuple[dict[int, Any], dict[int, bool], RemovableHandle]:
-        handle = module.register_forward_pre_hook(self, with_kwargs=True)
-        return module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, handle
+    def _register(self, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_pre_hook(self, with_kwargs=True)
 
 
 class AfterForward(_ModuleHook):
     """Forward hook of observed modules, or of outermost ones."""
 
-    side = "output"
+    side, hooks, with_kwargs = "output", "_forward_hooks", "_forward_hooks_with_kwargs"
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Observe the outputs, or put that into the graph that is being traced."""
@@ -185,11 +176,10 @@ class AfterForward(_ModuleHook):
             return
         if not self.observed or not self.switch.sampling or not torch.is_grad_enabled():
             return
-        _trace(self.switch, output, getattr(module, self.attribute))
+        _trace(self, output, getattr(module, self.attribute))
 
-    def _register(self, module: nn.Module) -> tuple[dict[int, Any], dict[int, bool], RemovableHandle]:
-        handle = module.register_forward_hook(self, with_kwargs=True)
-        return module._forward_hooks, module._forward_hooks_with_kwargs, handle
+    def _register(self, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_hook(self, with_kwargs=True)
 
 
 class ModuleHooks:
@@ -205,20 +195,26 @@ class ModuleHooks:
         vars(self.switch).update(vars(switch))
         place = left[0].place if left else _free_place(modules)
         self._pairs: dict[tuple[bool, bool], tuple[BeforeForward, AfterForward]] = {}
+        own: weakref.ref[Observer] = weakref.ref(owner)
         for named in modules:
-            for hook in self._pair(named, place, left, named.name in observed):
-                hook.take(owner, named)
+            pair = self._pair(not named.name, named.name in observed, place, left)
+            _carry_site(named, own, pair[0])
+            for hook in pair:
+                hook.owner = owner
+                hook.named[named.module] = named
 
     def _pair(
-        self, named: NamedModule, place: int, left: list[_ModuleHook], observed: bool
+        self, outermost: bool, observed: bool, place: int, left: list[_ModuleHook]
     ) -> tuple[BeforeForward, AfterForward]:
-        kind = (not named.name, observed)
+        kind = (outermost, observed)
         if kind not in self._pairs:
-            found = []
-            for cls in (BeforeForward, AfterForward):
-                same = (h for h in left if isinstance(h, cls) and (h.outermost, h.observed) == kind)
-                found.append(next(same, None) or cls(place, self.switch, outermost=kind[0], observed=observed))
-            self._pairs[kind] = (found[0], found[1])  # type: ignore[assignment]
+            same = [hook for hook in left if (hook.outermost, hook.observed) == kind]
+            before = next((hook for hook in same if isinstance(hook, BeforeForward)), None)
+            after = next((hook for hook in same if isinstance(hook, AfterForward)), None)
+            self._pairs[kind] = (
+                before or BeforeForward(place, self.switch, observed=observed, outermost=outermost),
+                after or AfterForward(place, self.switch, observed=observed, outermost=outermost),
+            )
         return self._pairs[kind]
 
     def attach(self) -> None:
@@ -239,14 +235,28 @@ class ModuleHooks:
 
     def release(self) -> None:
         """Have the hooks that are left do nothing."""
-        for pair in self._pairs.values():
-            for hook in pair:
-                hook.release()
+        for before, after in self._pairs.values():
+            forget_sites(int(vars(module)[before.attribute]) for module in before.named)
+            for module in before.named:
+                if not before.is_on(module):
+                    del vars(module)[before.attribute]
+            before.release()
+            after.release()
 
     @property
     def attached(self) -> int:
         """How many modules carry hooks."""
         return sum(before.is_on(module) for before, _ in self._pairs.values() for module in before.named)
+
+
+def _carry_site(named: NamedModule, owner: "weakref.ref[Observer]", hook: _ModuleHook) -> None:
+    """Have a module carry the number of a site; one whose hook has stayed keeps its number, as graphs do.
+
+    A copy of a module carries the original's, which is none of its own.
+    """
+    members = vars(named.module)
+    known = members.get(hook.attribute) if hook.is_on(named.module) else None
+    members[hook.attribute] = new_site(owner, named, known)
 
 
 def _hooks_on(modules: Sequence[NamedModule]) -> Iterator[_ModuleHook]:
@@ -268,5 +278,5 @@ def _free_place(modules: Sequence[NamedModule]) -> int:
     return next(place for place in itertools.count() if place not in taken)
 
 
-def _trace(switch: Switch, value: Any, site: Tensor) -> None:
-    trace_tensors(value, site, forward=switch.forward, backward=switch.backward)
+def _trace(hook: _ModuleHook, value: Any, site: Tensor) -> None:
+    trace_tensors(value, site, hook.side, forward=hook.switch.forward, backward=hook.switch.backward)

@@ -113,7 +113,7 @@ def in_child(function):
     child = multiprocessing.get_context("fork").Process(target=function)
     child.start()
     still, used = 0, None
-    while child.is_alive() and still < 20:  # one that hangs uses no time at all; one that only starves uses some
+    while child.is_alive() and still < 8:  # one that hangs uses no time at all; one that only starves uses some
         child.join(1)
         now = seconds_used(child.pid)
         still, used = (still + 1 if now == used else 0), now
