@@ -52,8 +52,7 @@ OLDEST := 2.6.0
 NEWEST := 2.15.0
 VERSION ?= $(OLDEST)
 OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
-TORCH_TESTS := tests/collectors tests/monitor/debugger tests/monitor/test_train_monitor.py tests/scenarios/test_harmless.py \
-	tests/distributed/test_strategies.py tests/distributed/test_stop.py
+TORCH_TESTS := tests/collectors/torch tests/scenarios/test_harmless.py tests/distributed/test_strategies.py
 
 test-torch: $(OTHER)/stamp
 	$(OTHER)/bin/python -m pytest $(TORCH_TESTS)

@@ -10,6 +10,8 @@ import sys
 import time
 import traceback
 
+import pytest
+
 HANG_SECONDS = 900
 """After this long a rank hangs, however busy the machine: DeepSpeed alone takes half a minute to begin."""
 
@@ -48,6 +50,10 @@ def _serve(rank, size, port, path, pipe):
         except BaseException as error:  # noqa: BLE001 - what a training loop raises is a result
             pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
     os._exit(0)  # groups that a test has left behind are not waited for
+
+
+OF_TORCH = "'Stream' object has no attribute 'record_event'"
+"""What fully_shard of torch 2.6 says on the CPU."""
 
 
 class RankFailure(AssertionError):
@@ -90,6 +96,8 @@ class RankPool:
                 found[self.pipes.index(pipe)] = pipe.recv()
             if any(f is not None and not f[0] for f in found):
                 end = min(end, time.monotonic() + GRACE_SECONDS)
+        if any(not done and OF_TORCH in result[1] for done, result in found):
+            pytest.skip("fully_shard of this torch (2.6) does not train on the CPU, watched or not")
         return found
 
     def run(self, function, *args, **kwargs):

@@ -518,7 +518,10 @@ def test_a_killed_process_leaves_whole_files_up_to_its_last_call(tmp_path):
             out = tmp_path / str(i)
             print(out, file=parent.stdin)
             child = int(parent.stdout.readline())
-            time.sleep(0.05 + 0.037 * i)
+            written = out / "step0" / "rank0" / "dump.json"
+            while not written.exists() or written.stat().st_size < 6_000:
+                time.sleep(0.01)  # a busy machine takes its time to begin
+            time.sleep(0.037 * i)
             os.kill(child, signal.SIGKILL)
             assert parent.stdout.readline() == "gone\n"
             dump = read(out / "step0" / "rank0")
