@@ -58,12 +58,17 @@ class Company:
         self.hangs = HangWatch(settings.seconds, report, board, directory, rank=rank, abort=settings.abort)
         self.common.hangs = self.hangs
 
+    def stop_listening(self) -> None:
+        """Take no calls of other ranks' recorders any more: there is none here to answer them."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
     def close(self) -> None:
         """Leave the others, who go on without this rank."""
         if self.hangs is not None:
             self.hangs.close()
-        if self._listening is not None:
-            self._listening.close()
+        self.stop_listening()
         self.common.close()
         self.meeting.close(broken=self.common.broken)
 

@@ -91,7 +91,7 @@ class TrainMonitor:
         rank, watched = self._meet(framework)
         if start_step == 0 and self._saved_state is not None and self._loop is None:
             start_step = int(self._saved_state["step"])
-        if rank not in watched:
+        if rank not in watched or self._follower is not None:
             self._follow(framework, (model, optimizer, grad_scaler), start_step)
             return self
         if self._loop is not None:
@@ -140,6 +140,8 @@ class TrainMonitor:
             self._guard.warn_once(
                 "watch", f"this run is not watched: {type(error).__name__}: {error}. Training goes on."
             )
+            if self._company is not None:
+                self._company.stop_listening()
             self._follow(framework, watched, start_step)
             return None
         close_at_exit(self)
@@ -170,6 +172,7 @@ class TrainMonitor:
         """Count steps with the ranks that are watched."""
         if self._company is None:
             self._left_out = True
+            self._saved_state = self._saved_state or state_of(start_step)
             return
         if self._follower is not None:
             self._follower.follow(framework.follow(*watched, self._follower))
@@ -246,6 +249,8 @@ class TrainMonitor:
             loop.triggers.stop = TrainingStopped(loop.step, reason)
         elif self._follower is not None:
             self._follower.stop = TrainingStopped(self._follower.step, reason)
+        elif self._left_out:
+            self._guard.warn_once("request_stop", f"nothing is watched here, so nothing can be stopped: {reason}")
 
     # ------------------------------------------------------------------ what was seen
 
@@ -299,6 +304,7 @@ class TrainMonitor:
         if self._closed or not self._guard.in_training_process:
             return
         self._closed = True
+        self._guard.held = 0  # a capture that was begun and never ended holds nobody back now
         if self._loop is not None:
             loop = self._loop
             self._saved_state = state_of(loop.step)

@@ -14,7 +14,7 @@ from trainsentry.monitor.config import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.overhead import Overhead
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.claim import Claim
+from trainsentry.monitor.recorder.claim import Claim, release
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.saved_state import detection_for
 from trainsentry.monitor.schedule import Schedule
@@ -60,7 +60,11 @@ def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
     hello = hello_for(config, root, run.rank, run.start_step, claim, len(config.watched_ranks(run.world_size)))
     if company is not None:
         hello = replace(hello, place=company.place, quiet=company.quiet)
-    link = RecorderLink(hello, table)
+    try:
+        link = RecorderLink(hello, table)
+    except BaseException:
+        release(hello.claim)  # the next start in this directory is the first
+        raise
     schedule = company.schedule if company is not None else Schedule(config, several_ranks=run.world_size > 1)
     triggers = Triggers(config.on_incident, schedule, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents

@@ -118,7 +118,7 @@ class ActivationHooks:
         self.generation += 1
         self.switch.sampling = False
         self._drop_leaf_hooks()
-        self._detach(keep_inlined=has_compiled())
+        self._detach(keep_inlined=has_compiled(), closing=True)
         if self._hooks is not None:
             self._hooks.release()
         self._hooks = None
@@ -136,9 +136,17 @@ class ActivationHooks:
         if self._hooks is not None:
             self._hooks.attach()
 
-    def _detach(self, *, keep_inlined: bool) -> None:
+    def _detach(self, *, keep_inlined: bool, closing: bool = False) -> None:
+        """Take hooks off; those that may be parts of graphs stay: at the end, only where some graph is known."""
+        inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
+        fused = bool(left_out - self._left_out_before)
+
         def stays(named: NamedModule) -> bool:
-            return keep_inlined and (named.name not in self.eager or named.name in self.compiled)
+            if not keep_inlined or named.name in self.compiled:
+                return keep_inlined
+            if named.name in self.eager:
+                return False
+            return not closing or fused or bool(self.compiled) or f"{named.name}.".startswith(inside)
 
         if self._hooks is not None:
             self._hooks.detach(stays)

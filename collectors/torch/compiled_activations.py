@@ -107,6 +107,12 @@ def forget_sites(numbers: Iterable[int]) -> None:
         _sites.pop(number, None)
 
 
+def named_at(number: Tensor | None) -> NamedModule | None:
+    """Return the module of a site, None where there is none."""
+    site = None if number is None else _sites.get(int(number))
+    return None if site is None else site.named
+
+
 def _site(number: Tensor) -> tuple[Site, Observer] | None:
     site = _sites.get(int(number))
     observer = site.observer() if site is not None else None

@@ -21,6 +21,7 @@ from trainsentry.collectors.named_module import NamedModule
 from trainsentry.collectors.torch.compiled_activations import (
     Observer,
     forget_sites,
+    named_at,
     new_site,
     trace_begin,
     trace_tensors,
@@ -52,7 +53,7 @@ def stay_out_of_graphs(modules: Iterable[nn.Module]) -> bool:
         if type(m).__module__.startswith("torch.nn.") and not m._forward_hooks and not m._forward_pre_hooks
     }
     functions = [f for f in built_in if hasattr(f, "__code__")]
-    return never_compiled(BeforeForward.__call__, AfterForward.__call__, *functions)
+    return never_compiled(BeforeForward.__call__, AfterForward.__call__, _ModuleHook._named, named_at, *functions)
 
 
 class Owner(Observer, Protocol):
@@ -82,7 +83,10 @@ class Switch:
 
 
 FIRST_KEY: Final = -1_000
-"""Number under which modules hold a monitor's hooks, of the first that watches them; torch counts its own from 0 up."""
+"""Number under which modules hold the hooks of a process's first monitor; torch counts its own from 0 up."""
+
+_places: Final = itertools.count()
+"""What tells the hooks of one monitor from another's on the same modules, also while neither has any there."""
 
 
 class _ModuleHook(InertWhenCopied):
@@ -108,6 +112,10 @@ class _ModuleHook(InertWhenCopied):
     def is_on(self, module: nn.Module) -> bool:
         """Whether a module has this hook now."""
         return vars(module)[self.hooks].get(self._key) is self
+
+    def _named(self, module: nn.Module) -> NamedModule | None:
+        """Return what a module is called; a replica of DataParallel's is known by the number that it carries."""
+        return self.named.get(module) or named_at(vars(module).get(self.attribute))
 
     def attach(self, module: nn.Module) -> None:
         """Go onto a module, under the number that is the same on all of them."""
@@ -138,8 +146,8 @@ class BeforeForward(_ModuleHook):
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Observe the inputs, or put that into the graph that is being traced."""
         if not torch.compiler.is_compiling():
-            if self.owner is not None and module in self.named:
-                named = self.named[module]
+            named = self._named(module)
+            if self.owner is not None and named is not None:
                 self.owner.eager.add(named.name)
                 run = _left_alone if at_work() else _called
                 run(self.owner.guard.run, PART, self.owner.enter, named, args, kwargs)
@@ -168,9 +176,10 @@ class AfterForward(_ModuleHook):
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Observe the outputs, or put that into the graph that is being traced."""
         if not torch.compiler.is_compiling():
-            if self.owner is not None and module in self.named:
+            named = self._named(module)
+            if self.owner is not None and named is not None:
                 run = _left_alone if at_work() else _called
-                run(self.owner.guard.run, PART, self.owner.leave, self.named[module], output)
+                run(self.owner.guard.run, PART, self.owner.leave, named, output)
             return
         if not self.switch.inside_graphs and not backend_is_exact():
             return
@@ -193,10 +202,10 @@ class ModuleHooks:
         left = _left_on(modules)
         self.switch = left[0].switch if left else switch
         vars(self.switch).update(vars(switch))
-        place = left[0].place if left else _free_place(modules)
+        place = left[0].place if left else next(_places)
         self._pairs: dict[tuple[bool, bool], tuple[BeforeForward, AfterForward]] = {}
         own: weakref.ref[Observer] = weakref.ref(owner)
-        for named in modules:
+        for named in _once(modules):
             pair = self._pair(not named.name, named.name in observed, place, left)
             _carry_site(named, own, pair[0])
             for hook in pair:
@@ -236,10 +245,10 @@ class ModuleHooks:
     def release(self) -> None:
         """Have the hooks that are left do nothing."""
         for before, after in self._pairs.values():
-            forget_sites(int(vars(module)[before.attribute]) for module in before.named)
+            forget_sites(int(vars(m)[before.attribute]) for m in before.named if before.attribute in vars(m))
             for module in before.named:
                 if not before.is_on(module):
-                    del vars(module)[before.attribute]
+                    vars(module).pop(before.attribute, None)
             before.release()
             after.release()
 
@@ -247,6 +256,15 @@ class ModuleHooks:
     def attached(self) -> int:
         """How many modules carry hooks."""
         return sum(before.is_on(module) for before, _ in self._pairs.values() for module in before.named)
+
+
+def _once(modules: Sequence[NamedModule]) -> Iterator[NamedModule]:
+    """Yield each module once: one that is a chunk and also inside another is taken by its first name."""
+    seen: set[nn.Module] = set()
+    for named in modules:
+        if named.module not in seen:
+            seen.add(named.module)
+            yield named
 
 
 def _carry_site(named: NamedModule, owner: "weakref.ref[Observer]", hook: _ModuleHook) -> None:
@@ -271,11 +289,6 @@ def _left_on(modules: Sequence[NamedModule]) -> list[_ModuleHook]:
     """Return the hooks of one closed monitor that are still on some modules."""
     left = list(dict.fromkeys(hook for hook in _hooks_on(modules) if hook.owner is None))
     return [hook for hook in left if hook.place == left[0].place]
-
-
-def _free_place(modules: Sequence[NamedModule]) -> int:
-    taken = {hook.place for hook in _hooks_on(modules)}
-    return next(place for place in itertools.count() if place not in taken)
 
 
 def _trace(hook: _ModuleHook, value: Any, site: Tensor) -> None:

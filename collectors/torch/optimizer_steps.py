@@ -56,6 +56,7 @@ class OptimizerSteps:
     ) -> None:
         self.optimizers = list(optimizers)
         self.is_captured = is_captured
+        self.captured = False
         self.listener = listener
         self.outer = dict(outer or {})
         self.parts: Counter[int] = Counter()
@@ -81,8 +82,8 @@ class OptimizerSteps:
         unwatch_scalers(self)
 
     def have_told(self) -> bool:
-        """Whether the optimizers tell where steps end: always, where there are any."""
-        return bool(self.optimizers)
+        """Whether the optimizers tell where steps end: where there are any, and no graph has captured their steps."""
+        return bool(self.optimizers) and not self.captured
 
     def owns(self, optimizer: Any) -> bool:
         """Whether `optimizer` is one of those watched."""
@@ -109,6 +110,7 @@ class _After(InertWhenCopied):
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if owner.is_captured(optimizer):
+        owner.captured = True
         return
     owner.stepped.add(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
