@@ -16,7 +16,7 @@ RETRY_SECONDS: Final = 0.5
 """How often a parent that is not there yet is called."""
 
 AGAIN_SECONDS: Final = 5.0
-"""How long a parent that was there before is called: a successor of a recorder that died starts in a second."""
+"""How long a parent is called that was there before, or that refuses calls: the successor of one starts in a second."""
 
 PATIENCE_SECONDS: Final = 60.0
 """How long a parent is called, and a child waited for: ranks start at different times, a minute apart at most."""
@@ -150,6 +150,9 @@ class Network:
         if self.parent is not None:
             self._call = None
             return
+        if self._call.failed and not self._call.connected:
+            # Ranks listen before they say where, so one that refuses has closed its door: it records nothing.
+            self._patience = min(self._patience, AGAIN_SECONDS)
         # Where somebody listens, a recorder is on its way: for that one, time is given as at the start.
         patience = PATIENCE_SECONDS if self._call.connected and not self._call.failed else self._patience
         waited = self._clock() - self._began >= patience
