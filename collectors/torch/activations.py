@@ -66,6 +66,7 @@ class ActivationHooks:
         self._modules: Sequence[NamedModule] = ()
         self._observed: frozenset[str] = frozenset()
         self._hooks: ModuleHooks | None = None
+        self._attached = False
         self._leaf_handles: list[RemovableHandle] = []
         self._counts = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
@@ -105,8 +106,8 @@ class ActivationHooks:
         if sampling:
             self.flow.begin()
             self._attach()
-        elif self.flow.passes or self.flow.seen:
-            self._detach(keep_inlined=True)
+        elif self._attached and (self.flow.passes or self.flow.seen):
+            self._detach(keep_inlined=True)  # once: further steps without a sample look at no module
 
     @property
     def sampling(self) -> bool:
@@ -133,12 +134,15 @@ class ActivationHooks:
             self._attach()
 
     def _attach(self) -> None:
+        self._attached = True
         if self._hooks is not None:
             self._hooks.attach()
 
     def _detach(self, *, keep_inlined: bool, closing: bool = False) -> None:
         """Take hooks off; those that may be parts of graphs stay: at the end, only where some graph is known."""
-        inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
+        self._attached = False
+        compiled = [m for m in self._modules if is_compiled(m.module)] if closing else []
+        inside = tuple(f"{m.name}." if m.name else "" for m in compiled)
         fused = bool(left_out - self._left_out_before)
 
         def stays(named: NamedModule) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import trainsentry
+from trainsentry.collectors.torch.module_hooks import ModuleHooks
 
 
 def make():
@@ -88,3 +89,19 @@ def test_a_close_inside_a_capture_that_never_ends_closes(tmp_path):
     assert not hooks_of(model)
     assert not optimizer._optimizer_step_pre_hooks
     assert (tmp_path / "rank0" / "status.json").exists()
+
+
+def test_steps_without_a_sample_look_at_no_module_once_the_hooks_are_off(tmp_path, monkeypatch):
+    model, optimizer = make()
+    with monitor_at(tmp_path, every=5).watch(model, optimizer):
+        looks, detach = [], ModuleHooks.detach
+
+        def counted(self, stays):
+            looks.append(1)
+            detach(self, stays)
+
+        monkeypatch.setattr(ModuleHooks, "detach", counted)
+        for _ in range(10):
+            step(model, optimizer)
+        assert len(looks) == 2  # behind each of the two samples
+        monkeypatch.undo()
