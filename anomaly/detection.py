@@ -8,29 +8,29 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.anomaly.constant_data import ConstantDataRule
-from trainsentry.anomaly.continuity import ContinuityRule
-from trainsentry.anomaly.dtype_edge import DtypeEdgeRule
+from trainsentry.anomaly.baselines.common_changes import Soft
+from trainsentry.anomaly.baselines.false_alarms import Allowed, Surprises, Verdict
+from trainsentry.anomaly.baselines.known_changes import KnownChanges
+from trainsentry.anomaly.baselines.late_scalars import LateScalars
+from trainsentry.anomaly.baselines.row_scores import OUTLIER
+from trainsentry.anomaly.baselines.scoring import SoftRule
 from trainsentry.anomaly.evidence import Evidence
-from trainsentry.anomaly.false_alarms import Allowed, Surprises, Verdict
 from trainsentry.anomaly.features import Floats
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.frozen import FrozenRule
-from trainsentry.anomaly.known_changes import KnownChanges
-from trainsentry.anomaly.late_scalars import LateScalars
+from trainsentry.anomaly.incidents.provenance import Provenance
 from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
-from trainsentry.anomaly.missing_state import MissingStateRule
-from trainsentry.anomaly.nonfinite import NonfiniteRule
-from trainsentry.anomaly.own_detectors import load_detectors
-from trainsentry.anomaly.provenance import Provenance
-from trainsentry.anomaly.repeated_data import RepeatedDataRule
-from trainsentry.anomaly.row_scores import OUTLIER
-from trainsentry.anomaly.scored_record import Soft
+from trainsentry.anomaly.rules.constant_data import ConstantDataRule
+from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
+from trainsentry.anomaly.rules.frozen import FrozenRule
+from trainsentry.anomaly.rules.layer_outliers import SiblingRule
+from trainsentry.anomaly.rules.lost_state import MissingStateRule
+from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
+from trainsentry.anomaly.rules.repeated_data import RepeatedDataRule
+from trainsentry.anomaly.rules.state_reset import StateResetRule
+from trainsentry.anomaly.rules.switches import SwitchRule
+from trainsentry.anomaly.rules.user_detectors import load_detectors
+from trainsentry.anomaly.rules.weight_continuity import ContinuityRule
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
-from trainsentry.anomaly.siblings import SiblingRule
-from trainsentry.anomaly.soft import SoftRule
-from trainsentry.anomaly.state_reset import StateResetRule
-from trainsentry.anomaly.switches import SwitchRule
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.statistics import INFS, NANS

@@ -4,13 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainsentry.anomaly import dtype_edge, nonfinite
 from trainsentry.anomaly.anomaly import DEAD, DRIFT, NONFINITE, OVERFLOW, SHIFT, SPIKE, UNDERFLOW, UPDATE_SIZE
-from trainsentry.anomaly.common_changes import LEAST_COMMON
+from trainsentry.anomaly.baselines.common_changes import LEAST_COMMON, Soft
+from trainsentry.anomaly.baselines.series_groups import Kinds
 from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, SIZES, ZEROS_FEATURE, Floats, in_words
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.kinds import Kinds
-from trainsentry.anomaly.scored_record import Soft
+from trainsentry.anomaly.rules import dtype_edge, nonfinite
 from trainsentry.anomaly.series_facts import BACKWARD
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.nonfinite import NonfiniteRule
+from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable

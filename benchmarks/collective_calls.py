@@ -18,8 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.collectors.torch.communication import MAX_CALLS, Communication
-from trainsentry.collectors.torch.step_rows import StepRows
+from trainsentry.collectors.torch.distributed.communication import MAX_CALLS, Communication
+from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 SMALL, LARGE = torch.ones(64), torch.ones(256)
 

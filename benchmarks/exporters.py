@@ -26,7 +26,7 @@ from machine import describe_machine
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.csv.writer import CsvWriter
 
 CONVERT = """
 import sys, time, resource
@@ -34,7 +34,7 @@ which, source, out = sys.argv[1:]
 if which == "msprobe":
     from msprobe.pytorch.monitor.csv2tb import csv2tensorboard_by_step
 else:
-    from trainsentry.exporters.msprobe_csv2tb import csv2tensorboard_by_step
+    from trainsentry.exporters.convert.msprobe_csv2tb import csv2tensorboard_by_step
 csv2tensorboard_by_step(source, process_num=1, output_dirpath=out, **({"time_start": "Dec03_21-34-40",
     "time_end": "Dec03_21-34-49"} if which == "msprobe" else {}))
 usage = [resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -121,7 +121,7 @@ def _equal(folder: Path) -> bool:
 def memory() -> None:
     """Measure time and memory of a conversion of half a gigabyte."""
     code = (
-        "import resource, sys, time; from trainsentry.exporters.csv2tb import csv2tb; t = time.perf_counter();"
+        "import resource, sys, time; from trainsentry.exporters.convert.csv2tb import csv2tb; t = time.perf_counter();"
         "d = csv2tb(sys.argv[1], sys.argv[2], full=sys.argv[3] == 'full', raw_tags=-1); s = time.perf_counter() - t;"
         "print(f'{sys.argv[3]}: {s:.1f} s, {d.scalars:,} scalars written, '"
         "f'{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB resident')"
@@ -143,7 +143,7 @@ def page(series: int, steps: int) -> None:
     """Measure how long TensorBoard takes until the run can be looked at, with its own reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
+    from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
 
     rng = np.random.default_rng(0)
     table, layout = table_of(series, QUANTITIES)

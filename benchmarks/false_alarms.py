@@ -10,9 +10,9 @@ import argparse
 from machine import describe_machine
 from synthetic_records import Stream
 
+from trainsentry.anomaly.baselines.false_alarms import Allowed
 from trainsentry.anomaly.detection import Detection
-from trainsentry.anomaly.false_alarms import Allowed
-from trainsentry.anomaly.incident_log import IncidentLog
+from trainsentry.anomaly.incidents.incident_log import IncidentLog
 
 
 def count(series: int, steps: int, asked: float, seed: int) -> int:

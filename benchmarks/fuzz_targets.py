@@ -37,8 +37,8 @@ def _fresh(name: str) -> Path:
 def csv_tables(data: bytes) -> None:
     """Read tables of ours as rows and as records."""
     from trainsentry.collectors.series import SeriesTable
-    from trainsentry.exporters.csv_reader import read_table, table_files
-    from trainsentry.monitor.history import records_of
+    from trainsentry.exporters.csv.reader import read_table, table_files
+    from trainsentry.monitor.offline.history import records_of
 
     folder = _fresh("csv") / "rank0"
     folder.mkdir()
@@ -62,8 +62,8 @@ def parquet_table(data: bytes) -> None:
 
 
 def _one_table(name: str, data: bytes) -> None:
-    from trainsentry.exporters.csv_pieces import line_count
-    from trainsentry.exporters.csv_reader import read_table, table_files
+    from trainsentry.exporters.csv.pieces import line_count
+    from trainsentry.exporters.csv.reader import read_table, table_files
 
     folder = _fresh("table")
     (folder / name).write_bytes(data)
@@ -74,7 +74,7 @@ def _one_table(name: str, data: bytes) -> None:
 
 def conversion(data: bytes) -> None:
     """Convert tables of msprobe's two generations, and go on from a state."""
-    from trainsentry.exporters.csv2tb import csv2tb
+    from trainsentry.exporters.convert.csv2tb import csv2tb
 
     folder = _fresh("convert")
     for place in ("rank_0", "Dec03_21-34-40-rank1-1a2b3c4d"):
@@ -87,7 +87,7 @@ def conversion(data: bytes) -> None:
 
 def state(data: bytes) -> None:
     """Go on converting from the state that a file tells."""
-    from trainsentry.exporters.csv2tb import csv2tb
+    from trainsentry.exporters.convert.csv2tb import csv2tb
 
     folder = ROOT / "state"
     if not folder.exists():
@@ -103,7 +103,7 @@ def run_files(data: bytes) -> None:
     from trainsentry.exporters.run_reader import anomalies_since, read_run
     from trainsentry.monitor.cli.console import PlainConsole
     from trainsentry.monitor.cli.watch_view import view
-    from trainsentry.monitor.history import diagnose
+    from trainsentry.monitor.offline.history import diagnose
 
     folder = _fresh("run")
     (folder / "rank0").mkdir()
@@ -120,7 +120,7 @@ def run_files(data: bytes) -> None:
 
 def report_page(data: bytes) -> None:
     """Write the report of a run."""
-    from trainsentry.exporters.report_page import write_report
+    from trainsentry.exporters.report.page import write_report
 
     folder = _fresh("report")
     (folder / "rank0").mkdir()
@@ -132,9 +132,9 @@ def report_page(data: bytes) -> None:
 
 def dumps(data: bytes) -> None:
     """Read a dump, find its first overflow, and compare it with itself."""
-    from trainsentry.anomaly.dump_comparison import compare_dumps
-    from trainsentry.anomaly.first_overflow import first_overflows
-    from trainsentry.exporters.dump_reader import read_dumps
+    from trainsentry.anomaly.dumps.dump_comparison import compare_dumps
+    from trainsentry.anomaly.dumps.first_overflow import first_overflows
+    from trainsentry.exporters.dumps.dump_reader import read_dumps
 
     folder = _fresh("dump") / "step0" / "rank0"
     (folder / "dump_tensor_data").mkdir(parents=True)
@@ -149,8 +149,8 @@ def dumps(data: bytes) -> None:
 
 def replays(data: bytes) -> None:
     """Judge the first overflow of a dump: its call is run again where it can be."""
-    from trainsentry.anomaly.first_overflow import first_overflows
-    from trainsentry.exporters.dump_reader import read_dumps
+    from trainsentry.anomaly.dumps.first_overflow import first_overflows
+    from trainsentry.exporters.dumps.dump_reader import read_dumps
     from trainsentry.monitor.cli.overflow import verdict_on
 
     folder = _fresh("replay")
@@ -162,7 +162,7 @@ def replays(data: bytes) -> None:
 
 def numpy_file(data: bytes) -> None:
     """Load an array."""
-    from trainsentry.monitor.comparing import load_array
+    from trainsentry.monitor.offline.compare_runs import load_array
 
     path = _fresh("npy") / "a.npy"
     path.write_bytes(data)
@@ -171,7 +171,7 @@ def numpy_file(data: bytes) -> None:
 
 def torch_file(data: bytes) -> None:
     """Load a tensor."""
-    from trainsentry.monitor.comparing import load_array
+    from trainsentry.monitor.offline.compare_runs import load_array
 
     path = _fresh("pt") / "a.pt"
     path.write_bytes(data)
@@ -180,7 +180,7 @@ def torch_file(data: bytes) -> None:
 
 def configurations(data: bytes) -> None:
     """Read a configuration of the monitor and of the debugger, in each form."""
-    from trainsentry.monitor.config_file import load_config
+    from trainsentry.monitor.config.files import load_config
     from trainsentry.monitor.debugger.debugger_config import load_debugger_config
     from trainsentry.monitor.errors import ConfigError
 
@@ -276,7 +276,7 @@ def _dump_seeds() -> Iterator[bytes]:
 
 
 def _parquet() -> bytes:
-    from trainsentry.exporters.finished_blocks import compact
+    from trainsentry.exporters.csv.finished_blocks import compact
 
     path = _fresh("made") / "gradient_0-9.csv"
     path.write_bytes(LINES)
@@ -306,14 +306,14 @@ def main() -> None:
 
     name = sys.argv[1]
     with atheris.instrument_imports(include=["trainsentry", "json", "yaml"]):
-        import trainsentry.exporters.csv2tb
-        import trainsentry.exporters.report_page
+        import trainsentry.exporters.convert.csv2tb
+        import trainsentry.exporters.report.page
         import trainsentry.monitor.cli.app
         import trainsentry.monitor.debugger.debugger_config
 
         if name in {"pt", "replay"}:  # torch takes seconds, which would be counted against an input
             import trainsentry.collectors.torch.calls.replay_call  # noqa: F401
-    from trainsentry.exporters.foreign_files import NotOurs
+    from trainsentry.exporters.files.foreign_files import NotOurs
 
     target = TARGETS[name]
 

@@ -21,8 +21,8 @@ from llama import TINY, Llama, Shape, WideMoments
 from machine import describe_machine
 
 import trainsentry
-from trainsentry.collectors.torch.device_rows import DeviceRows
-from trainsentry.collectors.torch.fused_rows import kernels_for
+from trainsentry.collectors.torch.rows.device_rows import DeviceRows
+from trainsentry.collectors.torch.rows.fused_rows import kernels_for
 
 ALWAYS = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state")}
 OFF = {"updates": False, "communication": False}

@@ -11,12 +11,11 @@ import time
 
 from machine import describe_machine
 
-from trainsentry.collectors.handshake import Caller
-from trainsentry.collectors.meeting_hub import LONGEST_LINE
-from trainsentry.collectors.meeting_secret import SECRET
-from trainsentry.collectors.sealed_lines import SealedLines, text_of
-from trainsentry.collectors.socket_line import prove
-from trainsentry.collectors.socket_meeting import Agreement, Door, meet
+from trainsentry.collectors.ranks.connection import SealedLines, prove, text_of
+from trainsentry.collectors.ranks.handshake import Caller
+from trainsentry.collectors.ranks.rendezvous import Agreement, Door, meet
+from trainsentry.collectors.ranks.rendezvous_server import LONGEST_LINE
+from trainsentry.collectors.ranks.run_secret import SECRET
 
 EXCHANGES = 50
 WISHES = [0.0, 1.0, -5.0, 10.0, -10.0, *[0.1] * 7]

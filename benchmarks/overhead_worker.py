@@ -116,7 +116,7 @@ def count_kernel_bytes() -> list[int]:
     """Have the bytes that trainsentry's compiled kernel reads counted in the list that is returned."""
     read = [0]
     try:
-        from trainsentry.collectors.torch import host_statistics, step_rows
+        from trainsentry.collectors.torch.rows import host_statistics, step_rows
     except ImportError:
         return read
     one, many = host_statistics.read_at, host_statistics.read_many_at

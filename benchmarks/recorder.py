@@ -24,8 +24,8 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, STATISTICS
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.recorder.recorder_settings import Hello
 from trainsentry.monitor.recorder.start import ProcessRecorder, ThreadRecorder
 
 STARTERS = {"thread": ThreadRecorder, "process": ProcessRecorder}

@@ -31,13 +31,12 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import COLUMNS, VALUE
-from trainsentry.collectors.torch.agreement import Agreement
-from trainsentry.collectors.torch.meeting import Meeting
-from trainsentry.monitor.common_decisions import LAG, MANY_RANKS, CommonDecisions, Wishes
-from trainsentry.monitor.config import MonitorConfig
-from trainsentry.monitor.recorder.comparison import Comparison
-from trainsentry.monitor.recorder.gathering import Gathering
-from trainsentry.monitor.recorder.place import FANOUT, Address, place_of
+from trainsentry.collectors.torch.distributed.rendezvous import Agreement, Meeting
+from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.ranks.consensus import LAG, MANY_RANKS, CommonDecisions, Wishes
+from trainsentry.monitor.recorder.ranks.comparison import Comparison
+from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering
+from trainsentry.monitor.recorder.ranks.tree_position import FANOUT, Address, place_of
 from trainsentry.monitor.schedule import Schedule
 
 LATENCY = 50e-6

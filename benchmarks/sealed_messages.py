@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from machine import describe_machine
 
-from trainsentry.collectors.handshake import Caller, Door, Seals
+from trainsentry.collectors.ranks.handshake import Caller, Door, Seals
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS
-from trainsentry.monitor.recorder.gathering import Gathering
+from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering
 
 TURNS = 7
 

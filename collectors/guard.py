@@ -1,15 +1,17 @@
-"""The edge where a fault of ours stops: no exception of the monitor reaches the training loop."""
+"""How hooks stay harmless: an exception of ours stops at the guard, and a copied model carries inert hooks."""
 
 import logging
 import os
+import sys
 import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns, time
-from typing import Any
+from typing import Any, Final
 
 logger = logging.getLogger("trainsentry")
 
@@ -147,3 +149,23 @@ class Guard:
     def spent_ns_so_far(self) -> int:
         """Return the nanoseconds spent in guarded calls, with those of the call under way."""
         return self.spent_ns + (perf_counter_ns() - self._since if self._depth else 0)
+
+
+INERT: Final = partial(sys.audit, "trainsentry.hook_of_a_copy")
+"""What a copy of a watched model carries in the place of a hook.
+
+It takes any arguments, does nothing and returns None. It is made of the standard library alone, so that a
+pickled model loads on a machine without trainsentry.
+"""
+
+
+class InertWhenCopied:
+    """Base of callable hooks: `copy.deepcopy` and `pickle` put `INERT` in their place."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return INERT
+
+    def __reduce__(self) -> Any:
+        return partial, (sys.audit, "trainsentry.hook_of_a_copy")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.exporters.dashboard import Dashboard
+from trainsentry.exporters.tensorboard.dashboard import Dashboard
 
 
 class Backend(Protocol):

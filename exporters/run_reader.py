@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trainsentry.exporters.csv_format import SCALARS, parse_file_name
-from trainsentry.exporters.foreign_fields import (
+from trainsentry.exporters.csv.format import SCALARS, parse_file_name
+from trainsentry.exporters.files.foreign_fields import (
     Kind,
     an_object,
     anything,
@@ -20,8 +20,15 @@ from trainsentry.exporters.foreign_fields import (
     texts,
     whole,
 )
-from trainsentry.exporters.foreign_files import NotOurs, lines_of, open_file, parse_json, read_lines, read_object
-from trainsentry.exporters.json_files import Report
+from trainsentry.exporters.files.foreign_files import (
+    NotOurs,
+    Report,
+    lines_of,
+    open_file,
+    parse_json,
+    read_lines,
+    read_object,
+)
 
 TAIL_BYTES: Final = 1 << 18
 """Bytes read from the end of a file that grows: some thousands of scalars, a few hundred anomalies."""

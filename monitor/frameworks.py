@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from trainsentry.collectors.adapted_torch import adapted_torch
+from trainsentry.collectors.shared.adapted_torch import adapted_torch
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,8 @@ def framework_of(model: Any) -> Framework:
     bases = {base.__module__.partition(".")[0] for base in type(first).__mro__}
     if "torch" in bases and adapted_torch() is None:
         from trainsentry.collectors.torch import environment, saving
-        from trainsentry.collectors.torch.agreement import Agreement
-        from trainsentry.collectors.torch.follow import follow
-        from trainsentry.collectors.torch.meeting import meet
-        from trainsentry.collectors.torch.watch import TorchWatch
+        from trainsentry.collectors.torch.distributed.rendezvous import Agreement, meet
+        from trainsentry.collectors.torch.watch import TorchWatch, follow
 
         return Framework(
             watch=TorchWatch,
@@ -45,11 +43,11 @@ def framework_of(model: Any) -> Framework:
             follow=follow,
         )
     if "mindspore" in bases:
-        from trainsentry.collectors.mindspore import environment as mindspore_environment
-        from trainsentry.collectors.mindspore import meeting as mindspore_meeting
+        from trainsentry.collectors.mindspore import rendezvous as mindspore_meeting
+        from trainsentry.collectors.mindspore import runtime as mindspore_environment
         from trainsentry.collectors.mindspore import saving as mindspore_saving
         from trainsentry.collectors.mindspore.watch import MindSporeWatch
-        from trainsentry.collectors.socket_meeting import Agreement as SocketAgreement
+        from trainsentry.collectors.ranks.rendezvous import Agreement as SocketAgreement
 
         return Framework(
             watch=MindSporeWatch,

@@ -1,7 +1,7 @@
 """Which parts of which steps are sampled."""
 
 from trainsentry.collectors.settings import COMMUNICATION, PARTS, Plan
-from trainsentry.monitor.config import MonitorConfig
+from trainsentry.monitor.config.schema import MonitorConfig
 
 NOTHING: Plan = frozenset()
 

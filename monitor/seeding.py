@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from trainsentry.collectors.adapted_torch import adapted_torch
+from trainsentry.collectors.shared.adapted_torch import adapted_torch
 
 MAX_SEED: Final = 2**32 - 1
 """The highest seed that NumPy takes."""

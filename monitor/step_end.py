@@ -1,8 +1,11 @@
-"""Decides when a step ends where several optimizers step in turn."""
+"""When a step ends: with several optimizers in turn, and with micro-steps."""
 
+import logging
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from typing import Final
+
+logger = logging.getLogger("trainsentry")
 
 PATIENCE: Final = 100
 """Steps that one optimizer may take while another takes none, before the others are no longer waited for."""
@@ -33,3 +36,11 @@ class StepEnd:
             self._counts.clear()
             return True
         return False
+
+
+def checked_micro_steps(told: int | None, seen: int, step: int) -> int | None:
+    """Say when a step had another number of forward passes than was told; return what is still to be checked."""
+    if told is None or not seen or seen == told:
+        return told
+    logger.warning("trainsentry: watch was told grad_acc_steps=%d, but step %d had %d forward passes", told, step, seen)
+    return None

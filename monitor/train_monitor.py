@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.ranks.connection import MeetingBroken
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.collectors.socket_line import MeetingBroken
-from trainsentry.monitor.company import Company
-from trainsentry.monitor.config import MonitorConfig
-from trainsentry.monitor.config_file import load_config
-from trainsentry.monitor.ending import FLUSH_SECONDS, close_at_exit, end_recorder, is_closed
+from trainsentry.monitor.config.files import load_config
+from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError, TrainingStopped
-from trainsentry.monitor.flight import metrics_of, table_of_records
-from trainsentry.monitor.follower import Follower
-from trainsentry.monitor.late_listener import LateListener
+from trainsentry.monitor.ranks.rank_group import Company
+from trainsentry.monitor.ranks.unwatched_rank import Follower
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.start import NoThread
-from trainsentry.monitor.saved_state import checked_state, detection_for, state_of
-from trainsentry.monitor.starting import check_alone, check_number
-from trainsentry.monitor.step_loop import StepLoop
-from trainsentry.monitor.triggers import Callback
-from trainsentry.monitor.wiring import Run, Shared, start_loop
+from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, close_at_exit, end_recorder, is_closed
+from trainsentry.monitor.trainer.flight_recorder import metrics_of, table_of_records
+from trainsentry.monitor.trainer.late_listener import LateListener
+from trainsentry.monitor.trainer.saved_state import checked_state, detection_for, state_of
+from trainsentry.monitor.trainer.step_loop import StepLoop
+from trainsentry.monitor.trainer.triggers import Callback
+from trainsentry.monitor.trainer.wiring import Run, Shared, check_alone, check_number, start_loop
 
 if TYPE_CHECKING:
     import pandas as pd

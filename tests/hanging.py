@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import trainsentry
-from trainsentry.monitor import hang_watch
+from trainsentry.monitor.ranks import hang_watch
 
 
 def run(out, sleeper, ddp=False):

@@ -1,6 +1,6 @@
 """What the tables of a run say by themselves."""
 
-from trainsentry.monitor.history import diagnose
+from trainsentry.monitor.offline.history import diagnose
 
 
 def _fail(*problem):

@@ -13,7 +13,7 @@ from tiny_models import EVERY_STEP, mlp
 
 import trainsentry
 import trainsentry.collectors.torch.watch  # before the children are forked, so that each need not load it
-import trainsentry.monitor.wiring
+import trainsentry.monitor.trainer.wiring
 
 
 def train(root):

@@ -5,21 +5,21 @@ from contextlib import contextmanager
 import replica_faults
 import torch.distributed as dist
 
-from trainsentry.monitor import company, listening
-from trainsentry.monitor.recorder import place
+from trainsentry.monitor.ranks import rank_group, recorder_address
+from trainsentry.monitor.recorder.ranks import tree_position
 
 
 @contextmanager
 def hosts(count):
     """Have the ranks believe that they share so many hosts, of which each listens to one other."""
-    name, fanout = listening.socket.gethostname, place.FANOUT
-    place.FANOUT = 1
+    name, fanout = recorder_address.socket.gethostname, tree_position.FANOUT
+    tree_position.FANOUT = 1
     host = f"host{dist.get_rank() * count // dist.get_world_size()}"
-    listening.socket.gethostname = lambda: host
+    recorder_address.socket.gethostname = lambda: host
     try:
         yield
     finally:
-        listening.socket.gethostname, place.FANOUT = name, fanout
+        recorder_address.socket.gethostname, tree_position.FANOUT = name, fanout
 
 
 def on_hosts(count, function, *args, **kwargs):
@@ -30,10 +30,10 @@ def on_hosts(count, function, *args, **kwargs):
 
 def run(out, fault_rank, count):
     """Train with a broken replica on one rank of many; return what each rank knows of it."""
-    many = company.MANY_RANKS
-    company.MANY_RANKS = 4
+    many = rank_group.MANY_RANKS
+    rank_group.MANY_RANKS = 4
     try:
         config = {"collect": {"parameters": {"every": 1}}, "on_incident": {"dump": False}}
         return on_hosts(count, replica_faults.run, "Ddp", out, rank=fault_rank, config=config)
     finally:
-        company.MANY_RANKS = many
+        rank_group.MANY_RANKS = many

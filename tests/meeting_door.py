@@ -5,11 +5,10 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from trainsentry.collectors import meeting_secret
-from trainsentry.collectors.handshake import Caller
-from trainsentry.collectors.sealed_lines import SealedLines, text_of
-from trainsentry.collectors.socket_line import prove
-from trainsentry.collectors.socket_meeting import Door
+from trainsentry.collectors.ranks import run_secret
+from trainsentry.collectors.ranks.connection import SealedLines, prove, text_of
+from trainsentry.collectors.ranks.handshake import Caller
+from trainsentry.collectors.ranks.rendezvous import Door
 
 
 def free_door():
@@ -45,7 +44,7 @@ def at_the_door(door):
 def enter(door, rank, size, secret=None):
     """Call rank 0 and prove oneself, with the run's secret or another; return the socket and its sealed lines."""
     sock = at_the_door(door)
-    known = secret or meeting_secret.left_secret(door.run)
+    known = secret or run_secret.left_secret(door.run)
     return sock, SealedLines(prove(sock, Caller(known, f"meeting {door.run} of {size}", rank), 5), 2**20)
 
 

@@ -4,8 +4,8 @@ from step_records import Records
 
 from trainsentry.anomaly.incident import Incident, Suspect
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.json_files import append_lines, replace_json
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.files.json_files import append_lines, replace_json
 
 CULPRIT = "layers.3.mlp.weight"
 

@@ -15,9 +15,9 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import COLUMNS, INFS, MAX, MEAN, MIN, NANS, NORM, VALUE, ZEROS
-from trainsentry.monitor.recorder import framing
-from trainsentry.monitor.recorder.place import Address, Place
-from trainsentry.monitor.recorder.together import Together
+from trainsentry.monitor.recorder.ranks import framing
+from trainsentry.monitor.recorder.ranks.rank_tree import Together
+from trainsentry.monitor.recorder.ranks.tree_position import Address, Place
 
 WHOLE = Layout((4,), "float32", 4)
 ALONE = Layout((), "float64", 1)

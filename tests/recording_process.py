@@ -11,10 +11,10 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.recorder.network import Network
-from trainsentry.monitor.recorder.place import Address, Place
+from trainsentry.monitor.recorder.ranks.network import Network
+from trainsentry.monitor.recorder.ranks.tree_position import Address, Place
+from trainsentry.monitor.recorder.recorder_settings import Hello
 
 RANKS = (0, 1, 2)
 

@@ -10,7 +10,7 @@ from sharded_training import STRATEGIES, batches
 
 import trainsentry
 from trainsentry.collectors.torch.watch import TorchWatch
-from trainsentry.monitor import common_decisions
+from trainsentry.monitor.ranks import consensus
 
 STEPS = 30
 FAULT_STEP = 4
@@ -25,7 +25,7 @@ def poisoned(rank):
 
 def run(name, out, *, fault, rank, config=None, broken=None, many=False):
     """Train until stopped, as if there were `many` ranks; return (class, step, reason, steps done, suspected ranks)."""
-    usual, common_decisions.MANY_RANKS = common_decisions.MANY_RANKS, 2 if many else common_decisions.MANY_RANKS
+    usual, consensus.MANY_RANKS = consensus.MANY_RANKS, 2 if many else consensus.MANY_RANKS
     strategy = STRATEGIES[name](torch.float32, 1)
     settings = {"output_dir": str(out), **(config or {})}
     monitor = trainsentry.TrainMonitor(settings).watch(strategy.model, strategy.optimizer)
@@ -48,7 +48,7 @@ def run(name, out, *, fault, rank, config=None, broken=None, many=False):
         return None, done, "", done, []
     finally:
         undo()
-        common_decisions.MANY_RANKS = usual
+        consensus.MANY_RANKS = usual
         monitor.close()
         watchdog.cancel()
 

@@ -20,7 +20,7 @@ if not BENCHMARKS.is_dir():
 from fuzz_mutators import csv_mutator, json_mutator  # noqa: E402
 from fuzz_targets import MUTATED, TARGETS, seeds_of  # noqa: E402
 
-from trainsentry.exporters.foreign_files import NotOurs  # noqa: E402
+from trainsentry.exporters.files.foreign_files import NotOurs  # noqa: E402
 
 ON_TORCH = {"pt", "replay"}
 SLOW = {"report": 4, "csv2tb": 4, "run": 2}

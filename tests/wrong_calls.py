@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 
 import trainsentry
-from trainsentry.collectors.torch import meeting
+from trainsentry.collectors.torch.distributed import rendezvous
 
 
 def parts():
@@ -50,14 +50,14 @@ def stale_optimizer(out):
 
 def only_rank_0_watches(out):
     if dist.get_rank() == 0:
-        meet = meeting._gather_at_store
-        meeting._gather_at_store = lambda rank, size, timeout: meet(rank, size, 1.0)
+        meet = rendezvous._gather_at_store
+        rendezvous._gather_at_store = lambda rank, size, timeout: meet(rank, size, 1.0)
         try:
             trainsentry.TrainMonitor({"output_dir": str(out)}).watch(*parts())
         finally:
-            meeting._gather_at_store = meet
+            rendezvous._gather_at_store = meet
     else:
-        meeting._meetings += 1  # it counts the calls that it missed
+        rendezvous._meetings += 1  # it counts the calls that it missed
 
 
 def different_configurations(out):

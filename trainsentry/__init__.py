@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainsentry.anomaly.incident import Incident
-    from trainsentry.exporters.csv2tb import csv2tb
-    from trainsentry.exporters.msprobe_csv2tb import csv2tensorboard_by_step
-    from trainsentry.monitor.config import MonitorConfig
+    from trainsentry.exporters.convert.csv2tb import csv2tb
+    from trainsentry.exporters.convert.msprobe_csv2tb import csv2tensorboard_by_step
+    from trainsentry.monitor.config.schema import MonitorConfig
     from trainsentry.monitor.debugger.precision_debugger import PrecisionDebugger
     from trainsentry.monitor.errors import ConfigError, OverflowLimitReached, TrainingStopped
     from trainsentry.monitor.seeding import seed_all
@@ -21,14 +21,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "TrainMonitor": "trainsentry.monitor.train_monitor",
-    "MonitorConfig": "trainsentry.monitor.config",
+    "MonitorConfig": "trainsentry.monitor.config.schema",
     "ConfigError": "trainsentry.monitor.errors",
     "TrainingStopped": "trainsentry.monitor.errors",
     "OverflowLimitReached": "trainsentry.monitor.errors",
     "Incident": "trainsentry.anomaly.incident",
     "PrecisionDebugger": "trainsentry.monitor.debugger.precision_debugger",
-    "csv2tb": "trainsentry.exporters.csv2tb",
-    "csv2tensorboard_by_step": "trainsentry.exporters.msprobe_csv2tb",
+    "csv2tb": "trainsentry.exporters.convert.csv2tb",
+    "csv2tensorboard_by_step": "trainsentry.exporters.convert.msprobe_csv2tb",
     "seed_all": "trainsentry.monitor.seeding",
 }
 

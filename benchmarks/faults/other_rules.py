@@ -16,7 +16,7 @@ import numpy as np
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM, VALUE
-from trainsentry.monitor.history import rank_number, records_of
+from trainsentry.monitor.offline.history import rank_number, records_of
 
 STAGES = {"activation_input": 0, "activation_output": 0, "exp_avg": 2, "exp_avg_sq": 2, "momentum_buffer": 2}
 BACKWARD = ("activation_grad_input", "activation_grad_output", "gradient", "gradient_unreduced")

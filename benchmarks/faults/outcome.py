@@ -46,7 +46,7 @@ def first_from_tables(out: Path, *, alone: bool) -> list[tuple[str, str, int]]:
 
     With `alone` nothing else is known; without, what the comparison of ranks found while they ran is known too.
     """
-    from trainsentry.monitor.history import diagnose
+    from trainsentry.monitor.offline.history import diagnose
 
     for path in out.glob("rank*/anomalies.jsonl") if alone else ():
         path.unlink()

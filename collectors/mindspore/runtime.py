@@ -1,7 +1,32 @@
-"""What is asked of MindSpore's own runtime, in one place: its mode, its device, and whether gradients are recorded."""
+"""What is asked of MindSpore's runtime: rank, version, mode, device, and whether gradients are recorded."""
+
+import os
+from typing import Any
 
 import mindspore as ms
 from mindspore.common.api import _pynative_executor as _executor
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return rank and number of ranks: of the communication, else of the launcher's variables, else 0 of 1."""
+    try:
+        rank, size = int(ms.communication.get_rank()), int(ms.communication.get_group_size())
+    except (RuntimeError, ValueError, TypeError):  # it has not been initialized
+        rank, size = 0, 1
+    if size > 1:
+        return rank, size
+    named = os.environ.get("RANK_ID") or os.environ.get("MS_NODE_ID") or "0"
+    count = os.environ.get("RANK_SIZE") or os.environ.get("MS_WORKER_NUM") or "1"
+    return int(named), int(count)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Return the framework and the device, for `run.json`."""
+    return {
+        "framework": "mindspore",
+        "framework_version": ms.__version__,
+        "accelerator": str(ms.get_context("device_target")).lower(),
+    }
 
 
 def on_host() -> bool:

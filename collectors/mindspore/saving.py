@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import Tensor
 
-from trainsentry.collectors.mindspore.host_statistics import array_of
-from trainsentry.collectors.private_files import new_private_file
+from trainsentry.collectors.mindspore.rows.host_statistics import array_of
+from trainsentry.collectors.shared.private_files import new_private_file
 
 SUFFIX = ".npy"
 

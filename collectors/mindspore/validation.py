@@ -5,8 +5,8 @@ from typing import Any
 
 from mindspore import nn
 
-from trainsentry.collectors.mindspore.cell_names import CellNames
-from trainsentry.collectors.mindspore.optimizer_state import parameters_of
+from trainsentry.collectors.mindspore.rows.cell_names import CellNames
+from trainsentry.collectors.mindspore.rows.optimizer_state import parameters_of
 
 
 def checked_models(model: Any) -> list[nn.Cell]:

@@ -4,21 +4,17 @@ from collections import Counter
 from typing import Any
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.mindspore.activations import CellCalls
-from trainsentry.collectors.mindspore.capture import Capture
-from trainsentry.collectors.mindspore.cell_names import CellNames
-from trainsentry.collectors.mindspore.communication import Communication
-from trainsentry.collectors.mindspore.environment import rank_and_world_size
+from trainsentry.collectors.mindspore.hooks.activations import CellCalls
+from trainsentry.collectors.mindspore.hooks.communication import Communication
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, StepListener
 from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
-from trainsentry.collectors.mindspore.optimizer_state import learning_rate_of, parameters_of
-from trainsentry.collectors.mindspore.optimizer_steps import OptimizerSteps, StepListener
-from trainsentry.collectors.mindspore.parameters import Owned, ParameterReader, UpdateReader
-from trainsentry.collectors.mindspore.runtime import in_graph_mode, is_data_parallel, on_host, wait
-from trainsentry.collectors.mindspore.step_rows import StepRows
+from trainsentry.collectors.mindspore.rows.cell_names import CellNames
+from trainsentry.collectors.mindspore.rows.optimizer_state import learning_rate_of, parameters_of
+from trainsentry.collectors.mindspore.rows.parameters import Owned, ParameterReader, UpdateReader
+from trainsentry.collectors.mindspore.rows.step_rows import StepRows
+from trainsentry.collectors.mindspore.runtime import in_graph_mode, is_data_parallel, on_host, rank_and_world_size, wait
+from trainsentry.collectors.mindspore.tensor_capture import Capture
 from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
-from trainsentry.collectors.model_graph import DataFlow, describe
-from trainsentry.collectors.pending_rows import PendingRows
-from trainsentry.collectors.scalar_rows import ScalarRows
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
@@ -30,8 +26,10 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
+from trainsentry.collectors.shared.host_rows import PendingRows
+from trainsentry.collectors.shared.model_graph import DataFlow, describe
+from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
 from trainsentry.collectors.targets import Selection, checked_targets
-from trainsentry.collectors.training_modes import TrainingModes
 
 
 class MindSporeWatch:

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.call_entries import EntryWriter
-from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.inert_hook import InertWhenCopied
-from trainsentry.collectors.torch.capture import Capture
-from trainsentry.collectors.torch.clean_names import is_holder
-from trainsentry.collectors.torch.containers import list_tensors
-from trainsentry.collectors.torch.local_tensor import version_of
-from trainsentry.collectors.torch.model_names import ModelNames
+from trainsentry.collectors.calls.dump_entries import EntryWriter
+from trainsentry.collectors.guard import Guard, InertWhenCopied
+from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
+from trainsentry.collectors.torch.rows.local_tensor import version_of
+from trainsentry.collectors.torch.sharding.clean_names import is_holder
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
+from trainsentry.collectors.torch.tensor_capture import Capture
 
 PART: Final = "replay"
 

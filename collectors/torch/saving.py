@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.private_files import new_private_file
-from trainsentry.collectors.torch.local_tensor import local
+from trainsentry.collectors.shared.private_files import new_private_file
+from trainsentry.collectors.torch.rows.local_tensor import local
 
 SUFFIX = ".pt"
 

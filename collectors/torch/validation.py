@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from trainsentry.collectors.torch.deepspeed_partitions import is_engine, is_wrapper, wrappers_of
-from trainsentry.collectors.torch.model_names import ModelNames
-from trainsentry.collectors.torch.parameters import parameters_of
+from trainsentry.collectors.torch.parameters.readers import parameters_of
+from trainsentry.collectors.torch.sharding.deepspeed import is_engine, is_wrapper, wrappers_of
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
 
 def checked_models(model: Any) -> list[nn.Module]:

@@ -8,9 +8,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.model_graph import DataFlow, describe
-from trainsentry.collectors.pending_rows import PendingRows
-from trainsentry.collectors.scalar_rows import ScalarRows
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
@@ -22,37 +19,39 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
+from trainsentry.collectors.shared.host_rows import PendingRows
+from trainsentry.collectors.shared.model_graph import DataFlow, describe
+from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
 from trainsentry.collectors.targets import Selection, checked_targets
-from trainsentry.collectors.torch.activations import ActivationHooks
-from trainsentry.collectors.torch.additions import Additions
-from trainsentry.collectors.torch.capture import Capture
-from trainsentry.collectors.torch.captures import Captures
-from trainsentry.collectors.torch.communication import Communication
+from trainsentry.collectors.torch.added_modules import Additions
+from trainsentry.collectors.torch.distributed.communication import Communication
+from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
-from trainsentry.collectors.torch.gradient_rows import GradientRows
-from trainsentry.collectors.torch.loss_scale import LossScale
-from trainsentry.collectors.torch.model_names import ModelNames
-from trainsentry.collectors.torch.optimizer_steps import OptimizerSteps, StepListener, watch_scalers
-from trainsentry.collectors.torch.owners import Owners
-from trainsentry.collectors.torch.parameters import (
+from trainsentry.collectors.torch.graph_capture import Captures
+from trainsentry.collectors.torch.hooks.activations import ActivationHooks
+from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, StepListener, watch_scalers
+from trainsentry.collectors.torch.parameters.gradient_rows import GradientRows
+from trainsentry.collectors.torch.parameters.loss_scale import LossScale
+from trainsentry.collectors.torch.parameters.optimized_parameters import Owners
+from trainsentry.collectors.torch.parameters.readers import (
     ParameterSeries,
+    StateEntries,
     UpdateReader,
     learning_rate_of,
     read_parameters,
     read_state,
 )
-from trainsentry.collectors.torch.process_groups import known_groups
 from trainsentry.collectors.torch.replaying import Replay
-from trainsentry.collectors.torch.state_entries import StateEntries
-from trainsentry.collectors.torch.step_rows import StepRows
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.sharding.late_wrap_check import FirstPass, is_data_parallel
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
+from trainsentry.collectors.torch.tensor_capture import Capture
 from trainsentry.collectors.torch.validation import (
     check_new,
     check_scaler,
     checked_models,
     checked_optimizers,
 )
-from trainsentry.collectors.torch.wrapped_late import FirstPass, is_data_parallel
-from trainsentry.collectors.training_modes import TrainingModes
 
 
 class TorchWatch:
@@ -376,3 +375,18 @@ class TorchWatch:
         if GRADIENTS in self._plan:
             scale = getattr(optimizer, "grad_scale", None)
             self._gradients.read(self._owners.owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
+
+
+def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:
+    """Tell `listener` of the optimizers' steps, after the checks of `watch`.
+
+    Raises:
+        TypeError, ValueError: as `watch` does.
+
+    """
+    optimizers = checked_optimizers(optimizer, checked_models(model))
+    check_scaler(grad_scaler)
+    outer = {id(inner): wrapper for inner, wrapper in optimizers.items() if wrapper is not None}
+    steps = OptimizerSteps(list(optimizers), listener, outer)
+    watch_scalers(steps, grad_scaler)
+    return steps

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.foreign_files import NotOurs, read_object
+from trainsentry.exporters.files.foreign_files import NotOurs, read_object
 from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, Problems, bad_input, err, out
-from trainsentry.monitor.comparing import Compared, compare
+from trainsentry.monitor.offline.compare_runs import Compared, compare
 
 SHOWN = 20
 """Rows shown; the table on disk has them all."""

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from trainsentry.monitor.cli.console import bad_input, out
-from trainsentry.monitor.config import MonitorConfig
-from trainsentry.monitor.config_file import load_config
+from trainsentry.monitor.config.files import load_config
+from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 
 config_app = typer.Typer(help="Check a configuration, or print its JSON schema.", no_args_is_help=True)

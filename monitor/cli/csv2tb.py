@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from trainsentry.exporters.csv2tb import csv2tb
-from trainsentry.exporters.tensorboard_writer import MAX_RAW_TAGS
+from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.tensorboard.writer import MAX_RAW_TAGS
 from trainsentry.monitor.cli.console import Problems, bad_input, out, parse_steps, progress_bar, tensorboard_command
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from trainsentry.exporters.report_page import write_report
+from trainsentry.exporters.report.page import write_report
 from trainsentry.monitor.cli.console import FOUND, bad_input, out
 from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
 

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
-from trainsentry.exporters.foreign_files import read_lines
+from trainsentry.exporters.files.foreign_files import read_lines
 from trainsentry.monitor.cli.console import FOUND, Problems, bad_input, out
 from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
 from trainsentry.monitor.demo.ranks import Task, lines_of, start_ranks

@@ -7,11 +7,11 @@ import typer
 from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
-from trainsentry.exporters.csv_format import table_paths
+from trainsentry.exporters.csv.format import table_paths
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import NotOurs
 from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, Problems, bad_input, out, parse_steps
-from trainsentry.monitor.history import diagnose
+from trainsentry.monitor.offline.history import diagnose
 
 
 def diagnose_command(

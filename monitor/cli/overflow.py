@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from trainsentry.anomaly.first_overflow import Overflow, first_overflows
-from trainsentry.exporters.dump_reader import RankDump, read_dumps
-from trainsentry.exporters.foreign_files import NotOurs
+from trainsentry.anomaly.dumps.first_overflow import Overflow, first_overflows
+from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
+from trainsentry.exporters.files.foreign_files import NotOurs
 from trainsentry.monitor.cli.console import FOUND, Problems, bad_input, out
 
 SHOWN_LINES = 4

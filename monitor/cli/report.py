@@ -7,7 +7,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.report_page import write_report
+from trainsentry.exporters.report.page import write_report
 from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, Problems, bad_input, err, out
 
 

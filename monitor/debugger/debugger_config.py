@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import Self
 
-from trainsentry.collectors.call_selection import CallSelection
-from trainsentry.monitor.config_file import explain, read_file
+from trainsentry.collectors.calls.call_selection import CallSelection
+from trainsentry.monitor.config.files import explain, read_file
 from trainsentry.monitor.errors import ConfigError
 
 TASKS: Final = ("statistics", "tensor", "structure", "overflow_check", "grad_probe")

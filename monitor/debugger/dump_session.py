@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.exporters.step_dump import TENSORS, StepDump, VariableFile
+from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump, VariableFile
 from trainsentry.monitor.debugger.debugger_config import DebuggerConfig
 from trainsentry.monitor.debugger.overflow_count import OverflowCount
 from trainsentry.monitor.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from typing_extensions import Self
 
-from trainsentry.collectors.adapted_torch import adapted_torch
+from trainsentry.collectors.shared.adapted_torch import adapted_torch
 from trainsentry.monitor.debugger.debugger_config import DebuggerConfig, load_debugger_config
 from trainsentry.monitor.debugger.dump_session import DumpSession
 from trainsentry.monitor.errors import ConfigError
@@ -191,7 +191,7 @@ class PrecisionDebugger:
 
 def _session_for(config: DebuggerConfig, framework: str) -> DumpSession:
     if framework == "mindspore":
-        from trainsentry.collectors.mindspore.debugging import MindSporeDebugging as Debugging
+        from trainsentry.collectors.mindspore.calls.debugging import MindSporeDebugging as Debugging
     else:
         from trainsentry.collectors.torch.calls.debugging import TorchDebugging as Debugging  # type: ignore[assignment]
     if config.seed is not None or config.is_deterministic:

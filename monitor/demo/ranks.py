@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainsentry.collectors.torch.local_tensor import local
+from trainsentry.collectors.torch.rows.local_tensor import local
 from trainsentry.monitor.demo.fault import BITS
 from trainsentry.monitor.demo.model import Gpt, GptConfig
 from trainsentry.monitor.demo.outcome import Flip

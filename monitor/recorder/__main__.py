@@ -6,11 +6,11 @@ import signal
 import socket
 import sys
 
-from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.last_report import begin_report
-from trainsentry.monitor.recorder.serve import Recorder
+from trainsentry.monitor.recorder.loop import Recorder
+from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.start import TERMINAL_SIGNALS
-from trainsentry.monitor.ring import Ring
 
 
 def main() -> None:

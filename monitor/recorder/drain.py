@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.monitor.recorder.hello import Hello
 from trainsentry.monitor.recorder.messages import RECORD
-from trainsentry.monitor.ring import Ring
+from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.ring import Ring
 
 logger = logging.getLogger("trainsentry")
 
@@ -60,7 +60,7 @@ def write_rest(
 
 
 def _drain(hello: Hello, ring: Ring, state: str, counters: Mapping[str, Any], heard: list[dict[str, Any]]) -> None:
-    from trainsentry.monitor.recorder.serve import Intake
+    from trainsentry.monitor.recorder.loop import Intake
     from trainsentry.monitor.recorder.session import Session
 
     own = Ring(os.dup(ring.descriptor), ring.size)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.anomaly import HANG, Anomaly
 from trainsentry.collectors.series import COMMUNICATION_INPUT
-from trainsentry.exporters.foreign_files import read_object
+from trainsentry.exporters.files.foreign_files import read_object
 
 NAME: Final = "hang"
 

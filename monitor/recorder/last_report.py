@@ -32,7 +32,7 @@ def begin_report(session: Any) -> None:
 
 def main() -> None:
     """Write the report of the run in the directory that is given."""
-    from trainsentry.exporters.report_page import write_report
+    from trainsentry.exporters.report.page import write_report
 
     write_report(Path(sys.argv[1]))
 

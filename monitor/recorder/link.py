@@ -17,10 +17,10 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.drain import steps_in, write_rest
-from trainsentry.monitor.recorder.hello import Hello, for_successor
-from trainsentry.monitor.recorder.known_gaps import KnownGaps
+from trainsentry.monitor.recorder.recorder_settings import Hello, for_successor
+from trainsentry.monitor.recorder.ring import Ring
+from trainsentry.monitor.recorder.sinks.known_gaps import KnownGaps
 from trainsentry.monitor.recorder.start import Running, Starter, is_stopped, start_recorder
-from trainsentry.monitor.ring import Ring
 
 logger = logging.getLogger("trainsentry")
 

@@ -12,31 +12,28 @@ from typing import Any, Final
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import detection_for
 from trainsentry.anomaly.incident import Incident
-from trainsentry.anomaly.incident_log import QUIET_STEPS, IncidentLog
+from trainsentry.anomaly.incidents.incident_log import QUIET_STEPS, IncidentLog
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.exporters.csv_writer import next_restart
-from trainsentry.exporters.json_files import append_lines, replace_json
-from trainsentry.exporters.run_file import write_run
+from trainsentry.exporters.csv.writer import next_restart
+from trainsentry.exporters.files.json_files import append_lines, replace_json, write_run
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.alert import begin_alert
-from trainsentry.monitor.recorder.claim import RENEW_SECONDS, claim_start, release, renew
-from trainsentry.monitor.recorder.disk_quota import quota_works
-from trainsentry.monitor.recorder.findings import Findings
-from trainsentry.monitor.recorder.gaps import Gaps
-from trainsentry.monitor.recorder.gathering import PENDING_STEPS
 from trainsentry.monitor.recorder.hang_report import HangReport
-from trainsentry.monitor.recorder.hello import Hello
-from trainsentry.monitor.recorder.home import Home, write_anew
-from trainsentry.monitor.recorder.incident_book import IncidentBook, next_incident_id
-from trainsentry.monitor.recorder.metrics import Metrics, MetricsSink
-from trainsentry.monitor.recorder.place import Place
-from trainsentry.monitor.recorder.sink import LAST_SECONDS, Sink
-from trainsentry.monitor.recorder.standing import Standing
-from trainsentry.monitor.recorder.status import status_of
-from trainsentry.monitor.recorder.together import Together
-from trainsentry.monitor.recorder.writers import Writers
+from trainsentry.monitor.recorder.publisher import Findings, IncidentBook, next_incident_id
+from trainsentry.monitor.recorder.ranks.rank_tree import Together
+from trainsentry.monitor.recorder.ranks.shard_assembly import PENDING_STEPS
+from trainsentry.monitor.recorder.ranks.tree_position import Place
+from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.sinks.claim import RENEW_SECONDS, claim_start, release, renew
+from trainsentry.monitor.recorder.sinks.disk_quota import quota_works
+from trainsentry.monitor.recorder.sinks.gaps import Gaps
+from trainsentry.monitor.recorder.sinks.home import Home, write_anew
+from trainsentry.monitor.recorder.sinks.metrics import Metrics, MetricsSink
+from trainsentry.monitor.recorder.sinks.writer_thread import LAST_SECONDS, Sink
+from trainsentry.monitor.recorder.sinks.writers import Writers
+from trainsentry.monitor.recorder.status import Standing, status_of
+from trainsentry.monitor.recorder.webhook import begin_alert
 
 STATUS_SECONDS: Final = 1.0
 """How often `status.json` is renewed: often enough for a person, seldom enough for a shared file system."""

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from trainsentry.monitor.recorder.hello import Hello
-from trainsentry.monitor.ring import Ring
+from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.ring import Ring
 
 _QUIET: Final = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -118,7 +118,7 @@ class ThreadRecorder:
     mode = "thread"
 
     def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
-        from trainsentry.monitor.recorder.serve import Recorder
+        from trainsentry.monitor.recorder.loop import Recorder
 
         own = Ring(os.dup(ring.descriptor), ring.size)
         own_channel = socket.socket(fileno=os.dup(channel.fileno()))

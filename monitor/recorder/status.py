@@ -1,9 +1,13 @@
-"""The content of `status.json`: how the recording stands, with what the trainer counts."""
+"""How the recording stands: `status.json`, and what the trainer is told of sinks and gaps."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
-from trainsentry.exporters.run_file import SCHEMA_VERSION
+from trainsentry.exporters.files.json_files import SCHEMA_VERSION
+from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.sinks.gaps import Gaps
+from trainsentry.monitor.recorder.sinks.writer_thread import Sink
 
 if TYPE_CHECKING:
     from trainsentry.monitor.recorder.session import Session
@@ -42,3 +46,32 @@ def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[in
     if newest is None or newest[0] <= step:
         return 0, 0.0
     return newest[0] - step, max(newest[1] - made, 0.0) if made else 0.0
+
+
+KINDS: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off": messages.FAILURE}
+"""What the trainer is told of a sink's news."""
+
+
+class Standing:
+    """Sends what is new of sinks and of the gaps, which the trainer keeps for a successor."""
+
+    def __init__(self, gaps: Gaps, send: Callable[[dict[str, Any]], None]) -> None:
+        self.gaps = gaps
+        self._send = send
+        self._told = 0
+
+    def tell(self, sinks: Iterable[Sink]) -> None:
+        """Tell what is new."""
+        for sink in sinks:
+            for news in sink.take_news():
+                self._send({"type": KINDS[news.what], "part": sink.name, "message": news.reason, "step": news.step})
+        if self.gaps.changes != self._told:
+            self._told = self.gaps.changes
+            self._send({"type": messages.GAPS, "gaps": self.gaps.to_json()})
+
+    def tell_end(self, files: Iterable[Sink]) -> None:
+        """Tell that all is over: every gap, and, where nothing at all could be written to `files`, why."""
+        gaps = self.gaps.to_json()
+        why = next((gap["reason"] for gap in gaps), None)
+        nothing = None if any(sink.written for sink in files) else why
+        self._send({"type": messages.CLOSED, "gaps": gaps, "nothing_written": nothing})

@@ -5,12 +5,11 @@ import random
 
 import pytest
 
-from trainsentry.anomaly.collective_call import MOST_OUTPUTS, Call, Sums, put_together, seen_by
-from trainsentry.anomaly.conservation import judge
-from trainsentry.anomaly.learned_reductions import UNKNOWN, LearnedReductions
-from trainsentry.anomaly.peers import PeerRule, Told
-from trainsentry.anomaly.replicas import Copies, ReplicaRule
-from trainsentry.anomaly.sentence import evidence
+from trainsentry.anomaly.across_ranks.collective_call import MOST_OUTPUTS, Call, Sums, put_together, seen_by
+from trainsentry.anomaly.across_ranks.conservation import UNKNOWN, LearnedReductions, judge
+from trainsentry.anomaly.across_ranks.peers import PeerRule, Told
+from trainsentry.anomaly.across_ranks.replicas import Copies, ReplicaRule
+from trainsentry.anomaly.incidents.sentence import evidence
 from trainsentry.collectors.series import Series
 
 WEIGHT = Series("w", "parameter")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.calibration import Calibration
+from trainsentry.anomaly.baselines.calibration import Calibration
+from trainsentry.anomaly.baselines.false_alarms import Allowed
+from trainsentry.anomaly.baselines.score_tail import Tail
 from trainsentry.anomaly.detection import Detection
-from trainsentry.anomaly.false_alarms import Allowed
-from trainsentry.anomaly.own_detectors import load_detectors
-from trainsentry.anomaly.tail import Tail
+from trainsentry.anomaly.rules.user_detectors import load_detectors
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_records import Stream

@@ -3,7 +3,7 @@
 import math
 from types import SimpleNamespace
 
-from trainsentry.anomaly.first_overflow import first_overflows
+from trainsentry.anomaly.dumps.first_overflow import first_overflows
 
 
 def dump(rank, *calls):

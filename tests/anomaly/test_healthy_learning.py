@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.baselines.thresholds import ZEROS_JUMP
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.features import features_of
-from trainsentry.anomaly.frozen import FrozenRule
-from trainsentry.anomaly.sensitivity import ZEROS_JUMP
-from trainsentry.anomaly.siblings import SiblingRule
+from trainsentry.anomaly.rules.frozen import FrozenRule
+from trainsentry.anomaly.rules.layer_outliers import SiblingRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MEAN, ZEROS
 

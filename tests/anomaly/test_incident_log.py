@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.incident import Incident
-from trainsentry.anomaly.incident_log import QUIET_STEPS, IncidentLog
+from trainsentry.anomaly.incidents.incident_log import QUIET_STEPS, IncidentLog
 from trainsentry.collectors.series import Series, SeriesTable
 
 HARD = Anomaly(5, 0, 0, 0, "fc.weight", "gradient", "nans", 3.0, 0.0, 1000.0, "nonfinite", "nonfinite", "fc", 4)

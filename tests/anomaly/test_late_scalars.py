@@ -9,7 +9,7 @@ from tiny_models import mlp
 
 import trainsentry
 from trainsentry.anomaly.detection import Detection
-from trainsentry.monitor.history import diagnose
+from trainsentry.monitor.offline.history import diagnose
 
 LOSS, RATE = ("loss", "loss"), ("learning_rate", "learning_rate")
 OUT, BACK, G = ("fc.output.0", "activation_output"), ("fc.input.0", "activation_grad_input"), ("fc.weight", "gradient")

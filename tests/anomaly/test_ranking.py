@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.anomaly.ranking import rank
-from trainsentry.anomaly.sentence import evidence
+from trainsentry.anomaly.incidents.ranking import rank
+from trainsentry.anomaly.incidents.sentence import evidence
 
 
 def anomaly(name, quantity, step, order=0, **kwargs):

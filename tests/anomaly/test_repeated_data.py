@@ -5,8 +5,8 @@ import random
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.repeated_data import KEPT, RepeatedDataRule
-from trainsentry.anomaly.sentence import evidence
+from trainsentry.anomaly.incidents.sentence import evidence
+from trainsentry.anomaly.rules.repeated_data import KEPT, RepeatedDataRule
 from trainsentry.collectors.statistics import VALUE
 
 INPUT = ("input.0", "activation_input")

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.constant_data import ConstantDataRule
-from trainsentry.anomaly.continuity import ContinuityRule
+from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.detection import Detection
-from trainsentry.anomaly.frozen import FrozenRule
-from trainsentry.anomaly.missing_state import MissingStateRule
-from trainsentry.anomaly.reductions import ReductionRule
-from trainsentry.anomaly.siblings import SiblingRule
-from trainsentry.anomaly.state_reset import StateResetRule
-from trainsentry.anomaly.switches import SwitchRule
+from trainsentry.anomaly.rules.constant_data import ConstantDataRule
+from trainsentry.anomaly.rules.frozen import FrozenRule
+from trainsentry.anomaly.rules.layer_outliers import SiblingRule
+from trainsentry.anomaly.rules.lost_state import MissingStateRule
+from trainsentry.anomaly.rules.state_reset import StateResetRule
+from trainsentry.anomaly.rules.switches import SwitchRule
+from trainsentry.anomaly.rules.weight_continuity import ContinuityRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, VALUE, ZEROS
 

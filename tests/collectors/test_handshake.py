@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainsentry.collectors import handshake
-from trainsentry.collectors.handshake import Caller, Door, Refused, Seals, secret_for
+from trainsentry.collectors.ranks import handshake
+from trainsentry.collectors.ranks.handshake import Caller, Door, Refused, Seals, secret_for
 
 SECRET = b"s" * 32
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from meeting_door import enter, free_door, hung_up, on_ranks, say
 
-from trainsentry.collectors import hub_rounds, meeting_secret
-from trainsentry.collectors.sealed_lines import text_of
-from trainsentry.collectors.socket_meeting import Agreement, meet
+from trainsentry.collectors.ranks import rounds, run_secret
+from trainsentry.collectors.ranks.connection import text_of
+from trainsentry.collectors.ranks.rendezvous import Agreement, meet
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ NONSENSE = [
     {"gather": 0},
     {"put": "hang/0", "text": "rank 0 says nothing of the kind"},
     {"put": ["hang/1"], "text": "x"},
-    {"put": "hang/1", "text": "x" * (hub_rounds.LONGEST_WORD + 1)},
+    {"put": "hang/1", "text": "x" * (rounds.LONGEST_WORD + 1)},
     {"read": 0, "prefix": 7},
     {"read": None, "prefix": ""},
     {"no such": "message"},
@@ -38,7 +38,7 @@ NONSENSE = [
 def test_a_rank_that_sends_nonsense_is_let_go_and_the_board_is_still_there(door, nonsense):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meet, door, 0, 2, 20)
-        while meeting_secret.left_secret(door.run) is None:
+        while run_secret.left_secret(door.run) is None:
             time.sleep(0.01)
         sock, lines = enter(door, 1, 2)
         say(sock, lines, ready=1)
@@ -69,14 +69,14 @@ def test_of_proposals_of_two_lengths_rank_0s_counts_and_the_other_rank_is_let_go
 
 
 def test_rounds_and_words_of_a_rank_are_bounded():
-    rounds, words = hub_rounds.Rounds(2), hub_rounds.Words()
-    for number in range(hub_rounds.MOST_ROUNDS):
-        rounds.take("gather", number, 1, "x")
+    kept, words = rounds.Rounds(2), rounds.Words()
+    for number in range(rounds.MOST_ROUNDS):
+        kept.take("gather", number, 1, "x")
     with pytest.raises(ValueError, match="rounds"):
-        rounds.take("gather", hub_rounds.MOST_ROUNDS, 1, "x")
-    for number in range(hub_rounds.MOST_WORDS):
+        kept.take("gather", rounds.MOST_ROUNDS, 1, "x")
+    for number in range(rounds.MOST_WORDS):
         words.put(1, f"word{number}/1", "x")
     words.put(1, "word0/1", "y")
     with pytest.raises(ValueError, match="kept"):
         words.put(1, "one more/1", "x")
-    assert len(words.under("")) == hub_rounds.MOST_WORDS
+    assert len(words.under("")) == rounds.MOST_WORDS

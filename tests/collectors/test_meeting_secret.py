@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from meeting_door import at_the_door, enter, free_door, on_ranks
 
-from trainsentry.collectors import meeting_secret, strangers
-from trainsentry.collectors.handshake import Refused
-from trainsentry.collectors.meeting_hub import Hub
-from trainsentry.collectors.socket_meeting import Agreement, Door, meet
+from trainsentry.collectors.ranks import run_secret, unproven_callers
+from trainsentry.collectors.ranks.handshake import Refused
+from trainsentry.collectors.ranks.rendezvous import Agreement, Door, meet
+from trainsentry.collectors.ranks.rendezvous_server import Hub
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ SPOILT = {
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(door, spoil, monkeypatch):
     """A stranger sits on the line between rank 1 and rank 0."""
-    monkeypatch.setenv(meeting_secret.SECRET, "a secret of the run")
+    monkeypatch.setenv(run_secret.SECRET, "a secret of the run")
     between = socket.create_server(("127.0.0.1", 0))
     seen = Door("127.0.0.1", (between.getsockname()[1],), door.run)
 
@@ -89,12 +89,12 @@ def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(door, spoi
 def test_strangers_at_the_door_are_few_and_leave_soon(door):
     clock = [0.0]
     with socket.create_server((door.host, door.ports[0])) as listening:
-        here = strangers.Strangers(listening, b"secret", "meeting", lambda: clock[0], most=4)
+        here = unproven_callers.Strangers(listening, b"secret", "meeting", lambda: clock[0], most=4)
         silent = [socket.create_connection((door.host, door.ports[0])) for _ in range(20)]
         end = time.monotonic() + 20
         while len(here) < 4 and time.monotonic() < end:
             assert not list(here.proven())
-        clock[0] = strangers.STRANGER_SECONDS
+        clock[0] = unproven_callers.STRANGER_SECONDS
         assert not list(here.proven())
         clock[0] *= 3
         assert not list(here.proven())
@@ -104,7 +104,7 @@ def test_strangers_at_the_door_are_few_and_leave_soon(door):
 
 
 def test_ranks_share_a_secret_that_is_not_what_was_given_nor_that_of_another_meeting(door, monkeypatch):
-    monkeypatch.setenv(meeting_secret.SECRET, "a secret of the run")
+    monkeypatch.setenv(run_secret.SECRET, "a secret of the run")
     found = []
     for number in range(2):
         at = Door(door.host, door.ports, f"run#{number}")
@@ -122,10 +122,10 @@ def test_ranks_share_a_secret_that_is_not_what_was_given_nor_that_of_another_mee
 
 def test_a_secret_that_is_left_is_this_users_alone_and_gone_once_all_have_come(door):
     run = door.run
-    secret = meeting_secret.leave_secret(run)
-    path = meeting_secret._path_of(run)
+    secret = run_secret.leave_secret(run)
+    path = run_secret._path_of(run)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert meeting_secret.left_secret(run) == secret != meeting_secret.leave_secret(run)
+    assert run_secret.left_secret(run) == secret != run_secret.leave_secret(run)
     meetings = on_ranks(2, lambda rank: meet(door, rank, 2, 20))
     assert not path.exists()
     for meeting in meetings:
@@ -134,8 +134,8 @@ def test_a_secret_that_is_left_is_this_users_alone_and_gone_once_all_have_come(d
 
 @pytest.mark.parametrize("wrong", ["mode", "link", "directory", "fifo", "second name"])
 def test_a_secret_that_others_may_know_is_refused(door, wrong, tmp_path):
-    path = meeting_secret._path_of(door.run)
-    meeting_secret.leave_secret(door.run)
+    path = run_secret._path_of(door.run)
+    run_secret.leave_secret(door.run)
     try:
         if wrong == "mode":
             path.chmod(0o644)
@@ -147,7 +147,7 @@ def test_a_secret_that_others_may_know_is_refused(door, wrong, tmp_path):
                      "fifo": lambda: os.mkfifo(path, 0o600)}  # fmt: skip
             makes[wrong]()
         with pytest.raises(PermissionError, match="cannot be trusted"):
-            meeting_secret.left_secret(door.run)
+            run_secret.left_secret(door.run)
         [error] = on_ranks(2, lambda rank: meet(door, rank, 2, 20), absent=(0,))
         assert "cannot be trusted" in str(error)
     finally:
@@ -156,19 +156,19 @@ def test_a_secret_that_others_may_know_is_refused(door, wrong, tmp_path):
 
 def test_ranks_of_several_hosts_without_a_secret_trust_nobody(monkeypatch):
     """The address is one of documentation (RFC 5737), which no host has."""
-    with pytest.raises(RuntimeError, match=meeting_secret.SECRET):
+    with pytest.raises(RuntimeError, match=run_secret.SECRET):
         meet(Door.at("192.0.2.1", "8118"), 1, 2, 20)
 
 
 def test_a_secret_that_is_too_short_is_refused_and_not_told(door, monkeypatch):
-    monkeypatch.setenv(meeting_secret.SECRET, "hunter2")
+    monkeypatch.setenv(run_secret.SECRET, "hunter2")
     with pytest.raises(ValueError, match="got 7 characters") as error:
         meet(door, 0, 2, 20)
     assert "hunter2" not in str(error.value)
 
 
 def test_ranks_meet_without_a_secret_only_where_it_was_asked_for_and_say_so(door, monkeypatch, caplog):
-    monkeypatch.setenv(meeting_secret.UNAUTHENTICATED, "1")
+    monkeypatch.setenv(run_secret.UNAUTHENTICATED, "1")
 
     def work(rank):
         meeting = meet(door, rank, 2, 20)
@@ -184,7 +184,7 @@ def test_ranks_with_different_secrets_do_not_meet(door, monkeypatch):
     seen = []
     with socket.create_server((door.host, door.ports[0])) as listening:
         hub = Hub(listening.dup(), b"one secret", f"meeting {door.run} of 2", 2, 0.2)
-        monkeypatch.setenv(meeting_secret.SECRET, "another secret of the run")
+        monkeypatch.setenv(run_secret.SECRET, "another secret of the run")
         seen = on_ranks(2, lambda rank: meet(door, rank, 2, 0.2), absent=(0,))
         hub.wait(20)
     assert "rank 0 was not found" in str(seen[0])

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainsentry.collectors.socket_meeting import Agreement, Door, meet
+from trainsentry.collectors.ranks.rendezvous import Agreement, Door, meet
 
 
 @pytest.fixture

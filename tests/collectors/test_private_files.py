@@ -6,9 +6,9 @@ import stat
 import pytest
 import torch
 
-from trainsentry.collectors.private_files import make_private_folder, new_private_file
+from trainsentry.collectors.shared.private_files import make_private_folder, new_private_file
 from trainsentry.collectors.torch.saving import load_tensor, save_again, save_tensor
-from trainsentry.exporters.step_dump import StepDump
+from trainsentry.exporters.dumps.step_dump import StepDump
 
 
 @pytest.fixture(autouse=True)

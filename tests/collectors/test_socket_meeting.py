@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from meeting_door import at_the_door, enter, free_door, hung_up, on_ranks, say
 
-from trainsentry.collectors import meeting_secret
-from trainsentry.collectors.handshake import Refused
-from trainsentry.collectors.socket_meeting import Agreement, Door, meet
+from trainsentry.collectors.ranks import run_secret
+from trainsentry.collectors.ranks.handshake import Refused
+from trainsentry.collectors.ranks.rendezvous import Agreement, Door, meet
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_a_call_that_was_given_up_is_not_taken_for_a_rank(door):
 
     def work(rank):
         if rank == 1:
-            while meeting_secret.left_secret(door.run) is None:
+            while run_secret.left_secret(door.run) is None:
                 time.sleep(0.01)
             first, _ = enter(door, 1, 2)
             first.close()
@@ -235,7 +235,7 @@ def test_a_rank_that_cannot_be_is_turned_away(door):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(on_ranks, 2, lambda rank: meet(door, rank, 2, 1.0), (1,))
         for rank in (2, 2**32 - 1):
-            while meeting_secret.left_secret(door.run) is None:
+            while run_secret.left_secret(door.run) is None:
                 time.sleep(0.01)
             with pytest.raises((OSError, Refused)):
                 enter(door, rank, 2)
@@ -246,7 +246,7 @@ def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_board_to_the_others(d
     size = 402
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meet, door, 0, size, 30)
-        while meeting_secret.left_secret(door.run) is None:
+        while run_secret.left_secret(door.run) is None:
             time.sleep(0.01)
         others = []
         for rank in range(1, size):
@@ -272,7 +272,7 @@ def test_a_forked_child_does_not_keep_its_rank_among_the_living(door):
     """Rank 1 is a process with a child of its own that outlives it, as a data loader's worker does."""
     script = f"""
 import os, sys, time
-from trainsentry.collectors.socket_meeting import Door, meet
+from trainsentry.collectors.ranks.rendezvous import Door, meet
 meeting = meet(Door({door.host!r}, {door.ports!r}, {door.run!r}), 1, 2, 20)
 if os.fork() == 0:
     print("forked", flush=True)

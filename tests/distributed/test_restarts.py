@@ -6,7 +6,7 @@ import pytest
 import restarting
 from whole_tensors import rows
 
-from trainsentry.exporters.csv_reader import read_table, table_files
+from trainsentry.exporters.csv.reader import read_table, table_files
 
 
 def steps_in(directory):

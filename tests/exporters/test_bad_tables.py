@@ -9,10 +9,10 @@ from step_records import Records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv2tb import csv2tb
-from trainsentry.exporters.csv_reader import read_table, table_files
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.report_page import write_report
+from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.csv.reader import read_table, table_files
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.report.page import write_report
 
 W = ("fc.weight", "gradient")
 

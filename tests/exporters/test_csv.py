@@ -10,9 +10,9 @@ from step_records import Records
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, STATISTICS
-from trainsentry.exporters.csv_reader import rank_directories, read_table, table_files
-from trainsentry.exporters.csv_writer import CsvWriter, next_restart
-from trainsentry.exporters.foreign_files import NotOurs
+from trainsentry.exporters.csv.reader import rank_directories, read_table, table_files
+from trainsentry.exporters.csv.writer import CsvWriter, next_restart
+from trainsentry.exporters.files.foreign_files import NotOurs
 
 W = ("fc.weight", "gradient")
 

@@ -10,10 +10,10 @@ from step_records import Records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv2tb import csv2tb
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.foreign_files import NotOurs
-from trainsentry.exporters.msprobe_csv2tb import csv2tensorboard_by_step
+from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.convert.msprobe_csv2tb import csv2tensorboard_by_step
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.files.foreign_files import NotOurs
 
 DATA = Path(__file__).parents[1] / "data" / "msprobe_monitor"
 W = ("fc.weight", "gradient")

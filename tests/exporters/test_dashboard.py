@@ -12,11 +12,11 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from trainsentry.anomaly.incident import Incident, Suspect
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv2tb import csv2tb
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.heatmap_picture import _BAD, colours, picture
-from trainsentry.exporters.layer_matrix import LayerMatrix
-from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
+from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.tensorboard.heatmap import _BAD, colours, picture
+from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
+from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
 
 
 def fail(*problem):

@@ -6,12 +6,12 @@ from step_records import Records
 from typer.testing import CliRunner
 
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.report_page import write_report
+from trainsentry.exporters.report.page import write_report
 from trainsentry.monitor.cli.app import app
-from trainsentry.monitor.comparing import compare
-from trainsentry.monitor.history import diagnose
+from trainsentry.monitor.offline.compare_runs import compare
+from trainsentry.monitor.offline.history import diagnose
 
 
 def fail(*problem):

@@ -7,12 +7,12 @@ from step_records import Records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv2tb import csv2tb
-from trainsentry.exporters.csv_reader import read_table, table_files
-from trainsentry.exporters.csv_writer import CsvWriter, next_restart
-from trainsentry.exporters.finished_blocks import compact
-from trainsentry.exporters.report_data import gather
-from trainsentry.monitor.history import diagnose
+from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.csv.finished_blocks import compact
+from trainsentry.exporters.csv.reader import read_table, table_files
+from trainsentry.exporters.csv.writer import CsvWriter, next_restart
+from trainsentry.exporters.report.data import gather
+from trainsentry.monitor.offline.history import diagnose
 
 NAMES = ["fc.weight", 'odd, "quoted"\nname', "<b>", "nan"]
 

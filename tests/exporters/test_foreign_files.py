@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from limited_memory import run_within
 
-from trainsentry.exporters.foreign_arrays import read_array
-from trainsentry.exporters.foreign_fields import checked, number, objects, sizes, statistic, text, whole
-from trainsentry.exporters.foreign_files import (
+from trainsentry.exporters.files.foreign_arrays import read_array
+from trainsentry.exporters.files.foreign_fields import checked, number, objects, sizes, statistic, text, whole
+from trainsentry.exporters.files.foreign_files import (
     DEEPEST,
     LONGEST_LINE,
     NotOurs,

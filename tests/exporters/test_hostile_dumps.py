@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from trainsentry.anomaly.dump_comparison import compare_dumps
-from trainsentry.anomaly.first_overflow import first_overflows
-from trainsentry.exporters.dump_reader import read_dumps, read_mended
-from trainsentry.exporters.foreign_files import NotOurs
+from trainsentry.anomaly.dumps.dump_comparison import compare_dumps
+from trainsentry.anomaly.dumps.first_overflow import first_overflows
+from trainsentry.exporters.dumps.dump_reader import read_dumps, read_mended
+from trainsentry.exporters.files.foreign_files import NotOurs
 
 FACTS = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": 1.0, "Min": 0.0, "Norm": 1.0}
 

@@ -9,13 +9,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv2tb import csv2tb
-from trainsentry.exporters.csv_format import elements_of, sizes_of
-from trainsentry.exporters.csv_pieces import LONGEST_LINE
-from trainsentry.exporters.csv_reader import read_table, table_files
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.report_page import write_report
-from trainsentry.monitor.history import records_of
+from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.csv.format import elements_of, sizes_of
+from trainsentry.exporters.csv.pieces import LONGEST_LINE
+from trainsentry.exporters.csv.reader import read_table, table_files
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.report.page import write_report
+from trainsentry.monitor.offline.history import records_of
 
 HEADER = "vpp_stage,name,step,micro_step,order,norm,shape,dtype\n"
 
@@ -71,7 +71,7 @@ def test_a_place_in_the_order_far_away_takes_no_memory(tmp_path):
     table(tmp_path, "loss,0,0,2.5\n", header="name,step,micro_step,value\n", name="scalars_0-9.csv")
     run_within(
         300,
-        "from pathlib import Path\nfrom trainsentry.monitor.history import records_of\n"
+        "from pathlib import Path\nfrom trainsentry.monitor.offline.history import records_of\n"
         "from trainsentry.collectors.series import SeriesTable",
         "[record] = records_of(Path(sys.argv[1]), SeriesTable(), print)\nassert len(record.ids) == 2",
         tmp_path,
@@ -114,7 +114,7 @@ def test_a_line_of_gigabytes_takes_little_memory(tmp_path):
         file.write(b"\n" + row("b", step=1).encode())
     told = run_within(
         400,
-        "from pathlib import Path\nfrom trainsentry.exporters.csv_reader import read_table, table_files",
+        "from pathlib import Path\nfrom trainsentry.exporters.csv.reader import read_table, table_files",
         "files = table_files(Path(sys.argv[1]))['gradient']\n"
         "print([r.name for rows in read_table(files, lambda *p: print(p[1])) for r in rows])",
         tmp_path,
@@ -131,8 +131,8 @@ def test_a_small_file_that_becomes_a_large_one_is_stopped_and_what_came_before_i
     told = run_within(
         400,
         "from pathlib import Path\nimport zstandard\n"
-        "from trainsentry.exporters.csv_reader import read_table, table_files\n"
-        "from trainsentry.exporters.csv_pieces import line_count",
+        "from trainsentry.exporters.csv.reader import read_table, table_files\n"
+        "from trainsentry.exporters.csv.pieces import line_count",
         "path = Path(sys.argv[1])\nfiles = table_files(path)['gradient']\nproblems = []\n"
         "print([r.name for rows in read_table(files, lambda *p: problems.append(p)) for r in rows])\n"
         "print(problems[-1][2])\nline_count(files[0].path)",

@@ -2,9 +2,8 @@
 
 import json
 
-from trainsentry.exporters.foreign_files import read_lines
-from trainsentry.exporters.json_files import append_lines, replace_json
-from trainsentry.exporters.run_file import write_run
+from trainsentry.exporters.files.foreign_files import read_lines
+from trainsentry.exporters.files.json_files import append_lines, replace_json, write_run
 
 
 def test_a_torn_line_is_cut_and_bad_lines_are_named(tmp_path):

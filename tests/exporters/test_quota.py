@@ -1,6 +1,6 @@
 """The quota takes the oldest finished tables first, and those of an incident last."""
 
-from trainsentry.exporters.quota import enforce_quota
+from trainsentry.exporters.csv.quota import enforce_quota
 
 
 def fill(directory):

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 from recorded_runs import CULPRIT, make_run
 
-from trainsentry.exporters.foreign_files import NotOurs
-from trainsentry.exporters.report_data import gather
-from trainsentry.exporters.report_page import MAX_BYTES, write_report
+from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.report.data import gather
+from trainsentry.exporters.report.page import MAX_BYTES, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

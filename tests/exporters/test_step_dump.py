@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainsentry.exporters.dump_reader import read_dumps, read_mended
-from trainsentry.exporters.foreign_files import NotOurs
-from trainsentry.exporters.growing_json import GrowingJson
-from trainsentry.exporters.step_dump import StepDump
+from trainsentry.exporters.dumps.dump_reader import read_dumps, read_mended
+from trainsentry.exporters.dumps.growing_json import GrowingJson
+from trainsentry.exporters.dumps.step_dump import StepDump
+from trainsentry.exporters.files.foreign_files import NotOurs
 
 
 def test_the_file_is_whole_after_each_member(tmp_path):

@@ -5,10 +5,10 @@ from step_records import Records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv2tb import csv2tb
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.foreign_files import NotOurs
-from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
+from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
 
 SIZES = {
     ("fc.weight", "gradient"): 2.0,

@@ -8,14 +8,14 @@ from step_records import Records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainsentry.anomaly.incident import Incident, Suspect
-from trainsentry.collectors.gradient_summary import Gradient, GradientSummary
+from trainsentry.collectors.calls.gradient_summary import Gradient, GradientSummary
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, STATISTICS
-from trainsentry.exporters.csv_reader import read_table, table_files
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.dump_reader import read_dumps
-from trainsentry.exporters.step_dump import StepDump
-from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
+from trainsentry.exporters.csv.reader import read_table, table_files
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.dumps.dump_reader import read_dumps
+from trainsentry.exporters.dumps.step_dump import StepDump
+from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
 
 NAMES = {"fc\ud800.weight": "fc\\ud800.weight", "a\0b": "a\\x00b", "\udfff\ud800": "\\udfff\\ud800"}
 

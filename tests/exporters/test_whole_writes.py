@@ -10,11 +10,11 @@ from step_records import Records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv_reader import read_table, table_files
-from trainsentry.exporters.csv_writer import CsvWriter
-from trainsentry.exporters.foreign_files import read_lines
-from trainsentry.exporters.json_files import append_lines, replace_json
-from trainsentry.exporters.tensorboard_writer import TensorBoardWriter
+from trainsentry.exporters.csv.reader import read_table, table_files
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.files.foreign_files import read_lines
+from trainsentry.exporters.files.json_files import append_lines, replace_json
+from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
 
 SIZES = {(f"layer{i}.weight", quantity): 2.0 for i in range(20) for quantity in ("gradient", "parameter")}
 
@@ -139,7 +139,7 @@ def test_events_that_somebody_removes_are_told_and_go_on_in_a_new_file(tmp_path)
 
 
 def test_a_disk_with_room_for_a_part_says_so_by_a_number_only(tmp_path, monkeypatch):
-    from trainsentry.exporters.whole_writes import append_whole
+    from trainsentry.exporters.files.whole_writes import append_whole
 
     class Slow:
         def __init__(self, file):

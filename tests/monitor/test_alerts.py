@@ -13,9 +13,9 @@ import torch
 from tiny_models import flip_bit, mlp, train
 
 import trainsentry
-from trainsentry.exporters.json_files import replace_json
+from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.exporters.prometheus import registry_of, write_textfile
-from trainsentry.monitor.recorder import delivery
+from trainsentry.monitor.recorder import webhook
 
 SETTINGS = {"url_env": "HOOK", "token_env": "TOKEN", "style": "json", "timeout": 2.0, "retries": 3, "pause": 0.01}
 INCIDENT = {
@@ -55,7 +55,7 @@ def test_a_delivery_is_tried_again_until_it_arrives(hook, monkeypatch):
     monkeypatch.setenv("HOOK", url)
     monkeypatch.setenv("TOKEN", "abc")
     answers[:] = [500, 429]
-    assert delivery.deliver(SETTINGS, INCIDENT) == (True, 3, "status 200")
+    assert webhook.deliver(SETTINGS, INCIDENT) == (True, 3, "status 200")
     assert got[-1] == ({"type": "trainsentry.incident", "incident": INCIDENT}, "Bearer abc")
 
 
@@ -64,23 +64,23 @@ def test_a_delivery_that_cannot_arrive_ends(hook, monkeypatch, answers_given, tr
     url, _, answers = hook
     answers[:] = answers_given
     monkeypatch.setenv("HOOK", url)
-    arrived, tried, said = delivery.deliver(SETTINGS, INCIDENT)
+    arrived, tried, said = webhook.deliver(SETTINGS, INCIDENT)
     assert (arrived, tried) == (False, tries)
     assert said.startswith("status")
 
 
 def test_an_address_that_nobody_answers_is_given_up_and_not_told(monkeypatch):
     monkeypatch.setenv("HOOK", "http://127.0.0.1:9/secret")
-    arrived, tries, said = delivery.deliver(SETTINGS, INCIDENT)
+    arrived, tries, said = webhook.deliver(SETTINGS, INCIDENT)
     assert (arrived, tries) == (False, 4)
     assert "secret" not in said
     monkeypatch.setenv("HOOK", "file:///etc/passwd")
-    assert delivery.deliver(SETTINGS, INCIDENT)[1] == 0
+    assert webhook.deliver(SETTINGS, INCIDENT)[1] == 0
 
 
 def test_a_port_whose_rank_has_ended_is_taken_over_by_another(tmp_path, monkeypatch):
     from trainsentry.exporters import prometheus
-    from trainsentry.monitor.recorder import metrics
+    from trainsentry.monitor.recorder.sinks import metrics
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -109,7 +109,7 @@ def test_a_redirect_is_not_followed_with_the_token(hook, monkeypatch):
     answers[:] = [302]
     monkeypatch.setenv("HOOK", url)
     monkeypatch.setenv("TOKEN", "abc")
-    assert delivery.deliver(SETTINGS, INCIDENT) == (False, 1, "status 302")
+    assert webhook.deliver(SETTINGS, INCIDENT) == (False, 1, "status 302")
     assert len(got) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_port_that_something_else_has_is_told(out):
 
 
 def test_chats_get_the_sentence():
-    text = json.loads(delivery.payload_of(INCIDENT, "text"))["text"]
+    text = json.loads(webhook.payload_of(INCIDENT, "text"))["text"]
     assert "It broke." in text
     assert "fc.weight" in text
 
@@ -187,8 +187,8 @@ def test_a_log_that_hangs_or_fails_is_left_behind():
     from step_records import Records
 
     from trainsentry.exporters.experiment_log import ExperimentLog
-    from trainsentry.monitor.recorder.gaps import Gaps
-    from trainsentry.monitor.recorder.sink import JOB_BYTES, Sink
+    from trainsentry.monitor.recorder.sinks.gaps import Gaps
+    from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, Sink
 
     records, gaps = Records(), Gaps()
     release, begun = threading.Event(), threading.Event()

@@ -13,8 +13,8 @@ import pytest
 from tiny_models import train
 from watched import STEPS, make, rows, status
 
-from trainsentry.monitor.recorder import claim
-from trainsentry.monitor.recorder.claim import claim_start, release, renew
+from trainsentry.monitor.recorder.sinks import claim
+from trainsentry.monitor.recorder.sinks.claim import claim_start, release, renew
 
 SCRIPT = """
 import sys, logging, torch
@@ -106,7 +106,7 @@ def test_many_at_once_get_numbers_of_their_own(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from trainsentry.monitor.recorder.claim import claim_start
+from trainsentry.monitor.recorder.sinks.claim import claim_start
 sys.stdin.read(1)
 print([claim_start(Path({str(tmp_path)!r}), 0).restart for _ in range(20)])
 """

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainsentry import ConfigError, MonitorConfig
-from trainsentry.monitor.config_file import load_config
+from trainsentry.monitor.config.files import load_config
 
 DEFAULTS = {
     "output_dir": "monitor_output",

@@ -16,7 +16,9 @@ import torch
 from tiny_models import EVERY_STEP, mlp, train
 
 import trainsentry
-from trainsentry.collectors.torch import activations, parameters, watch
+from trainsentry.collectors.torch import watch
+from trainsentry.collectors.torch.hooks import activations
+from trainsentry.collectors.torch.parameters.readers import readers
 from trainsentry.monitor.recorder.start import ThreadRecorder
 
 STEPS = 12
@@ -50,10 +52,10 @@ def plant(*_, **__):
 
 PLACES = {
     "activations": (activations.ActivationHooks, "_observe"),
-    "gradients": (parameters.GradientReader, "read"),
+    "gradients": (readers.GradientReader, "read"),
     "parameters": (watch, "read_parameters"),
     "optimizer_state": (watch, "read_state"),
-    "updates": (parameters.UpdateReader, "keep"),
+    "updates": (readers.UpdateReader, "keep"),
     "log": (watch.TorchWatch, "log"),
     "step boundary": (watch.TorchWatch, "before_update"),
 }
@@ -107,7 +109,7 @@ def test_a_writer_that_blocks_for_ever_is_left_behind(out, monkeypatch, caplog, 
     import threading
 
     release = threading.Event()
-    monkeypatch.setattr("trainsentry.exporters.csv_writer.CsvWriter.write", lambda *_: release.wait(60))
+    monkeypatch.setattr("trainsentry.exporters.csv.writer.CsvWriter.write", lambda *_: release.wait(60))
     model, optimizer, monitor = make(out, export={"max_wait": 3.0, "tensorboard": True})
     started = time.monotonic()
     with monitor:
@@ -127,7 +129,7 @@ def test_a_recorder_that_blocks_for_ever_costs_a_bounded_wait(out, monkeypatch, 
 
     release = threading.Event()
     monkeypatch.setattr("trainsentry.monitor.recorder.session.Session.take_record", lambda *_: release.wait(20))
-    monkeypatch.setattr("trainsentry.monitor.ending.FLUSH_SECONDS", 0.5)
+    monkeypatch.setattr("trainsentry.monitor.trainer.ending.FLUSH_SECONDS", 0.5)
     model, optimizer, monitor = make(out, ring_size=2**20, export={"max_wait": 0.3})
     monkeypatch.setattr(monitor._loop.link.ring, "size", 2**15)  # a ring that is soon full
     started = time.monotonic()
@@ -184,7 +186,7 @@ def test_a_read_only_directory(caplog):
 def test_a_disk_that_stays_full_is_told_once_and_the_gap_is_noted(out, caplog, monkeypatch):
     (out / "rank0").mkdir(parents=True)
     (out / "rank0" / "gradient_0-999.csv").symlink_to("/dev/full")
-    monkeypatch.setattr("trainsentry.monitor.starting.next_restart", lambda directory: 0)
+    monkeypatch.setattr("trainsentry.monitor.trainer.wiring.next_restart", lambda directory: 0)
     model, optimizer, monitor = make(out, export={"tensorboard": True})
     with monitor:
         assert train(model, optimizer, STEPS, monitor).losses == bare()
@@ -340,7 +342,7 @@ def test_many_open_files_do_not_matter(out):
 def test_a_recorder_that_hangs_is_waited_for_once(out, monkeypatch):
     from tiny_models import flip_bit
 
-    monkeypatch.setattr("trainsentry.monitor.ending.FLUSH_SECONDS", 1.0)
+    monkeypatch.setattr("trainsentry.monitor.trainer.ending.FLUSH_SECONDS", 1.0)
     settings = {"dump": {"cooldown_steps": 0}}
     model, optimizer, monitor = make(out, export={"max_wait": 1.0}, on_incident=settings)
     recorder = monitor._loop.link.running.process.pid
@@ -384,8 +386,8 @@ def test_a_record_whose_series_could_not_be_told_is_left_out(out):
     from trainsentry.collectors.record import StepRecord
     from trainsentry.collectors.series import Layout, Series, SeriesTable
     from trainsentry.collectors.statistics import COLUMNS, STATISTICS
-    from trainsentry.monitor.recorder.hello import Hello
     from trainsentry.monitor.recorder.link import RecorderLink
+    from trainsentry.monitor.recorder.recorder_settings import Hello
 
     class Nobody:
         mode = "nobody"

@@ -6,7 +6,7 @@ import pytest
 
 from trainsentry import TrainMonitor
 from trainsentry.collectors.guard import Guard
-from trainsentry.monitor.follower import Follower
+from trainsentry.monitor.ranks.unwatched_rank import Follower
 
 
 class Steps:

@@ -10,12 +10,12 @@ import pytest
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, MEAN
-from trainsentry.monitor.recorder import network
-from trainsentry.monitor.recorder.gathering import Gathering
-from trainsentry.monitor.recorder.heard import ALL
 from trainsentry.monitor.recorder.messages import FLUSHED
-from trainsentry.monitor.recorder.place import Address, Place
-from trainsentry.monitor.recorder.together import Together
+from trainsentry.monitor.recorder.ranks import network
+from trainsentry.monitor.recorder.ranks.peer_messages import ALL
+from trainsentry.monitor.recorder.ranks.rank_tree import Together
+from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering
+from trainsentry.monitor.recorder.ranks.tree_position import Address, Place
 
 
 def half(rank, step, value, name="w"):

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainsentry.collectors.socket_meeting import Door, meet
-from trainsentry.monitor import hang_watch
-from trainsentry.monitor.hang_watch import HangWatch
+from trainsentry.collectors.ranks.rendezvous import Door, meet
+from trainsentry.monitor.ranks import hang_watch
+from trainsentry.monitor.ranks.hang_watch import HangWatch
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -9,9 +9,9 @@ from tiny_models import flip_bit, mlp, train
 
 import trainsentry
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.exporters.step_rows import RowKey
-from trainsentry.monitor.history import diagnose, records_of
-from trainsentry.monitor.recorded_table import layout_of, series_of
+from trainsentry.exporters.csv.table_rows import RowKey
+from trainsentry.monitor.offline.history import diagnose, records_of
+from trainsentry.monitor.offline.recorded_table import layout_of, series_of
 
 
 def fail(*problem):

@@ -5,7 +5,7 @@ import os
 import pytest
 from limited_memory import run_within
 
-from trainsentry.monitor.config_file import load_config
+from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.debugger.debugger_config import load_debugger_config
 from trainsentry.monitor.errors import ConfigError
 

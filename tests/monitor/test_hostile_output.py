@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.monitor.cli.app import app
 
 MARKUP = ("a[red]b[/red].weight", "[/bold]", "[x]", "layers[0].weight", "a:smile:b", "end\\")

@@ -122,7 +122,7 @@ def test_a_successor_knows_the_gaps_of_the_recorder_before_it(out):
 def test_what_a_recorder_kept_for_a_full_disk_is_a_gap_when_it_dies(out, monkeypatch):
     (out / "rank0").mkdir(parents=True)
     (out / "rank0" / "gradient_0-999.csv").symlink_to("/dev/full")
-    monkeypatch.setattr("trainsentry.monitor.starting.next_restart", lambda directory: 0)
+    monkeypatch.setattr("trainsentry.monitor.trainer.wiring.next_restart", lambda directory: 0)
     model, optimizer, monitor = make(out)
 
     def before_step(step):

@@ -10,7 +10,7 @@ import torch
 from tiny_models import mlp, train
 
 import trainsentry
-from trainsentry.monitor.ring import Ring
+from trainsentry.monitor.recorder.ring import Ring
 
 
 def test_the_flight_recorder_counts_what_it_holds(out):

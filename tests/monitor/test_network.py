@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from trainsentry.collectors import handshake, strangers
-from trainsentry.collectors.handshake import Caller
-from trainsentry.monitor.recorder import framing, network
-from trainsentry.monitor.recorder.framing import JSON, RECORD
-from trainsentry.monitor.recorder.network import Network, new_selector
-from trainsentry.monitor.recorder.place import Address, Place, purpose_of
+from trainsentry.collectors.ranks import handshake, unproven_callers
+from trainsentry.collectors.ranks.handshake import Caller
+from trainsentry.monitor.recorder.ranks import framing, network
+from trainsentry.monitor.recorder.ranks.framing import JSON, RECORD
+from trainsentry.monitor.recorder.ranks.network import Network, new_selector
+from trainsentry.monitor.recorder.ranks.tree_position import Address, Place, purpose_of
 
 
 class Clock:
@@ -193,10 +193,14 @@ def test_silent_strangers_are_few_and_leave_soon_and_keep_no_rank_out(parent):
     silent = []
     for _ in range(4):
         silent += [socket.create_connection(parent.door) for _ in range(40)]
-        until(lambda: not list(parent.pump()) and len(parent._strangers) == min(len(silent), strangers.MOST_STRANGERS))
+        until(
+            lambda: (
+                not list(parent.pump()) and len(parent._strangers) == min(len(silent), unproven_callers.MOST_STRANGERS)
+            )
+        )
     known, seals = caller_of(parent)
     assert seals is not None
-    parent._clock.now += strangers.STRANGER_SECONDS
+    parent._clock.now += unproven_callers.STRANGER_SECONDS
     until(lambda: not list(parent.pump()) and not len(parent._strangers))
     assert set(parent.children) == {1}
     for sock in (*silent, known):
@@ -205,7 +209,7 @@ def test_silent_strangers_are_few_and_leave_soon_and_keep_no_rank_out(parent):
 
 def test_one_who_says_a_byte_now_and_then_is_given_no_more_time(parent):
     with socket.create_connection(parent.door) as slow:
-        for parent._clock.now in range(int(strangers.STRANGER_SECONDS)):
+        for parent._clock.now in range(int(unproven_callers.STRANGER_SECONDS)):
             slow.sendall(b"T")
             until(lambda: not list(parent.pump()) and len(parent._strangers) == 1)
         parent._clock.now += 1
@@ -250,7 +254,7 @@ def test_a_recorder_without_a_descriptor_left_lets_nobody_in_for_a_while_and_the
             assert selector.select(0) == []  # it does not spin
         list(parent.pump())
         assert len(parent._strangers) == 0
-        parent._clock.now += strangers.PAUSE_SECONDS
+        parent._clock.now += unproven_callers.PAUSE_SECONDS
         until(lambda: not list(parent.pump()) and len(parent._strangers) == 1)
 
 

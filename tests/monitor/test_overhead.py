@@ -15,8 +15,8 @@ import trainsentry
 from trainsentry.collectors import guard
 from trainsentry.collectors.settings import PARTS
 from trainsentry.collectors.torch.watch import TorchWatch
-from trainsentry.monitor import cost, overhead
-from trainsentry.monitor.budget import LONGEST, Budget
+from trainsentry.monitor.trainer import overhead
+from trainsentry.monitor.trainer.budget import LONGEST, Budget
 
 
 class Clock:
@@ -36,7 +36,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(guard, "perf_counter_ns", clock.nanoseconds)
-    monkeypatch.setattr(overhead, "Cost", functools.partial(cost.Cost, clock=clock))
+    monkeypatch.setattr(overhead, "Cost", functools.partial(overhead.Cost, clock=clock))
     return clock
 
 

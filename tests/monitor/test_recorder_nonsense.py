@@ -9,11 +9,12 @@ import pytest
 from recorder_tree import ALONE, HALVES, WHOLE, Leaf, all_reduce, carry, loss, own, record, recorder, row, weights
 from recording_process import Recording
 
+from trainsentry.anomaly.across_ranks.peers import PeerRule, Told
 from trainsentry.anomaly.anomaly import STRAGGLER, Anomaly
-from trainsentry.anomaly.peers import PeerRule, Told
 from trainsentry.collectors.series import Series, SeriesTable
-from trainsentry.monitor.recorder import framing, gathering, messages
-from trainsentry.monitor.recorder.heard import ALL, MOST_NONSENSE, Heard, Nonsense
+from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.ranks import framing, shard_assembly
+from trainsentry.monitor.recorder.ranks.peer_messages import ALL, MOST_NONSENSE, Heard, Nonsense
 
 BAD = 1
 """The rank that sends nonsense to the root; ranks 0 and 2 train on."""
@@ -201,7 +202,7 @@ def test_a_rank_whose_times_are_no_numbers_hides_no_straggler_among_the_others(s
 def test_a_rank_that_is_far_ahead_of_all_others_does_not_have_their_steps_given_up(step):
     root, leaf = tree()
     bad = Leaf(BAD)
-    for i in range(2 * gathering.PENDING_STEPS):
+    for i in range(2 * shard_assembly.PENDING_STEPS):
         bad.tell(root, step + i, weights(1.0) + loss())
         say(root, PARTS | {"step": step + i, "told": [told(loss=1.0)]})
     assert len(root.owner.failures) == 1
@@ -220,7 +221,7 @@ def test_a_rank_that_goes_back_again_and_again_does_not_have_the_others_left_out
 
 
 def test_a_rank_defines_no_more_than_memory_is_there_for(monkeypatch):
-    monkeypatch.setattr(gathering, "MOST_DEFINED", 100)
+    monkeypatch.setattr(shard_assembly, "MOST_DEFINED", 100)
     root, leaf = tree()
     for turn in range(20):
         say(root, definitions([{"name": f"w{turn}.{i}", "quantity": "gradient"} for i in range(30)]))
@@ -264,7 +265,7 @@ def test_what_recorders_do_say_to_each_other_is_taken():
 
 
 def test_the_sentences_of_an_incident_are_taken_from_the_root():
-    from trainsentry.anomaly.incident_log import IncidentLog
+    from trainsentry.anomaly.incidents.incident_log import IncidentLog
 
     table = SeriesTable()
     log = IncidentLog(table)

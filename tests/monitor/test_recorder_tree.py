@@ -7,8 +7,8 @@ from recorder_tree import HALVES, WHOLE, Leaf, all_reduce, carry, loss, own, rec
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.series import Series
-from trainsentry.monitor.recorder import framing
-from trainsentry.monitor.recorder.seen_calls import WAITING_STEPS
+from trainsentry.monitor.recorder.ranks import framing
+from trainsentry.monitor.recorder.ranks.collective_ledger import WAITING_STEPS
 
 
 def two_hosts():
@@ -136,10 +136,10 @@ def test_a_host_whose_ranks_are_one_against_one_is_a_tie_only_where_it_is_alone(
 
 
 def test_many_replicas_that_part_at_once_are_told_up_to_a_bound_and_name_no_other_rank():
-    from trainsentry.monitor.recorder import copies
+    from trainsentry.monitor.recorder.ranks import replica_groups
 
     root, head, leaf = recorder(0, None, (1,), 3), recorder(1, 0, (2,), 3), Leaf(2)
-    several = [Series(f"w{i}", "gradient") for i in range(2 * copies.MOST_TOLD)]
+    several = [Series(f"w{i}", "gradient") for i in range(2 * replica_groups.MOST_TOLD)]
     for step in range(8):
         rows = [[(s, *weights(step + 50.0 * off)[0][1:]) for s in several] for off in (False, step > 4)]
         leaf.tell(head, step, rows[1])
@@ -147,7 +147,7 @@ def test_many_replicas_that_part_at_once_are_told_up_to_a_bound_and_name_no_othe
         own(root, step, rows[0])
         head.pump()
         carry(head, root)
-    assert root.owner.found == [(5, 2, "replicas", False)] * copies.MOST_TOLD
+    assert root.owner.found == [(5, 2, "replicas", False)] * replica_groups.MOST_TOLD
     assert (root.owner.failures, head.owner.failures) == ([], [])
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trainsentry.monitor.ring import Ring
+from trainsentry.monitor.recorder.ring import Ring
 
 
 @pytest.fixture

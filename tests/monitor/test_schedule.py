@@ -1,6 +1,6 @@
 """What is sampled is a function of the step's number, and of dense sampling asked for."""
 
-from trainsentry.monitor.config_file import load_config
+from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import PATIENCE, StepEnd
 

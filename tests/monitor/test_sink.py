@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from trainsentry.monitor.recorder.gaps import MAX_GAPS, Gaps
-from trainsentry.monitor.recorder.sink import JOB_BYTES, MAX_FAULTS, MAX_TOLD, Sink
+from trainsentry.monitor.recorder.sinks.gaps import MAX_GAPS, Gaps
+from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, MAX_FAULTS, MAX_TOLD, Sink
 
 GUARD_SECONDS = 30
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_models import train
 from watched import STEPS, errors, gaps, make, rows, start_with, status
 
-from trainsentry.exporters.csv_writer import CsvWriter
+from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.monitor.recorder.start import ThreadRecorder
 
 WHOLE = dict.fromkeys(range(STEPS), 4)

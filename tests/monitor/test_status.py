@@ -7,7 +7,7 @@ import time
 from tiny_models import train
 from watched import STEPS, make, start_with, status
 
-from trainsentry.exporters.report_page import write_report
+from trainsentry.exporters.report.page import write_report
 from trainsentry.monitor.recorder.session import Session
 from trainsentry.monitor.recorder.start import ThreadRecorder
 

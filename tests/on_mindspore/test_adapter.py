@@ -10,8 +10,8 @@ import pytest
 from mindspore import Tensor, mint, nn
 
 from trainsentry import PrecisionDebugger, TrainMonitor
-from trainsentry.collectors.adapted_torch import adapted_torch
-from trainsentry.collectors.mindspore import operations
+from trainsentry.collectors.mindspore.calls import operations
+from trainsentry.collectors.shared.adapted_torch import adapted_torch
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from stopping_ranks import INF_STEP, WISH_STEP
 from two_ranks import FAULT_STEP, STEPS, run_ranks
 
 import trainsentry
-from trainsentry.monitor.history import diagnose
+from trainsentry.monitor.offline.history import diagnose
 
 
 def weights(table):

@@ -15,13 +15,13 @@ import pytest
 from mindspore import Tensor
 
 from trainsentry import ConfigError, PrecisionDebugger
-from trainsentry.collectors.mindspore import debugging, graph_taps
+from trainsentry.collectors.mindspore.calls import debugging, graph_taps
 
 MODEL = """
 import sys
 import mindspore as ms, numpy as np
 from mindspore import Tensor, nn, ops
-from trainsentry.collectors.mindspore.graph_taps import tap, untap
+from trainsentry.collectors.mindspore.calls.graph_taps import tap, untap
 
 class Two(nn.Cell):
     def __init__(self):

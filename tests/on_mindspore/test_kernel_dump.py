@@ -61,7 +61,7 @@ def test_what_mindspore_would_refuse_is_refused_at_once(tmp_path, monkeypatch, a
 
 
 def test_kernels_and_sides_are_said_in_mindspores_words(tmp_path, monkeypatch):
-    from trainsentry.collectors.mindspore.kernel_dump import configuration
+    from trainsentry.collectors.mindspore.calls.kernel_dump import configuration
     from trainsentry.monitor.debugger.debugger_config import load_debugger_config
 
     given = {"dump_path": str(tmp_path), "level": "L2", "task": "overflow_check", "rank": [3]}

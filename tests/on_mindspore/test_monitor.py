@@ -14,7 +14,7 @@ from mindspore import Tensor, nn, ops
 
 import trainsentry
 from trainsentry.collectors.mindspore.loss_scale import ScalerWatch
-from trainsentry.collectors.mindspore.meeting import follow
+from trainsentry.collectors.mindspore.rendezvous import follow
 from trainsentry.collectors.statistics import STATISTICS, reference
 
 EVERY_STEP = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state", "updates", "activations")}
@@ -117,8 +117,8 @@ def test_activations_and_their_gradients_are_those_that_pass(out):
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64, ms.bfloat16, ms.int32, ms.bool_])
 def test_every_dtype_is_read_on_the_host_and_by_operations(dtype):
-    from trainsentry.collectors.mindspore.host_statistics import array_of, as_float
-    from trainsentry.collectors.mindspore.step_rows import StepRows
+    from trainsentry.collectors.mindspore.rows.host_statistics import array_of, as_float
+    from trainsentry.collectors.mindspore.rows.step_rows import StepRows
     from trainsentry.collectors.series import Series, SeriesTable
 
     values = np.linspace(-3, 3, 24).reshape(4, 6)
@@ -140,7 +140,7 @@ def test_every_dtype_is_read_on_the_host_and_by_operations(dtype):
 
 @pytest.mark.parametrize("bad", [[np.nan, 1, 2], [np.inf, -np.inf, 1], [np.nan] * 3, []])
 def test_rows_of_tensors_that_are_not_finite_or_empty(bad):
-    from trainsentry.collectors.mindspore.step_rows import StepRows
+    from trainsentry.collectors.mindspore.rows.step_rows import StepRows
     from trainsentry.collectors.series import Series, SeriesTable
 
     tensor = Tensor(np.asarray(bad, np.float32))

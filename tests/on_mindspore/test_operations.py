@@ -10,7 +10,7 @@ from cells import batches, net
 from mindspore import Tensor, mint, nn, ops
 
 from trainsentry import PrecisionDebugger
-from trainsentry.collectors.mindspore import operations
+from trainsentry.collectors.mindspore.calls import operations
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainsentry.exporters.csv_reader import read_table, table_files
+from trainsentry.exporters.csv.reader import read_table, table_files
 
 TIMES = 50
 

@@ -7,22 +7,19 @@ from typing import Any, Final
 
 from torch import nn
 
-from trainsentry.collectors.gradient_summary import GradientSummary
-from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.inert_hook import InertWhenCopied
-from trainsentry.collectors.named_module import NamedModule
+from trainsentry.collectors.calls.gradient_summary import GradientSummary
+from trainsentry.collectors.guard import Guard, InertWhenCopied
+from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch import environment
-from trainsentry.collectors.torch.agreement import Agreement
 from trainsentry.collectors.torch.calls.call_names import CallNames, risk_of
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
 from trainsentry.collectors.torch.calls.grad_probe import GradProbe
-from trainsentry.collectors.torch.calls.overflow_flags import flags_of_device
-from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
+from trainsentry.collectors.torch.calls.overflow_task import OverflowTask, flags_of_device
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
-from trainsentry.collectors.torch.clean_names import CleanNames
-from trainsentry.collectors.torch.meeting import meet
+from trainsentry.collectors.torch.distributed.rendezvous import Agreement, meet
+from trainsentry.collectors.torch.sharding.clean_names import CleanNames
 
 PATIENCE_SECONDS: Final = 120.0
 """How long a rank waits for the others at the end of a step: one of them may be writing a dump."""

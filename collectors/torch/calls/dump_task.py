@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.call import Call
-from trainsentry.collectors.call_entries import EntryWriter
-from trainsentry.collectors.call_selection import CallSelection
+from trainsentry.collectors.calls.call import Call
+from trainsentry.collectors.calls.call_selection import CallSelection
+from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.values import describe
-from trainsentry.collectors.torch.local_tensor import is_readable, local
+from trainsentry.collectors.torch.rows.local_tensor import is_readable, local
 from trainsentry.collectors.torch.saving import SUFFIX, save_again, save_tensor
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trainsentry.collectors.gradient_summary import Gradient, GradientSummary
+from trainsentry.collectors.calls.gradient_summary import Gradient, GradientSummary
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.torch.host_statistics import host_row
-from trainsentry.collectors.torch.local_tensor import local, stored_values
+from trainsentry.collectors.torch.rows.host_statistics import host_row
+from trainsentry.collectors.torch.rows.local_tensor import local, stored_values
 
 PART: Final = "grad_probe"
 

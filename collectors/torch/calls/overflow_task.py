@@ -1,19 +1,54 @@
 """Records the calls that overflow: with their inputs as they were, and whether they made it or passed it on."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.call import Call
-from trainsentry.collectors.call_entries import EntryWriter
-from trainsentry.collectors.torch.calls.overflow_flags import OverflowFlags
+from trainsentry.collectors.calls.call import Call
+from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.values import describe
-from trainsentry.collectors.torch.local_tensor import is_readable, local
+from trainsentry.collectors.torch.rows.local_tensor import is_readable, local
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
+
+
+class OverflowFlags(Protocol):
+    """The flag of a device in saturation mode."""
+
+    def clear(self) -> None:
+        """Clear it."""
+
+    def is_set(self) -> bool:
+        """Whether an operation has overflowed since; waits for the device."""
+
+
+class NpuFlags:
+    """The flag of an Ascend NPU."""
+
+    def __init__(self, tools: Any) -> None:
+        self._tools = tools
+
+    def clear(self) -> None:
+        """Clear it."""
+        self._tools.clear_npu_overflow_flag()
+
+    def is_set(self) -> bool:
+        """Whether an operation has overflowed since."""
+        return bool(self._tools.get_npu_overflow_flag())
+
+
+def flags_of_device() -> OverflowFlags | None:
+    """Return the flag of an NPU in saturation mode; None where results themselves show an overflow."""
+    npu = sys.modules.get("torch_npu")
+    tools = getattr(getattr(npu, "npu", None), "utils", None)
+    if tools is None or tools.is_support_inf_nan():
+        return None
+    return NpuFlags(tools)
+
 
 MADE: Final = "made"
 PASSED_ON: Final = "passed_on"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.calls.call_names import LEFT_OUT
-from trainsentry.collectors.torch.containers import list_tensors
+from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 from trainsentry.collectors.torch.saving import load_tensor
 
 NORMAL: Final = "normal"

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.call_entries import VariableWriter
+from trainsentry.collectors.calls.dump_entries import VariableWriter
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.values import describe
-from trainsentry.collectors.torch.containers import tensors_in
+from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
 
 PART = "debugger"

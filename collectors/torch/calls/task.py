@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from trainsentry.collectors.call import Call
-from trainsentry.collectors.call_entries import EntryWriter
+from trainsentry.collectors.calls.call import Call
+from trainsentry.collectors.calls.dump_entries import EntryWriter
 
 
 class Task(Protocol):

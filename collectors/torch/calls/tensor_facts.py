@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from trainsentry.collectors.statistics import COLUMNS, INFS, MAX, MEAN, MIN, NANS, NORM
-from trainsentry.collectors.torch.backward_pass import in_backward
-from trainsentry.collectors.torch.device_statistics import device_row
-from trainsentry.collectors.torch.host_statistics import PLAIN, address_of, host_row, read_at
-from trainsentry.collectors.torch.local_tensor import is_readable, local, stored_values, version_of
+from trainsentry.collectors.torch.hooks.backward_pass import in_backward
+from trainsentry.collectors.torch.rows.device_statistics import device_row
+from trainsentry.collectors.torch.rows.host_statistics import PLAIN, address_of, host_row, read_at
+from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, stored_values, version_of
 
 KEYS: Final = ("Max", "Min", "Mean", "Norm")
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.nested import MAX_DEPTH
+from trainsentry.collectors.shared.nested import MAX_DEPTH
 
 TensorTaker = Callable[[Tensor, str], Any]
 """Describes a tensor; gets it and its place in the call, such as `0` or `1.hidden`."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from trainsentry.collectors.inert_hook import InertWhenCopied
-from trainsentry.collectors.named_module import NamedModule
+from trainsentry.collectors.guard import InertWhenCopied
+from trainsentry.collectors.shared.model_graph import NamedModule
 
 
 class ModuleHooks:

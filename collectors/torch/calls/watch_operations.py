@@ -9,7 +9,7 @@ import torch
 from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from trainsentry.collectors.call_stacks import is_ours
+from trainsentry.collectors.calls.call_stacks import is_ours
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.call_arguments import HANDLER
 from trainsentry.collectors.torch.calls.call_names import CallNames

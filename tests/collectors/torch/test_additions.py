@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import trainsentry
-from trainsentry.collectors.torch import additions
+from trainsentry.collectors.torch import added_modules
 
 COLLECT = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state", "activations")}
 
@@ -46,7 +46,7 @@ def test_a_module_that_is_added_with_its_parameters_is_watched_from_the_next_ste
 
 
 def test_a_module_that_no_optimizer_moves_is_found_by_counting(watched, monkeypatch):
-    monkeypatch.setattr(additions, "LOOK_EVERY", 2)
+    monkeypatch.setattr(added_modules, "LOOK_EVERY", 2)
     model, optimizer, monitor = watched
     model.append(nn.Tanh())
     for _ in range(4):

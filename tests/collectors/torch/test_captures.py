@@ -9,8 +9,8 @@ from torch import nn
 
 import trainsentry
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.torch import captures
-from trainsentry.collectors.torch.captures import ANY_REPLAYS, CAPTURED_REPLAYS, UNSEEN, Captures
+from trainsentry.collectors.torch import graph_capture
+from trainsentry.collectors.torch.graph_capture import ANY_REPLAYS, CAPTURED_REPLAYS, UNSEEN, Captures
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -160,7 +160,7 @@ def test_a_capture_that_is_begun_elsewhere_shows_in_its_stream(tmp_path, monkeyp
 
 
 def test_callables_are_graphed_without_our_hooks(tmp_path, monkeypatch):
-    """torch refuses modules that have hooks at that moment, and runs them for practice before it captures."""
+    """torch refuses modules that have hooks at that moment, and runs them for practice before it graph_capture."""
     seen = []
 
     def make_graphed_callables(module, args):
@@ -188,7 +188,7 @@ def test_two_monitors_are_held_and_released_together(graphs):
     assert [guard.held for guard in guards] == [0, 0]
     for each in both:
         each.close()
-    assert not captures._patched
+    assert not graph_capture._patched
 
 
 @needs_cuda

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import trainsentry
-from trainsentry.collectors.torch.compiler import TRACES_GRADIENTS
+from trainsentry.collectors.torch.hooks.compiler import TRACES_GRADIENTS
 
 KEY = ["step", "quantity", "name", "micro_step"]
 

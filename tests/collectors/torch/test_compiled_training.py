@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import trainsentry
-from trainsentry.collectors.torch.compiler import TRACES_GRADIENTS
+from trainsentry.collectors.torch.hooks.compiler import TRACES_GRADIENTS
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainsentry.collectors.torch.containers import tensors_in, tensors_in_call
+from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in, tensors_in_call
 
 T = torch.ones(1)
 

@@ -26,7 +26,7 @@ def test_a_deep_copy_leaves_no_row_and_works(out):
         assert len(monitor._loop.watch.rows) == before
         train(model, optimizer, 1, monitor)
         average.update_parameters(model)
-    from trainsentry.collectors.inert_hook import InertWhenCopied
+    from trainsentry.collectors.guard import InertWhenCopied
 
     for module in twin.modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]

@@ -11,8 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import trainsentry
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.collectors.torch import host_statistics, step_rows, watch
-from trainsentry.collectors.torch.step_rows import StepRows
+from trainsentry.collectors.torch import watch
+from trainsentry.collectors.torch.rows import host_statistics, step_rows
+from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 NOTHING = dict.fromkeys(
     ("gradients", "parameters", "optimizer_state", "updates", "activations", "communication"), False

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, STATISTICS, reference
-from trainsentry.collectors.torch import device_rows, fused_rows
-from trainsentry.collectors.torch.step_rows import StepRows
+from trainsentry.collectors.torch.rows import device_rows, fused_rows
+from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 pytest.importorskip("triton", minversion="3.4", reason="the kernels need Triton 3.4, which comes with torch 2.8")
 
@@ -183,7 +183,7 @@ from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from trainsentry.collectors.torch import triton_kernels as kernels
-from trainsentry.collectors.torch.fused_rows import BLOCK
+from trainsentry.collectors.torch.rows.fused_rows import BLOCK
 
 def compile(kernel, signature, constants, capability):
     signature |= dict.fromkeys(constants, "constexpr")

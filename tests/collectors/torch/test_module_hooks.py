@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import trainsentry
-from trainsentry.collectors.torch.module_hooks import ModuleHooks
+from trainsentry.collectors.torch.hooks.module_hooks import ModuleHooks
 
 
 def make():

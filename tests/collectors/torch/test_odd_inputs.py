@@ -8,7 +8,7 @@ from tiny_models import EVERY_STEP, flip_bit, mlp, train
 from torch import nn
 
 import trainsentry
-from trainsentry.collectors.forward_passes import MAX_CALLS, MAX_MICRO_STEPS
+from trainsentry.collectors.shared.forward_passes import MAX_CALLS, MAX_MICRO_STEPS
 
 
 def sgd(model):
@@ -72,7 +72,7 @@ def test_an_odd_tensor_costs_at_most_its_own_row_and_the_dump_survives_it(out, k
 
 
 def test_a_read_that_fails_leaves_no_row_behind(out, monkeypatch):
-    from trainsentry.collectors.torch import step_rows
+    from trainsentry.collectors.torch.rows import step_rows
 
     original = step_rows.read_at
 
@@ -262,7 +262,7 @@ def test_a_sharded_tensor_shows_what_this_rank_holds():
     from torch.distributed.tensor import Shard, distribute_tensor
 
     from trainsentry.collectors.series import SeriesTable
-    from trainsentry.collectors.torch.step_rows import StepRows
+    from trainsentry.collectors.torch.rows.step_rows import StepRows
 
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

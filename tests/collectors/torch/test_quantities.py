@@ -330,7 +330,8 @@ def test_the_backward_order_and_graph_are_learned(out):
 
 def test_device_rows_give_the_same_records_as_host_rows(out, monkeypatch):
     """The path of accelerators, run on CPU tensors: a whole run, and no value read in a hook."""
-    from trainsentry.collectors.torch import step_rows, watch
+    from trainsentry.collectors.torch import watch
+    from trainsentry.collectors.torch.rows import step_rows
 
     def run(where, on_device):
         if on_device:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from trainsentry.collectors.statistics import COLUMNS
-from trainsentry.collectors.torch import host_statistics
-from trainsentry.collectors.torch.openmp import parallel_region
+from trainsentry.collectors.torch.rows import host_statistics
+from trainsentry.collectors.torch.rows.host_statistics import parallel_region
 
 pytestmark = pytest.mark.skipif(not parallel_region(), reason="torch's threads are not those of an OpenMP runtime")
 

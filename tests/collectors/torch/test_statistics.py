@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import MEAN, NORM, STATISTICS, reference
-from trainsentry.collectors.torch import host_statistics
-from trainsentry.collectors.torch.device_statistics import device_row
-from trainsentry.collectors.torch.host_statistics import host_row
-from trainsentry.collectors.torch.local_tensor import stored_values
-from trainsentry.collectors.torch.step_rows import StepRows
+from trainsentry.collectors.torch.rows import host_statistics
+from trainsentry.collectors.torch.rows.device_statistics import device_row
+from trainsentry.collectors.torch.rows.host_statistics import host_row
+from trainsentry.collectors.torch.rows.local_tensor import stored_values
+from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 NAN, INF = math.nan, math.inf
 

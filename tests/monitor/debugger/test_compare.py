@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import trainsentry
 from trainsentry import PrecisionDebugger
-from trainsentry.exporters.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import NotOurs
 from trainsentry.monitor.cli.app import app
-from trainsentry.monitor.comparing import compare
+from trainsentry.monitor.offline.compare_runs import compare
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +169,7 @@ def test_conjugated_tensors_are_compared(tmp_path):
 
 
 def test_arrays_of_the_other_framework_are_loaded_without_pickles(tmp_path):
-    from trainsentry.monitor.comparing import load_array
+    from trainsentry.monitor.offline.compare_runs import load_array
 
     np.save(tmp_path / "a.npy", np.ones(3))
     assert load_array(tmp_path / "a.npy").sum() == 3

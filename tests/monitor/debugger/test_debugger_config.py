@@ -186,7 +186,7 @@ def test_modules_cannot_be_dumped_without_a_model(tmp_path):
 def test_a_disk_that_fills_up_is_named_once_and_training_goes_on(tmp_path, monkeypatch, caplog):
     from debugged import Tower, make, train
 
-    from trainsentry.exporters import growing_json
+    from trainsentry.exporters.dumps import growing_json
 
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -1,0 +1,1 @@
+"""Rules over the records of several ranks of one step."""

@@ -1,0 +1,244 @@
+"""Ranks that do the same work are alike and call the same collectives in the same order; the odd one is named."""
+
+import math
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeGuard
+
+from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly
+from trainsentry.collectors.series import COMMUNICATION_INPUT, GRADIENT_UNREDUCED
+
+CALL_ORDERS: Final = "call_orders"
+SCORE: Final = 100.0
+
+ALIKE_FOR: Final = 16
+"""Steps in a row in which all ranks must have called the same before a difference counts: some programs give their
+ranks different work from the start."""
+
+BEHIND_ALL: Final = 2**31 - 1
+"""Its place in the step: what is known of a single call says more."""
+
+
+class CallOrderRule:
+    """Compares what each rank calls in a step, by one number; names those that differ from most, or all in a tie.
+
+    It is known at every step, sampled or not, so that a rank that went its own way for once is seen.
+    """
+
+    def __init__(self) -> None:
+        self._alike = 0
+
+    def judge(self, step: int, numbers: Mapping[int, float]) -> list[Anomaly]:
+        """Return an anomaly for each rank that has called something else, or in another order."""
+        if len(numbers) < 2:
+            return []
+        camps = Counter(numbers.values())
+        alike, self._alike = self._alike, self._alike + 1 if len(camps) == 1 else 0
+        if len(camps) == 1 or alike < ALIKE_FOR:
+            return []
+        most = max(camps.values())
+        tie = sum(count == most for count in camps.values()) > 1
+        off = [rank for rank, number in sorted(numbers.items()) if tie or camps[number] < most]
+        return [_other_order(step, rank, camps[numbers[rank]], most) for rank in off]
+
+
+def _other_order(step: int, rank: int, own: int, most: int) -> Anomaly:
+    return Anomaly(
+        step=step,
+        micro_step=0,
+        rank=rank,
+        order=BEHIND_ALL,
+        name="all",
+        quantity=COMMUNICATION_INPUT,
+        statistic="order",
+        value=float(own),
+        expected=float(most),
+        score=SCORE,
+        detector=CALL_ORDERS,
+        kind=COMMUNICATION_MISMATCH,
+        last_clean=step - 1,
+    )
+
+
+PEERS: Final = "peers"
+
+SLOWER: Final = 1.25
+"""How many times the others' work a straggler's takes; below it, a rank with a fuller machine is found every day."""
+
+WAITED: Final = 0.05
+"""Share of a step that the others must wait, so that being slow costs something."""
+
+LEAST_SECONDS: Final = 0.01
+"""Seconds of more work a step below which nobody is woken: as much as an operating system takes away now and then."""
+
+WINDOW: Final = 20
+LASTING: Final = 16
+START_UP: Final = 20
+"""Of so many samples so many must be slow for a straggler: a checkpoint, a full disk, a busy neighbour pass. So do the
+first samples, in which everything starts."""
+
+PEER_RATIO: Final = 5.0
+"""How many times the median of the others a rank's loss, or the norm of its own gradients, must be, up or down,
+`PEER_LASTING` samples in a row."""
+
+PEER_LASTING: Final = 10
+"""Samples of an outlying rank. With losses of small batches (lognormal, σ = 0.8) one sample is so far out in 4 of 100
+cases, and ten in a row in 1 of 10^14."""
+
+PEER_ALIKE: Final = 20
+"""Samples in which a rank must have been alike before: one that has harder data from the start is not at fault."""
+
+DUPLICATES: Final = 3
+DUPLICATES_WITHIN: Final = 10
+"""So many different batches must two ranks have in common, within so many samples of theirs: one may be chance."""
+
+
+FEWEST: Final = 3
+"""Ranks of which one can be told from the others."""
+
+
+class MedianOfOthers:
+    """The median of all numbers but one, for each of many; NaN where there is no other.
+
+    Of two in the middle it is the one that is nearer: of three ranks an outlying one must not make the others look odd.
+
+    >>> MedianOfOthers([1.0, 5.0, 2.0]).without(5.0)
+    2.0
+    """
+
+    def __init__(self, numbers: Iterable[float]) -> None:
+        self._sorted = sorted(numbers)
+
+    def without(self, own: float) -> float:
+        """Return the median of all but one that is equal to `own`, which must be among them."""
+        left = len(self._sorted) - 1
+        if left < 1:
+            return math.nan
+        at = bisect_left(self._sorted, own)
+        middle = {(left - 1) // 2, left // 2}
+        return min((self._sorted[i + (i >= at)] for i in middle), key=lambda number: abs(number - own))
+
+
+@dataclass
+class Told:
+    """What one rank said of one step.
+
+    `order` stands for the collectives it has called; `data` is a fingerprint of what went into its model; `gradient`
+    the square of the norm of its own gradients, as far as they were seen before they were reduced.
+    """
+
+    loss: float | None = None
+    gradient: float | None = None
+    seconds: float | None = None
+    waited: float | None = None
+    data: float | None = None
+    order: float | None = None
+
+
+def _known(number: float | None) -> TypeGuard[float]:
+    """Whether a time or an order is one: what is no number, among numbers that are sorted, hides the others."""
+    return number is not None and math.isfinite(number)
+
+
+@dataclass
+class PeerRule:
+    """Compares ranks that are told of; each finding is reported once, until it ends."""
+
+    _slow: dict[int, deque[bool]] = field(default_factory=dict)
+    _odd: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _alike: Counter[tuple[str, int]] = field(default_factory=Counter)
+    _samples: int = 0
+    _batches: dict[tuple[int, int], dict[float, int]] = field(default_factory=dict)
+    _told: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    _orders: CallOrderRule = field(default_factory=CallOrderRule)
+
+    def judge(self, step: int, told: Mapping[int, Told], data_parallel: frozenset[int]) -> list[Anomaly]:
+        """Return what is odd at a step; only ranks of `data_parallel` are to have data of their own."""
+        losses = {r: t.loss for r, t in told.items() if t.loss is not None}
+        own = {r: math.sqrt(t.gradient) for r, t in told.items() if t.gradient is not None and r in data_parallel}
+        return [
+            *self._orders.judge(step, {r: t.order for r, t in told.items() if _known(t.order)}),
+            *self._stragglers(step, told),
+            *self._outlying(step, losses, "loss", "loss"),
+            *self._outlying(step, own, "own gradients", GRADIENT_UNREDUCED),
+            *self._duplicates(step, {r: t for r, t in told.items() if r in data_parallel}),
+        ]
+
+    def _stragglers(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
+        known = {r: t for r, t in told.items() if _known(t.seconds) and _known(t.waited)}
+        work = {r: max((t.seconds or 0.0) - (t.waited or 0.0), 0.0) for r, t in known.items()}
+        waited = {r: (t.waited or 0.0) / (t.seconds or 1.0) for r, t in known.items()}
+        others, waits = MedianOfOthers(work.values()), MedianOfOthers(waited.values())
+        found = []
+        for rank, own in work.items():
+            usual = others.without(own)
+            slower = own > SLOWER * usual and own - usual > LEAST_SECONDS
+            slow = len(work) > 1 and slower and waits.without(waited[rank]) > WAITED
+            window = self._slow.setdefault(rank, deque(maxlen=WINDOW))
+            window.append(slow and self._samples > START_UP)
+            lasts = len(window) == WINDOW and sum(window) >= LASTING
+            if self._is_news("slow", rank, lasts):
+                found.append(_anomaly(step, rank, "training", "step_seconds", STRAGGLER, (own, usual)))
+        return found
+
+    def _is_news(self, what: str, rank: int, holds: bool) -> bool:
+        """Whether something holds of a rank that did not before."""
+        known = (what, (rank,)) in self._told
+        if holds and not known:
+            self._told.add((what, (rank,)))
+        elif not holds:
+            self._told.discard((what, (rank,)))
+        return holds and not known
+
+    def _outlying(self, step: int, told: Mapping[int, float], name: str, quantity: str) -> list[Anomaly]:
+        known = {r: value for r, value in told.items() if math.isfinite(value) and value > 0}
+        found: list[Anomaly] = []
+        if len(known) < FEWEST:
+            return found
+        others = MedianOfOthers(known.values())
+        for rank, own in known.items():
+            usual = others.without(own)
+            odd = abs(math.log(own / usual)) > math.log(PEER_RATIO)
+            key = (name, rank)
+            self._odd[key] = self._odd[key] + 1 if odd else 0
+            self._alike[key] += not odd
+            if self._odd[key] == PEER_LASTING and self._alike[key] >= PEER_ALIKE:
+                found.append(_anomaly(step, rank, name, quantity, SPIKE, (own, usual)))
+        return found
+
+    def _duplicates(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
+        self._samples += 1
+        ranks: dict[float, list[int]] = {}
+        for rank, t in sorted(told.items()):
+            if t.data is not None and math.isfinite(t.data):
+                ranks.setdefault(t.data, []).append(rank)
+        found = []
+        for fingerprint, same in ranks.items():
+            for rank in same[1:]:
+                pair = (same[0], rank)
+                seen = self._batches.get(pair, {})
+                recent = {f: n for f, n in seen.items() if n > self._samples - DUPLICATES_WITHIN}
+                batches = self._batches[pair] = {**recent, fingerprint: self._samples}
+                if len(batches) >= DUPLICATES and ("data", pair) not in self._told:
+                    self._told.add(("data", pair))
+                    found.append(_anomaly(step, rank, "input.0", "data", DUPLICATE_DATA, (float(same[0]), math.nan)))
+        return found
+
+
+def _anomaly(step: int, rank: int, name: str, quantity: str, kind: str, values: tuple[float, float]) -> Anomaly:
+    return Anomaly(
+        step=step,
+        micro_step=0,
+        rank=rank,
+        order=0,
+        name=name,
+        quantity="training" if kind == STRAGGLER else quantity,
+        statistic=quantity,
+        value=values[0],
+        expected=values[1],
+        score=20.0,
+        detector=PEERS,
+        kind=kind,
+    )

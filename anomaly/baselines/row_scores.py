@@ -1,0 +1,88 @@
+"""How far out each row is: jumps by their size, slow changes by a cumulative sum."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.anomaly.baselines.baseline import DOWN, MEMORY, UP
+from trainsentry.anomaly.features import FEATURES, SIZES, Floats
+
+OUTLIER: Final = 5.0
+"""Deviations from which on a sample is not learned from."""
+
+DRIFT_SLACK: Final = 1.5
+DRIFT_CLIP: Final = 8.0
+DRIFT_LEAST: Final = 12.0
+"""Of the cumulative test: deviations a sample that are no drift, deviations that count of one sample, and the sum from
+which on it counts: four samples in a row that are far out. (Page, "Continuous inspection schemes", 1954.)"""
+
+DRIFT_RATIO: Final = 0.7
+"""Least change of a size that is called a drift, in log units: a factor of two."""
+
+TREND: Final = 3.0
+"""Power of the number of samples by which a tensor may grow or fall while a model learns, beyond that: what training
+does slows down in proportion to its age."""
+
+
+def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats, least_fall: Floats) -> tuple[Floats, Any]:
+    """Return the score of each row and its feature; few rows have one.
+
+    A trend leads away from the centre too; only a jump leads away from the sample before. `least` is what a
+    feature must have jumped by, and `least_fall` what the size of a row must have fallen by.
+    """
+    nearer = np.minimum(np.abs(distance), np.abs(jump))
+    sizes = nearer[:SIZES]
+    np.copyto(sizes, 0.0, where=(distance[:SIZES] < 0) & (sizes < least_fall))
+    n = nearer.shape[1]
+    score: Floats = np.zeros(n)
+    feature = np.zeros(n, np.intp)
+    hits = np.flatnonzero((distance * jump > 0) & (nearer >= least))
+    rows = np.unique(hits % n)
+    each = np.zeros((len(FEATURES), len(rows)))
+    each[hits // n, np.searchsorted(rows, hits % n)] = nearer.flat[hits] / unit.flat[hits]
+    feature[rows] = each.argmax(axis=0)
+    score[rows] = each.max(axis=0, initial=0.0)
+    return score, feature
+
+
+def drift_scores(state: Floats, distance: Floats, unit: Floats, least: tuple[Floats, Floats]) -> Floats:
+    """Carry the cumulative sums on; return those that count: `least` is what a size must have risen or fallen by."""
+    size = distance[:SIZES]
+    z = size / unit[:SIZES]
+    np.clip(z, -DRIFT_CLIP, DRIFT_CLIP, out=z)
+    found: Floats = np.zeros(size.shape[1])
+    n = len(found)
+    for part, sign, enough in ((UP, 1, least[0]), (DOWN, -1, least[1])):
+        sums = state[part, :SIZES]
+        carry = np.add if sign > 0 else np.subtract
+        carry(sums, z, out=sums)
+        np.subtract(sums, DRIFT_SLACK, out=sums)
+        np.maximum(sums, 0.0, out=sums)
+        hits = np.flatnonzero(sums >= DRIFT_LEAST)
+        hits = hits[sign * size.flat[hits] >= enough[hits % n]]
+        np.maximum.at(found, hits % n, sums.flat[hits])
+    return found
+
+
+def least_drifts(held: Any, scalar: Any) -> Floats:
+    """Return what the size of rows must have changed by for a drift, in log units, by the samples `held` of each."""
+    found: Floats = _LEAST_DRIFT.take(np.minimum(held, len(_LEAST_DRIFT) - 1))
+    found[scalar] = DRIFT_RATIO
+    return found
+
+
+def _least_drift_by_age(oldest: int) -> Floats:
+    age = np.maximum(np.arange(oldest), MEMORY + 1)
+    found: Floats = (DRIFT_RATIO + TREND * np.log(age / (age - MEMORY))).astype(np.float32)
+    return found
+
+
+_LEAST_DRIFT: Final = _least_drift_by_age(4096)
+
+
+def medians(lines: Floats) -> Floats:
+    """Return the median of each line, in which there is no NaN; `np.median` takes five times as long."""
+    size = lines.shape[1]
+    parted = np.partition(lines, size // 2, axis=1)
+    found: Floats = parted[:, size // 2]
+    return found if size % 2 else (found + parted[:, : size // 2].max(axis=1)) / 2

@@ -1,0 +1,245 @@
+"""Soft evidence: how far each row is from what its series does, and how improbable that makes the step."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.anomaly.baselines.baseline import LOCATION, NEWEST, SCALE, SIBLINGS, UP, Baseline
+from trainsentry.anomaly.baselines.common_changes import CommonChanges, Soft, shared
+from trainsentry.anomaly.baselines.negligible import Trifles
+from trainsentry.anomaly.baselines.row_scores import OUTLIER, drift_scores, least_drifts, spike_scores
+from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALARS, OF_TENSORS, Tail
+from trainsentry.anomaly.baselines.series_groups import SCALARS, Kinds, Rows, RowsByKind
+from trainsentry.anomaly.baselines.step_noise import Leaps
+from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
+from trainsentry.collectors.series import ACTIVATION_INPUT, SeriesTable
+
+WARM_UP: Final = 5
+"""Samples before a series is judged: the fewest for which a centre and a deviation mean something."""
+
+FEW_ELEMENTS: Final = 0.7
+"""Deviation of the log size of one normal number, over the square root of how many there are: added to every tensor's
+own, so that a bias of four elements may vanish for once."""
+
+GROWN: Final = 64
+"""Samples from which on a series' own deviation is taken as it is."""
+
+DRIFT_WARM_UP: Final = 40
+"""Samples before a drift counts: a young model drifts everywhere."""
+
+KNOWN_FOR: Final = 32
+"""Records for which it is remembered how far the loss has fallen: many loops log it now and then."""
+
+WEIGHTS: Final = {SCALARS: 0.2, ACTIVATION_INPUT: 0.1}
+WEIGHT_OF_COMMON: Final = 0.1
+"""Shares of the false alarms that logged scalars, the data, and changes of all series at once may use: there are few of
+them. The other kinds share the rest."""
+
+
+class SoftRule:
+    """Judges records by what their series did before."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.kinds = Kinds(table)
+        self.rows = RowsByKind(self.kinds)
+        self._trifles = Trifles(self.kinds)
+        self.baseline = Baseline()
+        self.leaps = Leaps()
+        self._last_fallen = 0.0, 0
+        self._spikes: dict[int, Tail] = {}
+        self._drifts: dict[int, Tail] = {}
+        self.common = CommonChanges(self.kinds)
+
+    def judge(self, ids: Any, columns: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any) -> Soft:
+        """Return the evidence in rows; `judged` says which of them may be called abnormal."""
+        self.kinds.refresh()
+        self.baseline.grow(len(self.kinds.of))
+        self._trifles.refresh(self.baseline)
+        self._last_fallen = self._last_fallen[0], self._last_fallen[1] - 1
+        rows = self.rows.of(ids)
+        ids, kind = rows.where, rows.kind
+        features = features_of(columns, numel, scalar, divisor)
+        state = self.baseline.state[:, :, ids]
+        held = self.baseline.count[ids]
+        location, newest = state[LOCATION], state[NEWEST]
+        unit = self._unit(rows, state, held)
+        unit[:SIZES] += np.where(scalar, 0.0, FEW_ELEMENTS / np.sqrt(np.maximum(numel, 1.0)))
+        distance, jump = features - location, features - newest
+        unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP))
+        distance.flat[unknown] = jump.flat[unknown] = 0.0
+        common, shift, leap = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
+        floor = self._trifles.floor(ids, kind)
+        distance[:SIZES] = _away(features, location, shared(shift, distance, kind), floor)
+        jump[:SIZES] = _away(features, newest, shared(leap, jump, kind), floor)
+        distance.flat[unknown] = jump.flat[unknown] = 0.0
+        score, best = self._spikes_of(rows, distance, jump, unit, scalar)
+        drift = self._drift(ids, state, distance, unit, scalar)
+        found = Soft(
+            features=features,
+            floor=floor,
+            state=state,
+            score=score,
+            feature=best,
+            distance=distance,
+            p=np.ones(len(kind)),
+            drift=drift,
+            drift_p=np.ones(len(kind)),
+            common=common,
+        )
+        found.p_all = self._combine(found, rows, judged)
+        return found
+
+    def learn(self, ids: Any, found: Soft, healthy: Any, step: int) -> None:
+        """Take healthy rows into the baselines and the tails; the others count as outliers."""
+        far = found.score > OUTLIER
+        known = ~np.isnan(found.features).all(axis=0)
+        take = healthy & ~far & known
+        self._learn_leaps(ids, found, take)
+        where = self.rows.of(ids).where
+        if isinstance(where, slice):  # found.state is the baseline's own
+            left_out = ids[~take]
+            kept = self.baseline.copy_of(left_out)
+            self.baseline.learn(where, found.state, found.features, step)
+            self.baseline.put_back(left_out, kept)
+        else:
+            self.baseline.state[UP:, :, ids] = found.state[UP:]
+            self.baseline.learn(ids[take], found.state[:, :, take], found.features[:, take], step)
+        self.baseline.last_clean[ids[healthy & ~known]] = step
+        self.baseline.note_outliers(ids[healthy & far])
+
+    def _learn_leaps(self, ids: Any, found: Soft, take: Any) -> None:
+        rows = np.flatnonzero(take & (self.kinds.of[ids] == self.kinds.number(SCALARS)))
+        jump = found.features[0, rows] - found.state[NEWEST, 0, rows]
+        known = np.isfinite(jump) & (self.baseline.count[ids[rows]] > 0)
+        self.leaps.learn(ids[rows[known]].tolist(), jump[known])
+
+    def learn_tails(self, ids: Any, found: Soft, judged: Any, weight: float = 1.0) -> None:
+        """Take the scores of a record that raised no alarm as what is usual; they count for `weight` of others."""
+        for number, rows in self.rows.of(ids).among(judged):
+            self._spike_tail(number).learn(found.score[rows], weight)
+            self._drift_tail(number).learn(found.drift[rows], weight)
+        self.common.learn_tail(found.common, weight)
+
+    def begin_drift_anew(self, ids: Any) -> None:
+        """Forget the cumulative sums of series that were reported."""
+        self.baseline.state[UP:, :, ids] = 0.0
+
+    def expect_change(self) -> None:
+        """Take the next sample of every series as its level: something is known to have changed."""
+        self.baseline.begin_anew(slice(None))
+        self.common.expect_change()
+
+    # ------------------------------------------------------------------ parts
+
+    def _unit(self, rows: Rows, state: Floats, held: Any) -> Floats:
+        """Return one deviation of each feature: the series' own, drawn towards that of its kind while it is young."""
+        ids, floor = rows.where, self.kinds.floor[:, rows.where]
+        unit: Floats = np.maximum(state[SCALE], floor)
+        young = held < GROWN
+        if young.any():
+            logs = np.log(unit)
+            of_kind = np.zeros((len(FEATURES), len(self.kinds.names)))
+            old = held >= WARM_UP
+            for number, of in rows.among(old):
+                of_kind[:, number] = np.median(logs[:, of], axis=1)
+            weight = held / (held + SIBLINGS)
+            drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_kind[:, rows.kind], np.log(floor)))
+            np.copyto(unit, np.maximum(drawn, floor), where=young)
+        unit += self.kinds.young[ids] / np.maximum(held, 1)
+        return unit
+
+    def _spikes_of(self, of: Rows, distance: Floats, jump: Floats, unit: Floats, scalar: Any) -> tuple[Floats, Any]:
+        """Return the scores of spikes; a scalar that rises is measured by its moves, where these deviate less."""
+        ids, where = of.ids, of.where
+        least_fall = self.kinds.fall[where] + self._fallen(where, distance) * self.kinds.falls[where]
+        rows = np.flatnonzero(scalar & (distance[0] > 0))
+        kept = unit[:SIZES, rows]
+        own = np.maximum(self.leaps.deviations(ids[rows].tolist()), self.kinds.floor[0, ids[rows]])
+        own += self.kinds.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)
+        unit[:SIZES, rows] = np.minimum(kept, own)
+        found = spike_scores(distance, jump, unit, self.kinds.jump[:, where], least_fall)
+        unit[:SIZES, rows] = kept
+        return found
+
+    def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any) -> Floats:
+        held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
+        least = least_drifts(held, scalar) + fallen
+        down = np.maximum(least, self.kinds.fall[ids] + fallen)
+        down[self.kinds.is_loss[ids]] = np.inf  # that it falls is what training is for
+        drift: Floats = drift_scores(state, distance, unit, (least, down))
+        young = (held < DRIFT_WARM_UP) | ~self.kinds.drifts[ids]
+        drift[young] = 0.0
+        state[UP:, :, young] = 0.0
+        return drift
+
+    def _fallen(self, ids: Any, distance: Floats) -> float:
+        """Return how far the loss is below what it was, in log units.
+
+        While it falls the model learns: gradients fall with it, and logits, weights and activations grow.
+        """
+        loss = self.kinds.is_loss[ids]
+        if loss.any():
+            self._last_fallen = -float(distance[0, loss].min(initial=0.0)), KNOWN_FOR
+        return self._last_fallen[0] if self._last_fallen[1] > 0 else 0.0
+
+    def _spike_tail(self, number: int) -> Tail:
+        if number not in self._spikes:
+            self._spikes[number] = Tail(OF_SCALARS if self.kinds.names[number] == SCALARS else OF_TENSORS)
+        return self._spikes[number]
+
+    def _drift_tail(self, number: int) -> Tail:
+        if number not in self._drifts:
+            self._drifts[number] = Tail(OF_DRIFTS)
+        return self._drifts[number]
+
+    def _combine(self, found: Soft, rows: Rows, judged: Any) -> float:
+        """Fill in the p-values of rows; return that of the record."""
+        groups = rows.among(judged)
+        tensors = [n for n, _ in groups if self.kinds.names[n] not in WEIGHTS]
+        share = (1 - sum(WEIGHTS.values()) - WEIGHT_OF_COMMON) / max(len(tensors), 1)
+        smallest = 1.0
+        for number, of in groups:
+            weight = WEIGHTS.get(self.kinds.names[number], share)
+            for scores, p, tail in (
+                (found.score, found.p, self._spike_tail(number)),
+                (found.drift, found.drift_p, self._drift_tail(number)),
+            ):
+                odd = of[scores[of] > LOWEST]
+                if len(odd):
+                    p[odd] = tail.survival(scores[odd])
+                    smallest = min(smallest, 2 * len(of) * float(p[odd].min()) / weight)
+        for common in found.common.values():
+            smallest = min(smallest, common.p * len(found.common) / WEIGHT_OF_COMMON)
+        return smallest
+
+    def saved(self, size: int) -> dict[str, Any]:
+        """Return what was learned as plain data; `size` is the number of series."""
+        names = self.kinds.names
+        return {
+            **self.baseline.saved(min(size, len(self.baseline.count))),
+            "leaps": self.leaps.saved(),
+            "kinds": names,
+            **self.common.saved(),
+            "spikes": {names[n]: t.saved() for n, t in self._spikes.items()},
+            "drifts": {names[n]: t.saved() for n, t in self._drifts.items()},
+        }
+
+    def load_kinds(self, saved: dict[str, Any]) -> None:
+        """Go on with the tails and the common changes that were saved."""
+        self.common.load(saved)
+        for name in saved["kinds"]:
+            number = self.kinds.number(name)
+            for tail, key in ((self._spike_tail, "spikes"), (self._drift_tail, "drifts")):
+                if name in saved[key]:
+                    tail(number).load(saved[key][name])
+
+
+def _away(features: Floats, before: Floats, shift: Floats, floor: Floats | None) -> Floats:
+    """Return how far the sizes of rows are from what they were, less a shift; what is below the floor is on it."""
+    now: Floats = features[:SIZES] - shift
+    if floor is None:
+        now -= before[:SIZES]
+    else:
+        np.maximum(now, floor, out=now)
+        now -= np.maximum(before[:SIZES], floor)
+    return now

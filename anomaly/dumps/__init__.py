@@ -1,0 +1,1 @@
+"""What is found by comparing dumps."""

@@ -1,0 +1,1 @@
+"""How anomalies become incidents: grouped, ranked, said in plain words."""

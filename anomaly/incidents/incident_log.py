@@ -1,0 +1,173 @@
+"""Groups anomalies into incidents and keeps each incident's ranking up to date."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from trainsentry.anomaly.anomaly import DEAD, HARD, SHIFT, SPIKE, Anomaly
+from trainsentry.anomaly.incident import Incident, Suspect, severity_of
+from trainsentry.anomaly.incidents.ranking import rank, strength
+from trainsentry.anomaly.incidents.sentence import evidence, summary
+from trainsentry.anomaly.rules.weight_continuity import NAME as CONTINUITY
+from trainsentry.collectors.series import PARAMETER, SeriesTable
+
+QUIET_STEPS: Final = 20
+"""Steps without an anomaly after which an incident is over: a shorter lull is the same trouble. Where something is
+sampled more seldom, `quiet_steps` is larger."""
+
+MAX_MEMBERS: Final = 5000
+"""Series kept of one incident, a bound on memory; weights, which may be the cause, always find room."""
+
+SUSPECTS: Final = 8
+"""Suspects named in an incident, as many as msprobe's ranking shows."""
+
+
+LOOK_BACK_STEPS: Final = 5
+"""Steps before an incident whose suspicions belong to it: a fault is often odd before it is an alarm."""
+
+MAX_SUSPICIONS: Final = 500
+"""Suspicions kept for that, a bound on memory."""
+
+
+class IncidentLog:
+    """The incidents of a run. At most one is open at a time: while it lasts, everything abnormal joins it."""
+
+    def __init__(self, table: SeriesTable, first_id: int = 1, quiet_steps: int = QUIET_STEPS) -> None:
+        self.table = table
+        self.quiet_steps = quiet_steps
+        self.incidents: dict[int, Incident] = {}
+        self._members: dict[tuple[int, str, str, int, bool], Anomaly] = {}
+        self._worst: Anomaly | None = None
+        self._suspicions: deque[Anomaly] = deque(maxlen=MAX_SUSPICIONS)
+        self._last_alarm = -1
+        self._current: int | None = None
+        self._activations_seen = False
+        self._first_id = first_id
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an incident that abnormal series join."""
+        return self._current is not None
+
+    @property
+    def current_id(self) -> int | None:
+        """The id of the open incident."""
+        return self._current
+
+    def observe(
+        self, step: int, anomalies: Iterable[Anomaly], *, activations: bool = False, reached: int | None = None
+    ) -> Incident | None:
+        """Take the anomalies of a step; return the incident that they opened, or that new series joined.
+
+        `activations` says whether the step's activations were sampled; `reached` up to which step every rank has been
+        heard, where some are ahead of others: an incident is not over before.
+        """
+        new = list(anomalies)
+        current = self.incidents[self._current] if self._current is not None else None
+        heard = step if reached is None else min(step, reached)
+        if current is not None and heard - current.last_seen > self.quiet_steps:
+            current = None
+            self.close_current()
+        if current is None and not any(a.alarm for a in new):
+            self._suspicions.extend(new)
+            return None
+        if not new:
+            return None
+        if current is None:
+            self._current = self._first_id + len(self.incidents)
+            if not any(a.kind in HARD for a in new):  # what is wrong by itself needs no signs before it
+                new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
+            self._suspicions.clear()
+        self._activations_seen |= activations
+        if any(a.alarm for a in new):
+            last = step if current is None else max(step, self._last_alarm)
+            self._last_alarm = last  # what is merely odd does not keep an incident open
+        is_news = [self._join(anomaly) for anomaly in new]
+        if current is not None and not any(is_news):
+            self.incidents[current.id] = replace(current, last_seen=self._last_alarm)
+            return None
+        incident = self._build(self._current or 0, step, current.actions if current is not None else ())
+        self.incidents[incident.id] = incident
+        return incident
+
+    def _join(self, anomaly: Anomaly) -> bool:
+        """Take an anomaly into the open incident; return whether that changes it."""
+        if self._worst is None or _badness(anomaly) > _badness(self._worst):
+            self._worst = anomaly
+        key = _key(anomaly)
+        known = self._members.get(key)
+        if known is not None and known.step == anomaly.step and strength(anomaly) < strength(known):
+            self._members[key] = anomaly
+            return True
+        if known is not None:
+            lasts = known.kind == SPIKE and anomaly.kind in {SHIFT, DEAD}
+            if lasts:
+                self._members[key] = replace(known, kind=anomaly.kind)
+            return lasts
+        if len(self._members) >= MAX_MEMBERS and anomaly.quantity != PARAMETER:
+            return False
+        self._members[key] = anomaly
+        return True
+
+    def close_current(self) -> None:
+        """End the open incident: what is abnormal from here on is another."""
+        self._current = None
+        self._members = {}
+        self._worst = None
+        self._activations_seen = False
+
+    def add_action(self, incident_id: int, action: str) -> Incident | None:
+        """Note what was done about an incident; return it when that is news."""
+        known = self.incidents.get(incident_id)
+        if known is None or action in known.actions:
+            return None
+        self.incidents[incident_id] = known.with_action(action)
+        return self.incidents[incident_id]
+
+    def _build(self, incident_id: int, step: int, actions: tuple[str, ...]) -> Incident:
+        parameters = sum(1 for _ in self.table.of_quantity(PARAMETER))
+        ranked = rank(self._members.values(), parameters)
+        suspects = tuple(
+            Suspect(
+                step=r.onset,
+                rank=r.anomaly.rank,
+                name=r.anomaly.name,
+                quantity=r.anomaly.quantity,
+                statistic=r.anomaly.statistic,
+                kind=r.anomaly.kind,
+                score=r.anomaly.score,
+                module=r.anomaly.module,
+                evidence=evidence(r.anomaly),
+            )
+            for r in ranked[:SUSPECTS]
+        )
+        first = suspects[0]
+        worst = self._worst or ranked[0].anomaly
+        began = min(r.onset for r in ranked)
+        return Incident(
+            id=incident_id,
+            step=began,
+            rank=first.rank,
+            name=first.name,
+            quantity=first.quantity,
+            statistic=first.statistic,
+            kind=first.kind,
+            severity=severity_of(worst.kind),
+            score=worst.score,
+            summary=summary(ranked, activations_seen=self._activations_seen),
+            suspects=suspects,
+            actions=actions,
+            first_seen=began,
+            last_seen=self._last_alarm,
+        )
+
+
+def _key(anomaly: Anomaly) -> tuple[int, str, str, int, bool]:
+    """Return what an incident holds one anomaly of; that a weight was changed from outside settles ties of replicas."""
+    witness = anomaly.detector == CONTINUITY
+    return anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step, witness
+
+
+def _badness(anomaly: Anomaly) -> tuple[bool, float]:
+    return anomaly.kind in HARD, anomaly.score

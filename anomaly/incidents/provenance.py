@@ -1,0 +1,119 @@
+"""Which abnormal rows only pass on what they were given."""
+
+from collections import defaultdict
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
+from trainsentry.anomaly.baselines.late_scalars import LateScalars
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.series_facts import BACKWARD, Mask
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    ACTIVATION_QUANTITIES,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+    LEARNING_RATE,
+    STEP_COUNTER,
+    TRAINING_MODE,
+    UPDATE,
+    UPDATED_PARAMETERS,
+    Series,
+    SeriesTable,
+)
+
+SOURCES = {
+    ACTIVATION_OUTPUT: (ACTIVATION_INPUT,),
+    ACTIVATION_GRAD_INPUT: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT),
+    GRADIENT: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, ACTIVATION_INPUT, GRADIENT_UNREDUCED),
+    GRADIENT_UNREDUCED: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, ACTIVATION_INPUT),
+}
+"""What a quantity of a module is computed from, within the module."""
+
+INSIDE = " inside"
+CONTAINED = (ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT)
+"""Quantities of a module that come from those of the modules it contains."""
+
+DATA = "data"
+ALL_AT_ONCE = "all_at_once"
+ALL = "all"
+"""The name of what all series of a kind do at once."""
+
+
+class Provenance:
+    """Remembers what is abnormal in a step, which may come in several records."""
+
+    def __init__(self, table: SeriesTable, late: LateScalars) -> None:
+        self.table = table
+        self.late = late
+        self._sources: dict[tuple[str, str], set[int]] = defaultdict(set)
+        self._before: dict[tuple[str, str], set[int]] = {}
+        self._step = -1
+
+    def go_back(self) -> None:
+        """Forget the step."""
+        self._step = -1
+
+    def note(self, record: StepRecord, abnormal: Mask) -> None:
+        """Take the abnormal rows of a record.
+
+        A module is also listed, with `INSIDE`, for what is abnormal in the modules it contains.
+        """
+        if record.step != self._step:
+            self._before = self._sources if record.step == self._step + 1 else {}
+            self._step, self._sources = record.step, defaultdict(set)
+        found = self._sources
+        for row in np.flatnonzero(abnormal).tolist():
+            if self.late.is_late(int(record.ids[row])):
+                continue  # it tells of the step before
+            series = self.table.series[record.ids[row]]
+            found[series.module, series.quantity].add(series.micro_step)
+            inner = series.module
+            while inner and series.quantity in CONTAINED:
+                inner = inner.rpartition(".")[0]
+                found[inner, series.quantity + INSIDE].add(series.micro_step)
+
+    def is_passed_on(self, series: Series, series_id: int) -> bool:
+        """Whether what a series is computed from was abnormal itself."""
+        sources = self._sources
+        if series.scalar:
+            sources = self._before if self.late.is_late(series_id) else sources
+            return any(quantity == ACTIVATION_OUTPUT for _, quantity in sources)
+        if series.quantity in BACKWARD and ("", "loss") in sources:
+            return True
+        if series.quantity == UPDATE:
+            own = {quantity for module, quantity in sources if module == series.module}
+            return bool(own - ACTIVATION_QUANTITIES - {UPDATE})
+        names = [*SOURCES.get(series.quantity, ()), *(q + INSIDE for q in CONTAINED if q == series.quantity)]
+        for name in names:
+            micro_steps = sources.get((series.module, name), set())
+            # A parameter's gradient is the sum over all micro-steps; an activation belongs to one.
+            summed = series.quantity in {GRADIENT, GRADIENT_UNREDUCED}
+            if series.micro_step in micro_steps or (micro_steps and summed):
+                return True
+        return False
+
+    @staticmethod
+    def quantity_of(series: Series, finding: Finding) -> str:
+        """Return what kind of thing is at fault; what enters the model is data."""
+        if finding.kind == FROZEN:
+            return UPDATE
+        if finding.detector == ALL_AT_ONCE and series.quantity in BACKWARD:
+            return GRADIENT  # the whole backward pass
+        if series.quantity == ACTIVATION_INPUT and series.module == "":
+            return DATA
+        if series.quantity.startswith(TRAINING_MODE):
+            return "training"
+        is_counter = finding.kind == STATE_RESET and series.quantity == STEP_COUNTER
+        return "optimizer" if series.name == LEARNING_RATE or is_counter else series.quantity
+
+    @staticmethod
+    def name_of(series: Series, finding: Finding) -> str:
+        """Return what is at fault."""
+        if finding.detector == ALL_AT_ONCE or series.name == UPDATED_PARAMETERS:
+            return ALL
+        return series.module or "model" if series.quantity.startswith(TRAINING_MODE) else series.name

@@ -1,0 +1,1 @@
+"""Rules that need no history of values: each says what is wrong by itself."""

@@ -1,0 +1,1 @@
+"""What a debugger sees of MindSpore: calls, compiled graphs, kernels."""

@@ -1,0 +1,1 @@
+"""Where MindSpore is observed: cells, gradients, optimizers, collectives."""

@@ -1,0 +1,88 @@
+"""Where several ranks of MindSpore meet: over sockets, for every exchange of the framework waits for the device."""
+
+import itertools
+import logging
+import os
+from typing import Any, Final
+
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, StepListener
+from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
+from trainsentry.collectors.mindspore.runtime import rank_and_world_size
+from trainsentry.collectors.mindspore.validation import checked_models, checked_optimizers
+from trainsentry.collectors.ranks.rendezvous import Door, Meeting
+from trainsentry.collectors.ranks.rendezvous import meet as meet_at
+
+logger = logging.getLogger("trainsentry")
+
+_numbers = itertools.count()
+"""The same on every rank: meetings are held in one order."""
+
+MEET_AT: Final = "TRAINSENTRY_MEET_AT"
+"""Names `host:port` of rank 0, or `off`, for runs that were not started with a scheduler."""
+
+
+def meet() -> Meeting | None:
+    """Wait until every rank has come; return None for one rank, and where the ranks do not find each other.
+
+    Then each is watched by itself.
+    """
+    rank, size = rank_and_world_size()
+    if size == 1:
+        return None
+    door = _door()
+    if door is None:
+        if os.environ.get(MEET_AT) != "off":
+            _tell_alone(f"neither MS_SCHED_HOST and MS_SCHED_PORT nor {MEET_AT} say where they could meet")
+        return None
+    try:
+        return meet_at(door, rank, size)
+    except RuntimeError as error:
+        _tell_alone(str(error))
+        return None
+
+
+def _door() -> Door | None:
+    """Return where rank 0 is looked for: MindSpore's launcher runs it on the host of the scheduler.
+
+    Raises:
+        ValueError: when `TRAINSENTRY_MEET_AT` is neither `host:port` nor `off`.
+
+    """
+    named = os.environ.get(MEET_AT)
+    if named == "off":
+        return None
+    if named:
+        host, _, port = named.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(f"{MEET_AT}: got {named!r}, allowed: host:port of rank 0, or off")
+        return Door.at(host.strip("[]"), port, next(_numbers))
+    host, port = os.environ.get("MS_SCHED_HOST", ""), os.environ.get("MS_SCHED_PORT", "")
+    return Door.at(host, port, next(_numbers)) if host and port else None
+
+
+def _tell_alone(why: str) -> None:
+    logger.warning("trainsentry: each rank is watched by itself: %s", why)
+
+
+def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:
+    """Tell `listener` of the optimizers' steps, after the checks of `watch`; nothing of them is read.
+
+    Raises:
+        TypeError, ValueError: as `watch` does.
+
+    """
+    steps = OptimizerSteps(checked_optimizers(optimizer, checked_models(model)), listener)
+    steps.reads = False
+    check_scaler(grad_scaler)
+    if grad_scaler is not None:
+        _tell_of_skipped(steps, ScalerWatch(grad_scaler))
+    return steps
+
+
+def _tell_of_skipped(steps: OptimizerSteps, scaler: ScalerWatch) -> None:
+    def before_update() -> None:
+        for _ in range(scaler.skipped()):
+            for optimizer in list(steps.optimizers):
+                steps.listener.scaler_skipped(scaler.scaler, optimizer)
+
+    steps.look_at_scaler = before_update

@@ -1,0 +1,1 @@
+"""How a MindSpore tensor becomes a row of statistics."""

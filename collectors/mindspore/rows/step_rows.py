@@ -1,0 +1,168 @@
+"""The rows of a step: statistics in execution order, copied to the host once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from mindspore import Tensor, ops
+
+from trainsentry.collectors.mindspore.rows.device_statistics import device_row
+from trainsentry.collectors.mindspore.rows.host_statistics import dtype_of, read, row_of, row_of_values
+from trainsentry.collectors.mindspore.runtime import on_host
+from trainsentry.collectors.series import UNKNOWN_REGION, Layout, SeriesTable
+from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
+from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
+
+ROW_BYTES: Final = 8 * COLUMNS
+
+
+class StepRows(HostRows):
+    """Collects the rows of the current step.
+
+    On the CPU a tensor is read where it lies, once whoever adds it has waited for it. On an accelerator its row is
+    made by operations there, and all rows come to the host in one copy. A tensor whose statistics cannot be computed
+    gives no row; `refused` is told, with the error. When a series is read twice in a step, the later row replaces the
+    earlier.
+    """
+
+    def __init__(
+        self,
+        table: SeriesTable,
+        eps: float = 0.0,
+        refused: Callable[[Exception], None] | None = None,
+        *,
+        rows_on_device: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.eps = eps
+        self.refused = refused
+        self.on_device = not on_host() if rows_on_device is None else rows_on_device
+        self._layouts: dict[tuple[Any, str, str], int] = {}
+        self._device_rows: list[tuple[int, Tensor]] = []
+        self._unread: list[tuple[int, Tensor]] = []
+        self._scratch = np.zeros(COLUMNS)
+
+    def add(self, series_id: int, tensor: Tensor, divisor: float = 1.0) -> int | None:
+        """Append the statistics of a tensor, divided by `divisor`; return the row's position, None without a row."""
+        try:
+            return self._add(series_id, tensor, divisor)
+        except Exception as error:
+            if self.refused is None:
+                raise
+            self.refused(error)
+            return None
+
+    def _add(self, series_id: int, tensor: Tensor, divisor: float) -> int:
+        position = len(self)
+        self._make_room(position + 1)
+        if self.on_device:
+            row = device_row(tensor, self.eps)
+            self._device_rows.append((position, self._divided(row, divisor)))
+        else:
+            if not read(tensor, self.eps, self._host_address + ROW_BYTES * position):
+                self._host[position] = row_of(tensor, self.eps)
+            if divisor != 1.0:
+                self._host[position, : NORM + 1] /= divisor
+        return self._append(series_id, self._layout(tensor))
+
+    def add_array(self, series_id: int, array: npt.NDArray[Any], like: Tensor, norm: float) -> None:
+        """Append the statistics of an array in the place of a tensor `like` it, and its norm ÷ `norm` as the value."""
+        position = self._append(series_id, self._layout(like))
+        self._host[position] = row_of_values(array, self.eps)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self._host[position, VALUE] = np.float64(self._host[position, NORM]) / norm
+
+    def add_device_ratio(self, series_id: int, difference: Tensor, norm: Tensor) -> None:
+        """Append the statistics of a difference on its device, and its norm ÷ `norm` as the value."""
+        row = device_row(difference, self.eps)
+        position = self._append(series_id, self._layout(difference))
+        value = (row[NORM] / norm).reshape((1,))
+        self._device_rows.append((position, ops.concat([row[:VALUE], value])))
+
+    def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
+        """Append a scalar: a Python number, or a tensor of one element, which on an accelerator is not waited for."""
+        if isinstance(value, Tensor) and self.on_device:
+            row = device_row(value, self.eps)
+            number = ops.cast(value, row.dtype).reshape((1,))
+            position = self._append(series_id, self._layout(value))
+            self._device_rows.append((position, ops.concat([row[:VALUE], number])))
+            return
+        if isinstance(value, Tensor):  # read when the step's operations have been waited for
+            self._unread.append((self._append(series_id, self._layout(value)), value))
+            return
+        position = self._append(series_id, self.table.layout_id(Layout((), "float64", 1)))
+        self._host[position] = (*row_of_number(float(value)), float(value))
+
+    def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
+        """Append a row that holds some numbers in the place of statistics, and nothing else."""
+        position = self._append(series_id, self.table.layout_id(Layout((), "float64", 1)))
+        self._host[position] = np.nan
+        self._host[position, : len(numbers)] = numbers
+
+    def norm_of(self, tensor: Tensor) -> float:
+        """Return the norm of a tensor on the host, without a row in the record."""
+        if read(tensor, self.eps, self._scratch.ctypes.data):
+            return float(self._scratch[NORM])
+        return float(row_of(tensor, self.eps)[NORM])
+
+    def take(self) -> PendingRows:
+        """Return the rows so far and start anew."""
+        pending = self.peek()
+        self.drop()
+        return pending
+
+    def drop(self) -> None:
+        """Start anew; what was peeked at stays valid."""
+        self._clear_rows()
+        self._device_rows = []
+        self._unread = []
+
+    def peek(self) -> PendingRows:
+        """Return the rows so far and keep them."""
+        copies = []
+        for position, tensor in self._unread:
+            number = float(tensor.asnumpy().reshape(-1)[0])
+            self._host[position] = (*row_of_number(number), number)
+        self._unread = []
+        if self._device_rows:
+            stacked = ops.stack([row for _, row in self._device_rows])
+            positions = np.asarray([position for position, _ in self._device_rows], np.intp)
+            copies.append((positions, stacked.asnumpy, _NextStep()))
+        return PendingRows(
+            ids=np.asarray(self._ids, np.int32),
+            layouts=np.asarray(self._layout_ids, np.int32),
+            values=self._host[: len(self)].copy(),
+            kept=self._kept(),
+            copies=copies,
+            aliases=[],
+        )
+
+    def _divided(self, row: Tensor, divisor: float) -> Tensor:
+        return row if divisor == 1.0 else ops.concat([row[: NORM + 1] / divisor, row[NORM + 1 :]])
+
+    def _layout(self, tensor: Tensor) -> int:
+        # A parameter that the compiler has cut lies on this rank in part, and which part that is it does not say.
+        region = UNKNOWN_REGION if getattr(tensor, "sliced", False) is True else ""
+        key = (tensor.shape, dtype_of(tensor), region)
+        found = self._layouts.get(key)
+        if found is None:
+            shape = tuple(int(n) for n in tensor.shape)
+            layout = Layout(shape, key[1], int(tensor.size), region=region)
+            found = self._layouts[key] = self.table.layout_id(layout)
+        return found
+
+
+class _NextStep:
+    """Stands for an event: MindSpore's own are not on every device, so rows are taken when they are asked for again."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def query(self) -> bool:
+        self._asked += 1
+        return self._asked > 1
+
+    def synchronize(self) -> None:
+        """The copy itself waits."""

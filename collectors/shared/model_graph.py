@@ -1,0 +1,87 @@
+"""The model as a graph: named modules in the order they run, who feeds whom, which parameter belongs where."""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NamedModule:
+    """A module (or cell) with its clean name and the model chunk (`vpp_stage`) that it belongs to."""
+
+    name: str
+    module: Any
+    vpp_stage: int
+
+
+class DataFlow:
+    """Learns, from the tensors that hooks see in the first sampled step, which module feeds which."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.edges: dict[tuple[str, str], None] = {}
+        self.passes = 0
+        self.seen: set[str] = set()
+        self._producers: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    @property
+    def learning(self) -> bool:
+        """Whether the first sampled step is still running; later ones add nothing and cost nothing."""
+        return self.passes <= 1
+
+    def begin(self) -> None:
+        """Note the start of a sampled step."""
+        self.passes += 1
+        self._producers.clear()
+
+    def entered(self, module: str) -> None:
+        """Note that `module` runs."""
+        if self.learning and module not in self.seen:
+            self.seen.add(module)
+            self.order.append(module)
+
+    def consumed(self, module: str, tensor: Any) -> None:
+        """Note that `module` takes `tensor`."""
+        if not self.learning:
+            return
+        producer = self._producers.get(id(tensor))
+        if producer is not None and producer[0]() is tensor and producer[1] != module:
+            self.edges[producer[1], module] = None
+
+    def produced(self, module: str, tensor: Any) -> None:
+        """Note that `module` returns `tensor`; the outermost module that returns it is kept."""
+        if self.learning:
+            self._producers[id(tensor)] = (weakref.ref(tensor), module)
+
+
+def describe(
+    names: Any, flow: DataFlow, process_groups: list[dict[str, Any]], *, data_parallel: bool = False
+) -> dict[str, Any]:
+    """Return the content of `graph.json`; `names` are those of the watched model.
+
+    `data_parallel`: this rank is to have data of its own.
+
+    Modules come in execution order once a pass was seen, before that in the order of registration.
+    """
+    ran = {name: i for i, name in enumerate(flow.order)}
+    ordered = sorted(names.modules, key=lambda m: ran.get(m.name, len(ran)))  # stable: as registered within
+    return {
+        "order": "execution" if flow.order else "registration",
+        "modules": [
+            {
+                "name": m.name,
+                "type": type(m.module).__name__,
+                "parent": _parent(m.name),
+                "vpp_stage": m.vpp_stage,
+            }
+            for m in ordered
+        ],
+        "edges": [list(edge) for edge in flow.edges],
+        "parameters": {p.name: p.module for p in names.parameters},
+        "process_groups": process_groups,
+        "data_parallel": data_parallel,
+    }
+
+
+def _parent(name: str) -> str | None:
+    return name.rpartition(".")[0] if name else None

@@ -1,0 +1,68 @@
+"""Scalars of a step: logged values, counts of updates, and switches between training and evaluation."""
+
+from typing import Any, Protocol
+
+from trainsentry.collectors.series import (
+    LEARNING_RATE,
+    OPTIMIZER_RATE,
+    TRAINING_MODE,
+    UPDATED_PARAMETERS,
+    Series,
+    SeriesTable,
+)
+
+
+class Rows(Protocol):
+    """Where rows are appended."""
+
+    table: SeriesTable
+
+    def add_scalar(self, series_id: int, value: Any) -> None:
+        """Append a scalar: a number, or a framework's tensor of one element."""
+
+
+class ScalarRows:
+    """Appends a row for each scalar, and remembers until the step ends which were logged."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._logged: set[str] = set()
+
+    def log(self, name: str, value: Any, micro_step: int) -> None:
+        """Append a scalar that was logged."""
+        self._logged.add(name)
+        self._append(name, value, micro_step)
+
+    def updates(self, moved: int, rate: float | None) -> None:
+        """Append how many parameters were updated, and at which learning rate, where that is known."""
+        self._append(UPDATED_PARAMETERS, float(moved))
+        if rate is not None:
+            self._append(OPTIMIZER_RATE if LEARNING_RATE in self._logged else LEARNING_RATE, rate)
+
+    def end_step(self) -> None:
+        """Forget what was logged."""
+        self._logged.clear()
+
+    def _append(self, name: str, value: Any, micro_step: int = 0) -> None:
+        series = Series(name, name, micro_step, scalar=True)
+        self.rows.add_scalar(self.rows.table.series_id(series), value)
+
+
+class TrainingModes:
+    """Appends a row for each module whose mode at the end of a step is another than at the last look."""
+
+    def __init__(self, names: Any, rows: Any) -> None:
+        self.names = names
+        self.rows = rows
+        self._known: list[bool] = []
+
+    def read(self) -> None:
+        """Look at every module; the first time only note its mode."""
+        modes = [m.module.training for m in self.names.modules]
+        if modes != self._known and len(modes) == len(self._known):
+            for named, now, before in zip(self.names.modules, modes, self._known, strict=True):
+                if now != before:
+                    name = f"{TRAINING_MODE}.{named.name or 'model'}"
+                    series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
+                    self.rows.add_scalar(self.rows.table.series_id(series), float(now))
+        self._known = modes

@@ -1,0 +1,1 @@
+"""Collectives of torch, and where its ranks meet."""

@@ -1,0 +1,287 @@
+"""What a process group is asked to do, seen where every way of asking comes together.
+
+Functions of `torch.distributed` are imported by name, wrapped and copied; in the end each calls a method of a process
+group, and waits for the `Work` that it returns. Those methods are wrapped on their classes while someone watches.
+What the reducer of DistributedDataParallel asks in C++ is seen where operators are dispatched.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainsentry.collectors.torch.distributed.reducer import asked_in_python, watch_reducer
+
+
+@dataclass(frozen=True)
+class Op:
+    """A method of a process group: what people call it, and which of its arguments go in and come out."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    point_to_point: bool = False
+
+    @functools.cached_property
+    def reduces(self) -> bool:
+        """Whether values of several ranks become one."""
+        return "reduce" in self.name
+
+
+_BOTH: Final = ((0,), (0,))
+_OUT_IN: Final = ((1,), (0,))
+
+OPS: Final = {
+    "allreduce": Op("all_reduce", *_BOTH),
+    "allreduce_coalesced": Op("all_reduce_coalesced", *_BOTH),
+    "broadcast": Op("broadcast", *_BOTH),
+    "reduce": Op("reduce", *_BOTH),
+    "allgather": Op("all_gather", *_OUT_IN),
+    "allgather_coalesced": Op("all_gather_coalesced", *_OUT_IN),
+    "_allgather_base": Op("all_gather_into_tensor", *_OUT_IN),
+    "all_gather_single": Op("all_gather_into_tensor", *_OUT_IN),
+    "allgather_into_tensor_coalesced": Op("all_gather_into_tensor_coalesced", *_OUT_IN),
+    "all_gather_single_coalesced": Op("all_gather_into_tensor_coalesced", *_OUT_IN),
+    "gather": Op("gather", *_OUT_IN),
+    "scatter": Op("scatter", *_OUT_IN),
+    "reduce_scatter": Op("reduce_scatter", *_OUT_IN),
+    "_reduce_scatter_base": Op("reduce_scatter_tensor", *_OUT_IN),
+    "reduce_scatter_single": Op("reduce_scatter_tensor", *_OUT_IN),
+    "reduce_scatter_tensor_coalesced": Op("reduce_scatter_tensor_coalesced", *_OUT_IN),
+    "reduce_scatter_single_coalesced": Op("reduce_scatter_tensor_coalesced", *_OUT_IN),
+    "alltoall": Op("all_to_all", *_OUT_IN),
+    "alltoall_base": Op("all_to_all_single", *_OUT_IN),
+    "all_to_all_single": Op("all_to_all_single", *_OUT_IN),
+    "send": Op("send", (0,), (), point_to_point=True),
+    "recv": Op("recv", (), (0,), point_to_point=True),
+    "recv_anysource": Op("recv", (), (0,), point_to_point=True),
+    "barrier": Op("barrier", (), ()),
+    "monitored_barrier": Op("barrier", (), ()),
+}
+"""Methods by name; newer names of torch 2.13 stand beside the older ones. `all_gather_base` is what people call
+`all_gather_into_tensor`."""
+
+FUNCTIONAL: Final = {
+    "all_reduce": "all_reduce",
+    "all_gather_tensor": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "reduce_scatter_tensor": "reduce_scatter_tensor",
+    "all_to_all_single": "all_to_all_single",
+    "broadcast": "broadcast",
+    "permute_tensor": "permute_tensor",
+}
+"""Functional collectives, which DTensor uses: they take a tensor and return another."""
+
+
+class Watcher(Protocol):
+    """Who is told of calls. Its methods contain their own failures."""
+
+    def begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call is about to be made with these arguments; return what is to be known of it later, or None."""
+
+    def started(self, call: Any, work: Any, result: Any) -> None:
+        """A call was made; it has returned a `Work`, or its result."""
+
+    def waiting(self, work: Any) -> None:
+        """Someone begins to wait for a call."""
+
+    def finished(self, work: Any) -> None:
+        """A call has ended, for whoever waits on this stream."""
+
+    def coalescing(self, group: Any, *, begins: bool, work: Any) -> None:
+        """Calls from here on, or up to here, are one."""
+
+    def reducer_begins(self, op: Op, args: tuple[Any, ...]) -> Any:
+        """C++ is about to make a call: tensors, then the boxed group, then a boxed reduction or other things."""
+
+    def reducer_started(self, call: Any) -> None:
+        """C++ has made a call."""
+
+    def reducer_finished(self) -> None:
+        """What C++ has called outside of a backward pass has ended."""
+
+
+_watchers: list[Watcher] = []
+_patched: list[tuple[Any, str, Any]] = []
+_undo: list[Callable[[], None]] = []
+_NOBODY_ELSE_ASKS: Final = contextlib.nullcontext()
+
+
+def watch_calls(watcher: Watcher, *, reducer: bool = False) -> None:
+    """Tell `watcher` of every call from here on; with `reducer` of those of DistributedDataParallel's C++ too."""
+    _watchers.append(watcher)
+    if reducer and not _undo:
+        _undo.append(watch_reducer(_around))
+        _patch(dist, "_broadcast_coalesced", _waits_for_reducer)
+    if len(_watchers) > 1 or not dist.is_available():
+        return
+    from torch._C._distributed_c10d import ProcessGroup, Work
+    from torch.distributed import _functional_collectives as functional
+
+    for name, op in OPS.items():
+        _patch(ProcessGroup, name, functools.partial(_method, op))
+    _patch(ProcessGroup, "_start_coalescing", functools.partial(_coalescing, True))
+    _patch(ProcessGroup, "_end_coalescing", functools.partial(_coalescing, False))
+    _patch(Work, "wait", _wait)
+    for name, public in FUNCTIONAL.items():
+        _patch(functional, name, functools.partial(_function, Op(public, (0,), (0,))))
+
+
+def forget_calls(watcher: Watcher) -> None:
+    """Tell `watcher` no more; when it was the last, everything is as it was before."""
+    _watchers[:] = [w for w in _watchers if w is not watcher]
+    if not _watchers:
+        for owner, name, original in reversed(_patched):
+            setattr(owner, name, original)
+        _patched.clear()
+        for undo in _undo:
+            undo()
+        _undo.clear()
+
+
+def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...]) -> list[Tensor]:
+    """Return the tensors at some positions of a call's arguments, also those in lists of lists."""
+    given = [*args, *kwargs.values()] if kwargs else args
+    found: list[Tensor] = []
+    stack = [given[i] for i in reversed(positions) if i < len(given)]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            stack.extend(reversed(value))
+    return found
+
+
+def reduction_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how a call reduces: 1 for a sum, 2 for an average, 0 for anything else."""
+    if not op.reduces:
+        return 0
+    for given in (*args, *kwargs.values()):
+        if isinstance(given, (Tensor, list, tuple)):
+            continue
+        how = getattr(given, "reduceOp", given)
+        if isinstance(how, (dist.ReduceOp, dist.ReduceOp.RedOpType)):  # told by comparing: their names are slow
+            return 1 if how == dist.ReduceOp.SUM else 2 if how == dist.ReduceOp.AVG else 0
+        if isinstance(how, str) and how.lower() in {"sum", "avg"}:
+            return 1 if how.lower() == "sum" else 2
+    return 0
+
+
+def members_of(group: Any) -> list[int]:
+    """Return the ranks of a process group; empty when it cannot be told."""
+    try:
+        c10d: Any = dist.distributed_c10d
+        return list(
+            dist.get_process_group_ranks(c10d._resolve_process_group(group) if isinstance(group, str) else group)
+        )
+    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError):
+        return []
+
+
+def known_groups(own: str) -> list[dict[str, Any]]:
+    """Return the process groups of this rank with their ranks, but for the monitor's `own`."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return []
+    groups = getattr(dist.distributed_c10d, "_world").pg_names  # noqa: B009 - torch has no public list
+    found = [{"name": group_name(group), "ranks": members_of(group)} for group in groups]
+    return [group for group in found if group["name"] != own and group["ranks"]]
+
+
+def group_name(group: Any) -> str:
+    """Return the name of a process group, or of one given by its name, its ranks or a mesh."""
+    name = getattr(group, "group_name", None)
+    if isinstance(name, str):
+        return "world" if name == "0" else name
+    get_group = getattr(group, "get_group", None)
+    if get_group is not None and getattr(group, "ndim", 1) == 1:
+        return group_name(get_group())
+    if isinstance(group, tuple) and len(group) == 2 and hasattr(group[0], "get_group"):
+        return group_name(group[0].get_group(group[1]))
+    return "world" if group is None else str(group)
+
+
+def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    raw = vars(owner).get(name)  # a method of a class in C++ is bound by what wraps it there
+    if raw is not None:
+        _patched.append((owner, name, raw))
+        setattr(owner, name, make(getattr(owner, name)))
+
+
+def _method(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls = [(w, w.begin(op, self, args, kwargs)) for w in _watchers]
+        with asked_in_python() if _undo else _NOBODY_ELSE_ASKS:
+            work = original(self, *args, **kwargs)
+        for watcher, call in calls:
+            if call is not None:
+                watcher.started(call, work, None)
+        return work
+
+    return method
+
+
+def _function(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not isinstance(self, Tensor):
+            return original(self, *args, **kwargs)
+        group = next((a for a in (*args, *kwargs.values()) if not isinstance(a, (str, int, float, bool))), None)
+        calls = [(w, w.begin(op, group, (self, *args), kwargs)) for w in _watchers]
+        result = original(self, *args, **kwargs)
+        for watcher, call in calls:
+            if call is not None:
+                watcher.started(call, None, result)
+        return result
+
+    return function
+
+
+def _around(method: str, arguments: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    calls = [(w, w.reducer_begins(OPS[method], arguments)) for w in _watchers]
+    result = make()
+    for watcher, call in calls:
+        if call is not None:
+            watcher.reducer_started(call)
+    return result
+
+
+def _waits_for_reducer(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        for watcher in _watchers:
+            watcher.reducer_finished()
+        return result
+
+    return broadcast_coalesced
+
+
+def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for watcher in _watchers:
+            watcher.waiting(self)
+        result = original(self, *args, **kwargs)
+        for watcher in _watchers:
+            watcher.finished(self)
+        return result
+
+    return wait
+
+
+def _coalescing(begins: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def coalescing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = original(self, *args, **kwargs)
+        for watcher in _watchers:
+            watcher.coalescing(self, begins=begins, work=work)
+        return work
+
+    return coalescing

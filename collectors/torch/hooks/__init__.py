@@ -1,0 +1,1 @@
+"""Where torch is observed: modules, gradients, optimizers, compiled and captured graphs."""

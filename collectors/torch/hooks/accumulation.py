@@ -1,0 +1,73 @@
+"""Gradients as they are accumulated in the backward pass: their order, and each micro-step's running sum."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainsentry.collectors.guard import Guard, InertWhenCopied
+from trainsentry.collectors.shared.forward_passes import MAX_MICRO_STEPS
+from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
+
+PART = "gradients"
+
+
+class AccumulationHooks:
+    """Calls `arrived(parameter, micro_step)` whenever a gradient has been accumulated, while attached.
+
+    `order` holds each parameter once, in the order in which the backward pass first reached it.
+    """
+
+    def __init__(self, guard: Guard, arrived: Callable[[NamedParameter, int], None] | None) -> None:
+        self.guard = guard
+        self.order: dict[nn.Parameter, int] = {}
+        self._arrived = arrived
+        self._counts: Counter[int] = Counter()
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self, parameters: Iterable[NamedParameter]) -> None:
+        """Hook the parameters that train."""
+        for named in parameters:
+            parameter = named.own
+            lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+            if parameter.requires_grad and parameter.is_leaf and not lazy:
+                hook = _Accumulated(self, named)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def detach(self) -> None:
+        """Remove the hooks and forget the counts of the step."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._counts.clear()
+
+    @property
+    def attached(self) -> bool:
+        """Whether hooks are in place."""
+        return bool(self._handles)
+
+    def note(self, named: NamedParameter) -> None:
+        """Take note of one accumulated gradient."""
+        self.order.setdefault(named.own, len(self.order))
+        micro_step = self._counts[id(named)]
+        self._counts[id(named)] += 1
+        if self._arrived is not None and micro_step < MAX_MICRO_STEPS:
+            self._arrived(named, micro_step)
+
+    def last_micro_step(self, named: NamedParameter) -> int:
+        """Return the micro-step that reached a parameter last."""
+        return min(max(self._counts[id(named)] - 1, 0), MAX_MICRO_STEPS - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Accumulated(InertWhenCopied):
+    owner: AccumulationHooks
+    named: NamedParameter
+
+    def __call__(self, parameter: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self.owner.guard.run(PART, self.owner.note, self.named)

@@ -1,0 +1,374 @@
+"""Activations of modules and their gradients, through forward hooks and tensor hooks."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainsentry.collectors.guard import Guard, InertWhenCopied
+from trainsentry.collectors.settings import CollectSettings
+from trainsentry.collectors.shared.forward_passes import MAX_CALLS, MAX_MICRO_STEPS, ForwardPasses
+from trainsentry.collectors.shared.model_graph import DataFlow, NamedModule
+from trainsentry.collectors.torch.hooks.backward_pass import in_backward
+from trainsentry.collectors.torch.hooks.compiled_activations import CompiledVisits, Site
+from trainsentry.collectors.torch.hooks.compiler import (
+    GRADIENTS_FROM,
+    TRACES_GRADIENTS,
+    allow_for_hooks,
+    backward_is_compiled,
+    has_compiled,
+    is_compiled,
+    left_out,
+)
+from trainsentry.collectors.torch.hooks.module_hooks import ModuleHooks, Switch, stay_out_of_graphs
+from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in, tensors_in_call
+from trainsentry.collectors.torch.hooks.recomputed_calls import RecomputedCalls
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+
+PART = "activations"
+
+
+class ActivationHooks:
+    """Hooks modules, and reads what passes through them in the steps that `open_step` says are sampled.
+
+    A forward pass counts when gradients are enabled as its outermost module is entered, so an evaluation
+    under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass, but that the
+    gradients of calls which had no graph before (those inside a reentrant checkpoint) are read then.
+
+    Eager modules carry hooks only while steps are sampled. Those that a compiler has inlined keep theirs, also when
+    this object is closed: they are part of its graphs, one with sampling and one without, chosen by `switch`, and a
+    hook more or less would have it compile anew. Which modules that are shows in the first step: they never run
+    eagerly. So then every module is hooked.
+    """
+
+    def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, settings: CollectSettings) -> None:
+        self.rows = rows
+        self.guard = guard
+        self.flow = flow
+        self.forward = settings.forward
+        self.backward = settings.backward
+        self.switch = Switch(
+            forward=self.forward,
+            backward=self.backward and TRACES_GRADIENTS,
+            inside_graphs=settings.inside_graphs,
+        )
+        self.generation = 0
+        self.compiled: set[str] = set()
+        self.eager: set[str] = set()
+        self._left_out_before: Counter[str] = Counter()
+        self._hooked_gradients = self._gradients_came = False
+        self._modules: Sequence[NamedModule] = ()
+        self._observed: frozenset[str] = frozenset()
+        self._hooks: ModuleHooks | None = None
+        self._attached = False
+        self._leaf_handles: list[RemovableHandle] = []
+        self._counts = ForwardPasses(rows.table)
+        self._recomputed = RecomputedCalls()
+        self._visits = CompiledVisits()
+        self._inner_ran = False
+
+    # ------------------------------------------------------------------ hooks
+
+    def choose(self, modules: Sequence[NamedModule], observed: frozenset[str]) -> None:
+        """Hook the modules that are `observed`, and the roots, which tell micro-steps apart.
+
+        TorchScript modules take no hooks and are passed over.
+        """
+        self.close()
+        self._modules, self._observed = modules, observed
+        self._left_out_before = left_out.copy()
+        allow_for_hooks()
+        if not stay_out_of_graphs(m.module for m in modules):
+            self._tell_untraced()
+            return
+        hooked = [m for m in modules if (m.name in observed or not m.name) and _can_be_called(m.module)]
+        self._hooks = ModuleHooks(self, self.switch, hooked, observed)
+        self.switch = self._hooks.switch
+        self._attach()
+
+    def open_step(self, *, sampling: bool) -> None:
+        """Begin a step: read in it or not."""
+        if self.sampling and (not self._inner_ran or self.flow.passes.bit_count() == 1):
+            self._tell_silent()  # now and then: after the first sampled step, the second, the fourth, …
+        self.generation += 1
+        self.switch.sampling = sampling
+        self._inner_ran = False
+        self._counts.open_step()
+        self._recomputed.clear()
+        self._visits.clear()
+        self._drop_leaf_hooks()
+        if sampling:
+            self.flow.begin()
+            self._attach()
+        elif self._attached and (self.flow.passes or self.flow.seen):
+            self._detach(keep_inlined=True)  # once: further steps without a sample look at no module
+
+    @property
+    def sampling(self) -> bool:
+        """Whether this step is sampled."""
+        return self.switch.sampling
+
+    def close(self) -> None:
+        """Remove every hook, but for those inside graphs; they, and hooks on tensors of the step, fall silent."""
+        self.generation += 1
+        self.switch.sampling = False
+        self._drop_leaf_hooks()
+        self._detach(keep_inlined=has_compiled(), closing=True)
+        if self._hooks is not None:
+            self._hooks.release()
+        self._hooks = None
+
+    def lay_down(self) -> None:
+        """Take every hook off for a while."""
+        self._detach(keep_inlined=False)
+
+    def take_up(self) -> None:
+        """Put the hooks back that this step needs."""
+        if self.sampling or not self.eager:
+            self._attach()
+
+    def _attach(self) -> None:
+        self._attached = True
+        if self._hooks is not None:
+            self._hooks.attach()
+
+    def _detach(self, *, keep_inlined: bool, closing: bool = False) -> None:
+        """Take hooks off; those that may be parts of graphs stay: at the end, only where some graph is known."""
+        self._attached = False
+        compiled = [m for m in self._modules if is_compiled(m.module)] if closing else []
+        inside = tuple(f"{m.name}." if m.name else "" for m in compiled)
+        fused = bool(left_out - self._left_out_before)
+
+        def stays(named: NamedModule) -> bool:
+            if not keep_inlined or named.name in self.compiled:
+                return keep_inlined
+            if named.name in self.eager:
+                return False
+            return not closing or fused or bool(self.compiled) or f"{named.name}.".startswith(inside)
+
+        if self._hooks is not None:
+            self._hooks.detach(stays)
+
+    def _tell_silent(self) -> None:
+        """Say which modules nothing is seen of, and what inside compiled graphs this torch does not show."""
+        if self.compiled and self.backward and not TRACES_GRADIENTS:
+            self._tell_untraced_gradients()
+        if self._hooked_gradients and not self._gradients_came and backward_is_compiled():
+            self.guard.warn_once(
+                "gradients under compiled autograd",
+                "no gradients of activations are recorded: compiled autograd makes one graph of the backward pass, in "
+                "which they are not read. Gradients of parameters, and everything else, are recorded.",
+            )
+        hooked = [m for m in self._hooks.modules if m.name] if self._hooks is not None else []
+        if self._inner_ran:
+            inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
+            known = self.flow.seen | self.compiled
+            hooked = [m for m in hooked if f"{m.name}.".startswith(inside) and m.name not in known]
+        if not hooked:
+            return
+        fusing = sorted(left_out - self._left_out_before)
+        if fusing:
+            why = (
+                f"{', '.join(fusing)} fuses what its graphs compute, and reading values inside them "
+                "would change the last bits of the results. collect.activations.inside_graphs: true reads them "
+                "nonetheless; inputs and outputs of what is compiled,"
+            )
+        else:
+            why = (
+                "their graphs were compiled before watch(), or after the first steps. They are recorded where watch() "
+                "comes first, then torch.compile, then the first step;"
+            )
+        self.guard.warn_once(
+            "activations of compiled modules",
+            f"no activation of {len(hooked)} modules is seen, the first is {hooked[0].name!r}: {why} gradients, "
+            "weights, updates and optimizer state are recorded all the same.",
+        )
+
+    def _tell_untraced_gradients(self) -> None:
+        needed = ".".join(map(str, GRADIENTS_FROM))
+        self.guard.warn_once(
+            "gradients of compiled activations",
+            f"gradients of activations inside compiled graphs need torch {needed} or later, this is "
+            f"{torch.__version__}; they are not recorded, everything else is.",
+        )
+
+    def _tell_untraced(self) -> None:
+        self.guard.warn_once(
+            "activations",
+            f"this torch ({torch.__version__}) does not let hooks stay out of its compiler's way: no activations are "
+            "recorded; gradients, weights, updates and optimizer state are.",
+        )
+
+    def note_gradient(self) -> None:
+        """Note that gradients come: the backward pass runs hooks."""
+        self._gradients_came = True
+
+    def _drop_leaf_hooks(self) -> None:
+        for handle in self._leaf_handles:
+            handle.remove()
+        self._leaf_handles.clear()
+
+    @property
+    def attached(self) -> int:
+        """How many modules carry hooks."""
+        return self._hooks.attached if self._hooks is not None else 0
+
+    @property
+    def micro_steps(self) -> int:
+        """The most passes that one outermost module has had in this step."""
+        return self._counts.micro_steps
+
+    @property
+    def left_out(self) -> int:
+        """Passes and calls that were beyond what a record holds."""
+        return self._counts.left_out
+
+    # ------------------------------------------------------------------ what eager modules tell
+
+    def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note that a module is entered, and observe its inputs."""
+        self.flow.entered(named.name)
+        if not self.switch.sampling:
+            return
+        if in_backward():  # a forward that is computed anew may end without `leave`
+            self._enter_again(named, tensors_in_call(args, kwargs))
+            return
+        if torch.is_grad_enabled():
+            self._recomputed.with_graph()
+        if named.name:
+            self._inner_ran = True
+        if self._counts.begins_with(named):
+            self._begin_pass(named, training=torch.is_grad_enabled())
+        self._counts.enter()
+        if self._counts.recording and named.name in self._observed:
+            self._observe(named, "input", tensors_in_call(args, kwargs))
+
+    def leave(self, named: NamedModule, output: Any) -> None:
+        """Note that a module is left, and observe its outputs."""
+        if not self.sampling:
+            return
+        if in_backward():
+            self._leave_again(named, tensors_in(output))
+            return
+        self._counts.leave()
+        if self._counts.recording and named.name in self._observed:
+            self._observe(named, "output", tensors_in(output))
+            self._counts.called(named)
+
+    def _begin_pass(self, named: NamedModule, *, training: bool) -> None:
+        """Note that an outermost module is entered."""
+        self._visits.begin_pass()
+        self._counts.begin(named, training=training)
+
+    def _observe(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        call, with_graph = self._counts.call_of(named), torch.is_grad_enabled()
+        if side == "output" and not with_graph:
+            self._recomputed.made(named, None if call is None else (self._counts.micro_step, call))
+        if call is None:
+            return
+        for path, tensor in tensors:
+            if side == "output":
+                self.flow.produced(named.name, tensor)
+            else:
+                self.flow.consumed(named.name, tensor)
+            if self.forward:
+                series_id = self._counts.series(named, side, path, call, self._counts.micro_step, gradient=False)
+                self.rows.add_shared(series_id, tensor)
+            if with_graph:
+                self._hook_gradient(named, side, path, tensor, self._counts.micro_step, call)
+
+    def _enter_again(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Hook the gradients at the inputs of a call that is computed anew, where it had no graph the first time."""
+        if torch.is_grad_enabled():
+            self._recomputed.with_graph()
+        place = self._recomputed.entered(named) if named.name in self._observed else None
+        if place is not None and torch.is_grad_enabled():
+            for path, tensor in tensors:
+                self._hook_gradient(named, "input", path, tensor, *place)
+
+    def _leave_again(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Hook the gradients at its outputs; inside another checkpoint it has no graph, and is computed once more."""
+        place = self._recomputed.left(named)
+        if place is None:
+            return
+        if not torch.is_grad_enabled():
+            self._recomputed.made(named, place)
+            return
+        for path, tensor in tensors:
+            self._hook_gradient(named, "output", path, tensor, *place)
+
+    def _hook_gradient(
+        self, named: NamedModule, side: str, path: str, tensor: Tensor, micro_step: int, call: int
+    ) -> None:
+        if not (self.backward and tensor.requires_grad):
+            return
+        series_id = self._counts.series(named, side, path, call, micro_step, gradient=True)
+        self._hooked_gradients = True
+        handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
+        if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
+            self._leaf_handles.append(handle)
+
+    # ------------------------------------------------------------------ what compiled graphs tell
+
+    def compiled_pass(self, named: NamedModule) -> None:
+        """Begin a pass through an outermost module that is compiled."""
+        self.compiled.add(named.name)
+        self.flow.entered(named.name)
+        if self.sampling and not in_backward():
+            self.guard.run(PART, lambda: self._begin_pass(named, training=True))
+
+    def compiled_tensor(self, site: Site, path: str, tensor: Tensor, *, hooked: bool) -> None:
+        """Take an input or output inside a compiled graph."""
+        self._inner_ran = self._inner_ran or bool(site.named.name)
+        if site.named.name not in self.compiled:
+            self.compiled.add(site.named.name)
+            self.flow.entered(site.named.name)
+        if self.sampling and self._counts.recording and not in_backward():
+            self.guard.run(PART, self._take_compiled, site, path, tensor, hooked)
+
+    def compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
+        """Take the gradient at an input or output inside a compiled graph."""
+        if self.sampling:
+            self.guard.run(PART, self._take_compiled_gradient, site, path, gradient)
+
+    def _take_compiled(self, site: Site, path: str, tensor: Tensor, hooked: bool) -> None:
+        call = self._visits.forward(site, path, hooked=hooked)
+        if call >= MAX_CALLS:
+            self._counts.left_out += 1
+            return
+        if not self.forward:
+            return
+        side, _, within = path.partition(".")
+        # Compilers use buffers again without a trace in the tensor, so that none is known to be one that was read.
+        self.rows.add(
+            self._counts.series(site.named, side, within, call, self._counts.micro_step, gradient=False), tensor
+        )
+
+    def _take_compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
+        micro_step, call = self._visits.backward(site, path)
+        if call < MAX_CALLS and micro_step < MAX_MICRO_STEPS:
+            side, _, within = path.partition(".")
+            self.rows.add(self._counts.series(site.named, side, within, call, micro_step, gradient=True), gradient)
+
+
+def _can_be_called(module: nn.Module) -> bool:
+    """Return whether a module takes hooks and has a forward of its own, as a list of modules has not."""
+    return not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward
+
+
+@dataclass(frozen=True, slots=True)
+class _GradientHook(InertWhenCopied):
+    owner: ActivationHooks
+    series_id: int
+    generation: int
+
+    def __call__(self, gradient: Tensor) -> None:
+        if torch.compiler.is_compiling():  # compiled autograd would make the number of the step a constant
+            return
+        if self.generation == self.owner.generation:
+            self.owner.note_gradient()
+            self.owner.guard.run(PART, self.owner.rows.add_shared, self.series_id, gradient)

@@ -1,0 +1,39 @@
+"""Finds the tensors inside whatever a module takes or returns."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from torch import Tensor
+
+from trainsentry.collectors.shared.nested import objects_in
+
+
+def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield `(path, tensor)` for each tensor in nested tuples, lists, mappings and dataclasses.
+
+    >>> import torch
+    >>> [path for path, _ in tensors_in((torch.ones(1), {"hidden": [torch.ones(1)]}))]
+    ['0', '1.hidden.0']
+    """
+    return objects_in(value, Tensor, path)
+
+
+def tensors_in_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a call: positional ones by number, keyword ones by name."""
+    yield from tensors_in(args)
+    if kwargs:
+        yield from tensors_in(kwargs)
+
+
+_LEAVES: Final = frozenset({int, float, str, bool, bytes, type(None)})
+
+
+def list_tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors in values, in the order of `tensors_in`; quick where they stand side by side."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif type(value) not in _LEAVES:
+            found.extend(tensor for _, tensor in tensors_in(value))
+    return found

@@ -1,0 +1,205 @@
+"""Where an optimizer's step begins and ends, and what a GradScaler does around it."""
+
+import functools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from trainsentry.collectors.guard import InertWhenCopied
+from trainsentry.collectors.torch.graph_capture import stream_is_captured
+from trainsentry.collectors.torch.sharding.deepspeed import is_scaling, reduced_gradients
+
+
+class StepListener(Protocol):
+    """What is told about the steps of the watched optimizers. Its methods contain their own failures."""
+
+    def before_optimizer(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """An optimizer is about to update; with a closure its gradients are not there yet."""
+
+    def after_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer has updated."""
+
+    def after_part(self, optimizer: Optimizer) -> None:
+        """An optimizer has updated a part of its parameters; more may follow before `after_optimizer`."""
+
+    def update_refused(self, optimizer: Optimizer) -> None:
+        """An optimizer has found something that is not finite and has not updated, though no loss scale is sought."""
+
+    def scaler_entered(self, scaler: Any, optimizer: Optimizer) -> None:
+        """A loss scaler is about to step an optimizer, or to skip it."""
+
+    def scaler_skipped(self, scaler: Any, optimizer: Optimizer) -> None:
+        """A loss scaler has decided not to call the optimizer."""
+
+
+class OptimizerSteps:
+    """Tells a listener where each optimizer's step begins and ends; `close` undoes everything.
+
+    `outer` holds, by the id of an optimizer, the wrapper that steps it: it may do so once for each group of
+    parameters, or not at all when it finds an overflow, and only its own step is the whole one. It has no hooks, so
+    its `step` is wrapped, on the instance. A step that a device only records (`is_captured`) is none.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        listener: StepListener,
+        outer: Mapping[int, Any] | None = None,
+        is_captured: Callable[[Optimizer], bool] = lambda _: stream_is_captured(),
+    ) -> None:
+        self.optimizers = list(optimizers)
+        self.is_captured = is_captured
+        self.captured = False
+        self.listener = listener
+        self.outer = dict(outer or {})
+        self.parts: Counter[int] = Counter()
+        self.gradients: dict[int, Tensor] = {}
+        self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.in_scaler: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._handles: list[RemovableHandle] = []
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(_Before(self)))
+            self._handles.append(optimizer.register_step_post_hook(_After(self)))
+            if id(optimizer) in self.outer:
+                wrapper = self.outer[id(optimizer)]
+                wrapper.step = _watched_outer(self, optimizer, wrapper.step)
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for wrapper in self.outer.values():
+            vars(wrapper).pop("step", None)
+        self.outer.clear()
+        unwatch_scalers(self)
+
+    def have_told(self) -> bool:
+        """Whether the optimizers tell where steps end: where there are any, and no graph has captured their steps."""
+        return bool(self.optimizers) and not self.captured
+
+    def owns(self, optimizer: Any) -> bool:
+        """Whether `optimizer` is one of those watched."""
+        return any(optimizer is known for known in self.optimizers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Before(InertWhenCopied):
+    owner: OptimizerSteps
+
+    def __call__(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _before(self.owner, optimizer, args, kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _After(InertWhenCopied):
+    owner: OptimizerSteps
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        _after(self.owner, optimizer)
+
+
+# A compiled `optimizer.step` breaks its graph here instead of tracing the monitor.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if owner.is_captured(optimizer):
+        owner.captured = True
+        return
+    owner.stepped.add(optimizer)
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
+    owner.parts[id(optimizer)] += 1
+    owner.listener.before_optimizer(optimizer, has_closure=callable(closure))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _after(owner: OptimizerSteps, optimizer: Optimizer) -> None:
+    if owner.is_captured(optimizer):
+        return
+    if id(optimizer) in owner.outer:
+        owner.listener.after_part(optimizer)
+    else:
+        owner.listener.after_optimizer(optimizer)
+
+
+def _watched_outer(owner: OptimizerSteps, optimizer: Optimizer, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if owner.is_captured(optimizer):
+            return original(*args, **kwargs)
+        owner.parts[id(optimizer)] = 0
+        wrapper = owner.outer[id(optimizer)]
+        owner.gradients = reduced_gradients(wrapper)
+        try:
+            result = original(*args, **kwargs)
+            if owner.parts[id(optimizer)]:
+                owner.listener.after_optimizer(optimizer)
+            elif is_scaling(wrapper):
+                owner.listener.scaler_skipped(wrapper, optimizer)
+            else:
+                owner.listener.update_refused(optimizer)
+        finally:
+            owner.gradients = {}
+        return result
+
+    return step
+
+
+_scaler_watchers: "list[weakref.ref[OptimizerSteps]]" = []
+_patched: dict[type, Callable[..., Any]] = {}
+
+
+def watch_scalers(steps: OptimizerSteps, grad_scaler: Any = None) -> None:
+    """Learn of the steps that a GradScaler skips.
+
+    A scaler that skips calls no hook at all, so `GradScaler.step` is wrapped on its class while someone
+    watches; an attribute of the instance would make the scaler impossible to pickle.
+    """
+    _scaler_watchers.append(weakref.ref(steps))
+    for cls in {torch.amp.GradScaler, *([_definer(grad_scaler)] if grad_scaler is not None else [])}:
+        if cls not in _patched:
+            _patched[cls] = cls.__dict__["step"]
+            cls.step = _watched_step(_patched[cls])  # type: ignore[attr-defined]
+
+
+def unwatch_scalers(steps: OptimizerSteps) -> None:
+    """Undo `watch_scalers`; the class gets its own `step` back when nobody watches any more."""
+    _scaler_watchers[:] = [ref for ref in _scaler_watchers if ref() is not None and ref() is not steps]
+    if not _scaler_watchers:
+        for cls, original in _patched.items():
+            cls.step = original  # type: ignore[attr-defined]
+        _patched.clear()
+
+
+def _definer(grad_scaler: Any) -> type:
+    return next(cls for cls in type(grad_scaler).__mro__ if "step" in cls.__dict__)
+
+
+def _watched_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        # A subclass that calls its parent's step is told once.
+        alive = [w for ref in _scaler_watchers if (w := ref()) is not None]
+        watchers = [w for w in alive if w.owns(optimizer) and optimizer not in w.in_scaler]
+        watchers = [w for w in watchers if not w.is_captured(optimizer)]
+        for watcher in watchers:
+            watcher.stepped.discard(optimizer)
+            watcher.in_scaler.add(optimizer)
+            watcher.listener.scaler_entered(self, optimizer)
+        try:
+            result = original(self, optimizer, *args, **kwargs)
+        finally:
+            for watcher in watchers:
+                watcher.in_scaler.discard(optimizer)
+        for watcher in watchers:
+            if optimizer not in watcher.stepped:
+                watcher.listener.scaler_skipped(self, optimizer)
+        return result
+
+    return step

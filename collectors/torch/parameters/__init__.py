@@ -1,0 +1,1 @@
+"""Parameters, gradients and optimizer state, read around an optimizer's step."""

@@ -1,0 +1,123 @@
+"""Rows that lie on an accelerator until the step ends: written there, copied to the host once."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
+from trainsentry.collectors.torch.rows.device_statistics import device_row, row_dtype
+from trainsentry.collectors.torch.rows.fused_rows import FusedRows, kernels_for
+
+logger = logging.getLogger("trainsentry")
+
+MOST_AT_ONCE: Final = 32_768
+"""Tensors of one launch: half of what the partial rows hold, so that each has room."""
+
+FIRST_ROWS: Final = 256
+"""Rows of the first buffer: 16 kB; it doubles when a step has more."""
+
+
+class DeviceRows:
+    """Rows of one device in one buffer, in the order in which they were added."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.dtype = row_dtype(device)
+        self.positions: list[int] = []
+        self._rows = torch.empty(FIRST_ROWS, COLUMNS, dtype=self.dtype, device=device)
+        kernels = kernels_for(device)
+        self.fused = FusedRows(device, kernels) if kernels is not None else None
+
+    def add(self, position: int, x: Tensor, eps: float, implicit_zeros: int = 0) -> None:
+        """Write the statistics of `x` to the next row."""
+        if not implicit_zeros and self.reads(x) and self._fuse([position], [x], eps):
+            return
+        made = device_row(x, eps, implicit_zeros)  # before a row is taken: it may fail
+        self._reserve([position])[0].copy_(made)
+
+    def add_many(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> None:
+        """Write the statistics of tensors that the fused kernels read to the next rows."""
+        for start in range(0, len(tensors), MOST_AT_ONCE):
+            some = slice(start, start + MOST_AT_ONCE)
+            if not self._fuse(positions[some], tensors[some], eps):
+                for position, x in zip(positions[some], tensors[some], strict=True):
+                    self.add(position, x, eps)
+
+    def reads(self, x: Tensor) -> bool:
+        """Whether the fused kernels run here and can read a tensor as it lies."""
+        return self.fused is not None and self.fused.reads(x)
+
+    def _fuse(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> bool:
+        """Have the fused kernels read tensors; when they cannot be launched, they are left alone from then on."""
+        if self.fused is None:
+            return False
+        slot = len(self.positions)
+        self._reserve(positions)
+        try:
+            if len(tensors) == 1:
+                self.fused.begin(slot, tensors[0], eps, self._rows)
+            else:
+                self.fused.begin_many(range(slot, slot + len(tensors)), tensors, eps, self._rows)
+        except Exception as error:  # noqa: BLE001 - whatever the compiler or the driver raises
+            logger.warning("trainsentry: the fused kernels do not run on %s; slower ones do: %s", self.device, error)
+            del self.positions[slot:]
+            self.fused.forget(slot)
+            self._combine()
+            self.fused = None
+            return False
+        return True
+
+    def add_scalar(self, position: int, value: Tensor, eps: float) -> None:
+        """Write a scalar to the next row, as its value and as a tensor of one element."""
+        made = device_row(value, eps)
+        made[VALUE] = value
+        self._reserve([position])[0].copy_(made)
+
+    def finish(self, count: int, divisor: Tensor | None, norms: Tensor | None) -> None:
+        """Divide the last `count` rows by `divisor`, and write norm ÷ `norms` (shape (count,)) to their values."""
+        if divisor is None and norms is None:
+            return
+        self._combine()
+        rows = self._rows[len(self.positions) - count : len(self.positions)]
+        if divisor is not None:
+            rows[:, : NORM + 1] /= divisor.to(rows.device)
+        if norms is not None:
+            rows[:, VALUE] = rows[:, NORM] / norms
+
+    def _reserve(self, positions: Sequence[int]) -> Tensor:
+        """Take the next rows for the given positions of the record; return them, shape (n, COLUMNS)."""
+        start = len(self.positions)
+        end = start + len(positions)
+        if end > len(self._rows):
+            self._combine()  # what was begun is written where the rows lie now
+            grown = torch.empty(max(end, 2 * len(self._rows)), COLUMNS, dtype=self.dtype, device=self.device)
+            grown[:start].copy_(self._rows[:start])
+            self._rows = grown
+        self.positions += positions
+        return self._rows[start:end]
+
+    def _combine(self) -> None:
+        if self.fused is not None:
+            self.fused.combine(self._rows)
+
+    def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]:
+        """Start the one copy of the step into pinned memory; return it with the event that tells its end."""
+        self._combine()
+        positions = np.asarray(self.positions, np.intp)
+        rows = self._rows[: len(positions)]
+        if self.device.type == "cpu":
+            return positions, rows.clone().numpy, None
+        host = torch.empty(rows.shape, dtype=self.dtype, pin_memory=True)
+        host.copy_(rows, non_blocking=True)
+        event = torch.Event(self.device)
+        event.record()
+        return positions, host.numpy, event
+
+    def clear(self) -> None:
+        """Start anew; copies under way are ordered before whatever is written next."""
+        self.positions = []

@@ -1,0 +1,140 @@
+"""Statistics of tensors in host memory: the only place that reads tensor values on the host.
+
+The compiled kernel reads a dense tensor once, by its address, on torch's own OpenMP threads; no torch operation runs.
+Everything else is made dense floating point first. Without a compiler NumPy does the work.
+"""
+
+import ctypes
+import math
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from trainsentry.collectors.statistics import COLUMNS, row_of_array
+
+
+def parallel_region() -> int:
+    """Return the address of `GOMP_parallel` in the runtime that torch has loaded, 0 where it cannot be told.
+
+    GNU's runtime has it, and Intel's and LLVM's have it for code that GNU compilers made. The workers that it wakes
+    are torch's own for the calling thread: no other pool comes into being.
+    """
+    if sys.platform != "linux" or "parallel backend: OpenMP" not in torch.__config__.parallel_info():
+        return 0
+    try:
+        entry = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError):
+        return 0
+    return ctypes.cast(entry, ctypes.c_void_p).value or 0
+
+
+try:
+    from trainsentry.collectors.native import host_rows
+except ImportError:  # built without a compiler
+    host_rows = None  # type: ignore[assignment]
+
+_NAN: Final = math.nan
+_EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
+_READ: Final = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
+"""Dtypes that are read as they are; others are made wider first."""
+
+_PARALLEL: Final = parallel_region()
+"""Where the kernel enters torch's threads, which share the reading of what is large."""
+
+_SHARED: Final = 32_768
+"""Elements of a tensor beyond which torch itself shares work among threads (`at::internal::GRAIN_SIZE`). Below it no
+thread may come into being for our sake: a child that is forked then would wait for threads that it has not."""
+
+ROW_BYTES: Final = 8 * COLUMNS
+"""Bytes of a row of the kernel."""
+
+PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
+"""Types whose values lie where their address says; a subclass may keep them elsewhere."""
+
+KINDS: Final[dict[torch.dtype, int]] = (
+    {}
+    if host_rows is None
+    else {
+        torch.float32: host_rows.FLOAT32,
+        torch.bfloat16: host_rows.BFLOAT16,
+        torch.float16: host_rows.FLOAT16,
+        torch.float64: host_rows.FLOAT64,
+    }
+)
+"""What the compiled kernel reads; empty without it."""
+
+
+def address_of(x: Tensor) -> int:
+    """Return the address of a dense CPU tensor that the kernel can read as it lies in memory, else 0."""
+    if type(x) not in PLAIN or not x.is_cpu or x.dtype not in KINDS:
+        return 0
+    try:
+        return 0 if not x.is_contiguous() or x.is_neg() or x.is_nested else x.data_ptr()
+    except RuntimeError:  # a sparse tensor and values inside a functorch transform have no address
+        return 0
+
+
+def read_at(address: int, x: Tensor, eps: float, row: int) -> None:
+    """Write the statistics of `x`, which lies at `address`, to the COLUMNS doubles at address `row`."""
+    size = x.numel()
+    host_rows.read(address, size, KINDS[x.dtype], eps, row, _PARALLEL, _threads_for(size))
+
+
+def read_many_at(addresses: list[int], tensors: Sequence[Tensor], eps: float, rows: int) -> None:
+    """Write the statistics of tensor i, which lies at `addresses[i]`, to row i of the rows at address `rows`."""
+    sizes, kinds = [x.numel() for x in tensors], [KINDS[x.dtype] for x in tensors]
+    threads = _threads_for(max(sizes, default=0))
+    host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL, threads)
+
+
+def _threads_for(largest: int) -> int:
+    return torch.get_num_threads() if largest > _SHARED else 1
+
+
+def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArray[np.float64]:
+    """Return the statistics of a detached CPU tensor, shape (COLUMNS,), with zeros that it has but does not store."""
+    row = np.asarray(_EMPTY)
+    if x.numel() == 0:
+        return row
+    x = _as_float(x)
+    if KINDS:
+        dense = _dense(x)
+        read_at(dense.data_ptr(), dense, eps, row.ctypes.data)
+    else:
+        values = x.float() if x.dtype is torch.bfloat16 else x  # NumPy has no bfloat16
+        row = row_of_array(values.resolve_neg().numpy(), eps)
+    return _with_zeros(row, x.numel(), implicit_zeros) if implicit_zeros else row
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return a tensor with the same values in a row in memory, without a copy where they lie that way."""
+    x = x.resolve_neg()
+    if x.is_contiguous():
+        return x
+    strides = x.stride()
+    by_stride = x.permute(sorted(range(x.dim()), key=lambda d: -strides[d]))
+    return by_stride.contiguous()  # no copy for channels-last and transposed tensors
+
+
+def _as_float(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128).abs()
+    if not x.is_floating_point():
+        return x.double()
+    return x if x.dtype in _READ else x.float()
+
+
+def _with_zeros(row: npt.NDArray[np.float64], stored: int, implicit: int) -> npt.NDArray[np.float64]:
+    """Return the row of a tensor with `implicit` zeros besides the `stored` elements that were read."""
+    low, high, mean, norm, nans, infs, zeros = row[:7]
+    finite = stored - nans - infs
+    total = mean * finite if finite else 0.0
+    zeros = (zeros * stored + implicit) / (stored + implicit)
+    return np.asarray(
+        [np.fmin(low, 0.0), np.fmax(high, 0.0), total / (finite + implicit), norm, nans, infs, zeros, _NAN]
+    )

@@ -1,0 +1,274 @@
+"""The rows of a step: statistics in execution order, copied to the host once."""
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
+from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
+from trainsentry.collectors.torch.graph_capture import stream_is_captured
+from trainsentry.collectors.torch.rows.batch import Batch, runs_of, take_held
+from trainsentry.collectors.torch.rows.device_rows import DeviceRows
+from trainsentry.collectors.torch.rows.device_statistics import row_dtype
+from trainsentry.collectors.torch.rows.host_statistics import (
+    PLAIN,
+    ROW_BYTES,
+    address_of,
+    host_row,
+    read_at,
+    read_many_at,
+)
+from trainsentry.collectors.torch.rows.layout_ids import LayoutIds
+from trainsentry.collectors.torch.rows.local_tensor import (
+    is_readable,
+    local,
+    stored_values,
+    version_of,
+    whole_of,
+)
+from trainsentry.collectors.torch.sharding.local_shards import Fragment
+
+_NUMBER: Final = torch.zeros((), dtype=torch.float64)
+"""Stands for a Python number where a layout is asked for."""
+
+
+class StepRows(HostRows):
+    """Collects the rows of the current step.
+
+    A tensor whose statistics cannot be computed gives no row; `refused` is told, with the error. When a series is
+    read twice in a step, the later row replaces the earlier.
+    """
+
+    def __init__(
+        self,
+        table: SeriesTable,
+        eps: float = 0.0,
+        refused: Callable[[Exception], None] | None = None,
+        *,
+        device_rows_on_cpu: bool = False,
+    ) -> None:
+        self.table = table
+        self.eps = eps
+        self.refused = refused
+        self._device_rows_on_cpu = device_rows_on_cpu
+        self.layouts = LayoutIds(table)
+        self._devices: dict[torch.device, DeviceRows] = {}
+        self._accelerated = torch.accelerator.is_available()
+        super().__init__()
+        self._start()
+
+    def _start(self) -> None:
+        self._clear_rows()
+        self._aliases: list[tuple[int, int]] = []
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int | None, int]] = {}
+
+    def add(self, series_id: int, tensor: Tensor) -> None:
+        """Append the statistics of what `tensor` holds on this rank."""
+        if self._stands_still():
+            return
+        address = 0 if self._device_rows_on_cpu else address_of(tensor)
+        if address:
+            self._attempt(self._add_dense_one, address, series_id, tensor)
+        else:
+            self._attempt(self._add_other, series_id, tensor)
+
+    def add_many(
+        self,
+        series_ids: Sequence[int],
+        tensors: Sequence[Tensor],
+        divisor: Tensor | None = None,
+        norms: Tensor | None = None,
+        fragments: "Sequence[Fragment | None] | None" = None,
+        layouts: "list[int | None] | None" = None,
+    ) -> None:
+        """Append the statistics of many tensors at once.
+
+        They are divided by `divisor` where given. With `norms` (one number for each tensor) the value column gets
+        each tensor's norm divided by its number. `fragments` says of which tensor only a part is to be read;
+        `layouts`, of what this rank's part of something sharded was taken out already.
+        """
+        if self._stands_still():
+            return
+        layouts = layouts or [None] * len(tensors)
+        if fragments is not None or not PLAIN.issuperset(map(type, tensors)):
+            tensors = list(tensors)
+            self._attempt(take_held, tensors, fragments or [None] * len(tensors), layouts, self.layouts)
+        ways: list[int | DeviceRows | None] = [None] * len(tensors)
+        self._attempt(self._find_ways, tensors, ways)
+        for start, end in runs_of(ways):
+            part, way = slice(start, end), ways[start]
+            some = None if norms is None else norms[part]
+            batch = Batch(series_ids[part], tensors[part], layouts[part], divisor, some)
+            if isinstance(way, int):
+                self._attempt(self._add_dense, ways[part], batch)
+            elif way is not None:
+                self._attempt(self._add_fused, way, batch)
+            else:
+                self._attempt(self._add_other, series_ids[start], tensors[start], batch)
+
+    def norms(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the L2 norms of tensors of one device, shape (n,), on that device, without a row in the record."""
+        addresses = [address_of(x) for x in tensors]
+        if self._device_rows_on_cpu or not all(addresses):
+            wide = [x.abs() if x.is_complex() else x for x in tensors]
+            return torch.stack(torch._foreach_norm(wide, 2, row_dtype(wide[0].device)))
+        values = np.zeros((len(tensors), COLUMNS))
+        read_many_at(addresses, tensors, self.eps, values.ctypes.data)
+        return torch.from_numpy(values[:, NORM])
+
+    def add_shared(self, series_id: int, tensor: Tensor) -> None:
+        """Append the statistics of a tensor that other series may show too: it is read once a step."""
+        if self._stands_still():
+            return
+        whole = whole_of(tensor)
+        known = self._seen.get(id(whole))
+        if known is not None and known[0]() is whole and known[1] == version_of(whole) is not None:
+            self._aliases.append((self._append(series_id, self.layouts.of(tensor)), known[2]))
+            return
+        position = len(self._ids)
+        self.add(series_id, tensor)
+        if len(self._ids) > position:
+            self._seen[id(whole)] = (weakref.ref(whole), version_of(whole), position)
+
+    def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
+        """Append a scalar: a Python number, or a tensor of one element that is not waited for."""
+        if self._stands_still():
+            return
+        if isinstance(value, Tensor):
+            scalar = local(value).reshape(())
+            if not self._on_host(scalar):
+                position = self._append(series_id, self.layouts.of(scalar))
+                self._rows_on(scalar.device).add_scalar(position, scalar, self.eps)
+                return
+            value = scalar.item()
+        position = self._append(series_id, self.layouts.of(_NUMBER))
+        self._host[position] = (*row_of_number(float(value)), float(value))
+
+    def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
+        """Append a row that holds some numbers in the place of statistics, and nothing else."""
+        position = self._append(series_id, self.layouts.of(_NUMBER))
+        self._host[position] = math.nan
+        self._host[position, : len(numbers)] = numbers
+
+    def take(self) -> PendingRows:
+        """Return the rows so far and start anew; starts one copy per device that holds rows."""
+        pending = self.peek()
+        self.drop()
+        return pending
+
+    def drop(self) -> None:
+        """Start anew; what was peeked at stays valid."""
+        for rows in self._devices.values():
+            rows.clear()
+        self._start()
+
+    def peek(self) -> PendingRows:
+        """Return the rows so far and keep them; the same copies as `take`."""
+        return PendingRows(
+            ids=np.asarray(self._ids, np.int32),
+            layouts=np.asarray(self._layout_ids, np.int32),
+            values=self._host[: len(self)].copy(),
+            kept=self._kept(),
+            copies=[d.copy_to_host() for d in self._devices.values() if d.positions],
+            aliases=list(self._aliases),
+        )
+
+    def _stands_still(self) -> bool:
+        """Whether a device records what it is asked to do: a row would be made at each replay, and now never."""
+        return self._accelerated and stream_is_captured()
+
+    def _attempt(self, add: Callable[..., None], *args: Any) -> None:
+        try:
+            add(*args)
+        except Exception as error:
+            if self.refused is None:
+                raise
+            self.refused(error)
+
+    def _add_dense_one(self, address: int, series_id: int, tensor: Tensor) -> None:
+        position = len(self._ids)
+        self._make_room(position + 1)
+        read_at(address, tensor, self.eps, self._host_address + ROW_BYTES * position)
+        self._append(series_id, self.layouts.of(tensor))  # behind the reading: one that fails leaves no row
+
+    def _add_dense(self, addresses: list[int], batch: "Batch") -> None:
+        """Append CPU tensors that the kernel reads as they lie."""
+        start, count = len(self), len(batch.tensors)
+        self._make_room(start + count)
+        read_many_at(addresses, batch.tensors, self.eps, self._host_address + ROW_BYTES * start)
+        self._finish_on_host(slice(start, start + count), batch.divisor, batch.norms)
+        self._note(batch)
+
+    def _add_fused(self, rows: DeviceRows, batch: "Batch") -> None:
+        """Append tensors of one device that its fused kernels read as they lie."""
+        start, count = len(self), len(batch.tensors)
+        rows.add_many(range(start, start + count), batch.tensors, self.eps)
+        rows.finish(count, batch.divisor, batch.norms)
+        self._make_room(start + count)
+        self._note(batch)
+
+    def _note(self, batch: "Batch") -> None:
+        """Take ids and layouts of tensors whose rows are written."""
+        of = self.layouts.of_plain
+        self._layout_ids += [of(x) if n is None else n for n, x in zip(batch.layouts, batch.tensors, strict=True)]
+        self._ids += batch.ids
+
+    def _find_ways(self, tensors: Sequence[Tensor], ways: "list[int | DeviceRows | None]") -> None:
+        """Find how each tensor can be read: by its address, its device's rows, or by itself only (None)."""
+        if self._device_rows_on_cpu:
+            ways[:] = [self._way_on_device(x) for x in tensors]
+            return
+        found: list[int | DeviceRows | None] = [address_of(x) or None for x in tensors]
+        if None in found:
+            for i, x in enumerate(tensors):
+                if found[i] is None and not x.is_cpu:
+                    found[i] = self._way_on_device(x)
+        ways[:] = found
+
+    def _way_on_device(self, x: Tensor) -> "DeviceRows | None":
+        if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or not is_readable(x):
+            return None
+        rows = self._rows_on(x.device)
+        return rows if rows.reads(x) else None
+
+    def _add_other(self, series_id: int, tensor: Tensor, batch: "Batch | None" = None) -> None:
+        """Append a tensor that the kernel cannot read as it lies: on a device, sharded, sparse, of another dtype."""
+        values = local(tensor)
+        if not is_readable(values):
+            return
+        known = None if batch is None else batch.layouts[0]
+        layout = self.layouts.of(tensor) if known is None else known
+        divisor, norm = (None, None) if batch is None else (batch.divisor, batch.norms)
+        stored, implicit = stored_values(values)
+        if self._on_host(stored):
+            row = host_row(stored, self.eps, implicit)
+            position = self._append(series_id, layout)
+            self._host[position] = row
+            self._finish_on_host(slice(position, position + 1), divisor, norm)
+        else:
+            rows = self._rows_on(stored.device)
+            rows.add(len(self), stored, self.eps, implicit)
+            rows.finish(1, divisor, norm)
+            self._append(series_id, layout)
+
+    def _finish_on_host(self, positions: slice, divisor: Tensor | None, norms: Tensor | None) -> None:
+        if divisor is not None:
+            self._host[positions, : NORM + 1] /= divisor.item()
+        if norms is not None:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                self._host[positions, VALUE] = self._host[positions, NORM] / norms.double().numpy()
+
+    def _on_host(self, tensor: Tensor) -> bool:
+        return tensor.device.type == "cpu" and not self._device_rows_on_cpu
+
+    def _rows_on(self, device: torch.device) -> DeviceRows:
+        rows = self._devices.get(device)
+        if rows is None:
+            rows = self._devices[device] = DeviceRows(device)
+        return rows

@@ -1,0 +1,75 @@
+"""Where FSDP1 (`FullyShardedDataParallel`) keeps a rank's part of each parameter: in one flat tensor a unit.
+
+It has no public way to tell; what is read here was the same from torch 2.1 to 2.13, and is checked as it is read.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainsentry.collectors.torch.sharding.local_shards import Fragment
+
+
+def is_flat(parameter: Tensor) -> bool:
+    """Whether a parameter is a flat one, which holds others (`use_orig_params=False`)."""
+    return bool(getattr(parameter, "_is_flat_param", False))
+
+
+def inside(flat: Any) -> Iterator[tuple[str, Fragment]]:
+    """Yield the name, within its unit, of each parameter that a flat one holds, and the rank's fragment of it.
+
+    Raises:
+        RuntimeError: when the flat parameter is not laid out as it is expected.
+
+    """
+    for info, shard, shape in _entries(flat):
+        name = f"{info.module_name}.{info.param_name}" if info.module_name else info.param_name
+        if not shard.in_shard:
+            yield name, Fragment(0, 0, 0, tuple(shape))
+            continue
+        fragment = Fragment(shard.offset_in_shard, shard.numel_in_shard, shard.intra_param_start_idx, tuple(shape))
+        if fragment.start + fragment.numel > flat.numel():
+            raise _unexpected(f"{name} ends behind the shard's {flat.numel()} elements")
+        yield name, fragment
+
+
+def of_model(model: nn.Module) -> dict[int, Fragment]:
+    """Return, by id, the fragment that each original parameter object stands for (`use_orig_params=True`)."""
+    found = {}
+    for unit in _units(model):
+        flat = unit._handle.flat_param if unit._handle is not None else None
+        for parameter, (_, shard, shape) in zip(getattr(flat, "_params", None) or (), _entries(flat), strict=False):
+            numel = shard.numel_in_shard if shard.in_shard else 0
+            if numel != parameter.numel():
+                raise _unexpected(f"a parameter of {parameter.numel()} elements instead of {numel}")
+            found[id(parameter)] = Fragment(0, numel, shard.intra_param_start_idx if numel else 0, tuple(shape))
+    return found
+
+
+def _units(model: nn.Module) -> list[Any]:
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return [m for m in model.modules() if isinstance(m, FullyShardedDataParallel)]
+
+
+def _entries(flat: Any) -> list[tuple[Any, Any, Any]]:
+    if flat is None:
+        return []
+    try:
+        infos, shards, shapes = flat._param_infos, flat._shard_param_infos, flat._shapes
+    except AttributeError as error:
+        raise _unexpected(str(error)) from error
+    if not len(infos) == len(shards) == len(shapes):
+        raise _unexpected(f"{len(infos)} parameters, {len(shards)} shards, {len(shapes)} shapes")
+    return list(zip(infos, shards, shapes, strict=True))
+
+
+def _unexpected(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"watch(model): FullyShardedDataParallel of torch {torch.__version__} is not laid out as it was up to 2.13 "
+        f"({what}); allowed: use_orig_params=True with a version that is known, or fully_shard"
+    )

@@ -1,0 +1,94 @@
+"""Whole tensors of chosen modules: what a targeted dump writes."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainsentry.collectors.calls.call_selection import CallSelection
+from trainsentry.collectors.calls.dump_entries import EntryWriter, Piece
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch.calls.call_names import CallNames
+from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
+from trainsentry.collectors.torch.calls.dump_task import DumpTask
+from trainsentry.collectors.torch.calls.overflow_task import OverflowTask, flags_of_device
+from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
+from trainsentry.collectors.torch.calls.watch_modules import stem_of
+from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
+from trainsentry.collectors.torch.parameters.readers import state_of
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
+
+PART = "dump"
+
+
+class Capture:
+    """Finds the tensors of chosen modules, now or in the coming forward and backward pass."""
+
+    framework = "pytorch"
+
+    def __init__(self, names: ModelNames, guard: Guard, *, checksum: bool = False) -> None:
+        self.names = names
+        self.guard = guard
+        self.facts = TensorFacts(checksum=checksum)
+        self._watcher: CallWatcher | None = None
+        self._checker: CallWatcher | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether calls are seen."""
+        return self._watcher is not None or self._checker is not None
+
+    def held(self, modules: Collection[str], optimizers: Sequence[Optimizer]) -> Iterator[Piece]:
+        """Yield weights, gradients and optimizer state of the named modules' own parameters, as they stand."""
+        by_name = {m.name: m for m in self.names.modules}
+        for named in self.names.parameters:
+            if named.module not in modules:
+                continue
+            stem = stem_of(by_name[named.module])
+            yield Piece(f"{stem}.forward.0", "parameters", named.leaf, named.part_of(named.parameter))
+            if named.parameter.grad is not None:
+                gradient = named.part_of(named.parameter.grad)
+                yield Piece(f"{stem}.parameters_grad.0", "parameters_grad", named.leaf, gradient)
+            for optimizer in optimizers:
+                for path, tensor in tensors_in(state_of(optimizer).get(named.parameter, {})):
+                    key = f"{named.leaf}.{path}"
+                    like = tensor.numel() == named.parameter.numel()
+                    part = named.part_of(tensor) if like else tensor
+                    yield Piece(f"{stem}.optimizer_state.0", "optimizer_state", key, part)
+
+    def describe(self, tensor: Tensor) -> dict[str, Any]:
+        """Return what is said of a tensor in a dump."""
+        facts = self.facts.describe(tensor)
+        self.facts.settle()
+        return facts
+
+    def attach(self, modules: Collection[str], writer: EntryWriter, may_save: Callable[[str, Tensor], bool]) -> None:
+        """Write the calls of the named modules, and those of modules and operations in them, forward and backward."""
+        inside = tuple(f"{name}." if name else "" for name in modules)
+        named = [m for m in self.names.modules if f"{m.name}.".startswith(inside)]
+        stems = tuple(f"{stem_of(m)}." for m in named if m.name in modules)
+        if not stems:
+            return
+        selection = CallSelection(level="mix", parts=stems)
+        task = DumpTask(self.facts, selection, save=True, may_save=may_save)
+        task.writer = writer
+        self._watcher = CallWatcher(self.guard, task, selection, CallNames(), parameters=False, part=PART)
+        self._watcher.start(named)
+
+    def check_overflow(self, writer: EntryWriter) -> OverflowTask:
+        """Write every call of the model that overflows, without its tensors; return what counts them."""
+        task = OverflowTask(TensorFacts(), flags=flags_of_device(), save=False)
+        task.writer = writer
+        selection = CallSelection(level="mix", risk="ALL")
+        self._checker = CallWatcher(self.guard, task, selection, CallNames(), parameters=False, part=PART)
+        self._checker.start([m for m in self.names.modules if m.name])
+        return task
+
+    def close(self) -> None:
+        """See calls no more."""
+        for watcher in (self._watcher, self._checker):
+            if watcher is not None:
+                watcher.stop()
+                watcher.reset()
+        self._watcher = self._checker = None

@@ -1,0 +1,1 @@
+"""Converts CSV tables, ours or msprobe's, to TensorBoard."""

@@ -1,0 +1,152 @@
+"""Converts the CSV tables of a run, ours or msprobe's, to TensorBoard event files."""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from trainsentry.collectors.series import writable
+from trainsentry.exporters.convert.conversion_state import Choice, Table
+from trainsentry.exporters.convert.convert_table import Converted, convert_table, our_tag
+from trainsentry.exporters.convert.msprobe_tables import Tables, msprobe_tables
+from trainsentry.exporters.convert.table_tags import Tagger
+from trainsentry.exporters.csv.format import SCALARS
+from trainsentry.exporters.csv.reader import rank_directories, table_files
+from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.tensorboard.event_file import EVENTS, EventFile
+from trainsentry.exporters.tensorboard.quantity_view import overview
+from trainsentry.exporters.tensorboard.values import layout
+from trainsentry.exporters.tensorboard.writer import MAX_RAW_TAGS
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was converted: runs and tables found, those that were up to date, thinned, or too many to show singly."""
+
+    runs: int
+    tables: int
+    unchanged: int
+    thinned: int
+    too_many: int
+    events: int
+    scalars: int
+    files: tuple[Path, ...]
+
+
+Progress = Callable[[str, int], None]
+"""Receives a table, such as `rank0/gradient`, and how many more of its bytes were read."""
+
+
+def csv2tb(
+    source: "Path | str",
+    out: "Path | str",
+    report: Report = lambda *_: None,
+    *,
+    quantities: Collection[str] = (),
+    steps: range | None = None,
+    every: int = 1,
+    full: bool = False,
+    raw_tags: int = MAX_RAW_TAGS,
+    jobs: int = 1,
+    time_start: str | None = None,
+    time_end: str | None = None,
+    progress: Progress = lambda *_: None,
+) -> Conversion:
+    """Convert every rank below `source` into a run below `out`; malformed lines are reported and skipped.
+
+    Converting again goes on where files have grown, and replaces what has changed otherwise. `quantities` and `steps`
+    narrow what is converted, `every` takes every n-th step, `time_start` and `time_end` choose among msprobe's
+    directories. Tables with more steps than TensorBoard shows points are thinned to the lowest and the highest value
+    of each bin, unless `full`. Where a run's series make more than `raw_tags` tags (-1: any number), only numbers over
+    all layers and pictures of layers over steps are written; they always are. `jobs` tables are converted at a time.
+
+    Raises:
+        NotOurs: when `source` holds no table of trainsentry's or msprobe's, or none of `quantities`.
+        ValueError: for a time that is none.
+
+    """
+    source, out = Path(source), Path(out)
+    if steps is not None and not len(steps):
+        raise ValueError("steps: the range is empty")
+    runs = tables_in(source, time_start, time_end)
+    found = [
+        Table(run, name, tuple(files), out / run, f".csv2tb.{writable(name)}")
+        for run, tables in runs.items()
+        for name, files in tables.items()
+        if not quantities or name in quantities
+    ]
+    if not found:
+        known = sorted({table for tables in runs.values() for table in tables})
+        raise NotOurs(f"{source}: no table of {', '.join(quantities)}; there are {', '.join(known)}")
+    raw = -1 if full or raw_tags < 0 else raw_tags // max(len(tables) for tables in runs.values())
+    first, last = (steps[0], steps[-1]) if steps else (0, None)
+    done = convert(found, Choice(first, last, every, full, raw, pages=True), our_tag, report, jobs, progress)
+    for run in {table.run for table in found} if done.events else ():
+        _write_layout(out / run, sorted({table.name for table in found if table.run == run and table.name != SCALARS}))
+    return done
+
+
+def _write_layout(directory: Path, quantities: list[str]) -> None:
+    """Write the layout of the overview, anew: TensorBoard takes the newest."""
+    for old in directory.glob(f"{EVENTS}.*.csv2tb_layout"):
+        old.unlink()
+    file = EventFile(directory, ".csv2tb_layout")
+    file.append(0, time.time(), [layout(overview(quantities))])
+    file.close()
+
+
+def tables_in(source: Path, time_start: str | None = None, time_end: str | None = None) -> Tables:
+    """Return the files of each table of each run, ours or else msprobe's.
+
+    Raises:
+        NotOurs: when there is none.
+
+    """
+    theirs = msprobe_tables(source, time_start, time_end)
+    if theirs:
+        return theirs
+    if time_start is not None or time_end is not None:
+        raise NotOurs(f"{source}: holds no output of msprobe's monitor of that time")
+    try:
+        return {run: table_files(directory) for run, directory in rank_directories(source).items()}
+    except NotOurs as error:
+        raise NotOurs(f"{error}, nor of msprobe" if source.is_dir() else str(error)) from None
+
+
+def convert(
+    tables: list[Table], choice: Choice, tagger: Tagger, report: Report, jobs: int, progress: Progress
+) -> Conversion:
+    """Convert tables, `jobs` at a time."""
+    done: list[Converted] = []
+    for result in _convert_all(tables, choice, tagger, jobs, progress):
+        for problem in result.problems:
+            report(*problem)
+        done.append(result)
+    return Conversion(
+        runs=len({table.run for table in tables}),
+        tables=len(tables),
+        unchanged=sum(result.unchanged for result in done),
+        thinned=sum(result.thinned for result in done),
+        too_many=sum(result.too_many for result in done),
+        events=sum(result.events for result in done),
+        scalars=sum(result.scalars for result in done),
+        files=tuple(result.file for result in done if result.file is not None),
+    )
+
+
+def _convert_all(
+    tables: list[Table], choice: Choice, tagger: Tagger, jobs: int, progress: Progress
+) -> Iterator[Converted]:
+    if jobs <= 1:
+        for table in tables:
+            yield convert_table(table, choice, tagger, partial(progress, f"{table.run}/{table.name}"))
+        return
+    # A fresh interpreter a worker: forking beside the threads of a progress bar is not safe.
+    with ProcessPoolExecutor(min(jobs, len(tables)), mp_context=get_context("spawn")) as pool:
+        work = pool.map(partial(convert_table, choice=choice, tagger=tagger), tables)
+        for table, result in zip(tables, work, strict=True):
+            progress(f"{table.run}/{table.name}", sum(file.path.stat().st_size for file in table.files))
+            yield result

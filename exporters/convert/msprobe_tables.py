@@ -1,0 +1,91 @@
+"""Finds the CSV tables that msprobe's monitors write, of both generations.
+
+The first writes `Dec03_21-34-40-rank0-1a2b3c4d/grad_reduced_0-0.csv`, the second `rank_0/module_step0-0.csv`.
+"""
+
+import re
+from collections import defaultdict
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from trainsentry.exporters.csv.format import TableFile
+
+_TIME: Final = r"[A-Z][a-z]{2}\d{2}_\d{2}-\d{2}-\d{2}"
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_FIRST_DIRECTORY: Final = re.compile(rf"(?P<time>{_TIME})-rank(?P<rank>\d{{1,9}})-.+", re.ASCII)
+_SECOND_DIRECTORY: Final = re.compile(r"rank_(?P<rank>\d{1,9})", re.ASCII)
+_FIRST_FILE: Final = re.compile(r"(?P<table>.+)_(?P<first>\d{1,16})-(?P<last>\d{1,16})\.csv", re.ASCII)
+_SECOND_FILE: Final = re.compile(r"(?P<table>.+)_step(?P<first>\d{1,16})-(?P<last>\d{1,16})\.csv", re.ASCII)
+
+SCOPES: Final = {
+    "forward": "actv",
+    "backward": "actv_grad",
+    "unreduced": "grad_unreduced",
+    "reduced": "grad_reduced",
+}
+"""What the second generation's scopes are called in the first; the others have the same names."""
+
+Tables = dict[str, dict[str, list[TableFile]]]
+"""The files of each table of each run."""
+
+
+def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | None = None) -> Tables:
+    """Return the files of each table by run (`rank0`, …); of a rank with several directories, the newest come last.
+
+    Directories of the first generation can be narrowed to those begun between two times, both included, as in their
+    names (`Dec03_21-34-40`).
+
+    Raises:
+        ValueError: for a time that is none.
+
+    """
+    begin, end = _time(time_start), _time(time_end)
+    found: dict[int, list[tuple[datetime, Path]]] = defaultdict(list)
+    for path in [source.resolve(), *sorted(source.iterdir())] if source.is_dir() else []:
+        first, second = _FIRST_DIRECTORY.fullmatch(path.name), _SECOND_DIRECTORY.fullmatch(path.name)
+        if first is not None and path.is_dir():
+            try:
+                time = _time(first["time"])
+            except ValueError:
+                continue  # a name that only looks like one of theirs
+            if time is not None and (begin is None or time >= begin) and (end is None or time <= end):
+                found[int(first["rank"])].append((time, path))
+        elif second is not None and path.is_dir() and begin is None and end is None:
+            found[int(second["rank"])].append((datetime.min, path))
+    runs: Tables = {}
+    for rank, directories in sorted(found.items()):
+        tables: dict[str, list[TableFile]] = defaultdict(list)
+        for restart, (_, directory) in enumerate(_in_order(directories)):
+            for file in _files(directory, restart):
+                tables[file.table].append(file)
+        if tables:
+            runs[f"rank{rank}"] = dict(tables)
+    return runs
+
+
+def _in_order(directories: list[tuple[datetime, Path]]) -> list[tuple[datetime, Path]]:
+    """Return directories by time. Their names have no year: beside December, January is the next one's."""
+    months = {time.month for time, _ in directories}
+    wraps = any(month >= 10 for month in months) and any(month <= 3 for month in months)
+    return sorted((time.replace(year=2004) if wraps and time.month <= 6 else time, path) for time, path in directories)
+
+
+def _files(directory: Path, restart: int) -> list[TableFile]:
+    pattern = _SECOND_FILE if _SECOND_DIRECTORY.fullmatch(directory.name) else _FIRST_FILE
+    matches = ((path, pattern.fullmatch(path.name)) for path in sorted(directory.iterdir()))
+    return [
+        TableFile(path, match["table"], int(match["first"]), int(match["last"]), restart, foreign=True)
+        for path, match in matches
+        if match is not None and path.is_file()
+    ]
+
+
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        month = _MONTHS.index(text[:3]) + 1  # not by the locale, which may have other names
+        return datetime.strptime(f"2000-{month:02}-{text[3:]}", "%Y-%m-%d_%H-%M-%S")  # 2000 has every day
+    except ValueError:
+        raise ValueError(f"time {text!r}; allowed: as in the directories' names, such as Dec03_21-34-40") from None

@@ -1,0 +1,111 @@
+"""The tags of a table's numbers, and of those over all its layers."""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+from trainsentry.exporters.convert.msprobe_tables import SCOPES
+from trainsentry.exporters.convert.thinning import Picked
+from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, StepRows
+from trainsentry.exporters.tensorboard.quantity_view import SUMMARY, LayoutSizes, QuantityView, summary_tag
+
+Tagger = Callable[[str, RowKey, str], str]
+"""Returns the tag of a number: of its table, its row's key and the column's name."""
+
+WIDEST: Final = 64
+"""More columns of numbers than any table has: a slot is key * WIDEST + column."""
+
+_OVER_LAYERS: Final = -2
+"""In the place of a model chunk, says that a key stands for all layers."""
+
+
+class TableTags:
+    """Gives every number of a row its slot and its tag."""
+
+    def __init__(self, table: str, tagger: Tagger, raw_tags: int, *, pages: bool) -> None:
+        self.keys = RowKeys()
+        self.too_many = False
+        self._table = table
+        self._tagger = tagger
+        self._raw_tags = raw_tags
+        self._columns: list[str] = []
+        self._tags: dict[int, str] = {}
+        self._last: tuple[npt.NDArray[np.int64], tuple[str, ...]] | None = None
+        self._slots = np.empty(0, np.int64)
+        self._names: list[str] = []
+        self._views: dict[str, QuantityView] | None = {} if pages else None
+        self._groups: list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
+        self._sizes = LayoutSizes(self.keys)
+
+    def pick(self, rows: StepRows) -> Picked:
+        """Return a step's values with their slots; the very same slots while the rows' keys stay."""
+        last = self._last
+        if last is None or last[1] != rows.numbers or not np.array_equal(last[0], rows.keys):
+            self._choose(rows)
+        raw = rows.values.ravel() if not self.too_many else np.empty(0)
+        if not self._groups:
+            return Picked(rows.step, self._slots, raw)
+        sizes = self._sizes.all()
+        numbers = [n for view, at, layers in self._groups for n in view.take_rows(rows, sizes, layers, at)]
+        return Picked(rows.step, self._slots, np.concatenate([raw, numbers]))
+
+    def tags(self, picked: Picked) -> list[str]:
+        """Return the tags of what was picked; the very same list for the whole of rows whose keys stay."""
+        whole = picked.slots is self._slots
+        if whole and self._names:
+            return self._names
+        names = [self._tag(slot) for slot in picked.slots.tolist()]
+        if whole:
+            self._names = names
+        return names
+
+    def pages(self) -> list[Summary.Value]:
+        """Return the pictures of layers over steps."""
+        return [value for view in (self._views or {}).values() for value in view.pictures()]
+
+    def _choose(self, rows: StepRows) -> None:
+        self._last = (rows.keys, rows.numbers)
+        self._names = []
+        self.too_many = self.too_many or (
+            self._views is not None and 0 <= self._raw_tags < len(rows) * len(rows.numbers)
+        )
+        raw = rows.keys[:, None] * WIDEST + np.asarray([self._column(name) for name in rows.numbers])
+        parts = [] if self.too_many else [raw.ravel()]
+        self._groups = self._grouped(rows)
+        for view, _, _ in self._groups:
+            key = self.keys.key_id(RowKey(_OVER_LAYERS, view.quantity, 0))
+            parts.append(np.asarray([key * WIDEST + self._column(name) for name in SUMMARY], np.int64))
+        self._slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _grouped(self, rows: StepRows) -> list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+        """Return the quantities of rows: each with its rows and their rows in its picture."""
+        if self._views is None or "norm" not in rows.numbers:
+            return []
+        found: dict[str, list[int]] = {}
+        for place, key in enumerate(rows.keys.tolist()):
+            scope = self.keys.keys[key].scope
+            found.setdefault(SCOPES.get(scope, scope) or self._table, []).append(place)
+        groups = []
+        for quantity, places in found.items():
+            view = self._views.setdefault(quantity, QuantityView(quantity))
+            names = [self.keys.keys[key].name for key in rows.keys[places].tolist()]
+            groups.append((view, np.asarray(places, np.intp), view.matrix.rows_of(names)))
+        return groups
+
+    def _column(self, name: str) -> int:
+        if name not in self._columns:
+            self._columns.append(name)
+        return self._columns.index(name)
+
+    def _tag(self, slot: int) -> str:
+        found = self._tags.get(slot)
+        if found is None:
+            key_id, column = divmod(slot, WIDEST)
+            key, name = self.keys.keys[key_id], self._columns[column]
+            over_layers = key.vpp_stage == _OVER_LAYERS
+            found = summary_tag(key.name, name) if over_layers else self._tagger(self._table, key, name)
+            self._tags[slot] = found
+        return found

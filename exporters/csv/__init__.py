@@ -1,0 +1,1 @@
+"""The CSV tables: written, read in pieces, and kept inside a quota."""

@@ -1,0 +1,82 @@
+"""What the header of a table says, ours or msprobe's."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainsentry.collectors.statistics import STATISTICS
+from trainsentry.exporters.csv.format import LAST, LEAD, SCALAR_COLUMNS, SCALARS, TAIL
+from trainsentry.exporters.short_text import shorten
+
+MSPROBE_NUMBERS: Final = frozenset(
+    {*STATISTICS, "id", "entropy", "softmax_max", "softmax", "sr", "kernel_norm", "eig"}
+    | {"router_weight_similarity", "per_token_expert_entropy"}
+)
+"""Columns of numbers in msprobe's tables, its interpretability features included."""
+
+MAX_COLUMNS: Final = 256
+"""More columns than any table has: ours have some twenty, msprobe's one for each feature that is on."""
+
+RANGES: Final = {
+    "vpp_stage": (-1, 1 << 15),
+    "step": (0, 1 << 53),
+    "micro_step": (-1, 1 << 31),
+    "order": (0, 1 << 31),
+}
+"""Columns of whole numbers, their smallest and largest: a step that a float64 still holds, and more chunks of a model,
+micro-steps and rows of a step than there can be. -1 is msprobe's for none."""
+
+WHOLE: Final = tuple(RANGES)
+
+SHOWN: Final = 8
+"""Unknown columns that are named."""
+
+_OTHERS: Final = frozenset({*LEAD, *TAIL, "module_name", "scope"} | {c for extra in LAST.values() for c in extra})
+
+
+@dataclass(frozen=True)
+class Header:
+    """A table's columns: all of them, those with numbers to read, and which one holds the names."""
+
+    columns: tuple[str, ...]
+    numbers: tuple[str, ...]
+    name: str = "name"
+
+    @property
+    def ending(self) -> str:
+        """The last column: where it is empty, a line may have too few fields."""
+        return self.columns[-1]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The columns that hold texts."""
+        return tuple(column for column in self.columns if column not in self.numbers and column not in WHOLE)
+
+
+def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list[str], Header | None]:
+    """Return what is wrong with a header, and what it says, or None when the file cannot be read.
+
+    `foreign` tables are msprobe's, which lack columns that ours have.
+
+    >>> parse_header(["name", "step", "micro_step", "value"], "scalars", foreign=False)[1].numbers
+    ('value',)
+    """
+    if not columns:
+        return ["the file is empty, expected a header"], None
+    if len(columns) > MAX_COLUMNS:
+        return [f"the header has more than {MAX_COLUMNS} columns; the file is left out"], None
+    name = "module_name" if foreign and "module_name" in columns else "name"
+    if foreign:
+        needed: tuple[str, ...] = ("vpp_stage", name, "step")
+    else:
+        needed = SCALAR_COLUMNS if table == SCALARS else (*LEAD, *TAIL)
+    known = MSPROBE_NUMBERS if foreign else {"value"} if table == SCALARS else {*STATISTICS, "ratio"}
+    missing = [column for column in needed if column not in columns]
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    numbers = tuple(column for column in columns if column in known)
+    if missing or twice or not numbers:
+        what = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(twice)} twice"] * bool(twice)
+        return [f"the header {' and '.join(what) or 'has no statistics'}; the file is left out"], None
+    unknown = [column for column in columns if column not in known and column not in _OTHERS]
+    named = ", ".join(shorten(column, 60) for column in unknown[:SHOWN]) + " …" * (len(unknown) > SHOWN)
+    wrong = [f"the header has unknown columns, which are left out: {named}"] * bool(unknown)
+    return wrong, Header(tuple(columns), numbers, name)

@@ -1,0 +1,93 @@
+"""Reads a table that was turned into Parquet: as frames like those of CSV, within the same bounds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from trainsentry.exporters.csv.format import TableFile
+from trainsentry.exporters.csv.header import MAX_COLUMNS, WHOLE, Header, parse_header
+from trainsentry.exporters.csv.pieces import allowed_bytes
+from trainsentry.exporters.files.foreign_files import NotOurs, open_file
+
+ROWS: Final = 1 << 16
+"""Rows read at a time: a piece of CSV has about as many."""
+
+_WRONG: Final = (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, MemoryError, OSError)
+"""What pyarrow raises of a file that is not as it should be; its own errors are kinds of these."""
+
+
+def parquet_frames(file: TableFile, wrong: list[str]) -> Iterator[tuple[Header, pd.DataFrame]]:
+    """Yield the rows of a table some at a time, with texts as categories; `wrong` gets what the header lacks.
+
+    Raises:
+        NotOurs: when it is no Parquet, its columns hold something else, or it becomes too large.
+        OSError: when it cannot be read.
+
+    """
+    path = file.path
+    with open_file(path) as stream:
+        stored = _opened(path, stream)
+        names = list(stored.schema_arrow.names)
+        messages, header = parse_header(names[: MAX_COLUMNS + 1], file.table, foreign=file.foreign)
+        wrong.extend(messages)
+        if header is None:
+            return
+        if stored.metadata.num_rows * len(names) * 8 > allowed_bytes(path):
+            raise NotOurs(f"{path}: says that it has {stored.metadata.num_rows} rows, too many for its size")
+        try:
+            stored = _opened(path, stream, read_dictionary=list(header.texts))
+            for batch in stored.iter_batches(ROWS):
+                yield header, _as_written(batch.to_pandas(), header)
+        except _WRONG as error:
+            raise NotOurs(f"{path}: {_first_line(error)}") from None
+
+
+def _opened(path: Path, stream: Any, **options: Any) -> Any:
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise NotOurs(f"{path}: is Parquet; allowed: pip install 'trainsentry[parquet]'") from None
+    try:
+        stream.seek(0)
+        return pq.ParquetFile(stream, **options)
+    except _WRONG as error:
+        raise NotOurs(f"{path}: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _as_written(frame: pd.DataFrame, header: Header) -> pd.DataFrame:
+    """Return a frame whose columns have the types that those of a table have.
+
+    Raises:
+        ValueError: when a value of it has no such type.
+
+    """
+    made: pd.DataFrame = pd.DataFrame(index=frame.index)
+    for name in header.columns:
+        column = frame[name]
+        if name in header.numbers:
+            made[name] = column.to_numpy(np.float64)
+        elif name in WHOLE:
+            if not pd.api.types.is_integer_dtype(column.dtype):
+                raise ValueError(f"{name}: holds {column.dtype}, expected whole numbers")
+            made[name] = column.to_numpy(np.int64)
+        elif isinstance(column.dtype, pd.CategoricalDtype) and not column.hasnans:
+            made[name] = column.cat.rename_categories([str(text) for text in column.cat.categories])
+        else:
+            made[name] = column.map(str).astype("category")
+    return made
+
+
+def row_count(path: Path) -> int:
+    """Return how many rows a table says that it has; none where it cannot be read."""
+    try:
+        with open_file(path) as stream:
+            return int(_opened(path, stream).metadata.num_rows)
+    except (NotOurs, OSError):
+        return 0

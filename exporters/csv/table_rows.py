@@ -1,0 +1,138 @@
+"""The rows of one table at one step, as arrays; names and layouts stand once and are referred to by number."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.exporters.files.foreign_files import NotOurs
+
+Ids = npt.NDArray[np.int64]
+
+MOST_KEYS: Final = 1 << 19
+"""Rows of a table that are told apart, by name, chunk and micro-step; a model of a hundred thousand layers has as many
+in five micro-steps. Each takes some kilobytes where it is followed."""
+
+
+class RowKey(NamedTuple):
+    """What tells the rows of a step apart. `scope` is empty but in tables that hold several quantities.
+
+    `micro_step` is -1 in a table of msprobe's that has no such column.
+    """
+
+    vpp_stage: int
+    name: str
+    micro_step: int
+    scope: str = ""
+
+
+class RowKeys:
+    """Gives keys and layouts (shape and dtype as they are written) their numbers, in the order they are met."""
+
+    def __init__(self) -> None:
+        self.keys: list[RowKey] = []
+        self.layouts: list[tuple[str, str]] = []
+        self._key_ids: dict[RowKey, int] = {}
+        self._layout_ids: dict[tuple[str, str], int] = {}
+
+    def key_id(self, key: RowKey) -> int:
+        """Return the number of a key.
+
+        Raises:
+            NotOurs: when it is one more than MOST_KEYS.
+
+        """
+        found = self._key_ids.get(key)
+        if found is None:
+            if len(self.keys) >= MOST_KEYS:
+                raise NotOurs(f"the table has more than {MOST_KEYS} different rows a step")
+            found = self._key_ids[key] = len(self.keys)
+            self.keys.append(key)
+        return found
+
+    def layout_id(self, layout: tuple[str, str]) -> int:
+        """Return the number of a layout.
+
+        Raises:
+            NotOurs: when it is one more than MOST_KEYS.
+
+        """
+        found = self._layout_ids.get(layout)
+        if found is None:
+            if len(self.layouts) >= MOST_KEYS:
+                raise NotOurs(f"the table has more than {MOST_KEYS} different shapes and dtypes")
+            found = self._layout_ids[layout] = len(self.layouts)
+            self.layouts.append(layout)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """Rows of one table and one step in the order they stand.
+
+    `keys`, `orders` and `layouts` have shape (n,), `values` (n, len(numbers)) in float64; `numbers` are the columns'
+    names. `restart` is which start of the run wrote them.
+    """
+
+    step: int
+    restart: int
+    numbers: tuple[str, ...]
+    keys: Ids
+    orders: Ids
+    layouts: Ids
+    values: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def select(
+        self, rows: "npt.NDArray[np.intp] | npt.NDArray[np.bool_] | slice", step: int | None = None
+    ) -> "StepRows":
+        """Return some of the rows, said to be of `step` if that is given."""
+        return StepRows(
+            self.step if step is None else step,
+            self.restart,
+            self.numbers,
+            self.keys[rows],
+            self.orders[rows],
+            self.layouts[rows],
+            self.values[rows],
+        )
+
+    def newest(self) -> "StepRows":
+        """Return the rows without those whose key stands again further down."""
+        backwards = self.keys[::-1]
+        _, first = np.unique(backwards, return_index=True)
+        if len(first) == len(self.keys):
+            return self
+        return self.select(np.sort(len(self.keys) - 1 - first))
+
+
+def by_step(rows: StepRows, steps: Ids) -> Iterator[StepRows]:
+    """Cut rows of several steps (`steps`, shape (n,)) into one part a step, ascending, the order within kept."""
+    if len(steps) > 1 and bool((np.diff(steps) < 0).any()):
+        order = np.argsort(steps, kind="stable")
+        rows, steps = rows.select(order), steps[order]
+    cuts = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
+    for begin, end in pairwise(cuts):
+        if end > begin:
+            yield rows.select(slice(begin, end), step=int(steps[begin]))
+
+
+def joined(parts: Sequence[StepRows]) -> StepRows:
+    """Return parts of one step as one."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    return StepRows(
+        first.step,
+        first.restart,
+        first.numbers,
+        np.concatenate([p.keys for p in parts]),
+        np.concatenate([p.orders for p in parts]),
+        np.concatenate([p.layouts for p in parts]),
+        np.concatenate([p.values for p in parts]),
+    )

@@ -1,0 +1,1 @@
+"""Dumps of tensors in msprobe's layout, written and read."""

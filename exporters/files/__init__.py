@@ -1,0 +1,1 @@
+"""Files on disk: writing them whole, and reading what somebody else wrote."""

@@ -1,0 +1,60 @@
+"""Reads NumPy's files that somebody else wrote: plain numbers, as many as the file holds."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.exporters.files.foreign_files import NotOurs, open_file
+
+_NUMBERS: Final = "biufc"
+"""Kinds of dtype: bool, whole numbers, floating point, complex numbers."""
+
+
+def read_array(path: Path) -> npt.NDArray[Any]:
+    """Return the array in a `.npy` file; its header is believed as far as the file is long enough for it.
+
+    Raises:
+        NotOurs: when it holds no array of plain numbers.
+        OSError: when it cannot be read.
+
+    """
+    with open_file(path) as file:
+        try:
+            return _array(file)
+        except OSError:
+            raise
+        except Exception as error:  # NumPy reads a header as Python reads a program, and fails as that does
+            raise NotOurs(f"{path}: cannot be loaded as a tensor: {str(error) or type(error).__name__}") from error
+
+
+def _array(file: BinaryIO) -> npt.NDArray[Any]:
+    shape, dtype = _header(file)
+    if dtype.hasobject or dtype.kind not in _NUMBERS:
+        raise NotOurs(f"holds {dtype}, expected numbers")
+    needed, there = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
+    if needed > there or any(n < 0 for n in shape):
+        raise NotOurs(f"says that it has {needed} bytes, and has {there}")
+    file.seek(0)
+    found: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+    return found
+
+
+def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and dtype of the array in a file.
+
+    Raises:
+        ValueError: when it begins with no such header.
+
+    """
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise NotOurs(f"version {version} of the format; allowed: 1.0 and 2.0")
+    return shape, dtype

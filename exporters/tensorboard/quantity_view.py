@@ -1,0 +1,116 @@
+"""One quantity over all its layers: a few numbers a step, and what its pictures are made of."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from tensorboard.compat.proto.summary_pb2 import Summary
+
+from trainsentry.exporters.csv.format import elements_of, sizes_of
+from trainsentry.exporters.csv.table_rows import RowKeys, StepRows
+from trainsentry.exporters.tensorboard.heatmap import picture
+from trainsentry.exporters.tensorboard.layer_matrix import MAX_COLUMNS, LayerMatrix
+from trainsentry.exporters.tensorboard.values import histogram, image
+
+SUMMARY: Final = ("norm_of_all", "rms_max", "rms_median", "rms_min", "not_finite")
+"""Numbers over all layers: the norm of all together, the extremes of their root mean squares, and the count of NaN and
+Inf. The root mean square of a layer does not depend on its size, so layers can stand beside each other."""
+
+
+def summary_tag(quantity: str, number: str) -> str:
+    """Return the tag of a number over all layers.
+
+    >>> summary_tag("gradient", "rms_max")
+    'layers.gradient/rms_max'
+    """
+    return f"layers.{quantity}/{number}"
+
+
+_ALL: Final = slice(None)
+
+
+class LayoutSizes:
+    """Knows how many elements the layouts of a table's rows have, as their texts say."""
+
+    def __init__(self, keys: RowKeys) -> None:
+        self.keys = keys
+        self._sizes: list[float] = []
+
+    def all(self) -> npt.NDArray[np.float64]:
+        """Return the elements of each layout met so far."""
+        for shape, _ in self.keys.layouts[len(self._sizes) :]:
+            self._sizes.append(float(elements_of(sizes_of(shape))))
+        return np.asarray(self._sizes)
+
+
+class QuantityView:
+    """Follows one quantity."""
+
+    def __init__(self, quantity: str, columns: int = MAX_COLUMNS) -> None:
+        self.quantity = quantity
+        self.matrix = LayerMatrix(columns)
+        self._last = np.empty(0)
+
+    def take(
+        self,
+        step: int,
+        rows: npt.NDArray[np.intp],
+        norms: npt.NDArray[np.float64],
+        sizes: npt.NDArray[np.float64],
+        bad: npt.NDArray[np.float64],
+    ) -> list[float]:
+        """Take the layers of a step (their rows in the matrix, norms, elements, counts of NaN and Inf), each (n,).
+
+        Returns the numbers of `SUMMARY`.
+        """
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            rms = norms / np.sqrt(sizes)
+            total = float(np.sqrt(np.nansum(norms * norms)))
+        self.matrix.take(step, rows, np.where(bad > 0, np.inf, rms))
+        self._last = rms[np.isfinite(rms) & (sizes > 0)]
+        if not self._last.size:
+            return [total, np.nan, np.nan, np.nan, float(bad.sum())]
+        return [total, float(self._last.max()), float(np.median(self._last)), float(self._last.min()), float(bad.sum())]
+
+    def take_rows(
+        self,
+        rows: StepRows,
+        sizes: npt.NDArray[np.float64],
+        layers: npt.NDArray[np.intp],
+        places: "npt.NDArray[np.intp] | slice" = _ALL,
+    ) -> list[float]:
+        """Take layers of a table's step: the rows at `places`, whose layouts have `sizes` elements."""
+        bad = np.zeros(len(layers))
+        for name in ("nans", "infs"):
+            if name in rows.numbers:
+                bad += np.nan_to_num(rows.values[places, rows.numbers.index(name)])
+        norms = rows.values[places, rows.numbers.index("norm")]
+        return self.take(rows.step, layers, norms, sizes[rows.layouts[places]], bad)
+
+    def pictures(self, incidents: Sequence[int] = ()) -> list[Summary.Value]:
+        """Return the heatmap of layers over steps, and the histogram of the last step's layers, on a log scale."""
+        if not self.matrix.names:
+            return []
+        title = f"{self.quantity}: root mean square, layers by steps"
+        values = [image(f"heatmaps/{self.quantity}", *picture(self.matrix, title, incidents))]
+        positive = self._last[self._last > 0]
+        if positive.size:
+            values.append(histogram(f"layers.{self.quantity}/log10_rms", np.log10(positive)))
+        return values
+
+
+def overview(quantities: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """Return the layout of the custom scalars page."""
+    charts = {
+        "loss": ["scalars/loss"],
+        "learning rate": ["scalars/learning_rate"],
+        "norm of all gradients": ["layers\\.gradient/norm_of_all", "scalars/grad_norm"],
+        "incidents so far": ["scalars/incidents"],
+        "values that are not finite": ["layers\\..*/not_finite"],
+        "share of time that the monitor takes": ["scalars/monitor_share"],
+    }
+    layers = {
+        quantity: [f"layers\\.{quantity}/rms_{which}" for which in ("max", "median", "min")] for quantity in quantities
+    }
+    return {"Overview": charts, "Layers: largest, median, smallest": layers}

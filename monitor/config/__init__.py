@@ -1,0 +1,1 @@
+"""The configuration: its keys, its files, its errors."""

@@ -1,0 +1,130 @@
+"""Reads a configuration from a file or mapping, with errors that name key, value and what is allowed."""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from trainsentry.exporters.files.foreign_files import DEEPEST, is_deep, parse_json, read_bytes
+from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.errors import ConfigError
+
+_TYPE_NAMES = {"int", "str", "bool", "float", "dict"}
+
+LARGEST_FILE: Final = 1 << 20
+"""Bytes of the largest configuration file: one with every key, and a thousand patterns, has some ten thousand."""
+
+MOST_ITEMS: Final = 100_000
+"""Items of a configuration, each alias of YAML counted as what it stands for."""
+
+LONGEST_SHOWN: Final = 200
+"""Characters of a wrong value that are shown."""
+
+SUFFIXES = (".json", ".yaml", ".yml", ".toml")
+
+
+def load_config(source: "str | Path | Mapping[str, Any] | MonitorConfig | None") -> MonitorConfig:
+    """Return the configuration that `source` describes; nothing means the defaults.
+
+    Raises:
+        ConfigError: when the file cannot be read, or for a key or value that is not allowed.
+
+    """
+    if source is None:
+        return MonitorConfig()
+    if isinstance(source, MonitorConfig):
+        return source
+    if isinstance(source, (str, Path)):
+        return parse_config(read_file(Path(source)), str(source))
+    if isinstance(source, Mapping):
+        return parse_config(dict(source), "configuration")
+    raise ConfigError(
+        f"configuration: got {type(source).__name__}, allowed: a path ({', '.join(SUFFIXES)}), a mapping, "
+        "a MonitorConfig, or nothing"
+    )
+
+
+def read_file(path: Path) -> Any:
+    """Return the content of a configuration file.
+
+    Raises:
+        ConfigError: when it is missing, has an unknown suffix, or is malformed.
+
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"{path}: suffix {path.suffix!r}, allowed: {', '.join(SUFFIXES)}")
+    try:
+        text = read_bytes(path, LARGEST_FILE).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        found = _parsers()[path.suffix.lower()](text)
+    except Exception as error:
+        raise ConfigError(f"{path}: malformed: {error}") from error
+    if is_deep(found, MOST_ITEMS):
+        raise ConfigError(f"{path}: nested deeper than {DEEPEST}, or more than {MOST_ITEMS} items with all its aliases")
+    return found
+
+
+def parse_config(data: Any, where: str) -> MonitorConfig:
+    """Return the configuration in `data`; `where` says in errors where it came from.
+
+    Raises:
+        ConfigError: for a key or value that is not allowed; every mistake is named.
+
+    """
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: got {type(data).__name__}, allowed: an object with keys")
+    try:
+        return MonitorConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [explain(dict(e), MonitorConfig) for e in error.errors()]
+        raise ConfigError(f"{where}: " + "\n  ".join(dict.fromkeys(lines))) from None
+
+
+def _parsers() -> dict[str, Any]:
+    def parse_yaml(text: str) -> Any:
+        import yaml
+
+        return yaml.safe_load(text) or {}
+
+    def parse_toml(text: str) -> Any:
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        return toml.loads(text)
+
+    return {".json": parse_json, ".yaml": parse_yaml, ".yml": parse_yaml, ".toml": parse_toml}
+
+
+def explain(error: dict[str, Any], model: type[BaseModel]) -> str:
+    """Return a mistake that pydantic found in a configuration of `model`: key, value and what is allowed."""
+    # Branches of a union appear in the location as their type's name; they are no key of the user's.
+    path = [p for p in error["loc"] if isinstance(p, int) or (p.isidentifier() and p not in _TYPE_NAMES)]
+    if error["type"] == "extra_forbidden" and (not path or path[-1] != error["loc"][-1]):
+        path.append(error["loc"][-1])  # a key of the user's, whatever it looks like
+    keys = [str(p) for p in path]
+    if error["type"] == "extra_forbidden":
+        allowed = _keys_at(path[:-1], model)
+        close = difflib.get_close_matches(keys[-1], allowed, n=1, cutoff=0.0)
+        nearest = f"; the closest known one is {close[0]!r}" if close else ""
+        return f"{'.'.join(keys)}: unknown key{nearest}; allowed: {', '.join(allowed) or 'no keys'}"
+    message: str = error["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
+    if not keys:
+        return message
+    return f"{'.'.join(keys)}: got {_shown(error['input'])}: {message}"
+
+
+def _shown(value: Any) -> str:
+    found = repr(value)
+    return found if len(found) <= LONGEST_SHOWN else f"{found[:LONGEST_SHOWN]}…"
+
+
+def _keys_at(path: list[Any], model: type[BaseModel]) -> list[str]:
+    for key in path:
+        field = model.model_fields.get(str(key))
+        candidates = (field.annotation, *get_args(field.annotation)) if field is not None else ()
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
+    return [field.alias or name for name, field in model.model_fields.items()]

@@ -1,0 +1,296 @@
+"""Compares what two runs have left on disk: dumps, tables of a monitored run, or gradients of grad_probe."""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.anomaly.dumps.dump_comparison import EQUAL, Row, compare_dumps, renamed
+from trainsentry.anomaly.dumps.tensor_difference import Difference, of_values
+from trainsentry.exporters.csv.reader import CsvRow, rank_directories, read_table, table_files
+from trainsentry.exporters.dumps.dump_reader import DumpedTensor, RankDump, read_dumps
+from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.files.foreign_arrays import read_array
+from trainsentry.exporters.files.foreign_files import NotOurs, Report, open_file
+
+DUMP_COLUMNS: Final = (
+    "step",
+    "rank",
+    "call",
+    "place",
+    "status",
+    "relative",
+    "cosine",
+    "max_absolute",
+    "max_relative",
+    "dtype",
+    "shape",
+    "note",
+)
+RUN_COLUMNS: Final = ("step", "rank", "table", "name", "statistic", "a", "b", "relative")
+PROBE_COLUMNS: Final = ("step", "rank", "parameter", "similarity")
+
+EXPANDED: Final = 1 << 30
+"""Bytes of the largest tensor that repeats what its file holds once."""
+
+SAME_RUN: Final = 1e-6
+"""Relative difference from which two runs have parted: tables hold statistics in single precision or better, and runs
+on one machine with one seed are equal to the bit."""
+
+SIMILAR: Final = 0.97
+"""Share of equal signs below which two gradients point apart: grad_probe's own rule of thumb for a first step."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The outcome: all rows, the rows that part (in the order of the run), the first of them, and a sentence."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    worst: list[tuple[Any, ...]]
+    first: tuple[Any, ...] | None
+    only_in_one: int
+    summary: str
+
+
+def compare(
+    a: Path,
+    b: Path,
+    names: Mapping[str, str] | None = None,
+    each: Each = here,
+    report: Report = lambda *_: None,
+) -> Compared:
+    """Compare two folders of one kind; `each` says where the ranks of runs are read.
+
+    What cannot be read is reported and left out. `names` map beginnings of names in `a` to what they are in `b`.
+
+    Raises:
+        NotOurs: when one of them holds nothing that can be compared, or they are of different kinds.
+
+    """
+    kinds = [_kind(path) for path in (a, b)]
+    if kinds[0] != kinds[1]:
+        raise NotOurs(f"{a} holds {kinds[0]}, {b} holds {kinds[1]}; allowed: two of one kind")
+    if kinds[0] == "a run":
+        return _compare_runs(a, b, names or {}, each, report)
+    return _compare_dumps(a, b, names or {}, report) if kinds[0] == "a dump" else _compare_probes(a, b, names or {})
+
+
+def _kind(path: Path) -> str:
+    if not path.is_dir():
+        raise NotOurs(f"{path}: no such directory")
+    if any(path.glob("rank*/grad_summary_*.csv")) or any(path.glob("grad_summary_*.csv")):
+        return "gradients"
+    try:
+        rank_directories(path)
+    except NotOurs:
+        read_dumps(path)
+        return "a dump"
+    return "a run"
+
+
+def _compare_dumps(a: Path, b: Path, names: Mapping[str, str], report: Report) -> Compared:
+    ours, theirs = ({(d.step, d.rank): d for d in read_dumps(path, report)} for path in (a, b))
+    if len(ours) == 1 and len(theirs) == 1:  # two of them: whatever their steps and ranks
+        pairs = [(next(iter(ours.values())), next(iter(theirs.values())))]
+    else:
+        pairs = [(ours[key], theirs[key]) for key in sorted(set(ours) & set(theirs))]
+    if not pairs:
+        raise NotOurs(f"{a} and {b} have no step and rank in common")
+    rows: list[tuple[Any, ...]] = []
+    worst: list[tuple[Any, ...]] = []
+    only = len(ours) + len(theirs) - 2 * len(pairs)  # steps and ranks that only one of them has
+    for one, other in pairs:
+        for row in compare_dumps(one, other, names, _Values(one, other)):
+            only += row.status in {"missing", "extra"}
+            rows.append(_cells(one, row))
+            if row.parts:
+                worst.append(rows[-1])
+    first = worst[0] if worst else None
+    equal = sum(row[4] == EQUAL for row in rows)
+    text = (
+        f"they first part at step {first[0]}, rank {first[1]}, {first[2]} ({first[3]}): {_why(first)}"
+        if first is not None
+        else "they do not part"
+    )
+    summary = f"{text}; {equal} tensors are equal within rounding, {len(worst)} are not, {only} are in one of them only"
+    return Compared(DUMP_COLUMNS, rows, worst, first, only, summary)
+
+
+def _why(row: tuple[Any, ...]) -> str:
+    return str(row[-1]) if row[-1] else f"relative error {row[5]:.3g}"
+
+
+def _cells(dump: RankDump, row: Row) -> tuple[Any, ...]:
+    d = row.difference or Difference(math.nan)
+    numbers = (d.relative, d.cosine, d.max_absolute, d.max_relative)
+    return (dump.step, dump.rank, row.call, row.place, row.status, *numbers, row.dtype, row.shape, d.note)
+
+
+class _Values:
+    """Compares the files of two tensors."""
+
+    def __init__(self, a: RankDump, b: RankDump) -> None:
+        self.a, self.b = a, b
+
+    def __call__(self, a: DumpedTensor, b: DumpedTensor) -> Difference | None:
+        paths = self.a.path_of(a), self.b.path_of(b)
+        if paths[0] is None or paths[1] is None:
+            return None
+        arrays = [load_array(path) for path in paths if path is not None]
+        try:
+            return of_values(*arrays)
+        except MemoryError:
+            raise NotOurs(f"{paths[0]}: is larger than the memory") from None
+
+
+def load_array(path: Path) -> Any:
+    """Return a dumped tensor as an array; no code in the file is run.
+
+    Raises:
+        NotOurs: when it holds none.
+        OSError: when it cannot be read.
+
+    """
+    if path.suffix == ".npy":
+        return read_array(path)
+    with open_file(path) as file:
+        most = max(os.fstat(file.fileno()).st_size, EXPANDED)
+    try:
+        return _load(path, most)
+    except Exception as error:
+        first = str(error).partition("\n")[0] or type(error).__name__
+        raise NotOurs(f"{path}: cannot be loaded as a tensor: {first}") from error
+
+
+def _load(path: Path, most: int) -> Any:
+    from trainsentry.collectors.torch.saving import load_tensor
+
+    tensor = load_tensor(path).resolve_conj().resolve_neg()
+    if tensor.numel() * tensor.element_size() > most:
+        raise NotOurs(f"says that it has {tensor.numel()} elements, too many for its size")
+    return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
+
+
+def _compare_runs(a: Path, b: Path, names: Mapping[str, str], each: Each, report: Report) -> Compared:
+    ranks_a, ranks_b = rank_directories(a), rank_directories(b)
+    if not ranks_a.keys() & ranks_b.keys():
+        raise NotOurs(f"{a} and {b} have no rank in common")
+    ordered: list[tuple[int, tuple[Any, ...]]] = []
+    only = len(ranks_a.keys() ^ ranks_b.keys())
+    shared = [(name, ranks_a[name], ranks_b[name], dict(names)) for name in ranks_a if name in ranks_b]
+    for found, missing, problems in each(_compare_tables, shared):
+        ordered.extend(found)
+        only += missing
+        for problem in problems:
+            report(*problem)
+    ordered.sort(key=lambda item: (item[1][0], item[0], item[1][1]))
+    rows = [row for _, row in ordered]
+    first = rows[0] if rows else None
+    text = (
+        f"they first part at step {first[0]}, {first[1]}: {first[4]} of {first[2]} {first[3]} is {first[5]:.6g} and "
+        f"{first[6]:.6g}"
+        if first is not None
+        else "they do not part"
+    )
+    summary = f"{text}; {len(rows)} statistics differ, {only} rows are in one of them only"
+    return Compared(RUN_COLUMNS, rows, rows, first, only, summary)
+
+
+def _compare_tables(
+    item: tuple[str, Path, Path, dict[str, str]],
+) -> tuple[list[tuple[int, tuple[Any, ...]]], int, list[tuple[Path, int, str]]]:
+    """Return the statistics that part, each after its row's order in the step, and how many rows only one has.
+
+    Behind them stands what could not be read.
+    """
+    rank, a, b, names = item
+    problems: list[tuple[Path, int, str]] = []
+    report: Report = lambda *problem: problems.append(problem)  # noqa: E731
+    tables_a, tables_b = table_files(a), table_files(b)
+    rows: list[tuple[int, tuple[Any, ...]]] = []
+    only = len(set(tables_a) ^ set(tables_b))
+    for table in sorted(set(tables_a) & set(tables_b)):
+        for one, other in _side_by_side(tables_a[table], tables_b[table], names, report):
+            only += len(set(one) ^ set(other))
+            for key in one.keys() & other.keys():
+                row = one[key]
+                for statistic, x in row.values.items():
+                    y = other[key].values.get(statistic, math.nan)
+                    apart = _relative(x, y)
+                    if apart > SAME_RUN:
+                        rows.append((row.order, (row.step, rank, table, row.name, statistic, x, y, apart)))
+    return rows, only, problems
+
+
+def _side_by_side(
+    a: Sequence[Any], b: Sequence[Any], names: Mapping[str, str], report: Report
+) -> Iterator[tuple[dict[Any, CsvRow], dict[Any, CsvRow]]]:
+    """Yield the rows of each step in two tables by their key, with the names that `b` has for them.
+
+    A step that only one has stands beside nothing.
+    """
+    tables = [read_table(files, report) for files in (a, b)]
+    steps = [next(table, None) for table in tables]
+    while any(steps):
+        step = min(rows[0].step for rows in steps if rows)
+        found = []
+        for i, rows in enumerate(steps):
+            here = rows is not None and rows[0].step == step
+            new = names if i == 0 else {}
+            found.append({(renamed(r.name, new), r.vpp_stage, r.micro_step): r for r in rows} if here and rows else {})
+            if here:
+                steps[i] = next(tables[i], None)
+        yield found[0], found[1]
+
+
+def _relative(x: float, y: float) -> float:
+    if x == y or (math.isnan(x) and math.isnan(y)):
+        return 0.0
+    if not (math.isfinite(x) and math.isfinite(y)):
+        return math.inf
+    return abs(x - y) / max(abs(x), abs(y))
+
+
+def _signs(path: Path) -> list[Path]:
+    """Return the files of signs, by step and name."""
+    found = (file for file in path.glob("**/step*/*.npy") if _STEP.fullmatch(file.parent.name))
+    return sorted(found, key=lambda p: (int(p.parent.name[4:]), p.name))
+
+
+_STEP: Final = re.compile(r"step\d{1,16}", re.ASCII)
+
+
+def _compare_probes(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
+    """Compare the directions of gradients: the share of elements whose signs are equal."""
+    rows = []
+    signs, others = _signs(a), _signs(b)
+    seen = {file.relative_to(a) for file in signs}
+    only = sum(file.relative_to(b) not in seen for file in others) if not names else 0
+    for file in signs:
+        place = file.relative_to(a)
+        name = renamed(file.stem, names)
+        other = b / place.with_name(f"{name}.npy")
+        if not other.is_file():
+            only += 1
+            continue
+        x, y = load_array(file), load_array(other)
+        same = float(np.mean(x == y)) if x.shape == y.shape and x.size else math.nan
+        rank = place.parts[0] if place.parts[0].startswith("rank") else "rank0"
+        rows.append((int(file.parent.name[4:]), rank, file.stem, same))
+    if not rows:
+        raise NotOurs(f"{a} and {b} have no signs of gradients in common (grad_level L1 or L2 writes them)")
+    worst = [row for row in rows if not row[3] >= SIMILAR]
+    first = worst[0] if worst else None
+    text = (
+        f"they first point apart at step {first[0]}, {first[2]}: {first[3]:.1%} of the signs are equal"
+        if first is not None
+        else "they point the same way"
+    )
+    lowest = min(row[3] for row in rows)
+    return Compared(PROBE_COLUMNS, rows, worst, first, only, f"{text}; the lowest similarity is {lowest:.4f}")

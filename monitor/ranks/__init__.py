@@ -1,0 +1,1 @@
+"""The ranks of a run together, as the training processes see them."""

@@ -1,0 +1,96 @@
+"""The ranks of a run together: their meeting, what they decide, and the place of this rank's recorder among theirs."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.errors import ConfigError
+from trainsentry.monitor.ranks.consensus import CommonDecisions
+from trainsentry.monitor.ranks.hang_watch import HangWatch
+from trainsentry.monitor.ranks.recorder_address import Listening, find_place
+from trainsentry.monitor.schedule import Schedule
+
+PATIENCE_SECONDS: Final = 60.0
+"""How long a rank waits for one that is late with its wishes (it saves a checkpoint, it compiles), once in a run."""
+
+
+MANY_RANKS: Final = 64
+"""Ranks from which on one of each host writes its files, and others once they are suspected: 4,096 ranks would make
+some forty thousand files, and a shared file system is slowest at opening them."""
+
+
+class Company:
+    """What a rank has to do with the others; every rank has one, watched or not."""
+
+    def __init__(self, config: MonitorConfig, framework: Any, meeting: Any, watched: list[int], guard: Guard) -> None:
+        self.meeting = meeting
+        self.speaks = meeting.rank == watched[0]
+        self.schedule = Schedule(config, several_ranks=True)
+        try:
+            _check_same(config, meeting)
+        except ConfigError:
+            meeting.close()
+            raise
+        costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
+        agreement = framework.agreement(meeting, PATIENCE_SECONDS)
+        self.common = CommonDecisions(meeting, agreement, self.schedule, guard, costs=costs)
+        self.hangs: HangWatch | None = None
+        try:
+            self._listening: Listening | None = Listening(meeting.rank)
+        except OSError as error:
+            guard.warn_once("recorders of other ranks", f"no socket for other ranks can be opened: {error}")
+            self._listening = None
+        self.place = find_place(meeting, self._listening, meeting.rank in watched)
+        many = len(watched) >= MANY_RANKS and config.ranks == "all"
+        self.quiet = many and self.place is not None and not self.place.heads
+
+    def watch_for_hangs(self, config: MonitorConfig, report: Callable[[], dict[str, Any]]) -> None:
+        """Notice when no step ends any more, if that is asked for; `report` says what this rank is doing."""
+        settings, rank = config.hang_check, self.meeting.rank
+        if settings is None:
+            return
+        directory = Path(config.output_dir).absolute() / f"rank{rank}"
+        board = self.meeting.board
+        self.hangs = HangWatch(settings.seconds, report, board, directory, rank=rank, abort=settings.abort)
+        self.common.hangs = self.hangs
+
+    def stop_listening(self) -> None:
+        """Take no calls of other ranks' recorders any more: there is none here to answer them."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+
+    def close(self) -> None:
+        """Leave the others, who go on without this rank."""
+        if self.hangs is not None:
+            self.hangs.close()
+        self.stop_listening()
+        self.common.close()
+        self.meeting.close(broken=self.common.broken)
+
+
+def _check_same(config: MonitorConfig, meeting: Any) -> None:
+    """Check that all ranks have one configuration, without which they would not sample the same steps.
+
+    Raises:
+        ConfigError: when another rank has another, naming the rank and a key.
+
+    """
+    own = config.model_dump(mode="json")
+    own.pop("output_dir")
+    text = json.dumps(own, sort_keys=True).encode()
+    if len(set(map(str, meeting.exchange(hashlib.sha256(text).hexdigest())))) == 1:
+        return  # thousands of configurations for each of thousands of ranks would be gigabytes
+    for rank, told in enumerate(meeting.exchange(own)):
+        other = told if isinstance(told, dict) else {}
+        different = [key for key in own if own[key] != other.get(key)]
+        if different:
+            key = different[0]
+            raise ConfigError(
+                f"{key}: {own[key]!r} on rank {meeting.rank}, {other.get(key)!r} on rank {rank}; allowed: the same "
+                "configuration on every rank"
+            )

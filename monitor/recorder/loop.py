@@ -1,0 +1,161 @@
+"""The recorder's loop: waits for the trainer, reads the ring, ends when the trainer is gone."""
+
+import os
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.monitor.recorder.messages import CONTROL, DEFINITIONS, FRAGMENT, RECORD, decode, encode
+from trainsentry.monitor.recorder.ranks import network
+from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.ring import Ring
+from trainsentry.monitor.recorder.session import Session
+
+IDLE_SECONDS: Final = 1.0
+"""How long to sleep without a sign of the trainer before looking whether it is still there."""
+
+PAUSE_SECONDS: Final = 0.05
+"""How long to wait where the connections cannot be waited for."""
+
+
+class Intake:
+    """Takes messages out of the ring and hands them to the session."""
+
+    def __init__(self, session: Session, ring: Ring) -> None:
+        self.session = session
+        self.ring = ring
+        self._fragments: list[bytes] = []
+        session.newest = lambda: ring.newest
+
+    def drain(self, up_to: int, between: Callable[[], None] = lambda: None) -> bool:
+        """Handle every message before `up_to`; return False when one of them was to close."""
+        while (message := self.ring.read(up_to)) is not None:
+            kind, data = message
+            try:
+                going_on = self._handle(kind, data)
+            except Exception as error:  # noqa: BLE001 - one bad message must not end the recording
+                going_on = True
+                self.session.failed("recorder", error, self.session.step)
+            self.ring.commit()
+            between()
+            if not going_on:
+                return False
+        return True
+
+    def _handle(self, kind: int, data: bytes) -> bool:
+        if kind == RECORD:
+            self.session.take_record(StepRecord.decode(data))
+        elif kind == DEFINITIONS:
+            self.session.table.define(decode(data))
+        elif kind == CONTROL:
+            whole, self._fragments = b"".join([*self._fragments, data]), []
+            return self.session.take_control(decode(whole))
+        elif kind == FRAGMENT:
+            self._fragments.append(data)
+        return True
+
+
+class Recorder:
+    """Serves one trainer until it closes or is gone.
+
+    The trainer announces the ring's new head through the socket: the system call orders the two processes'
+    memory, which a bare read of the ring's counter does not on every processor.
+    """
+
+    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
+        self.hello = hello
+        self.ring = ring
+        self.channel = channel
+        self._outgoing: deque[bytes] = deque()
+        self._announced = 0
+        self._rest = b""
+        self.session = Session(hello, self._send)
+        self.intake = Intake(self.session, ring)
+
+    def serve(self) -> None:
+        """Run until the trainer closes the session, or is gone and the ring is empty."""
+        self.channel.setblocking(False)
+        state, up_to, running = "closed", self.ring.head, True
+        while running:
+            running = self._drain(up_to)
+            self._flush_outgoing()
+            if not running:
+                break
+            gone = self._wait()
+            self.session.look_around()
+            up_to = self.ring.head if gone or not self._announced else self._announced
+            if gone:
+                state = "closed" if not self._drain(self.ring.head) else "trainer gone"
+                break
+        self.session.close(state)
+        self._flush_outgoing(patient=True)
+
+    def _drain(self, up_to: int) -> bool:
+        return self.intake.drain(up_to, self._flush_outgoing)
+
+    def _wait(self) -> bool:
+        """Sleep until the trainer announces something; return True when it is gone."""
+        ready = self._select()
+        if self.session.together is not None:
+            self.session.together.pump()
+        if ready and not any(key.fileobj is self.channel and mask & selectors.EVENT_READ for key, mask in ready):
+            return False
+        if not ready:
+            self._announced = self.ring.head
+            return self.hello.parent > 0 and os.getppid() != self.hello.parent
+        try:
+            data = self.channel.recv(1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        if not data:
+            return True
+        data = self._rest + data
+        whole = len(data) // 8 * 8
+        if whole:
+            self._announced = struct.unpack_from("=Q", data, whole - 8)[0]
+        self._rest = data[whole:]
+        return False
+
+    def _select(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait until one of the connections can be read or written, or for a while."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        together = self.session.together
+        try:
+            with network.new_selector() as selector:
+                selector.register(self.channel, events)
+                if together is not None:
+                    together.network.register(selector)
+                return selector.select(IDLE_SECONDS if together is None else network.RETRY_SECONDS)
+        except (OSError, ValueError, KeyError) as error:  # a socket that is none any more: not the trainer's
+            if together is not None:
+                together.cut_off(error)
+            time.sleep(PAUSE_SECONDS)
+            return []
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._outgoing.append(encode(message) + b"\n")
+        self._flush_outgoing()
+
+    def _flush_outgoing(self, *, patient: bool = False) -> None:
+        """Send what the socket takes; a trainer that does not listen never blocks the recorder."""
+        if patient:
+            self.channel.settimeout(self.hello.max_wait)
+        while self._outgoing:
+            data = self._outgoing.popleft()
+            try:
+                sent = self.channel.send(data)
+            except (BlockingIOError, TimeoutError):
+                self._outgoing.appendleft(data)
+                return
+            except OSError:
+                self._outgoing.clear()
+                return
+            if sent < len(data):
+                self._outgoing.appendleft(data[sent:])

@@ -1,0 +1,1 @@
+"""The tree of recorders: what goes up, what comes down, what the root compares."""

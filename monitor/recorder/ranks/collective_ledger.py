@@ -1,0 +1,137 @@
+"""Collective calls of steps, put together from what ranks tell of them; what is incomplete here goes up the tree."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.anomaly.across_ranks import conservation
+from trainsentry.anomaly.across_ranks.collective_call import Call, Sums, put_together, seen_by
+from trainsentry.anomaly.across_ranks.conservation import LearnedReductions
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, Layout, Series
+from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
+
+REDUCED: Final = frozenset({"all_reduce", "reduce_scatter_tensor", "reduce_scatter"})
+"""What gradients of data-parallel ranks go through."""
+
+WAITING_STEPS: Final = 64
+"""Steps whose calls wait for ranks that report elsewhere, as many as records wait for."""
+
+MOST_COUNTED: Final = 2.0**53
+"""Up to which a float counts."""
+
+Key = tuple[str, str, int, int]
+"""A call on all ranks: op, group, the group's first rank, order in the group."""
+
+
+class Side:
+    """One rank's part in a call."""
+
+    def __init__(self) -> None:
+        self.key: Key | None = None
+        self.size = self.reduction = self.order = 0
+        self.inputs: list[Sums] = []
+        self.outputs: list[Sums] = []
+
+    def take(self, series: Series, values: npt.NDArray[np.float64], layout: Layout, row: int) -> None:
+        """Take one row of a record: the call's numbers, or the statistics of a tensor."""
+        if series.quantity == COMMUNICATION_CALL:
+            op, group, _ = series.index.split("|")
+            sequence, _, _, size, first, reduction = map(_counted, values[:6].tolist())
+            self.key, self.size, self.reduction = (op, group, first, sequence), size, reduction
+            return
+        bad = float(values[NANS] + values[INFS])
+        total = float(values[MEAN]) * (layout.numel - bad) if layout.numel > bad else 0.0
+        known = bool(np.isfinite(values[[MEAN, NORM]]).all()) or layout.numel == 0  # else a table that lacks them
+        sums = Sums(total, float(values[NORM]), layout.numel, bad == 0 and known, layout.dtype)
+        if series.quantity == COMMUNICATION_INPUT:
+            self.inputs.append(sums)
+        else:
+            self.outputs.append(sums)
+            self.order = row
+
+    def reduced_squares(self) -> list[float]:
+        """Return the squared norms of what went into a reduction of floating-point numbers."""
+        if self.key is None or self.key[0] not in REDUCED or not self.reduction:
+            return []
+        return [part.norm * part.norm for part in self.inputs if part.dtype in conservation.EPSILON]
+
+
+def _counted(number: float) -> int:
+    """Return a number of a call; 0 for what counts nothing."""
+    return int(number) if abs(number) < MOST_COUNTED else 0  # of what is no number neither holds
+
+
+class SeenCalls:
+    """Keeps the calls of steps until all their ranks are known, and judges each once."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, dict[Key, _Seen]] = {}
+        self._news: set[tuple[int, Key]] = set()
+        self._learned = LearnedReductions()
+
+    def take(self, step: int, rank: int, sides: dict[str, Side]) -> None:
+        """Take what one rank has told of a step, all of it."""
+        for name, side in sides.items():
+            if side.key is not None and side.inputs and side.outputs:
+                both = Sums.of(side.inputs), Sums.of(side.outputs)
+                call = seen_by(rank, name, side.key[0], both, side.order, side.reduction)
+                self._add(step, side.key, side.size, rank, call)
+
+    def take_parts(self, step: int, source: int, parts: list[dict[str, Any]]) -> None:
+        """Take what the ranks of another recorder, `source`, have seen, as its `left` gave it."""
+        for part in parts:
+            op, group, first, sequence = part["key"]
+            self._add(step, (op, group, first, sequence), part["size"], source, Call.from_json(part["call"]))
+
+    def _add(self, step: int, key: Key, size: int, source: int, call: Call) -> None:
+        seen = self._steps.setdefault(step, {}).setdefault(key, _Seen(size))
+        seen.parts[source, call.first] = call  # a part that comes again, from a successor, counts once
+        self._news.add((step, key))
+
+    def judge(self, done: int) -> Iterator[Anomaly]:
+        """Yield what is wrong with calls, up to step `done`, that all their ranks have told of, whole."""
+        for step, key in sorted(item for item in self._news if item[0] <= done):
+            self._news.discard((step, key))
+            seen = self._steps.get(step, {}).get(key)
+            if seen is not None and seen.is_whole:
+                del self._steps[step][key]
+                whole = put_together(list(seen.parts.values()))
+                yield from conservation.judge(step, self._learned.named(whole))
+        for step in sorted(self._steps)[:-WAITING_STEPS]:
+            del self._steps[step]
+
+    def left(self, done: int) -> dict[int, list[dict[str, Any]]]:
+        """Return by step, and forget, the calls up to step `done` that have ranks elsewhere, as plain data."""
+        found = {}
+        for step in sorted(s for s in self._steps if s <= done):
+            calls = [seen.to_json(key) for key, seen in self._steps.pop(step).items() if seen.parts]
+            if calls:
+                found[step] = calls
+        return found
+
+    def go_back(self, step: int, source: int) -> None:
+        """Forget what one source has told of steps from `step` on."""
+        for calls in [calls for s, calls in self._steps.items() if s >= step]:
+            for seen in calls.values():
+                seen.forget(source)
+
+
+class _Seen:
+    """What is known of one call: the parts of its ranks, by who told of them and the first rank of each."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.parts: dict[tuple[int, int], Call] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        return sum(part.ranks for part in self.parts.values()) == self.size
+
+    def forget(self, source: int) -> None:
+        self.parts = {key: call for key, call in self.parts.items() if key[0] != source}
+
+    def to_json(self, key: Key) -> dict[str, Any]:
+        return {"key": key, "size": self.size, "call": put_together(list(self.parts.values())).to_json()}

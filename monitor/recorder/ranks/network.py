@@ -1,0 +1,183 @@
+"""Sockets between the recorders of several ranks. Nothing waits: what cannot be sent now is kept, within bounds."""
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from trainsentry.collectors.ranks.unproven_callers import Strangers
+from trainsentry.monitor.recorder.ranks.framing import JSON, Link
+from trainsentry.monitor.recorder.ranks.parent_call import Call
+from trainsentry.monitor.recorder.ranks.tree_position import Place, purpose_of
+
+RETRY_SECONDS: Final = 0.5
+"""How often a parent that is not there yet is called."""
+
+AGAIN_SECONDS: Final = 5.0
+"""How long a parent is called that was there before, or that refuses calls: the successor of one starts in a second."""
+
+PATIENCE_SECONDS: Final = 60.0
+"""How long a parent is called, and a child waited for: ranks start at different times, a minute apart at most."""
+
+
+def new_selector() -> selectors.BaseSelector:
+    """Return a selector that takes no descriptor of its own, where there is one: it works when none is left."""
+    made: selectors.BaseSelector = getattr(selectors, "PollSelector", selectors.DefaultSelector)()
+    return made
+
+
+class Network:
+    """The recorder's connections: to its parent, and from its children, who prove that they belong to the run."""
+
+    def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
+        self.place = place
+        self.parent: Link | None = None
+        self.children: dict[int, Link] = {}
+        self.banned: set[int] = set()
+        self.lost_parent = False
+        self._clock = clock
+        self._began = self._started = clock()
+        self._patience = PATIENCE_SECONDS
+        self._tried = -RETRY_SECONDS
+        self._call: Call | None = None
+        self._strangers: Strangers | None = None
+        if place.descriptor >= 0 and place.children:
+            listening = socket.socket(fileno=place.descriptor)
+            self._strangers = Strangers(listening, place.secret.encode(), purpose_of(place.rank), clock)
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Have a selector wake up for what these sockets wait for."""
+        if self._strangers is not None:
+            for sock in self._strangers.sockets:
+                selector.register(sock, selectors.EVENT_READ)
+        if self._call is not None:
+            selector.register(self._call.sock, selectors.EVENT_READ if self._call.connected else selectors.EVENT_WRITE)
+        for link in self._links():
+            selector.register(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outbox else 0))
+
+    def pump(self) -> Iterator[tuple[int, int, bytes]]:
+        """Send and receive what is possible now; yield (rank, kind, message), the parent's rank being its own."""
+        self._call_parent()
+        self._let_in()
+        for link in list(self._links()):
+            link.send()
+            yield from ((link.rank, kind, data) for kind, data in link.receive())
+        self._drop_closed()
+
+    @property
+    def awaited(self) -> bool:
+        """Whether children that have not come yet are still waited for."""
+        return self._clock() - self._started < PATIENCE_SECONDS
+
+    def lose_parent(self) -> None:
+        """Go on without the parent, which has said that it ends."""
+        self.lost_parent = True
+        if self.parent is not None:
+            self.parent.closed = True
+
+    def ban(self, rank: int) -> None:
+        """Hear a child no more."""
+        self.banned.add(rank)
+        if rank in self.children:
+            self.children[rank].closed = True
+
+    def tell_parent(self, message: dict[str, Any]) -> None:
+        """Send a message up."""
+        self.send_up(JSON, json.dumps(message).encode())
+
+    def send_up(self, kind: int, data: bytes) -> None:
+        """Send bytes up; what cannot be sent is lost with the link.
+
+        Raises:
+            ValueError: when they are more than the parent takes.
+
+        """
+        if self.parent is not None:
+            self.parent.put(kind, data)
+            self.parent.send()
+
+    def tell_children(self, message: dict[str, Any]) -> None:
+        """Send a message to every child."""
+        data = json.dumps(message).encode()
+        for link in self.children.values():
+            link.put(JSON, data)
+            link.send()
+
+    def tell_child(self, rank: int, message: dict[str, Any]) -> None:
+        """Send a message to one child, if it is there."""
+        if rank in self.children:
+            self.children[rank].put(JSON, json.dumps(message).encode())
+            self.children[rank].send()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes still to be sent."""
+        return sum(len(link.outbox) for link in self._links())
+
+    def close(self) -> None:
+        """Close every connection."""
+        for link in self._links():
+            link.sock.close()
+        if self._strangers is not None:
+            self._strangers.close()
+        if self._call is not None:
+            self._call.close()
+        self.parent, self._strangers, self._call = None, None, None
+        self.children.clear()
+
+    def _links(self) -> Iterator[Link]:
+        if self.parent is not None:
+            yield self.parent
+        yield from self.children.values()
+
+    def _call_parent(self) -> None:
+        """Call the parent; it may not be there yet, or be another's successor that has just begun."""
+        address = self.place.parent
+        if address is None or self.parent is not None or self.lost_parent:
+            return
+        if self._call is None:
+            if self._clock() - self._tried < RETRY_SECONDS:
+                return
+            self._tried = self._clock()
+            try:
+                self._call = Call(address, self.place.rank)
+            except OSError:  # no descriptor is left
+                self.lost_parent = self._clock() - self._began >= self._patience
+                return
+        self.parent = self._call.advance()
+        if self.parent is not None:
+            self._call = None
+            return
+        if self._call.failed and not self._call.connected:
+            # Ranks listen before they say where, so one that refuses has closed its door: it records nothing.
+            self._patience = min(self._patience, AGAIN_SECONDS)
+        # Where somebody listens, a recorder is on its way: for that one, time is given as at the start.
+        patience = PATIENCE_SECONDS if self._call.connected and not self._call.failed else self._patience
+        waited = self._clock() - self._began >= patience
+        if waited and not self._call.failed and self._call.connected:
+            self._call.close()
+        if self._call.failed:
+            self._call = None
+            self.lost_parent = waited
+
+    def _let_in(self) -> None:
+        """Let in who has proven to belong to the run: a child, or a child's successor."""
+        if self._strangers is None:
+            return
+        for child in self._strangers.proven():
+            if child.rank not in self.place.children or child.rank in self.banned:
+                child.sock.close()
+                continue
+            if child.rank in self.children:
+                self.children[child.rank].sock.close()
+            self.children[child.rank] = Link(child.sock, child.rank, child.seals, outbox=bytearray(child.proof))
+
+    def _drop_closed(self) -> None:
+        if self.parent is not None and self.parent.closed:
+            self.parent.sock.close()
+            self.parent, self._tried, self._began = None, self._clock(), self._clock()
+            self._patience = AGAIN_SECONDS
+        for rank in [rank for rank, link in self.children.items() if link.closed]:
+            self.children.pop(rank).sock.close()

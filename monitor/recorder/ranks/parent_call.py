@@ -1,0 +1,74 @@
+"""A recorder's call to its parent in the tree: each proves itself to the other, and nothing waits."""
+
+import errno
+import socket
+from typing import Final
+
+from trainsentry.collectors.ranks.handshake import CHALLENGE_BYTES, PROOF_BYTES, Caller, Refused
+from trainsentry.monitor.recorder.ranks.framing import Link
+from trainsentry.monitor.recorder.ranks.tree_position import Address, purpose_of
+
+_ON_THE_WAY: Final = frozenset({errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK})
+
+
+class Call:
+    """One attempt to reach a parent; `failed` when it has come to nothing, `connected` once somebody has answered."""
+
+    def __init__(self, address: Address, rank: int) -> None:
+        self.address = address
+        self.connected = False
+        self.failed = False
+        self._caller = Caller(address.secret.encode(), purpose_of(address.rank), rank)
+        self._inbox = bytearray()
+        self._challenged = False
+        self.sock = socket.socket(socket.AF_INET6 if ":" in address.ip else socket.AF_INET)
+        self.sock.setblocking(False)
+
+    def advance(self) -> Link | None:
+        """Do what can be done now; return the connection once both sides have proven themselves."""
+        try:
+            return self._hear() if self.connected or self._connect() else None
+        except (OSError, Refused, OverflowError, UnicodeError):  # the last two: an address that cannot be
+            self.close()
+            return None
+
+    def close(self) -> None:
+        """Give the attempt up."""
+        self.failed = True
+        self.sock.close()
+
+    def _connect(self) -> bool:
+        state = self.sock.connect_ex((self.address.ip, self.address.port))
+        if state in _ON_THE_WAY:
+            return False
+        if state not in {0, errno.EISCONN}:
+            raise OSError(state, "the parent cannot be reached")
+        self.connected = True
+        self.sock.send(self._caller.hello())
+        return True
+
+    def _hear(self) -> Link | None:
+        """Read what is awaited and no more: what follows the proof is for the connection.
+
+        Raises:
+            OSError: when the other side has gone.
+            Refused: when it does not belong to the run.
+
+        """
+        while True:
+            wanted = PROOF_BYTES if self._challenged else CHALLENGE_BYTES
+            try:
+                data = self.sock.recv(wanted - len(self._inbox))
+            except (BlockingIOError, InterruptedError):
+                return None
+            if not data:
+                raise ConnectionResetError
+            self._inbox += data
+            if len(self._inbox) < wanted:
+                continue
+            said = bytes(self._inbox)
+            self._inbox.clear()
+            if self._challenged:
+                return Link(self.sock, self.address.rank, self._caller.confirm(said))
+            self.sock.send(self._caller.answer(said))
+            self._challenged = True

@@ -1,0 +1,297 @@
+"""Puts together, step by step, what the ranks hold of each tensor."""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import (
+    GRADIENT,
+    PARAMETER,
+    UNKNOWN_REGION,
+    UPDATE,
+    Layout,
+    Series,
+    SeriesTable,
+)
+from trainsentry.collectors.statistics import VALUE, combine
+from trainsentry.monitor.recorder.ranks.peer_messages import ALL, Nonsense, check_definitions
+from trainsentry.monitor.recorder.ranks.replica_groups import PARTED, CopiesOfRanks, outvoted
+
+PENDING_STEPS: Final = 64
+"""Steps that may wait for a slow rank: with 10,000 series and 8 ranks a step takes 6 MB."""
+
+FAR_AHEAD: Final = 1_000_000
+"""Steps that a rank may be ahead of all others. Ranks that train together are a step apart, and their recorders as many
+as a ring holds: some ten thousand. What is further ahead would have all that is waited for given up."""
+
+MOST_BACKS: Final = 8
+"""Times that a rank may have gone back to an earlier step more often than all others: they go together."""
+
+MOST_DEFINED: Final = 2**19
+"""Series, and layouts, that one rank may bring in: a model of 100,000 parameters has as many with its optimizer."""
+
+MOST_QUANTITIES: Final = 64
+"""Quantities of all ranks together: each has a file of its own."""
+
+
+def is_global(series: Series) -> bool:
+    """Whether a series is a part of one tensor that the ranks hold together, or a replica of it."""
+    return series.quantity in {GRADIENT, PARAMETER, UPDATE} or series.is_state
+
+
+@dataclass
+class _Source:
+    """One rank's records: how its ids translate into ours, and how far it has come."""
+
+    table: SeriesTable
+    series: list[int] = field(default_factory=list)
+    layouts: list[int] = field(default_factory=list)
+    done: int = -1
+    backs: int = 0
+    newest: int = -1
+    outdated: int = 0
+    brought: int = 0
+
+
+Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
+"""A rank and how often it has gone back to an earlier step, and the series, layouts and values of its rows."""
+
+
+class Gathering:
+    """Combines rows of the same series from several ranks. Replicas, which cover the same region, count once.
+
+    With `final` only tensors that are covered whole give a row, with their whole shape; without, the parts that are
+    there are combined for the next in the tree, and their regions written down as one.
+    """
+
+    def __init__(self, rank: int, ranks: "set[int]", *, final: bool) -> None:
+        self.rank = rank
+        self.final = final
+        self.table = SeriesTable()
+        self.incomplete = 0
+        self.copies = CopiesOfRanks(self.table, judges=final)
+        self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
+        self._pending: dict[int, list[Rows]] = {}
+        self._written = -1
+        self._quantities: set[str] = set()
+
+    def define(self, rank: int, definitions: dict[str, Any]) -> None:
+        """Take the series that a rank has defined; one that defines all of them anew may number them otherwise.
+
+        Raises:
+            Nonsense: when they cannot be, or are too many.
+
+        """
+        source = self._sources.get(rank)
+        if source is None:
+            return
+        anew = definitions["series_from"] == definitions["layouts_from"] == 0 and len(source.table.series) > 0
+        table = SeriesTable() if anew else source.table
+        check_definitions(definitions, table)
+        quantities = self._quantities | {s["quantity"] for s in definitions["series"] if not s.get("scalar")}
+        most = max(len(table.series) + len(definitions["series"]), len(table.layouts) + len(definitions["layouts"]))
+        if len(quantities) > MOST_QUANTITIES or max(most, source.brought) > MOST_DEFINED:
+            raise Nonsense(f"rank {rank} defines more series, or quantities, than can be")
+        if anew:
+            source.table, source.series, source.layouts = table, [], []
+        table.define(definitions)
+        self._quantities = quantities
+
+    def use_table(self, rank: int, table: SeriesTable) -> None:
+        """Take the series of a rank whose table is at hand."""
+        self._sources[rank].table = table
+
+    def table_of(self, rank: int) -> SeriesTable:
+        """Return the series of a rank."""
+        return self._sources[rank].table
+
+    def take(self, rank: int, record: StepRecord) -> None:
+        """Take a rank's rows of a step."""
+        if self.is_outdated(rank):
+            return
+        source = self._sources[rank]
+        source.newest = record.step
+        source.done = max(source.done, record.step - 1)
+        if record.step <= self._written or not len(record):
+            return
+        self._translate(source)
+        series = np.asarray(source.series, np.int64)[record.ids]
+        wanted = series >= 0
+        layouts = np.asarray(source.layouts, np.int64)[record.layouts]
+        rows = ((rank, source.backs), series[wanted], layouts[wanted], record.values[wanted])
+        self._pending.setdefault(record.step, []).append(rows)
+
+    def take_copies(self, rank: int, step: int, copies: "Iterable[Sequence[int]]") -> None:
+        """Take copies that differ among ranks that report to another.
+
+        Raises:
+            IndexError: for a series that it has not defined.
+
+        """
+        source = self._sources[rank]
+        self._translate(source)
+        found = []
+        for key, of, fingerprint, equal_at in copies:
+            series, layout = source.series[key >> 32], source.layouts[key & 0xFFFFFFFF]
+            if series >= 0:
+                found.append((series << 32 | layout, of, fingerprint, equal_at))
+        if step > self._written:
+            self.copies.take(step, (rank, source.backs), found)
+
+    def finish(self, rank: int, step: int) -> None:
+        """Note that a rank has sent everything up to `step`; `ALL` when it is gone."""
+        if rank in self._sources:
+            self._sources[rank].done = max(self._sources[rank].done, step)
+
+    def await_again(self, rank: int) -> None:
+        """Wait for a rank that was gone and is back."""
+        if rank in self._sources:
+            self._sources[rank].done = min(self._sources[rank].done, self.settled_without(rank))
+
+    def settled_without(self, rank: int) -> int:
+        """The last step that is not waited for any more, whatever this rank sends."""
+        others = [source.done for r, source in self._sources.items() if r != rank and source.done < ALL]
+        return max(min(others, default=-1), self._written)
+
+    def is_outdated(self, rank: int) -> bool:
+        """Whether what a rank sends is from before a rollback that others have made already, and it has not."""
+        source = self._sources.get(rank)
+        return source is None or source.backs < max(s.backs for s in self._sources.values())
+
+    def leave_out(self, rank: int) -> None:
+        """Go on as if a rank had never been: what it sends makes no sense."""
+        self._sources.pop(rank, None)
+        self._drop(-1, lambda of: of[0] == rank)
+
+    def is_far_ahead(self, rank: int, step: int) -> bool:
+        """Whether a step is further ahead of all other ranks than a rank can be."""
+        others = [s.newest for r, s in self._sources.items() if r != rank and s.newest >= 0 and s.done < ALL]
+        return bool(others) and step > max(others) + FAR_AHEAD
+
+    def has_gone_back(self, rank: int, step: int) -> bool:
+        """Whether a record of an outdated rank shows that it has gone back, though its word of it was lost."""
+        source = self._sources.get(rank)
+        if source is None:
+            return False
+        source.outdated += 1
+        return step < source.newest or source.outdated > PENDING_STEPS
+
+    def go_back(self, rank: int, step: int) -> list[int]:
+        """Note that a rank begins anew with `step`, before or after others; return whose steps are forgotten.
+
+        What ranks have sent that have not gone back yet belongs to the steps of before, and meets no new ones.
+
+        Raises:
+            Nonsense: when it has gone back much more often than all others.
+
+        """
+        source = self._sources.get(rank)
+        if source is None:
+            return []
+        if source.backs - max((s.backs for s in self._sources.values() if s is not source), default=0) >= MOST_BACKS:
+            raise Nonsense(f"rank {rank} goes back again and again, and no other does")
+        source.backs += 1
+        source.done = source.newest = step - 1
+        source.outdated = 0
+        self._written = min(self._written, step - 1)
+        old = [r for r, s in self._sources.items() if s.backs < source.backs]
+        for other in (self._sources[r] for r in old):
+            if other.done < ALL:
+                other.done = min(other.done, step - 1)
+        self._drop(step, lambda of: (of[0] == rank or of[0] in old) and of[1] < source.backs)
+        return [rank, *old]
+
+    def _drop(self, step: int, is_old: Callable[[tuple[int, int]], bool]) -> None:
+        for s in [s for s in self._pending if s >= step]:
+            self._pending[s] = [rows for rows in self._pending[s] if not is_old(rows[0])]
+            if not self._pending[s]:
+                del self._pending[s]
+        self.copies.drop(step, is_old)
+
+    @property
+    def settled(self) -> int:
+        """The last step that every rank has sent, or that is not waited for any more."""
+        return max(self.done, self._written)
+
+    @property
+    def done(self) -> int:
+        """The last step that every rank has sent."""
+        return min((source.done for source in self._sources.values()), default=ALL)
+
+    def complete(self) -> Iterator[StepRecord]:
+        """Yield the records of steps that every rank has sent, in order, and of those that have waited too long."""
+        done = self.done
+        for step in sorted(self._pending):
+            if step > done and len(self._pending) <= PENDING_STEPS:
+                return
+            self._written = step
+            record = self._combine(step, self._pending.pop(step))
+            if len(record):
+                yield record
+
+    def _translate(self, source: _Source) -> None:
+        """Extend the translation of a rank's ids by what it has defined since."""
+        known = len(self.table.series) + len(self.table.layouts)
+        for series in source.table.series[len(source.series) :]:
+            source.series.append(self.table.series_id(series) if is_global(series) else -1)
+        for layout in source.table.layouts[len(source.layouts) :]:
+            source.layouts.append(self.table.layout_id(layout))
+        source.brought += len(self.table.series) + len(self.table.layouts) - known
+
+    def _combine(self, step: int, rows: list[Rows]) -> StepRecord:
+        series, layouts = (np.concatenate([r[i] for r in rows]) for i in (1, 2))
+        values = np.concatenate([r[3] for r in rows])
+        ranks = np.concatenate([np.full(len(r[1]), r[0][0]) for r in rows])
+        # Rows of one series beside each other; of those that cover the same region only the first.
+        keys = series << 32 | layouts
+        strangers, differing = self.copies.compare(step, keys, ranks, values)
+        order = np.argsort(outvoted(differing, keys, ranks), kind="stable") if differing else np.arange(len(keys))
+        first = order[np.unique(keys[order], return_index=True)[1]]
+        known = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts])
+        first = first[known[layouts[first]] & ~np.isin(series[first], strangers)]
+        series, layouts, values = series[first], layouts[first], values[first]
+        starts = np.flatnonzero(np.diff(series, prepend=-1)).astype(np.intp)
+        numel = np.asarray([x.numel for x in self.table.layouts], np.int64)[layouts]
+        ids = series[starts]
+        ratios = np.asarray([s.quantity == UPDATE for s in self.table.series], bool)[ids]
+        whole = combine(values, numel, starts, ratios)
+        alone = (np.diff(np.append(starts, len(values))) == 1) & ~ratios
+        whole[alone, VALUE] = values[starts[alone], VALUE]  # the fingerprint of the one copy that counts
+        if not self.copies.judges:
+            whole[np.isin(ids, [copies.key >> 32 for copies in differing]), VALUE] = PARTED
+        joined = [self._joined(part) for part in np.split(layouts, starts[1:])] if len(starts) else []
+        kept = np.asarray([layout is not None for layout in joined], bool)
+        self.incomplete += int(np.count_nonzero(~kept))
+        found = [self.table.layout_id(layout) for layout in joined if layout is not None]
+        return StepRecord(
+            step,
+            self.rank,
+            ids[kept].astype(np.int32),
+            np.asarray(found, np.int32),
+            whole[kept],
+            time=time.time(),
+        )
+
+    def _joined(self, parts: npt.NDArray[np.int64]) -> Layout | None:
+        """Return the layout of what parts of one tensor make together; None when they are not the whole."""
+        layouts: list[Layout] = [self.table.layouts[i] for i in parts.tolist()]
+        first = layouts[0]
+        shape = first.whole if first.whole is not None else first.shape
+        numel = sum(x.numel for x in layouts)
+        if numel == math.prod(shape) and len({x.dtype for x in layouts}) == 1:
+            return Layout(shape, first.dtype, numel)
+        if self.final:
+            return None
+        regions = ";".join(sorted(x.region for x in layouts))
+        return first if len(layouts) == 1 else replace(first, numel=numel, region=_short(regions))
+
+
+def _short(regions: str) -> str:
+    return f"#{hashlib.blake2b(regions.encode(), digest_size=12).hexdigest()}"

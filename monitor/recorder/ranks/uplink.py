@@ -1,0 +1,84 @@
+"""What a recorder sends up the tree: kept, within bounds, while its parent is not there."""
+
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.monitor.recorder.ranks import framing
+from trainsentry.monitor.recorder.ranks.network import Network
+from trainsentry.monitor.recorder.ranks.peer_messages import DEFINE
+
+DEFINED_AT_ONCE: Final = 5_000
+"""Series told of in one message: some million bytes; names may be ten times as long."""
+
+
+class ToParent:
+    """Sends records and messages in their order; series and layouts are defined anew for each parent.
+
+    `greet` is called when a parent has come and has been sent what was kept: a question must not overtake that.
+    """
+
+    def __init__(self, net: Network, greet: Callable[[], None]) -> None:
+        self.network = net
+        self._greet = greet
+        self._sent = (0, 0)
+        self._waiting: deque[tuple[SeriesTable, StepRecord] | dict[str, Any]] = deque()
+        self._waiting_bytes = 0
+        self._connected = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is kept."""
+        return bool(self._waiting)
+
+    def note_connection(self) -> None:
+        """Send what was kept to a parent that has come; drop it for one that will not."""
+        connected = self.network.parent is not None
+        if connected and not self._connected:
+            self._connected, self._sent = True, (0, 0)
+            waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+            for what in waiting:
+                if isinstance(what, dict):
+                    self.message(what)
+                else:
+                    self.record(*what)
+            self._greet()
+        elif self.network.lost_parent:
+            self._waiting.clear()
+        self._connected = connected
+
+    def record(self, table: SeriesTable, record: StepRecord) -> None:
+        """Send a record whose series and layouts are those of `table`."""
+        self.note_connection()  # what was kept goes first
+        if self.network.parent is None:
+            self._keep((table, record), record.nbytes)
+            return
+        self._define(table)
+        for part in record.parts(framing.LARGEST[framing.RECORD]):
+            self.network.send_up(framing.RECORD, b"".join(part.encode()))
+
+    def _define(self, table: SeriesTable) -> None:
+        """Tell the parent of the series and layouts that it does not know yet."""
+        series, layouts = self._sent
+        while len(table.series) > series or len(table.layouts) > layouts:
+            self.network.tell_parent({"type": DEFINE, **table.definitions(series, layouts, DEFINED_AT_ONCE)})
+            series = min(series + DEFINED_AT_ONCE, len(table.series))
+            layouts = min(layouts + DEFINED_AT_ONCE, len(table.layouts))
+        self._sent = (series, layouts)
+
+    def message(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        self.note_connection()
+        if self.network.parent is None:
+            self._keep(message, len(json.dumps(message)))
+        else:
+            self.network.tell_parent(message)
+
+    def _keep(self, what: tuple[SeriesTable, StepRecord] | dict[str, Any], size: int) -> None:
+        """Keep what is for a parent that is not there yet; the trainer is told when it never comes."""
+        if not self.network.lost_parent and self._waiting_bytes + size <= framing.MOST_UNSENT:
+            self._waiting.append(what)
+            self._waiting_bytes += size

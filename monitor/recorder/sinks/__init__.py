@@ -1,0 +1,1 @@
+"""What the recorder writes to, each in a thread of its own, with its gaps."""

@@ -1,0 +1,150 @@
+"""The monitor's cost in a run: measured at each boundary, and kept inside the budget where there is one."""
+
+import math
+import statistics
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.settings import COMMUNICATION, PARTS
+from trainsentry.monitor.recorder.sinks.gaps import sentence_of
+from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.trainer.budget import Budget
+
+RECENT_STEPS: Final = 50
+"""Steps of the recent share: a few cycles of the default sampling, so that it is neither jumpy nor stale."""
+
+
+class Cost:
+    """Measures each step: wall time, host time in hooks and at boundaries, and what part of it each collector took.
+
+    Shares are of the time the training takes by itself: added ÷ (wall − added).
+    """
+
+    def __init__(self, guard: Guard, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.guard = guard
+        self.steps = 0
+        self.wall = 0.0
+        self.added = 0.0
+        self._clock = clock
+        self._last: float | None = None
+        self._spent = 0.0
+        self._by_part: Counter[str] = Counter()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
+
+    def end_step(self) -> "tuple[float, float, dict[str, float]] | None":
+        """Close a step; return its seconds without the monitor, those added, and those of each part.
+
+        The first step begins at an unknown time and gives None.
+        """
+        now, spent = self._clock(), self.guard.spent_ns_so_far() / 1e9
+        by_part = {part: ns / 1e9 for part, ns in self.guard.spent_by.items()}
+        last, self._last = self._last, now
+        added, self._spent = spent - self._spent, spent
+        parts = {part: seconds - self._by_part[part] for part, seconds in by_part.items()}
+        self._by_part.update(parts)
+        if last is None:
+            return None
+        self.steps += 1
+        self.wall += now - last
+        self.added += added
+        bare = max(now - last - added, 1e-9)
+        self._recent.append((bare, added))
+        return bare, added, parts
+
+    @property
+    def share(self) -> float:
+        """Added time of the whole run as a share of the training's own."""
+        return self.added / max(self.wall - self.added, 1e-9)
+
+    @property
+    def recent_share(self) -> float:
+        """The same over the last steps; a step that took long (an evaluation, a checkpoint) counts as a usual one."""
+        if not self._recent:
+            return 0.0
+        usual = statistics.median(bare for bare, _ in self._recent)
+        return statistics.fmean(added for _, added in self._recent) / usual
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `status.json` says about the cost. Seconds are of host time in the training process."""
+        return {
+            "host_seconds": self.added,
+            "seconds_a_step": self.added / max(self.steps, 1),
+            "share": self.share,
+            "recent_share": self.recent_share,
+        }
+
+
+PART: Final = "overhead budget"
+
+DECIDE_EVERY: Final = 5
+"""Steps between two decisions: a function of the step's number, so that all ranks decide together."""
+
+
+class Overhead:
+    """Measures steps and stretches the schedule; on several ranks `common` makes the decision that of all."""
+
+    def __init__(self, guard: Guard, schedule: Schedule, share: float | None) -> None:
+        self.guard = guard
+        self.schedule = schedule
+        self.cost = Cost(guard)
+        self.budget = Budget(share, schedule.every) if share is not None else None
+
+    def end_step(self, plan: frozenset[str]) -> None:
+        """Close a step, in which `plan` was collected."""
+        measured = self.cost.end_step()
+        if self.budget is not None and measured is not None:
+            self.budget.note(plan, *measured)
+
+    def costs(self, step: int) -> tuple[float, ...]:
+        """Return what was measured, at the end of a step where all ranks decide; of all ranks the greatest count."""
+        if self.budget is None or step % DECIDE_EVERY:
+            return ()
+        bare, *costs = self.budget.measured()
+        return (-bare, *costs)
+
+    def decide(self, costs: Sequence[float]) -> bool:
+        """Decide by costs that are known to all ranks; return whether sampling changes from the coming step on."""
+        if self.budget is None or not costs or not math.isfinite(costs[0]):
+            return False
+        if not self.guard.run(PART, self.budget.decide, [-costs[0], *costs[1:]]):
+            return False
+        self.schedule.stretch = self.budget.stretch
+        return True
+
+    def sampling(self, step: int) -> dict[str, Any]:
+        """Return the line of `sampling.jsonl` that says how is sampled from `step` on."""
+        return {"step": step, "every": self.schedule.stretched, "recent_share": self.cost.recent_share}
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `status.json` says: seconds, shares, and the budget."""
+        budget = self.budget.share if self.budget is not None else None
+        seconds = {
+            part: self.guard.spent_by[part] / 1e9 for part in (*PARTS, COMMUNICATION) if part in self.guard.spent_by
+        }
+        seconds["everything else"] = self.cost.added - sum(seconds.values())
+        return {**self.cost.summary(), "seconds_by_part": seconds, "budget": budget}
+
+    def tell_at_end(
+        self,
+        output_dir: str,
+        incidents: int,
+        gaps: Sequence[Mapping[str, Any]] = (),
+        nothing_written: str | None = None,
+    ) -> None:
+        """Say in one line, where people look as a run ends, what was watched, what it cost, and what is missing."""
+        if not self.cost.steps:
+            return
+        where = f"Records are in {output_dir}"
+        if nothing_written is not None:
+            where = f"Nothing could be written to {output_dir}: {nothing_written}"
+        elif gaps:
+            where += f", but not all: {sentence_of(gaps)}"
+        sys.stderr.write(
+            f"trainsentry: {self.cost.steps + 1} steps watched, {incidents} incidents; the monitor added "
+            f"{1e3 * self.cost.added / self.cost.steps:.2f} ms a step, {self.cost.share:.2%} of the training's own "
+            f"time. {where}\n"
+        )

@@ -1,0 +1,317 @@
+"""The training process's side of a step: collect, judge what must be judged at once, hand over, go on."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from trainsentry.anomaly.pre_update_check import FirstSight
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import (
+    COMMUNICATION_ORDER,
+    COMMUNICATION_SECONDS,
+    FOUND_INF,
+    SKIPPED,
+    STEP_SECONDS,
+    SeriesTable,
+)
+from trainsentry.collectors.settings import COMMUNICATION
+from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.ranks.consensus import CommonDecisions, Wishes
+from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.recorder.sinks.known_gaps import RING
+from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.step_end import StepEnd, checked_micro_steps
+from trainsentry.monitor.trainer.counters import TrainerCounters
+from trainsentry.monitor.trainer.outbox import HandOver
+from trainsentry.monitor.trainer.overhead import Overhead
+from trainsentry.monitor.trainer.same_step import SameStep
+from trainsentry.monitor.trainer.scalar_log import ScalarLog
+from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
+from trainsentry.monitor.trainer.triggers import OverflowLimit, Triggers
+
+PART: Final = "step boundary"
+
+
+class StepLoop:
+    """Follows the steps of the watched optimizers, and does at each boundary what has to be done there.
+
+    It is the `StepListener` of the collectors. `watch` is the framework's watched model.
+    """
+
+    def __init__(
+        self,
+        config: MonitorConfig,
+        watch: Any,
+        table: SeriesTable,
+        link: RecorderLink,
+        guard: Guard,
+        triggers: Triggers,
+        schedule: Schedule,
+        overhead: Overhead,
+        common: CommonDecisions | None,
+        *,
+        rank: int,
+        start_step: int,
+        same_step: bool,
+    ) -> None:
+        self.watch = watch
+        self.table = table
+        self.link = link
+        self.guard = guard
+        self.triggers = triggers
+        self.schedule = schedule
+        self.overhead = overhead
+        self.common = common
+        self.rank = rank
+        self.step = start_step
+        self.same_step = same_step
+        self.first_sight = FirstSight(table)
+        self.overflow = self.first_sight.overflow
+        nums = config.overflow_check.overflow_nums if config.overflow_check else -1
+        self.limit = OverflowLimit(self.overflow, nums, triggers)
+        self.records = HandOver(link, table, rank, keep_bytes=config.ring_size)
+        self.steps = 0
+        self.skipped_steps = 0
+        self.grad_acc_steps: int | None = None
+        self._look = SameStep(self, config)
+        self.order = 0
+        self.skipped = False
+        self.updated = False
+        self._end = StepEnd(())
+        self._plan: frozenset[str] = frozenset()
+        self.scalars = ScalarLog(watch, guard)
+        self._scale_noted = False
+        self.counters = TrainerCounters(self)
+        self._closure = False
+        self._began: float | None = None
+        self._shut = False
+        self.ends_elsewhere = False
+
+    def go_to(self, step: int) -> None:
+        """Go on from another step, as after a checkpoint was loaded: nothing that was agreed on before holds."""
+        self.guard.run(PART, lambda: self.publish(wait=True))
+        self.watch.rows.drop()
+        self._end = StepEnd(id(o) for o in self.watch.optimizers)
+        self._begin_step()
+        self.step = step
+        self._look.go_back()
+        self.overflow.go_back()
+        self.triggers.go_back()
+        self.guard.run(PART, self._open)
+
+    # ------------------------------------------------------------------ what the collectors tell
+
+    def begin(self) -> None:
+        """Start (anew) after models were added: wait for all optimizers, open the current step."""
+        self._end = StepEnd(id(o) for o in self.watch.optimizers)
+        self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))
+        self._run(self._open)
+
+    def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
+        """Collect what the update works with; judge it before the update where `same_step` asks for that."""
+        self._run(self._before, optimizer, has_closure)
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """Collect what the update did; end the step with the last optimizer."""
+        self._run(self._after, optimizer)
+        self._stepped(optimizer)
+
+    def after_part(self, optimizer: Any) -> None:
+        """Collect what the update of a part of an optimizer's parameters did."""
+        self._run(self.watch.after_part, optimizer)
+
+    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
+        """Take the loss scale along, once a step."""
+        self._run(self._note_scale, scaler)
+
+    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
+        """Record a step that the loss scaler skipped."""
+        self._run(self._skip, optimizer)
+        self._stepped(optimizer)
+
+    def update_refused(self, optimizer: Any) -> None:
+        """Record a step whose update did not happen, though no loss scale is sought."""
+        self._run(self._refused, optimizer)
+        self._stepped(optimizer)
+
+    def boundary(self) -> None:
+        """End a step that has no optimizer, or whose end is told by somebody else than its optimizers."""
+        if self.guard.held:  # nothing happens now but the recording of a graph
+            return
+        if not self.updated:
+            self._run(self._without_optimizer)
+        self._end_step()
+
+    def log(self, scalars: dict[str, Any]) -> None:
+        """Take scalars; the second value of a name within a step belongs to the second micro-step."""
+        self.guard.run("log", self.scalars.take, scalars)
+
+    def _run(self, function: Callable[..., None], *args: Any) -> None:
+        """Run a part of the boundary; when it fails, nothing of the monitor stays attached to the model."""
+        self.guard.run(PART, function, *args)
+        if PART in self.guard.disabled and not self._shut and self.guard.in_training_process:
+            self._shut = True
+            # With other ranks the steps go on being counted: they decide and stop together.
+            self.guard.run("close", self.watch.close if self.common is None else self.watch.stop_reading)
+
+    # ------------------------------------------------------------------ a step
+
+    def _before(self, optimizer: Any, has_closure: bool) -> None:
+        found_inf = getattr(optimizer, FOUND_INF, None)
+        if found_inf is not None and self.schedule.plan(self.step):
+            self.watch.log(FOUND_INF, found_inf, 0)
+        self._closure = has_closure
+        self.watch.before_update(optimizer, gradients_ready=not has_closure)
+        self._dump_before_update()
+        if not has_closure:
+            self._look.judge()
+
+    def _after(self, optimizer: Any) -> None:
+        self.watch.after_update(optimizer, gradients_ready=self._closure)
+
+    def _skip(self, optimizer: Any) -> None:
+        if not self.skipped and self.schedule.plan(self.step):
+            self.watch.log(SKIPPED, 1.0, 0)
+        self.skipped = True
+        self._refused(optimizer)
+
+    def _refused(self, optimizer: Any) -> None:
+        self.watch.skipped(optimizer)
+        self._dump_before_update()
+        self._look.judge()
+
+    def _without_optimizer(self) -> None:
+        self.watch.without_optimizer()
+        self._dump_before_update()
+        self._look.judge()
+
+    def _dump_before_update(self) -> None:
+        """Complete the step's dump, if there is one.
+
+        Raises:
+            TrainingStopped: when a stop has waited for the dump.
+
+        """
+        self._dump(lambda dump: dump.before_update(self.step))
+        self.triggers.dump_taken(self.step)
+        if self.triggers.stop is not None and self.triggers.stop_before_update:
+            self._look.stop_before_update()
+
+    def _note_scale(self, scaler: Any) -> None:
+        if not self._scale_noted and self.schedule.plan(self.step):
+            self._scale_noted = True
+            self.watch.note_loss_scale(scaler)
+
+    def _stepped(self, optimizer: Any) -> None:
+        self.updated = True
+        if self._end.stepped(id(optimizer)) and not self.ends_elsewhere:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """Close the step, decide with the other ranks, and open the next, whether or not our parts still work.
+
+        Raises:
+            TrainingStopped: when a stop was asked for.
+
+        """
+        self._run(self._close)
+        step, self.step = self.step, self.step + 1
+        agreed = None
+        if self.common is not None:
+            working = PART not in self.guard.disabled
+            wishes = self.triggers.wishes(self.step, self.overhead.costs(step)) if working else Wishes()
+            agreed = self.common.at_boundary(step, wishes)
+        self._run(self._begin, agreed)
+        if self.common is None:
+            self.triggers.raise_stop()
+        elif agreed is not None and agreed.stop:
+            raise self.common.stop_together(step, self.triggers.take_stop())
+
+    def _close(self) -> None:
+        """Close the step's rows, hand over what has arrived, and hear of what was found."""
+        self._note_times()
+        self.watch.end_step()
+        if self.guard.interrupted is not None:
+            self._drop_open_step()
+        rows, record = self._look.seen
+        if rows and rows == len(self.watch.rows):  # the update has added nothing to what was judged before it
+            self.watch.rows.drop()
+            self.records.await_record(record)
+        elif len(self.watch.rows):
+            pending = self.watch.take()
+            self.records.await_rows(pending, self.step, self.order, skipped=self.skipped, judged=self._look.judged)
+        if not self.skipped:
+            self.grad_acc_steps = checked_micro_steps(self.grad_acc_steps, self.watch.micro_steps, self.step)
+        self._dump(lambda dump: dump.end_step())
+        self.publish()
+        self.overhead.end_step(self._plan)
+        self.steps += 1
+        self.triggers.hear(self.link.poll())
+
+    def _drop_open_step(self) -> None:
+        """Leave out a step that was interrupted inside the monitor: rows are missing, or are there twice."""
+        reason, self.guard.interrupted = f"{self.guard.interrupted} inside the monitor", None
+        self.watch.rows.drop()
+        self._look.begin_step()
+        self._note_gap(self.step, reason)
+
+    def _note_gap(self, step: int, reason: str) -> None:
+        self.link.send(messages.GAP, gap={"sink": RING, "first_step": step, "last_step": step, "reason": reason})
+
+    def _note_times(self) -> None:
+        """With several ranks, record what was called, how long the step took, and how much of it was waiting."""
+        began, self._began = self._began, time.perf_counter()
+        order = self.watch.take_call_order()
+        if order is not None and self._plan:
+            self.watch.log(COMMUNICATION_ORDER, float(order), 0)
+        waited = self.watch.seconds_waited
+        if waited is not None and began is not None and COMMUNICATION in self._plan:
+            self.watch.log(STEP_SECONDS, self._began - began, 0)
+            self.watch.log(COMMUNICATION_SECONDS, waited, 0)
+
+    def _begin(self, agreed: Wishes | None) -> None:
+        """Grant requests and open the next step."""
+        self._begin_step()
+        if self.common is None:
+            self.triggers.grant(self.step)
+        elif agreed is not None:
+            self.triggers.grant_agreed(agreed, self.step)
+        costs = self.overhead.costs(self.step - 1) if self.common is None else agreed.costs if agreed else ()
+        if self.overhead.decide(costs):
+            self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))
+        self.counters.tell_now_and_then()
+        self._open()
+        self._dump(lambda dump: dump.open_step(self.step))
+
+    def _begin_step(self) -> None:
+        self.order, self.skipped, self._scale_noted, self.updated = 0, False, False, False
+        self._look.begin_step()
+        self.scalars.end_step()
+
+    def _open(self) -> None:
+        self._plan = self.schedule.plan(self.step)
+        self.watch.open_step(self._plan)
+
+    def doing(self) -> dict[str, Any]:
+        """Return what this rank is doing: its step, the collective it waits in, and those that are open."""
+        return {"step": self.step, **self.watch.doing()}
+
+    def publish(self, *, wait: bool = False) -> None:
+        """Hand over the records whose rows have arrived; with `wait`, all of them."""
+        for record, judged in self.records.arrived(wait=wait):
+            if not judged and self.overflow.judge(record) is not None:
+                self.limit.check(self.step)
+            self.skipped_steps += record.skipped
+            try:
+                self.records.hand_over(record)
+            except KeyboardInterrupt as error:
+                self._note_gap(record.step, f"{type(error).__name__} inside the monitor")
+                raise
+
+    def _dump(self, action: Callable[[Any], None]) -> None:
+        if self.triggers.dump is not None:
+            self.guard.run(DUMP, action, self.triggers.dump)
+            if DUMP in self.guard.disabled:
+                self.triggers.dump.abandon()
+                self.triggers.dump = None

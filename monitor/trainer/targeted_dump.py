@@ -1,0 +1,258 @@
+"""Writes the suspects' tensors to disk, within a byte budget and no more often than the cool-down allows."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trainsentry.anomaly.dumps.dump_comparison import EQUAL, compare_dumps
+from trainsentry.anomaly.incident import Incident
+from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
+from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump
+from trainsentry.monitor.config.schema import Dump
+
+PART: Final = "dump"
+
+OVERFLOWS: Final = frozenset({"nonfinite", "overflow"})
+"""Kinds of incidents that set off an overflow check."""
+
+
+class TargetedDump:
+    """Dumps the tensors of an incident's suspects.
+
+    Weights, gradients and optimizer state are taken before an update, activations and their gradients as they pass.
+    With `now` the step that is under way is dumped, whose activations are gone; with `arm` whole later steps.
+    `capture` and `save` come from the framework's collectors.
+    """
+
+    def __init__(
+        self,
+        settings: Dump,
+        directory: Path,
+        *,
+        rank: int,
+        capture: Any,
+        optimizers: Sequence[Any],
+        save: Any,
+        quota: int,
+        done: Callable[[int, str], None],
+        replay: Any = None,
+        overflow_check: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.directory = directory
+        self.rank = rank
+        self.capture = capture
+        self.optimizers = optimizers
+        self.save = save
+        self.quota = quota
+        self.done = done
+        self.replay = replay
+        self.overflow_check = overflow_check
+        self._check: tuple[StepDump, Any] | None = None
+        self.total_bytes = 0
+        self._last_step: int | None = None
+        self._budget = 0
+        self._incident: Incident | None = None
+        self._until = -1
+        self._folder: StepDump | None = None
+        self._step = -1
+        self._tensors = 0
+        self._left_out: list[str] = []
+        self._held: dict[str, dict[str, Any]] = {}
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step that will be dumped, or None when nothing is armed."""
+        return None if self._incident is None or self._until < 0 else self._until - 1
+
+    def allows(self, step: int) -> bool:
+        """Whether a new dump may begin at `step`."""
+        if self.total_bytes >= self.quota or self._incident is not None:
+            return False
+        return self._last_step is None or step - self._last_step >= self.settings.cooldown_steps
+
+    def now(self, incident: Incident, step: int) -> None:
+        """Dump what the step under way still holds: weights, gradients, optimizer state."""
+        self._begin(incident, step)
+        self._folder = self._open(step)
+        self._take_held()
+        self._write()
+
+    def arm(self, incident: Incident, step: int) -> None:
+        """Dump the whole steps that begin with `step`, which is opened next."""
+        if self._incident is None:
+            self._begin(incident, step)
+        self._until = step + self.settings.steps
+
+    def open_step(self, step: int) -> None:
+        """Watch the suspects' modules through the coming step, if it is to be dumped."""
+        self.capture.close()
+        if self._incident is None:
+            return
+        if step >= self._until:
+            self._incident = None
+            return
+        self._folder = self._open(step)
+        self.capture.attach(self._modules(), self._folder, self._may_save)
+        if self.overflow_check and self._incident.kind in OVERFLOWS:
+            folder = self.directory.parent / "overflow" / f"step{step}" / f"rank{self.rank}"
+            head = {**self._head(folder, step), "task": "overflow_check", "dump_data_dir": None}
+            checked = StepDump(folder, head)
+            self._check = (checked, self.capture.check_overflow(checked))
+
+    def before_update(self, step: int) -> None:
+        """Add weights, gradients and optimizer state to the dump of the step, if there is one."""
+        if self._folder is not None and self._step == step:
+            self._take_held()
+
+    def end_step(self) -> None:
+        """Write the dump of the step that has ended, if there is one."""
+        self.capture.close()
+        if self._folder is not None:
+            self._write()
+        self._end_check()
+
+    def abandon(self) -> None:
+        """Give up the dump under way: remove its hooks, keep what is written."""
+        folder, self._folder, self._incident = self._folder, None, None
+        self.capture.close()
+        check, self._check = self._check, None
+        for dump in (folder, check[0] if check is not None else None):
+            if dump is not None:
+                dump.close()
+
+    def go_back(self) -> None:
+        """Give up what is armed; the next dump need not keep a distance to the last."""
+        self.abandon()
+        self._last_step = None
+
+    def _end_check(self) -> None:
+        """Write what the overflow check of the step has found."""
+        check, self._check = self._check, None
+        if check is None:
+            return
+        folder, task = check
+        calls, first, _ = task.take_counts()
+        if not calls:
+            folder.discard()
+            return
+        folder.close()
+        where = folder.directory.relative_to(self.directory.parent)
+        if self._incident is not None:
+            self.done(self._incident.id, f"overflow check: {where} ({calls} overflowing calls, the first {first})")
+
+    def _begin(self, incident: Incident, step: int) -> None:
+        self._incident = incident
+        self._last_step = step
+        self._budget = min(self.settings.max_bytes, self.quota - self.total_bytes)
+        if self.replay is not None:
+            self.done(incident.id, f"replay: {self._run_again(step)}")
+
+    def _run_again(self, step: int) -> str:
+        """Run the last forward pass twice; return whether the results were equal, and where they lie."""
+        folders = [self.directory / f"step{step}" / f"rank{self.rank}" / f"replay{i}" for i in range(2)]
+        writers = [StepDump(folder, self._head(folder, step)) for folder in folders]
+        try:
+            outcome = self.replay.run(self._modules(), writers)
+        except Exception as error:  # noqa: BLE001 - the user's forward pass, run once more than it was meant to
+            outcome = f"failed: {type(error).__name__}: {error}"
+        if outcome != "done" or not all(writer.names for writer in writers):
+            for writer in writers:
+                writer.discard()
+            return outcome if outcome != "done" else "not done: the suspects take no part in the forward pass"
+        for writer in writers:
+            writer.close()
+        self.total_bytes += sum(f.stat().st_size for folder in folders for f in folder.rglob("*") if f.is_file())
+        return verdict_on_replays(*(read_dumps(folder)[0] for folder in folders))
+
+    def _open(self, step: int) -> StepDump:
+        assert self._incident is not None
+        self._step, self._tensors, self._left_out, self._held = step, 0, [], {}
+        directory = self.directory / f"step{step}" / f"rank{self.rank}"
+        return StepDump(directory, self._head(directory, step))
+
+    def _head(self, directory: Path, step: int) -> dict[str, Any]:
+        """Return what a dump begins with."""
+        assert self._incident is not None
+        return {
+            "task": "tensor",
+            "level": "mix",
+            "framework": self.capture.framework,
+            "step": step,
+            "moment": "before_update",
+            "incident": self._incident.id,
+            "dump_data_dir": str(directory / TENSORS),
+        }
+
+    def _take_held(self) -> None:
+        for module in self._modules():
+            for piece in self.capture.held({module}, self.optimizers):
+                self._keep(piece)
+
+    def _modules(self) -> list[str]:
+        """Return the suspects' modules, the first suspect's first."""
+        assert self._incident is not None
+        return list(dict.fromkeys(s.module for s in self._incident.suspects if not s.is_scalar))
+
+    def _keep(self, piece: Any) -> None:
+        """Save one tensor that the step holds, unless it is there already or the budget is spent."""
+        folder = self._folder
+        if folder is None or piece.entry in folder.names:
+            return
+        name = piece.stem + self.save.SUFFIX
+        if not self._may_save(name, piece.tensor):
+            return
+        path = folder.tensor_path(name)
+        self.save.save_tensor(piece.tensor, path)
+        described = {**self.capture.describe(piece.tensor), "data_name": path.name}
+        entry = self._held.setdefault(piece.entry, {})
+        if piece.group == "parameters":
+            if not entry:
+                entry.update(input_args=[], input_kwargs={}, output=[], parameters={})
+            entry["parameters"][piece.key] = described
+        else:
+            entry.setdefault(piece.key, []).append(described)
+
+    def _may_save(self, name: str, tensor: Any) -> bool:
+        """Take a tensor's size from the budget; where that is spent, note what was left out."""
+        size = self.save.stored_bytes(tensor)
+        if size > self._budget:
+            self._left_out.append(name)
+            return False
+        self._budget -= size
+        self.total_bytes += size
+        self._tensors += 1
+        return True
+
+    def _write(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is None or self._incident is None:
+            return
+        for name, content in self._held.items():
+            folder.entry(name, content)
+        if not folder.names:
+            folder.discard()
+            return
+        folder.close({"holds": sorted({_kind(name) for name in folder.names}), "left_out": self._left_out})
+        where = folder.directory.relative_to(self.directory.parent)
+        self.done(self._incident.id, f"dump: {where} ({self._tensors} tensors)")
+
+
+def verdict_on_replays(a: RankDump, b: RankDump) -> str:
+    """Return what two runs of one forward pass say: equal results come of data or numerics, others of the device."""
+    for row in compare_dumps(a, b, {}):
+        if row.status != EQUAL:
+            return (
+                f"two runs of the same forward pass part at {row.call} ({row.place}): the device, or an operation that "
+                f"is not deterministic; {a.directory} and {b.directory}"
+            )
+    return (
+        f"two runs of the same forward pass are equal to the bit: it comes of data or numerics, not of the device; "
+        f"{a.directory}"
+    )
+
+
+def _kind(name: str) -> str:
+    """Return what kind of tensors an entry holds: `forward`, `backward`, `parameters_grad` or `optimizer_state`."""
+    parts = name.rsplit(".", 2)
+    return parts[-1] if parts[-1] in {"forward", "backward"} else parts[-2]
