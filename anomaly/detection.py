@@ -8,12 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.anomaly.baselines.common_changes import Soft
+from trainsentry.anomaly.baselines.common_changes import ScoredRecord
 from trainsentry.anomaly.baselines.false_alarms import Allowed, Surprises, Verdict
 from trainsentry.anomaly.baselines.known_changes import KnownChanges
 from trainsentry.anomaly.baselines.late_scalars import LateScalars
 from trainsentry.anomaly.baselines.row_scores import OUTLIER
-from trainsentry.anomaly.baselines.scoring import SoftRule
+from trainsentry.anomaly.baselines.scoring import Scoring
 from trainsentry.anomaly.evidence import Evidence
 from trainsentry.anomaly.features import Floats
 from trainsentry.anomaly.finding import Finding
@@ -22,14 +22,14 @@ from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
 from trainsentry.anomaly.rules.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.rules.frozen import FrozenRule
-from trainsentry.anomaly.rules.layer_outliers import SiblingRule
-from trainsentry.anomaly.rules.lost_state import MissingStateRule
+from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
+from trainsentry.anomaly.rules.lost_state import LostStateRule
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.repeated_data import RepeatedDataRule
 from trainsentry.anomaly.rules.state_reset import StateResetRule
 from trainsentry.anomaly.rules.switches import SwitchRule
 from trainsentry.anomaly.rules.user_detectors import load_detectors
-from trainsentry.anomaly.rules.weight_continuity import ContinuityRule
+from trainsentry.anomaly.rules.weight_continuity import WeightContinuityRule
 from trainsentry.anomaly.series_facts import Mask, SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series, SeriesTable
@@ -78,7 +78,7 @@ class Detection:
         self.table = table
         self.allowed = allowed or Allowed()
         self.facts = SeriesFacts(table)
-        self.soft = SoftRule(table)
+        self.soft = Scoring(table)
         self._nonfinite = NonfiniteRule(self.facts)
         self._edge = DtypeEdgeRule(self.facts)
         self._rules: list[Detector] = [
@@ -93,9 +93,9 @@ class Detection:
             *own,
         ]
         self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
-        self._siblings, self._batches = SiblingRule(table), RepeatedDataRule(table)
-        self._continuity, self._constant = ContinuityRule(table), ConstantDataRule(table)
-        self._missing = MissingStateRule(table)
+        self._siblings, self._batches = LayerOutlierRule(table), RepeatedDataRule(table)
+        self._continuity, self._constant = WeightContinuityRule(table), ConstantDataRule(table)
+        self._missing = LostStateRule(table)
         self._known = KnownChanges(table)
         self._late = LateScalars(self.facts)
         self._provenance = Provenance(table, self._late)
@@ -105,7 +105,7 @@ class Detection:
         self._numel: Floats = np.zeros(0)
         self._records = 0
         self._candidates: deque[list[Anomaly]] = deque(maxlen=LOOK_BACK)
-        self._pending: deque[tuple[Any, Soft, Mask, Surprises, list[float]]] = deque()
+        self._pending: deque[tuple[Any, ScoredRecord, Mask, Surprises, list[float]]] = deque()
 
     def judge(self, record: StepRecord) -> list[Anomaly]:
         """Return the anomalies of a record and learn from the rows that have none.
@@ -152,7 +152,7 @@ class Detection:
         return found
 
     def _note_candidates(
-        self, record: StepRecord, evidence: Evidence, common: list[Finding], soft: Soft, rows: Mask
+        self, record: StepRecord, evidence: Evidence, common: list[Finding], soft: ScoredRecord, rows: Mask
     ) -> None:
         """Keep what is odd, in case that an alarm follows."""
         far = (soft.score >= OUTLIER) & (soft.p <= ALARM_P)
@@ -164,7 +164,7 @@ class Detection:
 
     # ------------------------------------------------------------------ soft evidence
 
-    def _judge_softly(self, record: StepRecord, judged: Mask) -> tuple[Soft, Verdict, Floats]:
+    def _judge_softly(self, record: StepRecord, judged: Mask) -> tuple[ScoredRecord, Verdict, Floats]:
         numel = self._known.numel(record)
         finite = self._known.finite_columns(record)
         divisor = self._known.divisors(record)
@@ -181,12 +181,12 @@ class Detection:
         key = ",".join(self.soft.kinds.names[number] for number, _ in self.soft.rows.of(record.ids).groups)
         return self._surprises.setdefault(key, Surprises())
 
-    def _scalars(self, soft: Soft, record: StepRecord) -> Mask:
+    def _scalars(self, soft: ScoredRecord, record: StepRecord) -> Mask:
         """Return the scalars that are odd: one number a step tells less than a tensor's, and explains more."""
         odd: Mask = self.facts.scalar[record.where] & (soft.score >= LEAST_OF_SCALARS)
         return odd
 
-    def _listed(self, soft: Soft, verdict: Verdict, judged: Mask, record: StepRecord) -> Mask:
+    def _listed(self, soft: ScoredRecord, verdict: Verdict, judged: Mask, record: StepRecord) -> Mask:
         step = record.step
         p = np.minimum(soft.p, soft.drift_p)
         flagged: Mask = judged & self._scalars(soft, record) & (p <= FLAG_P)
@@ -206,7 +206,7 @@ class Detection:
         listed: Mask = flagged | (judged & (p <= limit) & far)
         return listed
 
-    def _learn(self, record: StepRecord, soft: Soft, verdict: Verdict, wrong: Mask, judged: Mask) -> None:
+    def _learn(self, record: StepRecord, soft: ScoredRecord, verdict: Verdict, wrong: Mask, judged: Mask) -> None:
         ids = record.ids
         is_number, finite = record.columns[NANS] == 0, record.columns[INFS] == 0
         healthy = ~wrong & is_number & (finite | self._nonfinite.is_usual(record)) & ~self._late.excused(record)
@@ -233,7 +233,7 @@ class Detection:
 
     # ------------------------------------------------------------------ from findings to anomalies
 
-    def _place(self, record: StepRecord, findings: list[Finding], soft: Soft, wrong: Mask) -> list[Anomaly]:
+    def _place(self, record: StepRecord, findings: list[Finding], soft: ScoredRecord, wrong: Mask) -> list[Anomaly]:
         if not findings:
             return []
         abnormal = wrong | (soft.score >= LEAST_SCORE) | (soft.drift > 0) | self._scalars(soft, record)

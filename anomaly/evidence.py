@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from trainsentry.anomaly.anomaly import DEAD, DRIFT, NONFINITE, OVERFLOW, SHIFT, SPIKE, UNDERFLOW, UPDATE_SIZE
-from trainsentry.anomaly.baselines.common_changes import LEAST_COMMON, Soft
-from trainsentry.anomaly.baselines.series_groups import Kinds
+from trainsentry.anomaly.baselines.common_changes import LEAST_COMMON, ScoredRecord
+from trainsentry.anomaly.baselines.series_groups import SeriesGroups
 from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, SIZES, ZEROS_FEATURE, Floats, in_words
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules import dtype_edge, nonfinite
@@ -33,7 +33,13 @@ class Evidence:
     """The evidence of one record."""
 
     def __init__(
-        self, record: StepRecord, series: Sequence[Series], soft: Soft, numel: Floats, divisor: Floats, scalar: Any
+        self,
+        record: StepRecord,
+        series: Sequence[Series],
+        soft: ScoredRecord,
+        numel: Floats,
+        divisor: Floats,
+        scalar: Any,
     ) -> None:
         self.record = record
         self.series = series
@@ -82,7 +88,7 @@ class Evidence:
             return DEAD
         return SHIFT if in_a_row >= LASTING else SPIKE
 
-    def of_common(self, kinds: Kinds, first_rows: dict[int, int]) -> list[Finding]:
+    def of_common(self, kinds: SeriesGroups, first_rows: dict[int, int]) -> list[Finding]:
         """Return what all series of a kind do at once; the backward pass is one, whatever is read of it."""
         odd = {kinds.names[n]: c for n, c in self.soft.common.items() if c.score >= LEAST_COMMON}
         first = dict.fromkeys((GRADIENT, GRADIENT_UNREDUCED, *odd))

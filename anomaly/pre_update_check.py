@@ -11,7 +11,7 @@ SKIPS_TO_LOOK: Final = 3
 """Skipped steps in a row after which the weights are looked at: a scale that is too large needs one or two."""
 
 
-class FirstSight:
+class PreUpdateCheck:
     """Says whether a step has to be examined before its update, and counts its overflow."""
 
     def __init__(self, table: SeriesTable) -> None:

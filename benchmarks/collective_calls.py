@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.collectors.torch.distributed.communication import MAX_CALLS, Communication
+from trainsentry.collectors.torch.distributed.communication import MAX_CALLS, CollectiveRows
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 SMALL, LARGE = torch.ones(64), torch.ones(256)
@@ -48,7 +48,7 @@ def microseconds(call: Callable[[], object], calls: int) -> float:
 def watched(call: Callable[[], object], calls: int, *, sampling: bool) -> float:
     """Return the mean time of a call that is watched; a step has as many calls as a record holds."""
     rows = StepRows(SeriesTable())
-    watch = Communication(rows, Guard(), own="")
+    watch = CollectiveRows(rows, Guard(), own="")
     watch.open_step(sampling=sampling)
     took = []
     for _ in range(max(calls // MAX_CALLS, 1)):

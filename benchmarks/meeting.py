@@ -13,7 +13,7 @@ from machine import describe_machine
 
 from trainsentry.collectors.ranks.connection import SealedLines, prove, text_of
 from trainsentry.collectors.ranks.handshake import Caller
-from trainsentry.collectors.ranks.rendezvous import Agreement, Door, meet
+from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketMaxReduce, meet
 from trainsentry.collectors.ranks.rendezvous_server import LONGEST_LINE
 from trainsentry.collectors.ranks.run_secret import SECRET
 
@@ -22,7 +22,7 @@ WISHES = [0.0, 1.0, -5.0, 10.0, -10.0, *[0.1] * 7]
 """As many numbers as the monitor's ranks tell each other with an overhead budget."""
 
 
-def call(door: Door) -> socket.socket:
+def call(door: Endpoint) -> socket.socket:
     """Return a connection to rank 0, which may not listen yet."""
     while True:
         try:
@@ -31,14 +31,14 @@ def call(door: Door) -> socket.socket:
             time.sleep(0.05)
 
 
-def enter(door: Door, rank: int, size: int) -> tuple[socket.socket, SealedLines]:
+def enter(door: Endpoint, rank: int, size: int) -> tuple[socket.socket, SealedLines]:
     """Return the connection of a rank that has proven itself."""
     sock = call(door)
     caller = Caller(os.environ[SECRET].encode(), f"meeting {door.run} of {size}", rank)
     return sock, SealedLines(prove(sock, caller, 60), LONGEST_LINE)
 
 
-def play_others(door: Door, size: int) -> None:
+def play_others(door: Endpoint, size: int) -> None:
     """Say what ranks 1 to `size` - 1 say, and read what they are told."""
     lines = [enter(door, rank, size) for rank in range(1, size)]
     unread = [b""] * len(lines)
@@ -63,11 +63,11 @@ def play_others(door: Door, size: int) -> None:
 
 def measure(size: int) -> tuple[float, float]:
     """Return milliseconds of rank 0's process, and of the clock, for an exchange."""
-    door = Door.at("127.0.0.1", str(os.getpid()))
+    door = Endpoint.at("127.0.0.1", str(os.getpid()))
     others = multiprocessing.get_context("spawn").Process(target=play_others, args=(door, size))
     others.start()
     meeting = meet(door, 0, size, 60)
-    agreement = Agreement(meeting, 60)
+    agreement = SocketMaxReduce(meeting, 60)
     processor, clock = time.process_time(), time.perf_counter()
     for _ in range(EXCHANGES):
         agreement.propose(WISHES)

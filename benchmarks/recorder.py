@@ -25,7 +25,7 @@ from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, STATISTICS
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.start import ProcessRecorder, ThreadRecorder
 
 STARTERS = {"thread": ThreadRecorder, "process": ProcessRecorder}
@@ -77,7 +77,7 @@ class Arm:
         if mode == "none":
             return
         before = resident()
-        hello = Hello(f"{directory}/{mode}", 0, STATISTICS, 1000, False, True, 5.0, 0, 2**40, 2**24)
+        hello = RecorderSettings(f"{directory}/{mode}", 0, STATISTICS, 1000, False, True, 5.0, 0, 2**40, 2**24)
         start = time.perf_counter()
         self.link = RecorderLink(hello, self.table, STARTERS[mode])
         self.start_ms = (time.perf_counter() - start) * 1000

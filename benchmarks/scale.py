@@ -31,11 +31,11 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import COLUMNS, VALUE
-from trainsentry.collectors.torch.distributed.rendezvous import Agreement, Meeting
+from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, GroupRendezvous
 from trainsentry.monitor.config.schema import MonitorConfig
-from trainsentry.monitor.ranks.consensus import LAG, MANY_RANKS, CommonDecisions, Wishes
+from trainsentry.monitor.ranks.consensus import LAG, MANY_RANKS, Consensus, Proposal
 from trainsentry.monitor.recorder.ranks.comparison import Comparison
-from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering
+from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly
 from trainsentry.monitor.recorder.ranks.tree_position import FANOUT, Address, place_of
 from trainsentry.monitor.schedule import Schedule
 
@@ -57,14 +57,14 @@ NUMBERS = 5
 def host_time(ranks: int, steps: int = 400) -> float:
     """Return the median seconds that the exchange of one step takes the training process."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    meeting = Meeting(dist.group.WORLD, 0, ranks, None)
-    common = CommonDecisions(
-        meeting, Agreement(meeting, 1.0), Schedule(MonitorConfig(), several_ranks=True), Guard(), costs=0
+    meeting = GroupRendezvous(dist.group.WORLD, 0, ranks, None)
+    common = Consensus(
+        meeting, GroupMaxReduce(meeting, 1.0), Schedule(MonitorConfig(), several_ranks=True), Guard(), costs=0
     )
     times = []
     for step in range(steps):
         began = time.perf_counter()
-        common.at_boundary(step, Wishes())
+        common.at_boundary(step, Proposal())
         times.append(time.perf_counter() - began)
     dist.destroy_process_group()
     return float(np.median(times))
@@ -83,7 +83,7 @@ def record_of(table: SeriesTable, count: int, rank: int, ranks: int) -> StepReco
 def combine_time(children: int, count: int, steps: int = 5) -> tuple[float, int]:
     """Return seconds that a recorder takes for one step of its children's records, and the bytes of one."""
     ranks = children + 1
-    gathering = Gathering(0, set(range(ranks)), final=True)
+    gathering = ShardAssembly(0, set(range(ranks)), final=True)
     records = []
     for rank in range(ranks):
         table = SeriesTable()

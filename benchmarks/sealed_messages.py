@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from machine import describe_machine
 
-from trainsentry.collectors.ranks.handshake import Caller, Door, Seals
+from trainsentry.collectors.ranks.handshake import Callee, Caller, Seals
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS
-from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering
+from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly
 
 TURNS = 7
 
@@ -48,7 +48,7 @@ def best(work: Callable[[], object], times: int) -> float:
 
 def taking_in(series: int) -> Callable[[], object]:
     """Return what a parent does with a step of two ranks that hold as many gradients each."""
-    gathering, table = Gathering(0, {0, 1}, final=True), SeriesTable()
+    gathering, table = ShardAssembly(0, {0, 1}, final=True), SeriesTable()
     for i in range(series):
         table.series_id(Series(f"layer{i}.weight", "gradient"))
     table.layout_id(Layout((64, 64), "float32", 4096))
@@ -67,7 +67,7 @@ def taking_in(series: int) -> Callable[[], object]:
 
 def shake_hands() -> None:
     """Do both sides of a handshake."""
-    caller, door = Caller(b"s" * 32, "recorder of rank 0", 1), Door(b"s" * 32, "recorder of rank 0")
+    caller, door = Caller(b"s" * 32, "recorder of rank 0", 1), Callee(b"s" * 32, "recorder of rank 0")
     proof, _ = door.admit(caller.answer(door.challenge(caller.hello())))
     caller.confirm(proof)
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, write_to_textfile
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from trainsentry.exporters.metrics_server import start_http_server
-from trainsentry.exporters.run_reader import Run, last_scalars, read_run
+from trainsentry.exporters.run_reader import RecordedRun, last_scalars, read_run
 
 MAX_RANKS: Final = 64
 """Ranks with a label of their own; of more, the extremes alone are shown."""
@@ -62,7 +62,7 @@ class RunCollector:
                 yield GaugeMetricFamily(f"trainsentry_{name}", f"The newest {name}.", value=points[-1][1])
 
 
-def _of_ranks(run: Run, now: float) -> Iterator[Metric]:
+def _of_ranks(run: RecordedRun, now: float) -> Iterator[Metric]:
     for name, text, read in _BY_RANK:
         values: dict[int, float] = {}
         for rank, status in run.ranks.items():

@@ -67,7 +67,7 @@ _SETTINGS: Final[dict[str, Kind]] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """What is known of a run: `run.json`, each rank's `status.json`, and the newest line of each incident."""
 
     root: Path
@@ -85,7 +85,7 @@ class Run:
         )
 
 
-def read_run(root: Path, report: Report = lambda *_: None) -> Run:
+def read_run(root: Path, report: Report = lambda *_: None) -> RecordedRun:
     """Return what a run has written, as far as each member is what it should be; `report` hears of the rest.
 
     Files that are missing are as if they were empty.
@@ -100,7 +100,7 @@ def read_run(root: Path, report: Report = lambda *_: None) -> Run:
         newest[line.get("id")] = line
     incidents = sorted(newest.values(), key=lambda i: (i.get("severity") != "critical", -i.get("score", 0.0)))
     settings = checked(_object(root / "run.json", report), _SETTINGS)
-    return Run(root, settings, dict(sorted(ranks.items())), tuple(incidents))
+    return RecordedRun(root, settings, dict(sorted(ranks.items())), tuple(incidents))
 
 
 def tail(path: Path, size: int = TAIL_BYTES) -> list[str]:

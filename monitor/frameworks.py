@@ -30,7 +30,7 @@ def framework_of(model: Any) -> Framework:
     bases = {base.__module__.partition(".")[0] for base in type(first).__mro__}
     if "torch" in bases and adapted_torch() is None:
         from trainsentry.collectors.torch import environment, saving
-        from trainsentry.collectors.torch.distributed.rendezvous import Agreement, meet
+        from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, meet
         from trainsentry.collectors.torch.watch import TorchWatch, follow
 
         return Framework(
@@ -39,7 +39,7 @@ def framework_of(model: Any) -> Framework:
             rank_and_world_size=environment.rank_and_world_size,
             describe_environment=environment.describe_environment,
             meet=meet,
-            agreement=Agreement,
+            agreement=GroupMaxReduce,
             follow=follow,
         )
     if "mindspore" in bases:
@@ -47,7 +47,7 @@ def framework_of(model: Any) -> Framework:
         from trainsentry.collectors.mindspore import runtime as mindspore_environment
         from trainsentry.collectors.mindspore import saving as mindspore_saving
         from trainsentry.collectors.mindspore.watch import MindSporeWatch
-        from trainsentry.collectors.ranks.rendezvous import Agreement as SocketAgreement
+        from trainsentry.collectors.ranks.rendezvous import SocketMaxReduce
 
         return Framework(
             watch=MindSporeWatch,
@@ -55,7 +55,7 @@ def framework_of(model: Any) -> Framework:
             rank_and_world_size=mindspore_environment.rank_and_world_size,
             describe_environment=mindspore_environment.describe_environment,
             meet=mindspore_meeting.meet,
-            agreement=SocketAgreement,
+            agreement=SocketMaxReduce,
             follow=mindspore_meeting.follow,
         )
     name = type(first).__name__

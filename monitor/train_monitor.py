@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.ranks.connection import MeetingBroken
+from trainsentry.collectors.ranks.connection import RendezvousBroken
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError, TrainingStopped
-from trainsentry.monitor.ranks.rank_group import Company
-from trainsentry.monitor.ranks.unwatched_rank import Follower
+from trainsentry.monitor.ranks.rank_group import RankGroup
+from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.start import NoThread
 from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, close_at_exit, end_recorder, is_closed
@@ -22,7 +22,7 @@ from trainsentry.monitor.trainer.late_listener import LateListener
 from trainsentry.monitor.trainer.saved_state import checked_state, detection_for, state_of
 from trainsentry.monitor.trainer.step_loop import StepLoop
 from trainsentry.monitor.trainer.triggers import Callback
-from trainsentry.monitor.trainer.wiring import Run, Shared, check_alone, check_number, start_loop
+from trainsentry.monitor.trainer.wiring import MonitorView, RunStart, check_alone, check_number, start_loop
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,8 +50,8 @@ class TrainMonitor:
         self._callbacks: list[Callback] = []
         self._incidents: dict[int, Incident] = {}
         self._saved_state: dict[str, Any] | None = None
-        self._company: Company | None = None
-        self._follower: Follower | None = None
+        self._company: RankGroup | None = None
+        self._follower: UnwatchedRank | None = None
         self._speaks = True
         self._alone = False
         self._left_out = False
@@ -121,10 +121,10 @@ class TrainMonitor:
                 check_alone(self.config, world_size)
         return rank, watched
 
-    def _join(self, framework: Any, meeting: Any, watched: list[int]) -> Company | None:
+    def _join(self, framework: Any, meeting: Any, watched: list[int]) -> RankGroup | None:
         try:
-            return Company(self.config, framework, meeting, watched, self._guard)
-        except MeetingBroken as error:
+            return RankGroup(self.config, framework, meeting, watched, self._guard)
+        except RendezvousBroken as error:
             self._guard.warn_once("ranks", f"each rank is watched by itself: {error}")
             meeting.close(broken=True)
             return None
@@ -156,8 +156,8 @@ class TrainMonitor:
                 watch.own_group = self._company.meeting.name
             if world_size > 1 and self.config.collect.communication is not None:
                 watch.watch_communication()
-            run = Run(self.config, framework, rank, world_size, start_step, self._company, self._saved_state)
-            shared = Shared(self._table, self._guard, self._callbacks, self._incidents)
+            run = RunStart(self.config, framework, rank, world_size, start_step, self._company, self._saved_state)
+            shared = MonitorView(self._table, self._guard, self._callbacks, self._incidents)
             listener.target = start_loop(run, watch, shared)
         except BaseException:
             watch.close()  # a call that fails leaves no hook behind
@@ -176,7 +176,7 @@ class TrainMonitor:
         if self._follower is not None:
             self._follower.follow(framework.follow(*watched, self._follower))
             return
-        self._follower = Follower(self._company.common, self._company.schedule, self._guard, start_step)
+        self._follower = UnwatchedRank(self._company.common, self._company.schedule, self._guard, start_step)
         self._follower.follow(framework.follow(*watched, self._follower))
         self._company.watch_for_hangs(self.config, self._follower.doing)
         close_at_exit(self)

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from trainsentry.collectors.ranks import run_secret
 from trainsentry.collectors.ranks.connection import SealedLines, prove, text_of
 from trainsentry.collectors.ranks.handshake import Caller
-from trainsentry.collectors.ranks.rendezvous import Door
+from trainsentry.collectors.ranks.rendezvous import Endpoint
 
 
 def free_door():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return Door.at("127.0.0.1", str(free.getsockname()[1]))
+        return Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
 
 
 def on_ranks(size, work, absent=()):

@@ -16,8 +16,8 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import COLUMNS, INFS, MAX, MEAN, MIN, NANS, NORM, VALUE, ZEROS
 from trainsentry.monitor.recorder.ranks import framing
-from trainsentry.monitor.recorder.ranks.rank_tree import Together
-from trainsentry.monitor.recorder.ranks.tree_position import Address, Place
+from trainsentry.monitor.recorder.ranks.rank_tree import RankTree
+from trainsentry.monitor.recorder.ranks.tree_position import Address, TreePosition
 
 WHOLE = Layout((4,), "float32", 4)
 ALONE = Layout((), "float64", 1)
@@ -83,7 +83,7 @@ class Owner:
 def recorder(rank, parent, children, ranks=4):
     """A recorder in the tree; it is its own `up.network`, a `Wire`."""
     address = None if parent is None else Address(parent, "host", "", 0, "")
-    made = Together(Place(rank, tuple(range(ranks)), tuple(children), address, "word"), Owner(), 5.0)
+    made = RankTree(TreePosition(rank, tuple(range(ranks)), tuple(children), address, "word"), Owner(), 5.0)
     made.network = made.up.network = Wire(parent, children)
     return made
 

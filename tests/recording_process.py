@@ -13,8 +13,8 @@ from trainsentry.collectors.statistics import COLUMNS
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.recorder.ranks.network import Network
-from trainsentry.monitor.recorder.ranks.tree_position import Address, Place
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.ranks.tree_position import Address, TreePosition
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 
 RANKS = (0, 1, 2)
 
@@ -26,9 +26,11 @@ class Recording:
         self.out = out
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.door = self.listening.getsockname()
-        place = Place(0, RANKS, RANKS[1:], None, "word", self.listening.fileno())
+        place = TreePosition(0, RANKS, RANKS[1:], None, "word", self.listening.fileno())
         self.table = SeriesTable()
-        hello = Hello(str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, place=place)
+        hello = RecorderSettings(
+            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, place=place
+        )
         self.link = RecorderLink(hello, self.table)
         self.heard = []
         self.steps = 0
@@ -54,7 +56,7 @@ class Recording:
     def others(self):
         """Connect the recorders of ranks 1 and 2."""
         address = Address(0, "here", *self.door, "word")
-        made = [Network(Place(rank, RANKS, (), address, "own")) for rank in RANKS[1:]]
+        made = [Network(TreePosition(rank, RANKS, (), address, "own")) for rank in RANKS[1:]]
         end = time.monotonic() + 60
         while any(other.parent is None for other in made):
             assert not [message for other in made for message in other.pump()]

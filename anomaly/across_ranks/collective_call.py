@@ -57,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """One collective as `ranks` of its ranks saw it.
 
     `norms` is the sum of the ranks' input norms and `longest` the largest number of elements that one of them put in;
@@ -83,7 +83,7 @@ class Call:
         """The reduction that most ranks asked for; of several, that of the lowest rank."""
         return max(self.asked, key=lambda a: (a.count, -a.ranks[0])).reduction
 
-    def asking_for(self, reduction: int) -> "Call":
+    def asking_for(self, reduction: int) -> "CollectiveCall":
         """Return the call as if all had asked for one reduction."""
         ranks = sorted(r for a in self.asked for r in a.ranks)[:MOST_NAMED]
         return replace(self, asked=(Asked(reduction, self.ranks, tuple(ranks)),))
@@ -93,7 +93,7 @@ class Call:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Call":
+    def from_json(cls, data: dict[str, Any]) -> "CollectiveCall":
         """Rebuild a call from plain data.
 
         Raises:
@@ -116,10 +116,12 @@ class Call:
         )
 
 
-def seen_by(rank: int, name: str, op: str, sides: tuple[Sums, Sums], order: int = 0, reduction: int = 0) -> Call:
+def seen_by(
+    rank: int, name: str, op: str, sides: tuple[Sums, Sums], order: int = 0, reduction: int = 0
+) -> CollectiveCall:
     """Return a call as one rank saw it: `sides` are what it put in and what it got."""
     put_in, got = sides
-    return Call(
+    return CollectiveCall(
         name=name,
         op=op,
         ranks=1,
@@ -135,7 +137,7 @@ def seen_by(rank: int, name: str, op: str, sides: tuple[Sums, Sums], order: int 
     )
 
 
-def put_together(parts: Sequence[Call]) -> Call:
+def put_together(parts: Sequence[CollectiveCall]) -> CollectiveCall:
     """Return what several parts of one call say of it; no rank is in two of them."""
     parts = sorted(parts, key=lambda part: part.first)
     outputs = _distinct([o for p in parts for o in p.outputs])

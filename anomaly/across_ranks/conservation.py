@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trainsentry.anomaly.across_ranks.collective_call import COPIED, MOST_OUTPUTS, Call
+from trainsentry.anomaly.across_ranks.collective_call import COPIED, MOST_OUTPUTS, CollectiveCall
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly
 from trainsentry.collectors.series import COMMUNICATION_OUTPUT
 
@@ -19,7 +19,7 @@ EPSILON: Final = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10,
 SUM, AVERAGE = 1, 2
 
 
-def judge(step: int, call: Call) -> list[Anomaly]:
+def judge(step: int, call: CollectiveCall) -> list[Anomaly]:
     """Return an anomaly for each rank whose output does not follow from what was put in.
 
     Sums are compared: of all ranks' inputs, and of each rank's output (of all outputs where each rank gets a part). A
@@ -32,7 +32,7 @@ def judge(step: int, call: Call) -> list[Anomaly]:
     return _not_conserved(step, call) if call.put_in.finite else []
 
 
-def _not_conserved(step: int, call: Call) -> list[Anomaly]:
+def _not_conserved(step: int, call: CollectiveCall) -> list[Anomaly]:
     if call.op.startswith("all_reduce"):
         return _each_unequal(step, call, _reduced(call), _rounding(call))
     if call.op.startswith("reduce_scatter"):
@@ -44,7 +44,7 @@ def _not_conserved(step: int, call: Call) -> list[Anomaly]:
     return _broadcast(step, call) if call.op == "broadcast" else []
 
 
-def _asked_otherwise(step: int, call: Call) -> list[Anomaly]:
+def _asked_otherwise(step: int, call: CollectiveCall) -> list[Anomaly]:
     """Name the ranks whose reduction is not that of most; with two, or two camps of one size, the second one."""
     most = max(call.asked, key=lambda a: (a.count, -a.ranks[0]))
     others = sorted((rank, asked.count) for asked in call.asked if asked is not most for rank in asked.ranks)
@@ -52,7 +52,7 @@ def _asked_otherwise(step: int, call: Call) -> list[Anomaly]:
     return [replace(anomaly, statistic="reduction") for anomaly in found]
 
 
-def _reduced(call: Call) -> float | None:
+def _reduced(call: CollectiveCall) -> float | None:
     if call.put_in.dtype not in EPSILON:  # a flag's sum is an "or", and small whole numbers wrap around
         return None
     if call.reduction == SUM:
@@ -60,11 +60,11 @@ def _reduced(call: Call) -> float | None:
     return call.put_in.total / call.ranks if call.reduction == AVERAGE else None
 
 
-def _rounding(call: Call) -> float:
+def _rounding(call: CollectiveCall) -> float:
     return (EPSILON.get(call.put_in.dtype, 0.0) * call.ranks * math.sqrt(call.longest) + COPIED) * call.norms
 
 
-def _each_unequal(step: int, call: Call, expected: float | None, bound: float) -> list[Anomaly]:
+def _each_unequal(step: int, call: CollectiveCall, expected: float | None, bound: float) -> list[Anomaly]:
     """Find the ranks whose own output is off."""
     if expected is None:
         return []
@@ -76,14 +76,14 @@ def _each_unequal(step: int, call: Call, expected: float | None, bound: float) -
     ]
 
 
-def _together_unequal(step: int, call: Call, expected: float | None, bound: float) -> list[Anomaly]:
+def _together_unequal(step: int, call: CollectiveCall, expected: float | None, bound: float) -> list[Anomaly]:
     """Find that the ranks' outputs are off together; which one is, they do not say."""
     if expected is None or not call.got.finite or abs(call.got.total - expected) <= bound:
         return []
     return [_anomaly(step, call, _place(call, call.first), call.got.total, expected)]
 
 
-def _broadcast(step: int, call: Call) -> list[Anomaly]:
+def _broadcast(step: int, call: CollectiveCall) -> list[Anomaly]:
     """Find ranks that got what no rank had; which rank sends is not known here, and need not be."""
     off = [o for o in call.outputs if o.finite and all(abs(o.total - s.total) > s.slack for s in call.sources)]
     if len(call.sources) == MOST_OUTPUTS and len(off) == len(call.outputs):
@@ -92,12 +92,12 @@ def _broadcast(step: int, call: Call) -> list[Anomaly]:
     return [_anomaly(step, call, place, output.total, usual) for output in off for place in output.places]
 
 
-def _place(call: Call, rank: int) -> tuple[int, int]:
+def _place(call: CollectiveCall, rank: int) -> tuple[int, int]:
     """Return a rank with its order, as far as it was kept."""
     return next((place for o in call.outputs for place in o.places if place[0] == rank), (rank, 0))
 
 
-def _anomaly(step: int, call: Call, place: tuple[int, int], value: float, expected: float) -> Anomaly:
+def _anomaly(step: int, call: CollectiveCall, place: tuple[int, int], value: float, expected: float) -> Anomaly:
     return Anomaly(
         step=step,
         micro_step=0,
@@ -129,7 +129,7 @@ class LearnedReductions:
 
     _votes: dict[tuple[str, int, str, int], int] = field(default_factory=dict)
 
-    def named(self, call: Call) -> Call:
+    def named(self, call: CollectiveCall) -> CollectiveCall:
         """Return the call with its reduction: 0 as long as that is not known."""
         if call.reduction != UNKNOWN:
             return call

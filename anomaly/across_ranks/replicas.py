@@ -20,7 +20,7 @@ zeros, ones and what is frozen stay as they are."""
 
 
 @dataclass(frozen=True)
-class Copies:
+class ReplicasOfStep:
     """One part of a tensor at one step, with the fingerprint that each rank has of it.
 
     A rank may speak for its whole host, where all have the same: that is one voice.
@@ -50,7 +50,7 @@ class ReplicaRule:
     _values: dict[int, set[int]] = field(default_factory=dict)
     _told: set[tuple[int, int]] = field(default_factory=set)
 
-    def judge(self, step: int, unequal: Iterable[Copies], equal: Mapping[int, int]) -> list[Anomaly]:
+    def judge(self, step: int, unequal: Iterable[ReplicasOfStep], equal: Mapping[int, int]) -> list[Anomaly]:
         """Return an anomaly for each rank that has parted from the others.
 
         `equal` maps the keys of copies that were found equal at this step to their fingerprint.
@@ -75,12 +75,12 @@ class ReplicaRule:
         self._values[key] = set(range(KEPT_EQUAL))
         self.equal_at[key] = max(step, self.equal_at.get(key, step))
 
-    def are_replicas(self, copies: Copies) -> bool:
+    def are_replicas(self, copies: ReplicasOfStep) -> bool:
         """Whether copies have been equal before, while they changed."""
         name = (copies.series.name, copies.series.vpp_stage)
         return len(self._values.get(copies.key, ())) >= KEPT_EQUAL and name not in self.stranger_names
 
-    def _parted(self, step: int, copies: Copies) -> list[Anomaly]:
+    def _parted(self, step: int, copies: ReplicasOfStep) -> list[Anomaly]:
         camps = Counter(copies.prints.values())
         most = max(camps.values())
         tie = sum(count == most for count in camps.values()) > 1

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from trainsentry.anomaly.baselines.baseline import LOCATION, NEWEST, SCALE, Baseline
 from trainsentry.anomaly.baselines.row_scores import OUTLIER, medians
-from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_COMMON, Tail
-from trainsentry.anomaly.baselines.series_groups import SCALARS, Kinds, Rows
+from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_COMMON, ScoreTail
+from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, SeriesGroups
 from trainsentry.anomaly.baselines.thresholds import FALLS, LEAST_FALL
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats
 from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, TENSOR_QUANTITIES
@@ -41,7 +41,7 @@ LEAST_COMMON: Final = 5.0
 
 
 @dataclass
-class Common:
+class CommonChange:
     """What all series of a kind do at once: the median change of their size in log units, and how odd that is."""
 
     change: float
@@ -51,7 +51,7 @@ class Common:
 
 
 @dataclass
-class Soft:
+class ScoredRecord:
     """What was found in a record: arrays over its rows, and what all series of a kind do at once by kind.
 
     `features` and `distance` have a line for each feature. `floor` is the least size that is followed. `score` counts
@@ -68,13 +68,13 @@ class Soft:
     p: Floats
     drift: Floats
     drift_p: Floats
-    common: dict[int, Common]
+    common: dict[int, CommonChange]
     p_all: float = 1.0
 
-    def scores_alone(self) -> "Soft":
+    def scores_alone(self) -> "ScoredRecord":
         """Return what the tails learn of; the rest is not kept until they do."""
         none: Floats = np.zeros(0)
-        return Soft(
+        return ScoredRecord(
             features=none,
             floor=None,
             state=none,
@@ -104,21 +104,21 @@ class Soft:
 class CommonChanges:
     """Follows the median change of each kind, in log units."""
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, kinds: SeriesGroups) -> None:
         self.kinds = kinds
         self._baseline = Baseline()
-        self._tail = Tail(OF_COMMON)
+        self._tail = ScoreTail(OF_COMMON)
 
     def judge(
-        self, rows: Rows, distance: Floats, jump: Floats, fallen: float
-    ) -> tuple[dict[int, Common], Floats, Floats]:
+        self, rows: GroupRows, distance: Floats, jump: Floats, fallen: float
+    ) -> tuple[dict[int, CommonChange], Floats, Floats]:
         """Return what all series of each kind do at once, and the shifts and leaps to take out, by kind.
 
         `fallen` is how far the loss has fallen, in log units: gradients fall with it.
         """
         size = len(self.kinds.names)
         shift, leap = np.zeros((2, SIZES, size), np.float32)
-        found: dict[int, Common] = {}
+        found: dict[int, CommonChange] = {}
         self._baseline.grow(size)
         both = np.concatenate([distance[:SIZES], jump[:SIZES]])
         for number, of in rows.groups:
@@ -144,18 +144,18 @@ class CommonChanges:
         still = (np.abs(away) < PART_OF_IT * abs(changes[0])) & (np.abs(leaps) < PART_OF_IT * abs(changes[1]))
         return bool(still.all() and (away != 0).all())
 
-    def _judge(self, number: int, change: float, rows: int, fallen: float) -> Common:
+    def _judge(self, number: int, change: float, rows: int, fallen: float) -> CommonChange:
         state, held = self._baseline.state[:, :, number], int(self._baseline.count[number])
         if held < WARM_UP or self.kinds.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
-            return Common(change, 0.0, 1.0, rows)
+            return CommonChange(change, 0.0, 1.0, rows)
         unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held**2
         away, leap = change - state[LOCATION, 1], change - state[NEWEST, 1]
         least = LEAST_FALL + fallen if away < 0 and self.kinds.names[number] in FALLS else COMMON_JUMP
         score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > least else 0.0
         p = float(self._tail.survival(np.array([score]))[0]) if score > LOWEST else 1.0
-        return Common(change, score, p, rows)
+        return CommonChange(change, score, p, rows)
 
-    def learn(self, found: dict[int, Common]) -> None:
+    def learn(self, found: dict[int, CommonChange]) -> None:
         """Take what all series did at once into its baseline."""
         usual = {n: c for n, c in found.items() if c.score <= OUTLIER}
         if usual:
@@ -165,7 +165,7 @@ class CommonChanges:
             self._baseline.learn(ids, self._baseline.state[:, :, ids], features, 0)
         self._baseline.note_outliers(np.array([n for n in found if n not in usual], np.intp))
 
-    def learn_tail(self, found: dict[int, Common], weight: float) -> None:
+    def learn_tail(self, found: dict[int, CommonChange], weight: float) -> None:
         """Take how odd it was as what is usual."""
         if found:
             self._tail.learn(np.array([c.score for c in found.values()]), weight)

@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.baselines.baseline import LOCATION, Baseline
-from trainsentry.anomaly.baselines.series_groups import Kinds
+from trainsentry.anomaly.baselines.series_groups import SeriesGroups
 from trainsentry.anomaly.features import SIZES, Floats
 from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE
 
@@ -28,10 +28,10 @@ ENOUGH: Final = 8
 """Series of a kind from which on their median says what is usual."""
 
 
-class Trifles:
+class Negligible:
     """Holds the least sizes by kind; what is below counts as if it were there."""
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, kinds: SeriesGroups) -> None:
         self.kinds = kinds
         self._floor = np.zeros((SIZES, 0), np.float32)
         self._age = EVERY

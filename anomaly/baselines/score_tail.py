@@ -44,7 +44,7 @@ OF_DRIFTS: Final = Prior(12.0, 2e-4)
 """Twice to ten times what clean runs showed (`benchmarks/clean_runs.py`, and the controls of `benchmarks/faults`)."""
 
 
-class Tail:
+class ScoreTail:
     """Survival function of scores ≥ 0, pooled over series of one kind.
 
     Counts in bins of log score; beyond the `EXCEEDING` largest scores a power law whose index is estimated from them

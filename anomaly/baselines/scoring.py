@@ -5,12 +5,12 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.baselines.baseline import LOCATION, NEWEST, SCALE, SIBLINGS, UP, Baseline
-from trainsentry.anomaly.baselines.common_changes import CommonChanges, Soft, shared
-from trainsentry.anomaly.baselines.negligible import Trifles
+from trainsentry.anomaly.baselines.common_changes import CommonChanges, ScoredRecord, shared
+from trainsentry.anomaly.baselines.negligible import Negligible
 from trainsentry.anomaly.baselines.row_scores import OUTLIER, drift_scores, least_drifts, spike_scores
-from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALARS, OF_TENSORS, Tail
-from trainsentry.anomaly.baselines.series_groups import SCALARS, Kinds, Rows, RowsByKind
-from trainsentry.anomaly.baselines.step_noise import Leaps
+from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALARS, OF_TENSORS, ScoreTail
+from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, RowsByGroup, SeriesGroups
+from trainsentry.anomaly.baselines.step_noise import StepNoise
 from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
 from trainsentry.collectors.series import ACTIVATION_INPUT, SeriesTable
 
@@ -36,21 +36,23 @@ WEIGHT_OF_COMMON: Final = 0.1
 them. The other kinds share the rest."""
 
 
-class SoftRule:
+class Scoring:
     """Judges records by what their series did before."""
 
     def __init__(self, table: SeriesTable) -> None:
-        self.kinds = Kinds(table)
-        self.rows = RowsByKind(self.kinds)
-        self._trifles = Trifles(self.kinds)
+        self.kinds = SeriesGroups(table)
+        self.rows = RowsByGroup(self.kinds)
+        self._trifles = Negligible(self.kinds)
         self.baseline = Baseline()
-        self.leaps = Leaps()
+        self.leaps = StepNoise()
         self._last_fallen = 0.0, 0
-        self._spikes: dict[int, Tail] = {}
-        self._drifts: dict[int, Tail] = {}
+        self._spikes: dict[int, ScoreTail] = {}
+        self._drifts: dict[int, ScoreTail] = {}
         self.common = CommonChanges(self.kinds)
 
-    def judge(self, ids: Any, columns: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any) -> Soft:
+    def judge(
+        self, ids: Any, columns: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any
+    ) -> ScoredRecord:
         """Return the evidence in rows; `judged` says which of them may be called abnormal."""
         self.kinds.refresh()
         self.baseline.grow(len(self.kinds.of))
@@ -74,7 +76,7 @@ class SoftRule:
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         score, best = self._spikes_of(rows, distance, jump, unit, scalar)
         drift = self._drift(ids, state, distance, unit, scalar)
-        found = Soft(
+        found = ScoredRecord(
             features=features,
             floor=floor,
             state=state,
@@ -89,7 +91,7 @@ class SoftRule:
         found.p_all = self._combine(found, rows, judged)
         return found
 
-    def learn(self, ids: Any, found: Soft, healthy: Any, step: int) -> None:
+    def learn(self, ids: Any, found: ScoredRecord, healthy: Any, step: int) -> None:
         """Take healthy rows into the baselines and the tails; the others count as outliers."""
         far = found.score > OUTLIER
         known = ~np.isnan(found.features).all(axis=0)
@@ -107,13 +109,13 @@ class SoftRule:
         self.baseline.last_clean[ids[healthy & ~known]] = step
         self.baseline.note_outliers(ids[healthy & far])
 
-    def _learn_leaps(self, ids: Any, found: Soft, take: Any) -> None:
+    def _learn_leaps(self, ids: Any, found: ScoredRecord, take: Any) -> None:
         rows = np.flatnonzero(take & (self.kinds.of[ids] == self.kinds.number(SCALARS)))
         jump = found.features[0, rows] - found.state[NEWEST, 0, rows]
         known = np.isfinite(jump) & (self.baseline.count[ids[rows]] > 0)
         self.leaps.learn(ids[rows[known]].tolist(), jump[known])
 
-    def learn_tails(self, ids: Any, found: Soft, judged: Any, weight: float = 1.0) -> None:
+    def learn_tails(self, ids: Any, found: ScoredRecord, judged: Any, weight: float = 1.0) -> None:
         """Take the scores of a record that raised no alarm as what is usual; they count for `weight` of others."""
         for number, rows in self.rows.of(ids).among(judged):
             self._spike_tail(number).learn(found.score[rows], weight)
@@ -131,7 +133,7 @@ class SoftRule:
 
     # ------------------------------------------------------------------ parts
 
-    def _unit(self, rows: Rows, state: Floats, held: Any) -> Floats:
+    def _unit(self, rows: GroupRows, state: Floats, held: Any) -> Floats:
         """Return one deviation of each feature: the series' own, drawn towards that of its kind while it is young."""
         ids, floor = rows.where, self.kinds.floor[:, rows.where]
         unit: Floats = np.maximum(state[SCALE], floor)
@@ -148,7 +150,9 @@ class SoftRule:
         unit += self.kinds.young[ids] / np.maximum(held, 1)
         return unit
 
-    def _spikes_of(self, of: Rows, distance: Floats, jump: Floats, unit: Floats, scalar: Any) -> tuple[Floats, Any]:
+    def _spikes_of(
+        self, of: GroupRows, distance: Floats, jump: Floats, unit: Floats, scalar: Any
+    ) -> tuple[Floats, Any]:
         """Return the scores of spikes; a scalar that rises is measured by its moves, where these deviate less."""
         ids, where = of.ids, of.where
         least_fall = self.kinds.fall[where] + self._fallen(where, distance) * self.kinds.falls[where]
@@ -182,17 +186,17 @@ class SoftRule:
             self._last_fallen = -float(distance[0, loss].min(initial=0.0)), KNOWN_FOR
         return self._last_fallen[0] if self._last_fallen[1] > 0 else 0.0
 
-    def _spike_tail(self, number: int) -> Tail:
+    def _spike_tail(self, number: int) -> ScoreTail:
         if number not in self._spikes:
-            self._spikes[number] = Tail(OF_SCALARS if self.kinds.names[number] == SCALARS else OF_TENSORS)
+            self._spikes[number] = ScoreTail(OF_SCALARS if self.kinds.names[number] == SCALARS else OF_TENSORS)
         return self._spikes[number]
 
-    def _drift_tail(self, number: int) -> Tail:
+    def _drift_tail(self, number: int) -> ScoreTail:
         if number not in self._drifts:
-            self._drifts[number] = Tail(OF_DRIFTS)
+            self._drifts[number] = ScoreTail(OF_DRIFTS)
         return self._drifts[number]
 
-    def _combine(self, found: Soft, rows: Rows, judged: Any) -> float:
+    def _combine(self, found: ScoredRecord, rows: GroupRows, judged: Any) -> float:
         """Fill in the p-values of rows; return that of the record."""
         groups = rows.among(judged)
         tensors = [n for n, _ in groups if self.kinds.names[n] not in WEIGHTS]

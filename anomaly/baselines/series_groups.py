@@ -23,7 +23,7 @@ from trainsentry.collectors.series import SeriesTable
 SCALARS = "scalars"
 
 
-class Kinds:
+class SeriesGroups:
     """Arrays over the series of a table: the number of each one's kind, and its limits of shape (features, n).
 
     `drifts`: may be judged by slow changes; optimizer state averages over a thousand steps, and does nothing else.
@@ -80,7 +80,7 @@ REMEMBERED: Final = 8
 
 
 @dataclass(frozen=True)
-class Rows:
+class GroupRows:
     """The rows of a record.
 
     `where` are the ids as an index, a slice when they are consecutive: that needs no copy. `kind` is the number of each
@@ -100,15 +100,15 @@ class Rows:
         return [(number, rows) for number, rows in found if len(rows)]
 
 
-class RowsByKind:
+class RowsByGroup:
     """Remembers the rows of the last few different lists of ids."""
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, kinds: SeriesGroups) -> None:
         self.kinds = kinds
-        self._known: OrderedDict[tuple[int, int, int], Rows] = OrderedDict()
-        self._last: Rows | None = None
+        self._known: OrderedDict[tuple[int, int, int], GroupRows] = OrderedDict()
+        self._last: GroupRows | None = None
 
-    def of(self, ids: npt.NDArray[np.int32]) -> Rows:
+    def of(self, ids: npt.NDArray[np.int32]) -> GroupRows:
         """Return the rows of a record that holds these series; a series keeps its kind."""
         if self._last is not None and ids is self._last.ids:
             return self._last
@@ -118,7 +118,7 @@ class RowsByKind:
             kind = self.kinds.of[ids]
             numbers = np.flatnonzero(np.bincount(kind)).tolist() if len(kind) else []
             groups = tuple((number, np.flatnonzero(kind == number)) for number in numbers)
-            found = self._known[key] = Rows(ids, as_index(ids), kind, groups)
+            found = self._known[key] = GroupRows(ids, as_index(ids), kind, groups)
         elif found.ids is not ids:
             found = self._known[key] = replace(found, ids=ids)  # the newest: it is asked for several times
         self._last = found

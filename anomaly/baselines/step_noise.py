@@ -19,7 +19,7 @@ TO_DEVIATION: Final = 1 / (0.798 * math.sqrt(2))
 """Deviation of independent noise, of the mean size of the difference of two of its values."""
 
 
-class Leaps:
+class StepNoise:
     """Follows the mean size of the moves of scalars, in log units, by series id.
 
     A loss that falls is always below the average of what it was, by more than it is noisy: measured from there, a loss

@@ -18,7 +18,7 @@ from trainsentry.collectors.series import (
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class Thresholds:
     """Limits of a kind of series.
 
     `floor`: the smallest deviation assumed, in natural log units; `young`: added to it, divided by the number of
@@ -31,16 +31,16 @@ class Sensitivity:
     ratio: float
 
 
-DEFAULT: Final = Sensitivity(floor=0.15, young=2.5, ratio=2.0)
+DEFAULT: Final = Thresholds(floor=0.15, young=2.5, ratio=2.0)
 """Gradients, activations and updates: heavy-tailed, and far from stationary while the model warms up."""
 
-WEIGHTS: Final = Sensitivity(floor=0.05, young=0.5, ratio=1.6)
+WEIGHTS: Final = Thresholds(floor=0.05, young=0.5, ratio=1.6)
 """Weights move by a few percent between two looks."""
 
-STATE: Final = Sensitivity(floor=0.3, young=2.5, ratio=10.0)
+STATE: Final = Thresholds(floor=0.3, young=2.5, ratio=10.0)
 """Moments average over many gradients: one that is ten times what it was has met a gradient beyond all before it."""
 
-SQUARED_STATE: Final = Sensitivity(floor=0.6, young=5.0, ratio=100.0)
+SQUARED_STATE: Final = Thresholds(floor=0.6, young=5.0, ratio=100.0)
 """The same of a square, in log units twice as much. While such an average is young, one element that begins to learn
 raises the largest: in healthy runs of a GPT with 5 million parameters 13-fold and 24-fold from one step to the next."""
 
@@ -59,7 +59,7 @@ SQUARED: Final = SQUARES | {
 }
 """State that averages or sums squares."""
 
-SCALAR: Final = Sensitivity(floor=0.06, young=0.5, ratio=1.5)
+SCALAR: Final = Thresholds(floor=0.06, young=0.5, ratio=1.5)
 """A loss moves little from step to step, and half as much again is much."""
 
 MEAN_FLOOR: Final = 0.05
@@ -97,7 +97,7 @@ def least_fall_of(series: Series) -> float:
     return LEAST_FALL if series.quantity in FALLS else 0.0
 
 
-def sensitivity_of(series: Series) -> Sensitivity:
+def sensitivity_of(series: Series) -> Thresholds:
     """Return how a series is to be judged."""
     if series.scalar:
         return SCALAR

@@ -19,7 +19,7 @@ class TensorOfCall(Protocol):
         """What was said of it."""
 
 
-class Dump(Protocol):
+class DumpedCalls(Protocol):
     """A dump; see `exporters.dump_reader.RankDump`."""
 
     @property
@@ -53,7 +53,9 @@ Values = Callable[[Any, Any], Difference | None]
 """Compares the files of two tensors; None where one of them has none."""
 
 
-def compare_dumps(a: Dump, b: Dump, names: Mapping[str, str], values: Values | None = None) -> Iterator[Row]:
+def compare_dumps(
+    a: DumpedCalls, b: DumpedCalls, names: Mapping[str, str], values: Values | None = None
+) -> Iterator[Row]:
     """Yield the rows of a comparison, in the order in which the calls of `a` ended; then the calls only `b` has.
 
     `names` map parts of names in `a` to those in `b`, such as `Module.encoder` to `Module.module.encoder`.

@@ -9,7 +9,7 @@ COLLECTIVE: Final = "Distributed."
 """How the names of collectives begin."""
 
 
-class Dump(Protocol):
+class DumpOfRank(Protocol):
     """A dump; see `exporters.dump_reader.RankDump`."""
 
     @property
@@ -29,7 +29,7 @@ class Dump(Protocol):
 
 
 @dataclass(frozen=True)
-class Overflow:
+class FirstOverflow:
     """The first call of a rank whose results hold NaN or Inf.
 
     `made` says that nothing which went in did. `collectives` is how many collectives the rank had begun before.
@@ -44,7 +44,7 @@ class Overflow:
     from_ranks: tuple[int, ...] = field(default=())
 
 
-def first_overflows(dumps: Sequence[Dump]) -> list[Overflow]:
+def first_overflows(dumps: Sequence[DumpOfRank]) -> list[FirstOverflow]:
     """Return the first overflow of each rank that has one, the earliest first.
 
     Ranks meet in collectives: what happened before the n-th of them on one rank was before what came after it on any
@@ -57,7 +57,7 @@ def first_overflows(dumps: Sequence[Dump]) -> list[Overflow]:
     return sorted(resolved, key=lambda o: (bool(o.from_ranks), o.collectives, not o.made, o.rank))
 
 
-def _first_of(dump: Dump) -> Overflow | None:
+def _first_of(dump: DumpOfRank) -> FirstOverflow | None:
     before = _collectives_before(dump)
     for call in dump.calls:
         judged = "overflow" in dump.calls[call]  # by the overflow check, as it happened
@@ -66,11 +66,11 @@ def _first_of(dump: Dump) -> Overflow | None:
             collectives = before.get(call, 0)
             into = any(is_bad(t.facts) for t in dump.tensors(call) if t.place.startswith("input"))
             made = dump.calls[call].get("overflow", "passed_on" if into else "made") == "made"
-            return Overflow(dump.rank, call, made, collectives, tuple(t.place for t in out))
+            return FirstOverflow(dump.rank, call, made, collectives, tuple(t.place for t in out))
     return None
 
 
-def _collectives_before(dump: Dump) -> dict[str, int]:
+def _collectives_before(dump: DumpOfRank) -> dict[str, int]:
     """Return how many collectives began before each call; the tree has also calls that a dump leaves out."""
     found: dict[str, int] = {}
     count = 0
@@ -80,7 +80,7 @@ def _collectives_before(dump: Dump) -> dict[str, int]:
     return found
 
 
-def _with_senders(overflow: Overflow, others: Mapping[int, Overflow]) -> Overflow:
+def _with_senders(overflow: FirstOverflow, others: Mapping[int, FirstOverflow]) -> FirstOverflow:
     """Add the ranks that an overflow came from, if it came by a collective."""
     if not (overflow.call.startswith(COLLECTIVE) and overflow.made):
         return overflow
@@ -89,7 +89,9 @@ def _with_senders(overflow: Overflow, others: Mapping[int, Overflow]) -> Overflo
         for o in others.values()
         if o.rank != overflow.rank and o.collectives <= overflow.collectives and not o.call.startswith(COLLECTIVE)
     ]
-    return Overflow(overflow.rank, overflow.call, False, overflow.collectives, overflow.places, tuple(sorted(earlier)))
+    return FirstOverflow(
+        overflow.rank, overflow.call, False, overflow.collectives, overflow.places, tuple(sorted(earlier))
+    )
 
 
 def _is_result(call: str, place: str) -> bool:

@@ -33,7 +33,7 @@ layer, for its size at the start goes by the inputs that the layer has, and its 
 _LAYER: Final = re.compile(r"\d+")
 
 
-class SiblingRule:
+class LayerOutlierRule:
     """Compares the root mean squares of series of one shape whose names differ in numbers alone, once each."""
 
     def __init__(self, table: SeriesTable) -> None:

@@ -17,7 +17,7 @@ BOTH_BEFORE: Final = 5
 """Samples in a row in which a weight and its state were there together, before state that is missing counts as lost."""
 
 
-class MissingStateRule:
+class LostStateRule:
     """Finds weights that are sampled without their state: known when the next step begins, as one has several parts."""
 
     def __init__(self, table: SeriesTable) -> None:

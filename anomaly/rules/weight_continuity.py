@@ -57,7 +57,7 @@ class _Changed:
     left: int = WAIT
 
 
-class ContinuityRule:
+class WeightContinuityRule:
     """Finds a weight that something else than its update has changed between two steps that were both sampled.
 
     Several at once are somebody's intention: a checkpoint is loaded, averages are put in their place, a head is begun

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Piece:
+class DumpedTensorPlace:
     """A tensor that a step holds: its entry in `dump.json`, its group in it, and its key."""
 
     entry: str

@@ -9,7 +9,7 @@ from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerStep
 from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
 from trainsentry.collectors.mindspore.runtime import rank_and_world_size
 from trainsentry.collectors.mindspore.validation import checked_models, checked_optimizers
-from trainsentry.collectors.ranks.rendezvous import Door, Meeting
+from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketRendezvous
 from trainsentry.collectors.ranks.rendezvous import meet as meet_at
 
 logger = logging.getLogger("trainsentry")
@@ -21,7 +21,7 @@ MEET_AT: Final = "TRAINSENTRY_MEET_AT"
 """Names `host:port` of rank 0, or `off`, for runs that were not started with a scheduler."""
 
 
-def meet() -> Meeting | None:
+def meet() -> SocketRendezvous | None:
     """Wait until every rank has come; return None for one rank, and where the ranks do not find each other.
 
     Then each is watched by itself.
@@ -41,7 +41,7 @@ def meet() -> Meeting | None:
         return None
 
 
-def _door() -> Door | None:
+def _door() -> Endpoint | None:
     """Return where rank 0 is looked for: MindSpore's launcher runs it on the host of the scheduler.
 
     Raises:
@@ -55,9 +55,9 @@ def _door() -> Door | None:
         host, _, port = named.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"{MEET_AT}: got {named!r}, allowed: host:port of rank 0, or off")
-        return Door.at(host.strip("[]"), port, next(_numbers))
+        return Endpoint.at(host.strip("[]"), port, next(_numbers))
     host, port = os.environ.get("MS_SCHED_HOST", ""), os.environ.get("MS_SCHED_PORT", "")
-    return Door.at(host, port, next(_numbers)) if host and port else None
+    return Endpoint.at(host, port, next(_numbers)) if host and port else None
 
 
 def _tell_alone(why: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from mindspore import Tensor
 
-from trainsentry.collectors.calls.dump_entries import EntryWriter, Piece
+from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace, EntryWriter
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.calls.call_dump import CallDump, stem_of
 from trainsentry.collectors.mindspore.calls.tensor_facts import facts_of
@@ -16,7 +16,7 @@ from trainsentry.collectors.mindspore.rows.optimizer_state import parameters_of,
 PART: Final = "dump"
 
 
-class Capture:
+class TensorCapture:
     """Finds the tensors of chosen cells, now or in the coming forward and backward pass."""
 
     framework = "mindspore"
@@ -32,7 +32,7 @@ class Capture:
         """Whether calls are seen."""
         return bool(self._dumps)
 
-    def held(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[Piece]:
+    def held(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[DumpedTensorPlace]:
         """Yield weights, gradients and optimizer state of the named cells' own parameters, as they stand."""
         by_name = {m.name: m for m in self.names.modules}
         gradients = self.steps.gradients if self.steps is not None else ()
@@ -40,15 +40,17 @@ class Capture:
             if named.module not in modules or named.module not in by_name:
                 continue
             stem = stem_of(by_name[named.module])
-            yield Piece(f"{stem}.forward.0", "parameters", named.leaf, named.parameter)
+            yield DumpedTensorPlace(f"{stem}.forward.0", "parameters", named.leaf, named.parameter)
             for optimizer in optimizers:
                 place = next((i for i, p in enumerate(parameters_of(optimizer)) if p is named.parameter), None)
                 if place is None:
                     continue
                 if place < len(gradients) and isinstance(gradients[place], Tensor):
-                    yield Piece(f"{stem}.parameters_grad.0", "parameters_grad", named.leaf, gradients[place])
+                    yield DumpedTensorPlace(
+                        f"{stem}.parameters_grad.0", "parameters_grad", named.leaf, gradients[place]
+                    )
                 for quantity, tensors in state_of(optimizer):
-                    yield Piece(
+                    yield DumpedTensorPlace(
                         f"{stem}.optimizer_state.0", "optimizer_state", f"{named.leaf}.{quantity}", tensors[place]
                     )
 

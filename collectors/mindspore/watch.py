@@ -5,7 +5,7 @@ from typing import Any
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.hooks.activations import CellCalls
-from trainsentry.collectors.mindspore.hooks.communication import Communication
+from trainsentry.collectors.mindspore.hooks.communication import CollectiveRows
 from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, StepListener
 from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
 from trainsentry.collectors.mindspore.rows.cell_names import CellNames
@@ -13,7 +13,7 @@ from trainsentry.collectors.mindspore.rows.optimizer_state import learning_rate_
 from trainsentry.collectors.mindspore.rows.parameters import Owned, ParameterReader, UpdateReader
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, is_data_parallel, on_host, rank_and_world_size, wait
-from trainsentry.collectors.mindspore.tensor_capture import Capture
+from trainsentry.collectors.mindspore.tensor_capture import TensorCapture
 from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.settings import (
@@ -45,10 +45,10 @@ class MindSporeWatch:
         self.names = CellNames()
         self.optimizers: list[Any] = []
         self.own_group = ""
-        self.communication: Communication | None = None
+        self.communication: CollectiveRows | None = None
         self.flow = DataFlow()
         self.rows = StepRows(table, settings.eps, self._refused)
-        self.capture = Capture(self.names, guard)
+        self.capture = TensorCapture(self.names, guard)
         self._selections: dict[str, Selection] = {}
         self._steps: OptimizerSteps | None = None
         self._scaler: ScalerWatch | None = None
@@ -123,7 +123,7 @@ class MindSporeWatch:
 
     def watch_communication(self) -> None:
         """Watch collectives too."""
-        self.communication = Communication(self.rows, self.guard, self.settings.call_sites)
+        self.communication = CollectiveRows(self.rows, self.guard, self.settings.call_sites)
 
     @property
     def on_host(self) -> bool:

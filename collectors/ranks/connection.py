@@ -83,11 +83,11 @@ LONGEST_ANSWER: Final = 2**28
 """Bytes of what the rank that holds the meeting says: what thousands of ranks have given, some ten thousand each."""
 
 
-class MeetingBroken(RuntimeError):
+class RendezvousBroken(RuntimeError):
     """The ranks cannot talk to each other, or one of them no longer takes part."""
 
 
-class Line:
+class Connection:
     """A rank's connection to the hub; a thread takes what comes, so that no one who waits keeps others from asking."""
 
     def __init__(self, sock: socket.socket, seals: Seals) -> None:
@@ -111,7 +111,7 @@ class Line:
             with self._sending:
                 self._sock.sendall(self._lines.pack(text_of(message)))
         except OSError as error:
-            raise MeetingBroken(f"the rank that holds the meeting cannot be reached: {error}") from None
+            raise RendezvousBroken(f"the rank that holds the meeting cannot be reached: {error}") from None
 
     def wait(self, kind: str, number: int, seconds: float) -> Any:
         """Return the answer to what was asked under a number.
@@ -128,7 +128,7 @@ class Line:
             reason = self._ended(kind)
         if reason is None and kind in _ROUNDS:
             self.send({"out": 1})  # whoever is late hears that no answer comes, and does not act on it alone
-        raise MeetingBroken(reason or f"the other ranks have not answered within {seconds:.0f} s")
+        raise RendezvousBroken(reason or f"the other ranks have not answered within {seconds:.0f} s")
 
     def _ended(self, kind: str) -> str | None:
         """Return why an answer of a kind cannot come any more; words can be read without those who have left."""

@@ -106,7 +106,7 @@ class Caller:
         return _derived(self._secret, part, self._purpose, self._hello + self._challenge)
 
 
-class Door:
+class Callee:
     """The side that is called, for one caller: `challenge`, then `admit`. `rank` is who the caller says it is."""
 
     def __init__(self, secret: bytes, purpose: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainsentry.collectors.ranks.connection import Line, MeetingBroken, prove, ranks_named
+from trainsentry.collectors.ranks.connection import Connection, RendezvousBroken, prove, ranks_named
 from trainsentry.collectors.ranks.handshake import Caller, Refused, secret_for
-from trainsentry.collectors.ranks.rendezvous_server import Hub, kept_from_children
+from trainsentry.collectors.ranks.rendezvous_server import RendezvousServer, kept_from_children
 from trainsentry.collectors.ranks.run_secret import (
     SECRET,
     UNAUTHENTICATED,
@@ -56,7 +56,7 @@ DOORS: Final = 8
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """Where the ranks of one run look for its rank 0: a host that all know, and ports made from what all know."""
 
     host: str
@@ -64,14 +64,14 @@ class Door:
     run: str
 
     @classmethod
-    def at(cls, host: str, port: str, number: int = 0) -> "Door":
+    def at(cls, host: str, port: str, number: int = 0) -> "Endpoint":
         """Return the door to a run's meeting; no other run at this time has a scheduler with this address."""
         run = f"{host}:{port}"
         first = zlib.crc32(run.encode()) % (len(PORTS) - DOORS)
         return cls(host, tuple(PORTS[first + i] for i in range(DOORS)), f"{run}#{number}")
 
 
-class Meeting:
+class SocketRendezvous:
     """The ranks of a run, all of which take part, watched or not; `board` is where they leave words.
 
     `secret` is known to all of them and to nobody else; it is never sent.
@@ -80,12 +80,12 @@ class Meeting:
     name: Final = ""
     """Their exchanges are no process group's."""
 
-    def __init__(self, line: Line, rank: int, size: int, hub: Hub | None, secret: str) -> None:
+    def __init__(self, line: Connection, rank: int, size: int, hub: RendezvousServer | None, secret: str) -> None:
         self.line = line
         self.secret = secret
         self.rank = rank
         self.size = size
-        self.board = Board(line, size)
+        self.board = SocketStore(line, size)
         self._hub = hub
         self._exchanges = 0
 
@@ -108,10 +108,10 @@ class Meeting:
             self._hub.wait(0.0 if broken else LEAVING_SECONDS)
 
 
-class Board:
+class SocketStore:
     """Where ranks leave words for each other that are read without waiting for anyone's training."""
 
-    def __init__(self, line: Line, size: int) -> None:
+    def __init__(self, line: Connection, size: int) -> None:
         self.size = size
         self._line = line
         self._reads = 0
@@ -128,10 +128,10 @@ class Board:
         return {int(key.rpartition("/")[2]): text for key, text in found.items()}
 
 
-class Agreement:
+class SocketMaxReduce:
     """Finds the greatest of what the ranks propose, while their steps go on. Alone a rank agrees with itself."""
 
-    def __init__(self, meeting: Meeting | None, max_wait: float) -> None:
+    def __init__(self, meeting: SocketRendezvous | None, max_wait: float) -> None:
         self._meeting = meeting
         self._max_wait = max_wait
         self._number = 0
@@ -163,7 +163,7 @@ class Agreement:
         return agreed
 
 
-def meet(door: Door, rank: int, size: int, seconds: float = MEETING_SECONDS) -> Meeting:
+def meet(door: Endpoint, rank: int, size: int, seconds: float = MEETING_SECONDS) -> SocketRendezvous:
     """Wait until every rank has come; each proves to rank 0, and rank 0 to it, that it knows the run's secret.
 
     Raises:
@@ -177,11 +177,11 @@ def meet(door: Door, rank: int, size: int, seconds: float = MEETING_SECONDS) -> 
         hub = None
         if rank == 0:
             secret = given or _left(door)  # before anybody can call
-            hub = Hub(_open(door), secret, purpose, size, seconds)
+            hub = RendezvousServer(_open(door), secret, purpose, size, seconds)
         line, secret = _call(door, lambda: given or left_secret(door.run), (purpose, rank), seconds)
         try:
             here = line.wait("here", 0, seconds + VERDICT_SECONDS)
-        except MeetingBroken:
+        except RendezvousBroken:
             line.close()
             raise
     finally:
@@ -190,11 +190,11 @@ def meet(door: Door, rank: int, size: int, seconds: float = MEETING_SECONDS) -> 
     if here["missing"]:
         line.close()
         hint = "" if given is not None else f"; ranks on other hosts need {SECRET}, the same on every rank"
-        raise MeetingBroken(f"{ranks_named(here['missing'])} did not call watch() within {seconds:.0f} s{hint}")
-    return Meeting(line, rank, size, hub, secret_for(secret, "run", here["seed"]))
+        raise RendezvousBroken(f"{ranks_named(here['missing'])} did not call watch() within {seconds:.0f} s{hint}")
+    return SocketRendezvous(line, rank, size, hub, secret_for(secret, "run", here["seed"]))
 
 
-def _given(door: Door) -> bytes | None:
+def _given(door: Endpoint) -> bytes | None:
     """Return the secret that all ranks were given; None where rank 0 leaves one for those of this host.
 
     Raises:
@@ -211,23 +211,23 @@ def _given(door: Door) -> bytes | None:
         )
         return door.run.encode()
     if given is None and not is_here(door.host):
-        raise MeetingBroken(
+        raise RendezvousBroken(
             f"rank 0 is on another host ({door.host}), and there is no secret by which ranks know each other: set "
             f"{SECRET} to the same random text on every rank (or {UNAUTHENTICATED}=1 where nobody else reaches them)"
         )
     return given
 
 
-def _left(door: Door) -> bytes:
+def _left(door: Endpoint) -> bytes:
     try:
         return leave_secret(door.run)
     except OSError as error:
-        raise MeetingBroken(
+        raise RendezvousBroken(
             f"the secret of the run cannot be left for its ranks ({error}); {SECRET} can hold it"
         ) from None
 
 
-def _open(door: Door) -> socket.socket:
+def _open(door: Endpoint) -> socket.socket:
     """Return a socket that listens at the first port that is free.
 
     Raises:
@@ -240,12 +240,12 @@ def _open(door: Door) -> socket.socket:
             return socket.create_server((door.host, port), family=_family(door.host), backlog=128)
         except OSError as error:
             reason = error
-    raise MeetingBroken(f"rank 0 cannot listen at {door.host}, ports {door.ports[0]} to {door.ports[-1]}: {reason}")
+    raise RendezvousBroken(f"rank 0 cannot listen at {door.host}, ports {door.ports[0]} to {door.ports[-1]}: {reason}")
 
 
 def _call(
-    door: Door, find_secret: Callable[[], bytes | None], who: tuple[str, int], seconds: float
-) -> tuple[Line, bytes]:
+    door: Endpoint, find_secret: Callable[[], bytes | None], who: tuple[str, int], seconds: float
+) -> tuple[Connection, bytes]:
     """Return the connection to rank 0, which may not be there yet, and the secret that both know.
 
     Behind a port there may be someone else, and a secret may be that of an earlier run, until there is a newer one.
@@ -260,23 +260,23 @@ def _call(
             try:
                 secret = find_secret()
             except OSError as error:
-                raise MeetingBroken(str(error)) from None
-            with contextlib.suppress(OSError, Refused, MeetingBroken):
+                raise RendezvousBroken(str(error)) from None
+            with contextlib.suppress(OSError, Refused, RendezvousBroken):
                 if secret is not None:
                     sock = kept_from_children(socket.create_connection((door.host, port), CALL_SECONDS))
                     return _enter(sock, Caller(secret, *who)), secret
         time.sleep(POLL_SECONDS)
-    raise MeetingBroken(f"rank 0 was not found at {door.host}, ports {door.ports[0]} to {door.ports[-1]}")
+    raise RendezvousBroken(f"rank 0 was not found at {door.host}, ports {door.ports[0]} to {door.ports[-1]}")
 
 
-def _enter(sock: socket.socket, caller: Caller) -> Line:
+def _enter(sock: socket.socket, caller: Caller) -> Connection:
     try:
         seals = prove(sock, caller, WELCOME_SECONDS)
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = Line(sock, seals)
+        line = Connection(sock, seals)
         line.send({"ready": 1})
-    except (OSError, Refused, MeetingBroken):
+    except (OSError, Refused, RendezvousBroken):
         sock.close()
         raise
     return line

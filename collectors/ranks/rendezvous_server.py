@@ -13,8 +13,8 @@ import weakref
 from typing import Any, Final
 
 from trainsentry.collectors.ranks.connection import SealedLines, text_of
-from trainsentry.collectors.ranks.rounds import Rounds, Words, is_number
-from trainsentry.collectors.ranks.unproven_callers import MOST_STRANGERS, Proven, Strangers
+from trainsentry.collectors.ranks.rounds import Rounds, StoredWords, is_number
+from trainsentry.collectors.ranks.unproven_callers import MOST_STRANGERS, ProvenCaller, UnprovenCallers
 
 LONGEST_LINE: Final = 2**20
 """Bytes of what a rank says; a configuration has some ten thousand."""
@@ -45,7 +45,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_child)
 
 
-class Hub:
+class RendezvousServer:
     """Lets the ranks of a run in, `size` of them, and answers them in a thread of its own until all have left.
 
     Who calls has to prove that it knows the run's secret before anything that it says is looked at. What every rank
@@ -58,8 +58,8 @@ class Hub:
         self.size = size
         self.seed = os.urandom(32).hex()
         self._end = time.monotonic() + seconds
-        strangers = Strangers(kept_from_children(listening), secret, purpose, most=MOST_STRANGERS + size)
-        self._strangers: Strangers | None = strangers
+        strangers = UnprovenCallers(kept_from_children(listening), secret, purpose, most=MOST_STRANGERS + size)
+        self._strangers: UnprovenCallers | None = strangers
         self._selector = selectors.DefaultSelector()
         self._watched: set[socket.socket] = set()
         self._lines: dict[socket.socket, SealedLines] = {}
@@ -68,7 +68,7 @@ class Hub:
         self._out: set[int] = set()
         self._dead: list[socket.socket] = []
         self._rounds = Rounds(size)
-        self._words = Words()
+        self._words = StoredWords()
         self._ended = threading.Event()
         threading.Thread(target=self._serve, name="trainsentry meeting", daemon=True).start()
 
@@ -111,7 +111,7 @@ class Hub:
         for caller in self._strangers.proven():
             self._greet(caller)
 
-    def _greet(self, caller: Proven) -> None:
+    def _greet(self, caller: ProvenCaller) -> None:
         if caller.rank >= self.size or caller.rank in self._ranks.values():
             caller.sock.close()
             return

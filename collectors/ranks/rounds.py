@@ -84,7 +84,7 @@ def _are_numbers(given: Any) -> bool:
     )
 
 
-class Words:
+class StoredWords:
     """The words that ranks have left; each rank's names end with its own number."""
 
     def __init__(self) -> None:

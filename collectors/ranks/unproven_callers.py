@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from trainsentry.collectors.ranks.handshake import HELLO_BYTES, PROOF_BYTES, Door, Refused, Seals
+from trainsentry.collectors.ranks.handshake import HELLO_BYTES, PROOF_BYTES, Callee, Refused, Seals
 
 MOST_STRANGERS: Final = 64
 """Callers that are waited for at once where few are expected: a recorder has 15 children at most."""
@@ -23,7 +23,7 @@ PAUSE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Proven:
+class ProvenCaller:
     """A caller that has proven that it belongs to the run; `proof` is what it is to be sent first, for it waits."""
 
     sock: socket.socket
@@ -37,7 +37,7 @@ class _Stranger:
     """A caller: what it has said of the message that it is to say now, and since when it is here."""
 
     sock: socket.socket
-    door: Door
+    door: Callee
     since: float
     inbox: bytearray = field(default_factory=bytearray)
     challenged: bool = False
@@ -48,7 +48,7 @@ class _Stranger:
         return (PROOF_BYTES if self.challenged else HELLO_BYTES) - len(self.inbox)
 
 
-class Strangers:
+class UnprovenCallers:
     """Listens for callers, and has each prove that it knows the secret before anything it says is looked at.
 
     When there are more than `most`, one that has said nothing goes first, else the one that has been here longest: who
@@ -81,7 +81,7 @@ class Strangers:
         door = [self._listening] if self._clock() >= self._pause_until else []
         return [*door, *(stranger.sock for stranger in self._here)]
 
-    def proven(self) -> Iterator[Proven]:
+    def proven(self) -> Iterator[ProvenCaller]:
         """Let callers in, hear those that are here, and yield those that belong to the run."""
         self._accept()
         for stranger in list(self._here):
@@ -121,7 +121,7 @@ class Strangers:
     def _take_in(self, sock: socket.socket) -> None:
         """Take a caller in and hear it: who belongs to the run has said its first word by now, and is not silent."""
         sock.setblocking(False)
-        stranger = _Stranger(sock, Door(self._secret, self._purpose), self._clock())
+        stranger = _Stranger(sock, Callee(self._secret, self._purpose), self._clock())
         self._here.append(stranger)
         try:
             self._hear(stranger)
@@ -133,7 +133,7 @@ class Strangers:
             silent = [stranger for stranger in self._here if not stranger.challenged]
             self._turn_away((silent or self._here)[0])
 
-    def _hear(self, stranger: _Stranger) -> Proven | None:
+    def _hear(self, stranger: _Stranger) -> ProvenCaller | None:
         """Read what a caller has said; return it once it has proven itself.
 
         Raises:
@@ -155,7 +155,7 @@ class Strangers:
             stranger.inbox.clear()
             if stranger.challenged:
                 proof, seals = stranger.door.admit(said)
-                return Proven(stranger.sock, stranger.door.rank, seals, proof)
+                return ProvenCaller(stranger.sock, stranger.door.rank, seals, proof)
             stranger.sock.send(stranger.door.challenge(said))
             stranger.challenged = True
             return None

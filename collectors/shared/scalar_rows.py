@@ -12,7 +12,7 @@ from trainsentry.collectors.series import (
 )
 
 
-class Rows(Protocol):
+class ScalarSink(Protocol):
     """Where rows are appended."""
 
     table: SeriesTable
@@ -24,7 +24,7 @@ class Rows(Protocol):
 class ScalarRows:
     """Appends a row for each scalar, and remembers until the step ends which were logged."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: ScalarSink) -> None:
         self.rows = rows
         self._logged: set[str] = set()
 

@@ -14,7 +14,7 @@ LOOK_EVERY: Final = 100
 """Steps between two counts of the modules: 5 ms for 5,000 of them. Parameters show in the optimizer at once."""
 
 
-class Additions:
+class AddedModules:
     """Notices that a watched model has grown: an adapter, a new head, layers that are unfrozen one by one."""
 
     def __init__(self, guard: Guard) -> None:

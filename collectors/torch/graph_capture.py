@@ -42,7 +42,7 @@ def stream_is_captured() -> bool:
     return False
 
 
-class Captures:
+class GraphCaptures:
     """Holds a guard while a graph is captured, and says so when steps happen in replays that nobody sees.
 
     `make_graphed_callables` takes no module that has hooks: `lay_down` takes ours off, `take_up` puts them back.
@@ -85,7 +85,7 @@ class Captures:
             self.guard.warn_once("captured steps", UNSEEN)
 
 
-_watching: "weakref.WeakSet[Captures]" = weakref.WeakSet()
+_watching: "weakref.WeakSet[GraphCaptures]" = weakref.WeakSet()
 _patched: list[tuple[Any, str, Any]] = []
 
 

@@ -16,7 +16,7 @@ from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.sharding.clean_names import is_holder
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
-from trainsentry.collectors.torch.tensor_capture import Capture
+from trainsentry.collectors.torch.tensor_capture import TensorCapture
 
 PART: Final = "replay"
 
@@ -101,7 +101,7 @@ class Replay:
         return "done"
 
     def _once(self, last: _Pass, modules: Collection[str], writer: EntryWriter) -> None:
-        capture = Capture(self.names, Guard(strict=True), checksum=True)
+        capture = TensorCapture(self.names, Guard(strict=True), checksum=True)
         last.random.restore()
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.no_grad())

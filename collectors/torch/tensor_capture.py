@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainsentry.collectors.calls.call_selection import CallSelection
-from trainsentry.collectors.calls.dump_entries import EntryWriter, Piece
+from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace, EntryWriter
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
@@ -22,7 +22,7 @@ from trainsentry.collectors.torch.sharding.model_names import ModelNames
 PART = "dump"
 
 
-class Capture:
+class TensorCapture:
     """Finds the tensors of chosen modules, now or in the coming forward and backward pass."""
 
     framework = "pytorch"
@@ -39,23 +39,23 @@ class Capture:
         """Whether calls are seen."""
         return self._watcher is not None or self._checker is not None
 
-    def held(self, modules: Collection[str], optimizers: Sequence[Optimizer]) -> Iterator[Piece]:
+    def held(self, modules: Collection[str], optimizers: Sequence[Optimizer]) -> Iterator[DumpedTensorPlace]:
         """Yield weights, gradients and optimizer state of the named modules' own parameters, as they stand."""
         by_name = {m.name: m for m in self.names.modules}
         for named in self.names.parameters:
             if named.module not in modules:
                 continue
             stem = stem_of(by_name[named.module])
-            yield Piece(f"{stem}.forward.0", "parameters", named.leaf, named.part_of(named.parameter))
+            yield DumpedTensorPlace(f"{stem}.forward.0", "parameters", named.leaf, named.part_of(named.parameter))
             if named.parameter.grad is not None:
                 gradient = named.part_of(named.parameter.grad)
-                yield Piece(f"{stem}.parameters_grad.0", "parameters_grad", named.leaf, gradient)
+                yield DumpedTensorPlace(f"{stem}.parameters_grad.0", "parameters_grad", named.leaf, gradient)
             for optimizer in optimizers:
                 for path, tensor in tensors_in(state_of(optimizer).get(named.parameter, {})):
                     key = f"{named.leaf}.{path}"
                     like = tensor.numel() == named.parameter.numel()
                     part = named.part_of(tensor) if like else tensor
-                    yield Piece(f"{stem}.optimizer_state.0", "optimizer_state", key, part)
+                    yield DumpedTensorPlace(f"{stem}.optimizer_state.0", "optimizer_state", key, part)
 
     def describe(self, tensor: Tensor) -> dict[str, Any]:
         """Return what is said of a tensor in a dump."""

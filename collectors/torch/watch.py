@@ -23,19 +23,19 @@ from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.shared.model_graph import DataFlow, describe
 from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
 from trainsentry.collectors.targets import Selection, checked_targets
-from trainsentry.collectors.torch.added_modules import Additions
-from trainsentry.collectors.torch.distributed.communication import Communication
+from trainsentry.collectors.torch.added_modules import AddedModules
+from trainsentry.collectors.torch.distributed.communication import CollectiveRows
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
-from trainsentry.collectors.torch.graph_capture import Captures
+from trainsentry.collectors.torch.graph_capture import GraphCaptures
 from trainsentry.collectors.torch.hooks.activations import ActivationHooks
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, StepListener, watch_scalers
 from trainsentry.collectors.torch.parameters.gradient_rows import GradientRows
 from trainsentry.collectors.torch.parameters.loss_scale import LossScale
-from trainsentry.collectors.torch.parameters.optimized_parameters import Owners
+from trainsentry.collectors.torch.parameters.optimized_parameters import OptimizedParameters
 from trainsentry.collectors.torch.parameters.readers import (
     ParameterSeries,
-    StateEntries,
+    StateCount,
     UpdateReader,
     learning_rate_of,
     read_parameters,
@@ -45,7 +45,7 @@ from trainsentry.collectors.torch.replaying import Replay
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.late_wrap_check import FirstPass, is_data_parallel
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
-from trainsentry.collectors.torch.tensor_capture import Capture
+from trainsentry.collectors.torch.tensor_capture import TensorCapture
 from trainsentry.collectors.torch.validation import (
     check_new,
     check_scaler,
@@ -68,11 +68,11 @@ class TorchWatch:
         self.optimizers: list[Optimizer] = []
         self._outer: dict[int, Any] = {}
         self._first_passes: list[FirstPass] = []
-        self.communication: Communication | None = None
+        self.communication: CollectiveRows | None = None
         self.own_group = ""
         self.flow = DataFlow()
         self.rows = StepRows(table, settings.eps, self._refused)
-        self.capture = Capture(self.names, guard)
+        self.capture = TensorCapture(self.names, guard)
         self._replay: Replay | None = None
         self._selections: dict[str, Selection] = {}
         self._steps: OptimizerSteps | None = None
@@ -86,11 +86,11 @@ class TorchWatch:
         self._modes = TrainingModes(self.names, self.rows)
         self._read: set[nn.Parameter] = set()
         self._read_state_of: set[int] = set()
-        self._entries = StateEntries()
+        self._entries = StateCount()
         self._plan: Plan = frozenset()
-        self._owners = Owners(self.names, self._gradients.order)
-        self._additions = Additions(guard)
-        self._captures = Captures(guard, self._activations.lay_down, self._activations.take_up)
+        self._owners = OptimizedParameters(self.names, self._gradients.order)
+        self._additions = AddedModules(guard)
+        self._captures = GraphCaptures(guard, self._activations.lay_down, self._activations.take_up)
 
     # ------------------------------------------------------------------ watching
 
@@ -154,7 +154,7 @@ class TorchWatch:
         reducer = any(
             isinstance(m, nn.parallel.DistributedDataParallel) for chunk in self.names.chunks for m in chunk.modules()
         )
-        self.communication = Communication(
+        self.communication = CollectiveRows(
             self.rows, self.guard, self.own_group, self.settings.call_sites, reducer=self.settings.reducer and reducer
         )
 

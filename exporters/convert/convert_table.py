@@ -13,7 +13,7 @@ from trainsentry.exporters.csv.chunks import Reading, as_it_is_now
 from trainsentry.exporters.csv.format import SCALARS, TableFile
 from trainsentry.exporters.csv.pieces import line_count
 from trainsentry.exporters.csv.reader import newest_steps
-from trainsentry.exporters.csv.table_rows import RowKey, StepRows
+from trainsentry.exporters.csv.table_rows import RowKey, TableRows
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.tensorboard.event_file import EVENTS, EventFile, tag
 
@@ -111,8 +111,8 @@ def _write(
 
 
 def _chosen(
-    rows: Iterator[StepRows], choice: Choice, readings: Sequence[Reading], progress: Callable[[int], None]
-) -> Iterator[StepRows]:
+    rows: Iterator[TableRows], choice: Choice, readings: Sequence[Reading], progress: Callable[[int], None]
+) -> Iterator[TableRows]:
     told = 0
     for step_rows in rows:
         offset = sum(reading.offset for reading in readings)

@@ -9,7 +9,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.convert.msprobe_tables import SCOPES
 from trainsentry.exporters.convert.thinning import Picked
-from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, StepRows
+from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, TableRows
 from trainsentry.exporters.tensorboard.quantity_view import SUMMARY, LayoutSizes, QuantityView, summary_tag
 
 Tagger = Callable[[str, RowKey, str], str]
@@ -40,7 +40,7 @@ class TableTags:
         self._groups: list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
         self._sizes = LayoutSizes(self.keys)
 
-    def pick(self, rows: StepRows) -> Picked:
+    def pick(self, rows: TableRows) -> Picked:
         """Return a step's values with their slots; the very same slots while the rows' keys stay."""
         last = self._last
         if last is None or last[1] != rows.numbers or not np.array_equal(last[0], rows.keys):
@@ -66,7 +66,7 @@ class TableTags:
         """Return the pictures of layers over steps."""
         return [value for view in (self._views or {}).values() for value in view.pictures()]
 
-    def _choose(self, rows: StepRows) -> None:
+    def _choose(self, rows: TableRows) -> None:
         self._last = (rows.keys, rows.numbers)
         self._names = []
         self.too_many = self.too_many or (
@@ -80,7 +80,7 @@ class TableTags:
             parts.append(np.asarray([key * WIDEST + self._column(name) for name in SUMMARY], np.int64))
         self._slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def _grouped(self, rows: StepRows) -> list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+    def _grouped(self, rows: TableRows) -> list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
         """Return the quantities of rows: each with its rows and their rows in its picture."""
         if self._views is None or "norm" not in rows.numbers:
             return []

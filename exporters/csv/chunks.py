@@ -17,7 +17,7 @@ from trainsentry.exporters.csv.header import RANGES, WHOLE, Header, parse_header
 from trainsentry.exporters.csv.lines import parse_lines
 from trainsentry.exporters.csv.parquet import parquet_frames
 from trainsentry.exporters.csv.pieces import LONGEST_LINE, open_table, pieces, skip
-from trainsentry.exporters.csv.table_rows import Ids, RowKey, RowKeys, StepRows, by_step, joined
+from trainsentry.exporters.csv.table_rows import Ids, RowKey, RowKeys, TableRows, by_step, joined
 from trainsentry.exporters.files.foreign_files import NotOurs, Report
 
 _NOT_A_NUMBER: Final = ["nan", "NaN", "-nan", "NAN"]
@@ -33,12 +33,12 @@ class Reading:
     rows: int = 0
 
 
-def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
+def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[TableRows]:
     """Yield the rows of a file from its offset on, step by step; of a row written twice, the later one.
 
     Steps ascend; rows that go back behind a piece that was read already are reported and left out.
     """
-    held: list[StepRows] = []
+    held: list[TableRows] = []
     for rows in _parts(reading, keys, report):
         if held and rows.step == held[0].step:
             held.append(rows)
@@ -52,7 +52,7 @@ def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRo
         yield joined(held).newest()
 
 
-def _parts(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
+def _parts(reading: Reading, keys: RowKeys, report: Report) -> Iterator[TableRows]:
     """Yield the rows of a file as they stand; where it cannot be read on, that is reported."""
     file = reading.file = as_it_is_now(reading.file)
     parts = _parts_of_parquet if file.path.suffix == ".parquet" else _parts_of_csv
@@ -67,7 +67,7 @@ def _without(message: str, path: Path) -> str:
     return message.removeprefix(f"{path}: ") or "more than the memory holds"
 
 
-def _parts_of_csv(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
+def _parts_of_csv(reading: Reading, keys: RowKeys, report: Report) -> Iterator[TableRows]:
     file = reading.file
     with open_table(file.path) as stream:
         first = stream.readline(LONGEST_LINE)
@@ -115,7 +115,7 @@ def _header(line: bytes, file: TableFile, report: Report) -> Header | None:
     return header
 
 
-def _parts_of_parquet(reading: Reading, keys: RowKeys, report: Report) -> Iterator[StepRows]:
+def _parts_of_parquet(reading: Reading, keys: RowKeys, report: Report) -> Iterator[TableRows]:
     file = reading.file
     if reading.offset:  # a block that is finished: all of it was read
         return
@@ -214,7 +214,7 @@ def _whole(piece: bytes, lines: int, columns: int) -> bool:
     return re.sub(rb'"[^"]*"', b"", piece).count(b",") == lines * (columns - 1)
 
 
-def _rows(frame: pd.DataFrame, header: Header, restart: int, keys: RowKeys) -> tuple[StepRows, Ids]:
+def _rows(frame: pd.DataFrame, header: Header, restart: int, keys: RowKeys) -> tuple[TableRows, Ids]:
     n = len(frame)
     zeros = np.zeros(n, np.int64)
 
@@ -234,7 +234,7 @@ def _rows(frame: pd.DataFrame, header: Header, restart: int, keys: RowKeys) -> t
     ]
     first_layouts, layout_inverse = _alike(shape_codes, dtype_codes)
     layout_ids = [keys.layout_id((shapes[shape_codes[i]], dtypes[dtype_codes[i]])) for i in first_layouts.tolist()]
-    rows = StepRows(
+    rows = TableRows(
         0,
         restart,
         header.numbers,

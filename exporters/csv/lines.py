@@ -10,7 +10,7 @@ import numpy as np
 from trainsentry.exporters.csv.format import TableFile
 from trainsentry.exporters.csv.header import RANGES, Header
 from trainsentry.exporters.csv.pieces import LONGEST_LINE
-from trainsentry.exporters.csv.table_rows import Ids, RowKey, RowKeys, StepRows
+from trainsentry.exporters.csv.table_rows import Ids, RowKey, RowKeys, TableRows
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.short_text import shorten
 
@@ -19,7 +19,7 @@ Number = TypeVar("Number", int, float)
 
 def parse_lines(
     piece: bytes, header: Header, file: TableFile, first_line: int, keys: RowKeys, report: Report
-) -> tuple[StepRows, Ids]:
+) -> tuple[TableRows, Ids]:
     """Return the rows of a piece of a file and their steps; `report` hears of every line that is left out."""
     at = {name: i for i, name in enumerate(header.columns)}
     lines = csv.reader(io.StringIO(piece.decode("utf-8", "replace"), newline=""))
@@ -35,7 +35,7 @@ def parse_lines(
             report(file.path, first_line + before, str(error))
         before = lines.line_num
     steps, ids, orders, layouts, values = (list(column) for column in zip(*found, strict=True)) if found else ([],) * 5
-    rows = StepRows(
+    rows = TableRows(
         0,
         file.restart,
         header.numbers,

@@ -22,7 +22,7 @@ EXPANDS_ANYHOW: Final = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TablePiece:
     """Bytes of a table that end with a line, or with the file; `data` is None for `size` bytes of one endless line."""
 
     data: bytes | None
@@ -96,7 +96,7 @@ def skip(stream: BinaryIO, at: int, offset: int) -> int:
     return number
 
 
-def pieces(stream: BinaryIO) -> Iterator[Piece]:
+def pieces(stream: BinaryIO) -> Iterator[TablePiece]:
     """Yield the rest of a table in pieces."""
     rest = b""
     while data := stream.read(PIECE_BYTES):
@@ -104,12 +104,12 @@ def pieces(stream: BinaryIO) -> Iterator[Piece]:
         cut = _cut(data)
         rest = data[cut:]
         if cut:
-            yield Piece(data[:cut], cut)
+            yield TablePiece(data[:cut], cut)
         if len(rest) > 2 * LONGEST_LINE:  # what a quote holds back, and a line
-            yield Piece(None, len(rest) + pass_line(stream))
+            yield TablePiece(None, len(rest) + pass_line(stream))
             rest = b""
     if rest:
-        yield Piece(rest, len(rest))
+        yield TablePiece(rest, len(rest))
 
 
 def _cut(data: bytes) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainsentry.exporters.csv.chunks import Reading, steps_in
 from trainsentry.exporters.csv.format import SCALARS, TableFile, parse_file_name, table_paths
-from trainsentry.exporters.csv.table_rows import RowKeys, StepRows
+from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
 from trainsentry.exporters.files.foreign_files import NotOurs, Report
 
 
@@ -44,17 +44,17 @@ def table_files(directory: Path) -> dict[str, list[TableFile]]:
     return dict(tables)
 
 
-def read_steps(files: Sequence[TableFile], keys: RowKeys, report: Report) -> Iterator[StepRows]:
+def read_steps(files: Sequence[TableFile], keys: RowKeys, report: Report) -> Iterator[TableRows]:
     """Yield the rows of one table, step by step, ascending; of a step that was run twice, the newest."""
     return newest_steps([Reading(file) for file in files], keys, report)
 
 
-def newest_steps(readings: Sequence[Reading], keys: RowKeys, report: Report) -> Iterator[StepRows]:
+def newest_steps(readings: Sequence[Reading], keys: RowKeys, report: Report) -> Iterator[TableRows]:
     """Yield the rows of files read from where each was left off; of a step in several of them, the newest start's.
 
     Files that follow one another are opened one after the other.
     """
-    pending: StepRows | None = None
+    pending: TableRows | None = None
     for group in _overlapping(readings):
         streams = [steps_in(reading, keys, report) for reading in group]
         merged = heapq.merge(*streams, key=lambda rows: (rows.step, rows.restart))
@@ -87,7 +87,7 @@ def read_table(files: Sequence[TableFile], report: Report) -> Iterator[list[CsvR
     return (rows_of(rows, keys, table) for rows in read_steps(files, keys, report))
 
 
-def rows_of(rows: StepRows, keys: RowKeys, table: str) -> list[CsvRow]:
+def rows_of(rows: TableRows, keys: RowKeys, table: str) -> list[CsvRow]:
     """Return the rows of a step as objects."""
     scalar = table == SCALARS
     found = []

@@ -70,7 +70,7 @@ class RowKeys:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepRows:
+class TableRows:
     """Rows of one table and one step in the order they stand.
 
     `keys`, `orders` and `layouts` have shape (n,), `values` (n, len(numbers)) in float64; `numbers` are the columns'
@@ -90,9 +90,9 @@ class StepRows:
 
     def select(
         self, rows: "npt.NDArray[np.intp] | npt.NDArray[np.bool_] | slice", step: int | None = None
-    ) -> "StepRows":
+    ) -> "TableRows":
         """Return some of the rows, said to be of `step` if that is given."""
-        return StepRows(
+        return TableRows(
             self.step if step is None else step,
             self.restart,
             self.numbers,
@@ -102,7 +102,7 @@ class StepRows:
             self.values[rows],
         )
 
-    def newest(self) -> "StepRows":
+    def newest(self) -> "TableRows":
         """Return the rows without those whose key stands again further down."""
         backwards = self.keys[::-1]
         _, first = np.unique(backwards, return_index=True)
@@ -111,7 +111,7 @@ class StepRows:
         return self.select(np.sort(len(self.keys) - 1 - first))
 
 
-def by_step(rows: StepRows, steps: Ids) -> Iterator[StepRows]:
+def by_step(rows: TableRows, steps: Ids) -> Iterator[TableRows]:
     """Cut rows of several steps (`steps`, shape (n,)) into one part a step, ascending, the order within kept."""
     if len(steps) > 1 and bool((np.diff(steps) < 0).any()):
         order = np.argsort(steps, kind="stable")
@@ -122,12 +122,12 @@ def by_step(rows: StepRows, steps: Ids) -> Iterator[StepRows]:
             yield rows.select(slice(begin, end), step=int(steps[begin]))
 
 
-def joined(parts: Sequence[StepRows]) -> StepRows:
+def joined(parts: Sequence[TableRows]) -> TableRows:
     """Return parts of one step as one."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
-    return StepRows(
+    return TableRows(
         first.step,
         first.restart,
         first.numbers,

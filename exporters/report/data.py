@@ -14,7 +14,7 @@ from trainsentry.exporters.csv.reader import read_steps, table_files
 from trainsentry.exporters.csv.table_rows import RowKeys
 from trainsentry.exporters.engine import Each, here
 from trainsentry.exporters.files.foreign_files import NotOurs, Report
-from trainsentry.exporters.run_reader import Run, anomalies_since, read_run
+from trainsentry.exporters.run_reader import RecordedRun, anomalies_since, read_run
 from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 from trainsentry.exporters.tensorboard.quantity_view import LayoutSizes, QuantityView
 
@@ -38,7 +38,7 @@ MAX_POINTS: Final = 2000
 class ReportData:
     """A run, its scalars by name (steps and values), and its matrices by (rank, quantity)."""
 
-    run: Run
+    run: RecordedRun
     scalars: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
     matrices: dict[tuple[int, str], LayerMatrix] = field(default_factory=dict)
     anomalies: list[dict[str, Any]] = field(default_factory=list)

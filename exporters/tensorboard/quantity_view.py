@@ -8,7 +8,7 @@ import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.csv.format import elements_of, sizes_of
-from trainsentry.exporters.csv.table_rows import RowKeys, StepRows
+from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
 from trainsentry.exporters.tensorboard.heatmap import picture
 from trainsentry.exporters.tensorboard.layer_matrix import MAX_COLUMNS, LayerMatrix
 from trainsentry.exporters.tensorboard.values import histogram, image
@@ -75,7 +75,7 @@ class QuantityView:
 
     def take_rows(
         self,
-        rows: StepRows,
+        rows: TableRows,
         sizes: npt.NDArray[np.float64],
         layers: npt.NDArray[np.intp],
         places: "npt.NDArray[np.intp] | slice" = _ALL,

@@ -80,10 +80,10 @@ def demo_command(
     config = _config(directory, stop, overflow_nums)
     if ranks > 1:
         from trainsentry.monitor.cli.demo_ranks import demo_on_ranks
-        from trainsentry.monitor.demo.ranks import Task
+        from trainsentry.monitor.demo.ranks import DemoTask
 
         broken = seed % ranks if fault is not Fault.NONE else -1
-        share = Task(config, strategy.value, steps, seed, fault.value, broken, fault_parameter)
+        share = DemoTask(config, strategy.value, steps, seed, fault.value, broken, fault_parameter)
         demo_on_ranks(share, ranks, directory)
         return
     out.print(Text.assemble(("trainsentry demo", "bold"), ": a byte-level GPT learns Python's language reference"))

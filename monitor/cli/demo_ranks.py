@@ -13,7 +13,7 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.files.foreign_files import read_lines
 from trainsentry.monitor.cli.console import FOUND, Problems, bad_input, out
 from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
-from trainsentry.monitor.demo.ranks import Task, lines_of, start_ranks
+from trainsentry.monitor.demo.ranks import DemoTask, lines_of, start_ranks
 
 END_SECONDS: Final = 600.0
 """How long a rank may take to end after the first has trained: busy cores stretch it, and only a hang reaches this."""
@@ -25,7 +25,7 @@ WHAT = {
 }
 
 
-def demo_on_ranks(task: Task, ranks: int, directory: Path) -> None:
+def demo_on_ranks(task: DemoTask, ranks: int, directory: Path) -> None:
     """Run the demo on several ranks and show what was found."""
     if task.strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         bad_input("--strategy zero3 needs DeepSpeed: pip install 'trainsentry[deepspeed]'")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from trainsentry.anomaly.dumps.first_overflow import Overflow, first_overflows
+from trainsentry.anomaly.dumps.first_overflow import FirstOverflow, first_overflows
 from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
 from trainsentry.exporters.files.foreign_files import NotOurs
 from trainsentry.monitor.cli.console import FOUND, Problems, bad_input, out
@@ -35,7 +35,7 @@ def overflow_command(
     out.print(f"{dump}: no NaN and no Inf in the results of {sum(len(d.calls) for d in dumps)} calls", soft_wrap=True)
 
 
-def _show(step: int, found: list[Overflow], dumps: dict[int, RankDump]) -> None:
+def _show(step: int, found: list[FirstOverflow], dumps: dict[int, RankDump]) -> None:
     first = found[0]
     how = "made" if first.made else "passed on"
     places = ", ".join(first.places)
@@ -51,7 +51,7 @@ def _show(step: int, found: list[Overflow], dumps: dict[int, RankDump]) -> None:
         out.print(f"later: {other.call} on rank {other.rank}{source}", soft_wrap=True)
 
 
-def verdict_on(overflow: Overflow, dump: RankDump) -> tuple[str, str]:
+def verdict_on(overflow: FirstOverflow, dump: RankDump) -> tuple[str, str]:
     """Return normal, abnormal or unknown, and why: by a replay of the call on the CPU."""
     if not overflow.made:
         return "unknown", "NaN or Inf went into it: what made it was not dumped"

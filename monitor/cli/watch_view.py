@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from trainsentry.exporters.run_reader import Run, last_anomalies, last_scalars
+from trainsentry.exporters.run_reader import RecordedRun, last_anomalies, last_scalars
 from trainsentry.exporters.short_text import number, shorten
 
 BARS: Final = "▁▂▃▄▅▆▇█"
@@ -24,7 +24,7 @@ MAX_INCIDENTS: Final = 4
 WORST: Final = 8
 
 
-def view(run: Run, now: float) -> RenderableType:
+def view(run: RecordedRun, now: float) -> RenderableType:
     """Return a picture of a run; `now` is in seconds since the epoch."""
     first = next(iter(run.ranks), 0)
     scalars = last_scalars(run.root / f"rank{first}")
@@ -42,7 +42,7 @@ def view(run: Run, now: float) -> RenderableType:
     return Group(*parts)
 
 
-def _head(run: Run) -> Text:
+def _head(run: RecordedRun) -> Text:
     steps = [status.get("step", -1) for status in run.ranks.values()]
     states = {status.get("state", "no status") for status in run.ranks.values()}
     text = Text.assemble(("trainsentry ", "bold"), str(run.root))
@@ -95,7 +95,7 @@ def _incident(incident: dict[str, Any]) -> Panel:
     return Panel(body, title=Text(f"{title}{incident.get('last_seen')}"), border_style="red" if critical else "yellow")
 
 
-def _worst(run: Run) -> Table | None:
+def _worst(run: RecordedRun) -> Table | None:
     """Return the series with the strongest evidence against them among the newest anomalies."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for rank in list(run.ranks)[:MAX_RANKS]:
@@ -116,7 +116,7 @@ def _worst(run: Run) -> Table | None:
     return table
 
 
-def _ranks(run: Run, now: float) -> Table:
+def _ranks(run: RecordedRun, now: float) -> Table:
     table = Table(box=None, padding=(0, 1))
     for column in ("rank", "state", "step", "seen", "anomalies", "overflows", "skipped", "cost", "trouble"):
         table.add_column(column, justify="left" if column in {"state", "trouble"} else "right")

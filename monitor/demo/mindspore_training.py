@@ -23,7 +23,7 @@ BITS: Final = {"flip": (30,), "hard": (25, 26)}
 """Bits of a float32 by kind of fault: 30 multiplies a small weight by 2^128; 25 and 26 by 16 and 256."""
 
 
-class Block(nn.Cell):  # type: ignore[misc] # MindSpore has no types
+class TransformerCell(nn.Cell):  # type: ignore[misc] # MindSpore has no types
     """Causal self-attention of one head and a feed-forward network, each behind a norm and added to the stream."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Gpt(nn.Cell):  # type: ignore[misc] # MindSpore has no types
         super().__init__()
         self.token = nn.Embedding(VOCABULARY, WIDTH)
         self.position = Parameter(Tensor(np.zeros((CONTEXT, WIDTH), np.float32)))
-        self.blocks = nn.CellList([Block() for _ in range(LAYERS)])
+        self.blocks = nn.CellList([TransformerCell() for _ in range(LAYERS)])
         self.norm = nn.LayerNorm((WIDTH,))
         self.head = nn.Dense(WIDTH, VOCABULARY, has_bias=False)
 

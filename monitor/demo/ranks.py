@@ -30,7 +30,7 @@ from trainsentry.monitor.train_monitor import TrainMonitor
 
 
 @dataclass(frozen=True)
-class Task:
+class DemoTask:
     """What a rank is to do; `fault_rank` is the one that breaks, -1 for none."""
 
     config: dict[str, Any]
@@ -42,7 +42,7 @@ class Task:
     fault_parameter: str | None
 
 
-def start_ranks(task: Task, ranks: int) -> "list[subprocess.Popen[str]]":
+def start_ranks(task: DemoTask, ranks: int) -> "list[subprocess.Popen[str]]":
     """Start the ranks on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -68,7 +68,7 @@ def lines_of(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
             yield json.loads(line)["demo"]
 
 
-def run_rank(task: Task) -> None:
+def run_rank(task: DemoTask) -> None:
     """Train one rank's share, and break a weight on the way if this is the rank to break."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -184,7 +184,7 @@ class _Zero3(_Ddp):
 _STRATEGIES: Mapping[str, type[_Ddp]] = {"ddp": _Ddp, "fsdp2": _Fsdp2, "zero3": _Zero3}
 
 
-def _flip(held: Mapping[str, Tensor], task: Task) -> Flip:
+def _flip(held: Mapping[str, Tensor], task: DemoTask) -> Flip:
     """Flip a clear bit of what this rank holds of one parameter of the blocks."""
     choice = random.Random(task.seed)  # noqa: S311 - a fault, not a secret
     [bit] = choice.sample(BITS[task.fault], 1)
@@ -207,4 +207,4 @@ def _say(**what: Any) -> None:
 
 
 if __name__ == "__main__":
-    run_rank(Task(**json.loads(sys.argv[1])))
+    run_rank(DemoTask(**json.loads(sys.argv[1])))

@@ -24,7 +24,7 @@ from trainsentry.collectors.statistics import COLUMNS
 from trainsentry.exporters.files.foreign_fields import Kind, checked, objects, sizes, text
 from trainsentry.exporters.files.foreign_files import MOST_OF_OBJECT, NotOurs, read_object
 from trainsentry.monitor.recorder.ranks.comparison import Comparison, differences, is_compared
-from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering, is_global
+from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_global
 
 Records = Iterator[StepRecord]
 
@@ -41,7 +41,7 @@ def differences_of_ranks(
 
     `graphs` are the contents of the ranks' `graph.json`; where one is missing, that rank's collectives are not judged.
     """
-    gathering, comparison = Gathering(min(ranks), set(ranks), final=True), Comparison()
+    gathering, comparison = ShardAssembly(min(ranks), set(ranks), final=True), Comparison()
     comparison.data_parallel = {rank for rank in ranks if graphs.get(rank, {}).get("data_parallel")}
     for rank, (table, _) in ranks.items():
         gathering.use_table(rank, table)

@@ -18,7 +18,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import COLUMNS, INFS, NANS, STATISTICS, VALUE
 from trainsentry.exporters.csv.format import SCALARS, elements_of, sizes_of
-from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, StepRows
+from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, TableRows
 
 # The last part named input or output is ours; earlier ones belong to the user's module names.
 _ACTIVATION: Final = re.compile(
@@ -53,7 +53,7 @@ class RecordedTable:
         self._ids = np.zeros(0, np.int32)
         self._layouts: list[int] = []
 
-    def rows(self, rows: StepRows, table: SeriesTable) -> RecordedRows:
+    def rows(self, rows: TableRows, table: SeriesTable) -> RecordedRows:
         """Return rows of the table as rows of a record; their series and layouts are defined in `table`."""
         scalar = self.name == SCALARS
         self._define(rows, table)
@@ -74,7 +74,7 @@ class RecordedTable:
             unplaced=scalar,
         )
 
-    def _define(self, rows: StepRows, table: SeriesTable) -> None:
+    def _define(self, rows: TableRows, table: SeriesTable) -> None:
         """Define the series that these rows are the first of, in the order in which the run met them."""
         more = len(self.keys.keys) - len(self._ids)
         self._ids = np.append(self._ids, np.full(more, -1, np.int32))
@@ -83,7 +83,7 @@ class RecordedTable:
             key = int(rows.keys[row])
             self._ids[key] = table.series_id(series_of(self.name, self.keys.keys[key]))
 
-    def _tells_of_a_skip(self, rows: StepRows) -> bool:
+    def _tells_of_a_skip(self, rows: TableRows) -> bool:
         names = (self.keys.keys[key].name for key in rows.keys.tolist())
         numbers = zip(names, rows.values[:, 0].tolist(), strict=True)
         return any(name in {SKIPPED, FOUND_INF} and value > 0 for name, value in numbers)

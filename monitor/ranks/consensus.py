@@ -23,7 +23,7 @@ NO_STOP, STOP, OVERFLOW_STOP = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Proposal:
     """What one rank would like, or what all have agreed on: of everything the greatest counts.
 
     `ahead` and `behind` are the step's number and minus it: they tell whether all ranks are at one step. `dense_until`
@@ -45,13 +45,13 @@ class Wishes:
         return [*map(float, (self.stop, self.dense_until, self.unheard, self.ahead, self.behind)), *costs]
 
     @classmethod
-    def of(cls, numbers: list[float]) -> "Wishes":
+    def of(cls, numbers: list[float]) -> "Proposal":
         """Rebuild wishes from numbers."""
         stop, dense_until, unheard, ahead, behind = map(int, numbers[:5])
         return cls(stop, dense_until, unheard, tuple(numbers[5:]), ahead, behind)
 
 
-class CommonDecisions:
+class Consensus:
     """Exchanges wishes at one boundary and has the answer at a later one; between them a step's time passes.
 
     A rank whose own monitor has failed, or that is not watched, goes on taking part. Once an answer fails to come,
@@ -81,9 +81,9 @@ class CommonDecisions:
     def _answer_is_due(self, step: int) -> bool:
         return self._proposed_at is not None and step - self._proposed_at >= (LAG if self._many else 1)
 
-    def at_boundary(self, step: int, wishes: Wishes) -> Wishes | None:
+    def at_boundary(self, step: int, wishes: Proposal) -> Proposal | None:
         """Return what was agreed on since the last boundary, and tell the others this rank's wishes."""
-        agreed: Wishes | None = None
+        agreed: Proposal | None = None
         if self._answer_is_due(step):
             self._proposed_at = None
             agreed = self.guard.run(PART, self._result)
@@ -113,9 +113,9 @@ class CommonDecisions:
         if until > step:
             self.schedule.sample_every_step(step, until - step)
 
-    def _result(self) -> Wishes | None:
+    def _result(self) -> Proposal | None:
         numbers = self.agreement.result()
-        return Wishes.of(numbers) if numbers is not None else None
+        return Proposal.of(numbers) if numbers is not None else None
 
     def close(self) -> None:
         """Take the last answer, for which the others wait as well."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
-from trainsentry.monitor.ranks.consensus import CommonDecisions
+from trainsentry.monitor.ranks.consensus import Consensus
 from trainsentry.monitor.ranks.hang_watch import HangWatch
-from trainsentry.monitor.ranks.recorder_address import Listening, find_place
+from trainsentry.monitor.ranks.recorder_address import RecorderAddress, find_place
 from trainsentry.monitor.schedule import Schedule
 
 PATIENCE_SECONDS: Final = 60.0
@@ -23,7 +23,7 @@ MANY_RANKS: Final = 64
 some forty thousand files, and a shared file system is slowest at opening them."""
 
 
-class Company:
+class RankGroup:
     """What a rank has to do with the others; every rank has one, watched or not."""
 
     def __init__(self, config: MonitorConfig, framework: Any, meeting: Any, watched: list[int], guard: Guard) -> None:
@@ -37,10 +37,10 @@ class Company:
             raise
         costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
         agreement = framework.agreement(meeting, PATIENCE_SECONDS)
-        self.common = CommonDecisions(meeting, agreement, self.schedule, guard, costs=costs)
+        self.common = Consensus(meeting, agreement, self.schedule, guard, costs=costs)
         self.hangs: HangWatch | None = None
         try:
-            self._listening: Listening | None = Listening(meeting.rank)
+            self._listening: RecorderAddress | None = RecorderAddress(meeting.rank)
         except OSError as error:
             guard.warn_once("recorders of other ranks", f"no socket for other ranks can be opened: {error}")
             self._listening = None

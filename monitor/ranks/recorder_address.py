@@ -6,7 +6,7 @@ import socket
 from typing import Any, Final
 
 from trainsentry.collectors.ranks.handshake import secret_for
-from trainsentry.monitor.recorder.ranks.tree_position import Address, Place, place_of, purpose_of
+from trainsentry.monitor.recorder.ranks.tree_position import Address, TreePosition, place_of, purpose_of
 
 LOCAL: Final = "127.0.0.1"
 
@@ -15,7 +15,7 @@ _MASTERS: Final = (("MASTER_ADDR", "MASTER_PORT"), ("MS_SCHED_HOST", "MS_SCHED_P
 """What launchers of torch and MindSpore call the host that all ranks reach."""
 
 
-class Listening:
+class RecorderAddress:
     """A socket for the recorders of other ranks; kept here so that a successor of a recorder finds it open."""
 
     def __init__(self, rank: int) -> None:
@@ -37,7 +37,7 @@ class Listening:
         self.sock.close()
 
 
-def find_place(meeting: Any, listening: Listening | None, watched: bool) -> Place | None:
+def find_place(meeting: Any, listening: RecorderAddress | None, watched: bool) -> TreePosition | None:
     """Tell the other ranks where this one's recorder listens; return its place among them.
 
     None on a rank that is not watched, or cannot listen; it takes part in the exchange all the same. The secrets of

@@ -4,15 +4,15 @@ from typing import Any
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.errors import TrainingStopped
-from trainsentry.monitor.ranks.consensus import CommonDecisions, Wishes, kind_of
+from trainsentry.monitor.ranks.consensus import Consensus, Proposal, kind_of
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd
 
 
-class Follower:
+class UnwatchedRank:
     """Listens to the optimizers' steps and reads nothing. `steps` are the framework's, and remove the hooks."""
 
-    def __init__(self, common: CommonDecisions, schedule: Schedule, guard: Guard, start_step: int) -> None:
+    def __init__(self, common: Consensus, schedule: Schedule, guard: Guard, start_step: int) -> None:
         self.common = common
         self.schedule = schedule
         self.guard = guard
@@ -62,7 +62,7 @@ class Follower:
 
         """
         step, self.step = self.step, self.step + 1
-        agreed = self.common.at_boundary(step, Wishes(stop=kind_of(self.stop)))
+        agreed = self.common.at_boundary(step, Proposal(stop=kind_of(self.stop)))
         if agreed is not None and agreed.stop:
             stop, self.stop = self.stop, None
             raise self.common.stop_together(step, stop)

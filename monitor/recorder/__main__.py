@@ -1,4 +1,4 @@
-"""Starts a recorder process: `python -m trainsentry.monitor.recorder`, with its `Hello` on standard input."""
+"""Starts a recorder process: `python -m trainsentry.monitor.recorder`, with its `RecorderSettings` on standard input."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import sys
 
 from trainsentry.monitor.recorder.last_report import begin_report
 from trainsentry.monitor.recorder.loop import Recorder
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.start import TERMINAL_SIGNALS
 
@@ -16,7 +16,7 @@ from trainsentry.monitor.recorder.start import TERMINAL_SIGNALS
 def main() -> None:
     """Serve until the trainer closes or is gone."""
     _step_aside()
-    hello = Hello.decode(sys.stdin.buffer.read())
+    hello = RecorderSettings.decode(sys.stdin.buffer.read())
     ring_descriptor, socket_descriptor = hello.descriptors
     ring = Ring(ring_descriptor, hello.ring_size)
     channel = socket.socket(fileno=socket_descriptor)

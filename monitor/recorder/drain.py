@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.monitor.recorder.messages import RECORD
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
 
 logger = logging.getLogger("trainsentry")
@@ -33,7 +33,7 @@ def steps_in(ring: Ring) -> tuple[int, int] | None:
 
 
 def write_rest(
-    hello: Hello, ring: Ring, state: str, counters: Mapping[str, Any], seconds: float = DRAIN_SECONDS
+    hello: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], seconds: float = DRAIN_SECONDS
 ) -> list[dict[str, Any]] | None:
     """Write what is in the ring, and the last status, which says `state`; return what the session has to tell.
 
@@ -59,7 +59,9 @@ def write_rest(
     return heard if done.is_set() else None
 
 
-def _drain(hello: Hello, ring: Ring, state: str, counters: Mapping[str, Any], heard: list[dict[str, Any]]) -> None:
+def _drain(
+    hello: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], heard: list[dict[str, Any]]
+) -> None:
     from trainsentry.monitor.recorder.loop import Intake
     from trainsentry.monitor.recorder.session import Session
 

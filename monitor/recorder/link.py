@@ -17,7 +17,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.drain import steps_in, write_rest
-from trainsentry.monitor.recorder.recorder_settings import Hello, for_successor
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings, for_successor
 from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.sinks.known_gaps import KnownGaps
 from trainsentry.monitor.recorder.start import Running, Starter, is_stopped, start_recorder
@@ -45,7 +45,7 @@ class RecorderLink:
     writes it. `gaps` are those known here.
     """
 
-    def __init__(self, hello: Hello, table: SeriesTable, starter: Starter = start_recorder) -> None:
+    def __init__(self, hello: RecorderSettings, table: SeriesTable, starter: Starter = start_recorder) -> None:
         self.hello = hello
         self.table = table
         self.dropped = 0
@@ -79,7 +79,7 @@ class RecorderLink:
         """The recorder that was started last."""
         return self._running
 
-    def _start(self, hello: Hello) -> Running:
+    def _start(self, hello: RecorderSettings) -> Running:
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
         try:
@@ -320,7 +320,7 @@ class RecorderLink:
         self.dead = reason
         logger.error("trainsentry: %s. Training goes on.", reason)
 
-    def _successor(self) -> Hello:
+    def _successor(self) -> RecorderSettings:
         return for_successor(self.hello, self.table, self.relay, self.gaps.told)
 
     def close(self, timeout: float) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from trainsentry.collectors.record import StepRecord
 from trainsentry.monitor.recorder.messages import CONTROL, DEFINITIONS, FRAGMENT, RECORD, decode, encode
 from trainsentry.monitor.recorder.ranks import network
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.session import Session
 
@@ -67,7 +67,7 @@ class Recorder:
     memory, which a bare read of the ring's counter does not on every processor.
     """
 
-    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
+    def __init__(self, hello: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
         self.hello = hello
         self.ring = ring
         self.channel = channel

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.monitor.recorder.ranks.tree_position import Place
+from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 
 
 @dataclass(frozen=True)
-class Hello:
+class RecorderSettings:
     """Settings of one rank's recorder, and the series that are defined already.
 
     `slowest_every` is how many steps lie between two samples of what is sampled most seldom. `restart` numbers the
@@ -38,7 +38,7 @@ class Hello:
     definitions: dict[str, Any] = field(default_factory=dict)
     descriptors: tuple[int, int] = (-1, -1)
     parent: int = 0
-    place: Place | None = None
+    place: TreePosition | None = None
     quiet: bool = False
     report: bool = True
     finished_blocks: str = "csv"
@@ -67,15 +67,17 @@ class Hello:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> "Hello":
+    def decode(cls, data: bytes) -> "RecorderSettings":
         """Rebuild the settings."""
         values = json.loads(data)
         values["statistics"] = tuple(values["statistics"])
         values["descriptors"] = tuple(values["descriptors"])
-        values["place"] = Place.decode(values["place"]) if values["place"] is not None else None
+        values["place"] = TreePosition.decode(values["place"]) if values["place"] is not None else None
         return cls(**values)
 
 
-def for_successor(hello: Hello, table: SeriesTable, relay: int, gaps: Sequence[dict[str, Any]]) -> Hello:
+def for_successor(
+    hello: RecorderSettings, table: SeriesTable, relay: int, gaps: Sequence[dict[str, Any]]
+) -> RecorderSettings:
     """Return the hello for a successor of a recorder that died."""
     return replace(hello, definitions=table.definitions(), relay=relay, gaps=list(gaps))

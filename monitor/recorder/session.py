@@ -21,16 +21,16 @@ from trainsentry.exporters.files.json_files import append_lines, replace_json, w
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.hang_report import HangReport
 from trainsentry.monitor.recorder.publisher import Findings, IncidentBook, next_incident_id
-from trainsentry.monitor.recorder.ranks.rank_tree import Together
+from trainsentry.monitor.recorder.ranks.rank_tree import RankTree
 from trainsentry.monitor.recorder.ranks.shard_assembly import PENDING_STEPS
-from trainsentry.monitor.recorder.ranks.tree_position import Place
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.claim import RENEW_SECONDS, claim_start, release, renew
 from trainsentry.monitor.recorder.sinks.disk_quota import quota_works
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.home import Home, write_anew
+from trainsentry.monitor.recorder.sinks.home import OutputDirectory, write_anew
 from trainsentry.monitor.recorder.sinks.metrics import Metrics, MetricsSink
-from trainsentry.monitor.recorder.sinks.writer_thread import LAST_SECONDS, Sink
+from trainsentry.monitor.recorder.sinks.writer_thread import LAST_SECONDS, WriterThread
 from trainsentry.monitor.recorder.sinks.writers import Writers
 from trainsentry.monitor.recorder.status import Standing, status_of
 from trainsentry.monitor.recorder.webhook import begin_alert
@@ -54,7 +54,7 @@ QUOTA_STEPS: Final = 100
 class Session:
     """Everything that happens behind the ring. `send` carries messages to the trainer and never blocks."""
 
-    def __init__(self, hello: Hello, send: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, hello: RecorderSettings, send: Callable[[dict[str, Any]], None]) -> None:
         self.hello = hello
         self.send = send
         self.table = SeriesTable()
@@ -70,9 +70,9 @@ class Session:
         self.overflow = OverflowRule(self.table)
         self.gaps = Gaps(hello.gaps)
         self.standing = Standing(self.gaps, send)
-        self.journal = Sink(JOURNAL, self.gaps, hello.max_wait)
+        self.journal = WriterThread(JOURNAL, self.gaps, hello.max_wait)
         self.writers = Writers(hello, self.directory, self.table, hello.restart, self.gaps)
-        self.together: Together | None = None
+        self.together: RankTree | None = None
         self.global_writers: Writers | None = None
         if hello.place is not None:
             self._join(hello.place)
@@ -89,7 +89,7 @@ class Session:
         self._told_incident: int | None = None
         self.graph: dict[str, Any] = {}
         self.run: dict[str, Any] = {}
-        self._home = Home(self.directory)
+        self._home = OutputDirectory(self.directory)
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = self._looked_at = self._renewed_at = -math.inf
         self._blind: str | None = None
@@ -99,9 +99,9 @@ class Session:
             metrics = Metrics(hello.prometheus, self.root, first=hello.rank == 0)
             self.metrics = MetricsSink(metrics, self.gaps, hello.max_wait, hello.start_step)
 
-    def _join(self, place: Place) -> None:
+    def _join(self, place: TreePosition) -> None:
         """Take this rank's place among the others."""
-        self.together = Together(place, self, self.hello.max_wait)
+        self.together = RankTree(place, self, self.hello.max_wait)
         if self.together.is_root and self.together.gathering is not None:
             directory = self.root / "global"
             restart = max(next_restart(directory), self.hello.restart)
@@ -352,13 +352,13 @@ class Session:
     # ------------------------------------------------------------------ status
 
     @property
-    def files(self) -> list[Sink]:
+    def files(self) -> list[WriterThread]:
         """Every place where records are written here."""
         others = self.global_writers.sinks if self.global_writers is not None else []
         return [*self.writers.sinks, *others, self.journal]
 
     @property
-    def sinks(self) -> list[Sink]:
+    def sinks(self) -> list[WriterThread]:
         """Those, and the metrics."""
         return self.files if self.metrics is None else [*self.files, self.metrics.sink]
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
 
 _QUIET: Final = {
@@ -54,7 +54,7 @@ class ProcessRecorder:
 
     mode = "process"
 
-    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
+    def __init__(self, hello: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
         descriptors = (ring.descriptor, channel.fileno())
         told = replace(hello, descriptors=descriptors, parent=os.getpid())
         with tempfile.TemporaryFile() as settings:
@@ -117,7 +117,7 @@ class ThreadRecorder:
 
     mode = "thread"
 
-    def __init__(self, hello: Hello, ring: Ring, channel: socket.socket) -> None:
+    def __init__(self, hello: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
         from trainsentry.monitor.recorder.loop import Recorder
 
         own = Ring(os.dup(ring.descriptor), ring.size)
@@ -162,10 +162,10 @@ def is_stopped(running: Running) -> bool:
     return fields.split()[0] in {"T", "t"}
 
 
-Starter = Callable[[Hello, Ring, socket.socket], Running]
+Starter = Callable[[RecorderSettings, Ring, socket.socket], Running]
 
 
-def start_recorder(hello: Hello, ring: Ring, channel: socket.socket) -> Running:
+def start_recorder(hello: RecorderSettings, ring: Ring, channel: socket.socket) -> Running:
     """Start a recorder in a process, or in a thread where that fails."""
     try:
         return ProcessRecorder(hello, ring, channel)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trainsentry.exporters.files.json_files import SCHEMA_VERSION
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import Sink
+from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
 
 if TYPE_CHECKING:
     from trainsentry.monitor.recorder.session import Session
@@ -60,7 +60,7 @@ class Standing:
         self._send = send
         self._told = 0
 
-    def tell(self, sinks: Iterable[Sink]) -> None:
+    def tell(self, sinks: Iterable[WriterThread]) -> None:
         """Tell what is new."""
         for sink in sinks:
             for news in sink.take_news():
@@ -69,7 +69,7 @@ class Standing:
             self._told = self.gaps.changes
             self._send({"type": messages.GAPS, "gaps": self.gaps.to_json()})
 
-    def tell_end(self, files: Iterable[Sink]) -> None:
+    def tell_end(self, files: Iterable[WriterThread]) -> None:
         """Tell that all is over: every gap, and, where nothing at all could be written to `files`, why."""
         gaps = self.gaps.to_json()
         why = next((gap["reason"] for gap in gaps), None)

@@ -27,7 +27,7 @@ class _Pending:
     judged: bool
 
 
-class HandOver:
+class Outbox:
     """Makes records of rows, hands them to the recorder, and keeps the last ones: the flight recorder.
 
     `recorded` holds at most `keep_bytes` of memory, and always the newest record.

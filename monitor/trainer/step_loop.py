@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from trainsentry.anomaly.pre_update_check import FirstSight
+from trainsentry.anomaly.pre_update_check import PreUpdateCheck
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import (
     COMMUNICATION_ORDER,
@@ -16,14 +16,14 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.settings import COMMUNICATION
 from trainsentry.monitor.config.schema import MonitorConfig
-from trainsentry.monitor.ranks.consensus import CommonDecisions, Wishes
+from trainsentry.monitor.ranks.consensus import Consensus, Proposal
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.recorder.sinks.known_gaps import RING
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd, checked_micro_steps
 from trainsentry.monitor.trainer.counters import TrainerCounters
-from trainsentry.monitor.trainer.outbox import HandOver
+from trainsentry.monitor.trainer.outbox import Outbox
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.same_step import SameStep
 from trainsentry.monitor.trainer.scalar_log import ScalarLog
@@ -49,7 +49,7 @@ class StepLoop:
         triggers: Triggers,
         schedule: Schedule,
         overhead: Overhead,
-        common: CommonDecisions | None,
+        common: Consensus | None,
         *,
         rank: int,
         start_step: int,
@@ -66,11 +66,11 @@ class StepLoop:
         self.rank = rank
         self.step = start_step
         self.same_step = same_step
-        self.first_sight = FirstSight(table)
+        self.first_sight = PreUpdateCheck(table)
         self.overflow = self.first_sight.overflow
         nums = config.overflow_check.overflow_nums if config.overflow_check else -1
         self.limit = OverflowLimit(self.overflow, nums, triggers)
-        self.records = HandOver(link, table, rank, keep_bytes=config.ring_size)
+        self.records = Outbox(link, table, rank, keep_bytes=config.ring_size)
         self.steps = 0
         self.skipped_steps = 0
         self.grad_acc_steps: int | None = None
@@ -220,7 +220,7 @@ class StepLoop:
         agreed = None
         if self.common is not None:
             working = PART not in self.guard.disabled
-            wishes = self.triggers.wishes(self.step, self.overhead.costs(step)) if working else Wishes()
+            wishes = self.triggers.wishes(self.step, self.overhead.costs(step)) if working else Proposal()
             agreed = self.common.at_boundary(step, wishes)
         self._run(self._begin, agreed)
         if self.common is None:
@@ -270,7 +270,7 @@ class StepLoop:
             self.watch.log(STEP_SECONDS, self._began - began, 0)
             self.watch.log(COMMUNICATION_SECONDS, waited, 0)
 
-    def _begin(self, agreed: Wishes | None) -> None:
+    def _begin(self, agreed: Proposal | None) -> None:
         """Grant requests and open the next step."""
         self._begin_step()
         if self.common is None:

@@ -9,7 +9,7 @@ from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.config.schema import OnIncident
 from trainsentry.monitor.errors import OverflowLimitReached, TrainingStopped
-from trainsentry.monitor.ranks.consensus import Wishes, kind_of
+from trainsentry.monitor.ranks.consensus import Proposal, kind_of
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.schedule import Schedule
@@ -112,7 +112,7 @@ class Triggers:
 
     # ------------------------------------------------------------------ with other ranks
 
-    def wishes(self, next_step: int, costs: tuple[float, ...]) -> Wishes:
+    def wishes(self, next_step: int, costs: tuple[float, ...]) -> Proposal:
         """Return what this rank would like to be decided; the answer comes at the next boundary."""
         dense = 0
         if self.settings is not None and self.settings.sample_every_step_for:
@@ -121,9 +121,9 @@ class Triggers:
             elif self._suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE):
                 self._looked, dense = next_step, next_step + 2
         self._new, self._suspicion, self._due = [], False, []
-        return Wishes(kind_of(self.stop), dense, -max(self._settled, default=0), costs)
+        return Proposal(kind_of(self.stop), dense, -max(self._settled, default=0), costs)
 
-    def grant_agreed(self, agreed: Wishes, next_step: int) -> None:
+    def grant_agreed(self, agreed: Proposal, next_step: int) -> None:
         """Do what all ranks have agreed on."""
         if agreed.dense_until > next_step:
             steps = agreed.dense_until - next_step

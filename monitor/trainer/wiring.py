@@ -15,10 +15,10 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv.writer import next_restart
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
-from trainsentry.monitor.ranks.rank_group import Company
+from trainsentry.monitor.ranks.rank_group import RankGroup
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.claim import Claim, claim_start, release
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.trainer.overhead import Overhead
@@ -41,9 +41,11 @@ def claim_restart(directory: Path, *, writes: bool = True) -> Claim:
     return claim
 
 
-def hello_for(config: MonitorConfig, root: Path, rank: int, start_step: int, claim: Claim, ranks: int = 1) -> Hello:
+def hello_for(
+    config: MonitorConfig, root: Path, rank: int, start_step: int, claim: Claim, ranks: int = 1
+) -> RecorderSettings:
     """Return what the recorder of this rank is told; `ranks` are watched."""
-    return Hello(
+    return RecorderSettings(
         output_dir=str(root),
         rank=rank,
         statistics=tuple(config.statistics),
@@ -118,7 +120,7 @@ def check_alone(config: MonitorConfig, world_size: int) -> None:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunStart:
     """What a run starts with: `framework` supplies the collectors, `company` is there where there are several ranks."""
 
     config: MonitorConfig
@@ -126,12 +128,12 @@ class Run:
     rank: int
     world_size: int
     start_step: int
-    company: Company | None
+    company: RankGroup | None
     saved_state: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Shared:
+class MonitorView:
     """What the monitor that the user holds shares with its loop."""
 
     table: SeriesTable
@@ -140,7 +142,7 @@ class Shared:
     incidents: dict[int, Incident]
 
 
-def start_loop(run: Run, watch: Any, shared: Shared) -> StepLoop:
+def start_loop(run: RunStart, watch: Any, shared: MonitorView) -> StepLoop:
     """Start the recorder; return the loop that follows the steps of the framework's watched model."""
     config, table, guard = run.config, shared.table, shared.guard
     _check_detectors(config)

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from trainsentry.anomaly.across_ranks.collective_call import MOST_OUTPUTS, Call, Sums, put_together, seen_by
+from trainsentry.anomaly.across_ranks.collective_call import MOST_OUTPUTS, CollectiveCall, Sums, put_together, seen_by
 from trainsentry.anomaly.across_ranks.conservation import UNKNOWN, LearnedReductions, judge
 from trainsentry.anomaly.across_ranks.peers import PeerRule, Told
-from trainsentry.anomaly.across_ranks.replicas import Copies, ReplicaRule
+from trainsentry.anomaly.across_ranks.replicas import ReplicasOfStep, ReplicaRule
 from trainsentry.anomaly.incidents.sentence import evidence
 from trainsentry.collectors.series import Series
 
@@ -72,7 +72,7 @@ def test_a_call_put_together_in_parts_is_judged_as_one_that_comes_whole(op, wron
     parts = parts_of(op, inputs, outputs, [1] * ranks)
     whole = put_together(parts)
     hosts = [put_together(parts[i : i + 8]) for i in range(0, ranks, 8)]
-    carried = [Call.from_json(json.loads(json.dumps(h.to_json()))) for h in hosts]
+    carried = [CollectiveCall.from_json(json.loads(json.dumps(h.to_json()))) for h in hosts]
     found = judge(5, put_together([put_together(carried[2:]), *carried[:2]]))
     assert found == judge(5, whole)
     named = [0] if op in {"reduce_scatter_tensor", "all_to_all_single"} else [3, 29]
@@ -113,9 +113,9 @@ def test_replicas_part_once_they_have_changed_together():
     rule = ReplicaRule()
     for step, value in enumerate([11, 12, 12]):
         assert rule.judge(step, [], {1: value}) == []
-    found = rule.judge(3, [Copies(1, WEIGHT, {0: 5, 1: 5, 2: 6})], {})
+    found = rule.judge(3, [ReplicasOfStep(1, WEIGHT, {0: 5, 1: 5, 2: 6})], {})
     assert [(a.rank, a.last_clean, a.value, a.expected) for a in found] == [(2, 2, 1.0, 2.0)]
-    assert rule.judge(4, [Copies(1, WEIGHT, {0: 7, 1: 7, 2: 8})], {}) == [], "each once"
+    assert rule.judge(4, [ReplicasOfStep(1, WEIGHT, {0: 7, 1: 7, 2: 8})], {}) == [], "each once"
 
 
 @pytest.mark.parametrize("equal", [[], [11], [11, 11, 11]])
@@ -123,7 +123,7 @@ def test_equal_seeds_and_what_never_changes_make_no_replicas(equal):
     rule = ReplicaRule()
     for step, value in enumerate(equal):
         rule.judge(step, [], {1: value})
-    assert rule.judge(9, [Copies(1, WEIGHT, {0: 5, 1: 6})], {}) == []
+    assert rule.judge(9, [ReplicasOfStep(1, WEIGHT, {0: 5, 1: 6})], {}) == []
     assert rule.stranger_names == {("w", 0)}
 
 

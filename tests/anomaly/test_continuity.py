@@ -9,7 +9,7 @@ from step_records import Records
 from tiny_models import EVERY_STEP, mlp
 
 import trainsentry
-from trainsentry.anomaly.rules.weight_continuity import HELD_FOR, WAIT, ContinuityRule
+from trainsentry.anomaly.rules.weight_continuity import HELD_FOR, WAIT, WeightContinuityRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MAX, MEAN
 
@@ -23,7 +23,7 @@ class Weights:
         self.names, self.records = names, Records()
         self.high = 0.0
         self.means, self.random = dict.fromkeys(names, 0.1), np.random.default_rng(0)
-        self.judge = ContinuityRule(self.records.table).judge
+        self.judge = WeightContinuityRule(self.records.table).judge
 
     def step(self, number, off=None, *, turns=1, update=True):
         """Return what is found at a step."""

@@ -9,7 +9,7 @@ from step_records import Records
 
 from trainsentry.anomaly.baselines.calibration import Calibration
 from trainsentry.anomaly.baselines.false_alarms import Allowed
-from trainsentry.anomaly.baselines.score_tail import Tail
+from trainsentry.anomaly.baselines.score_tail import ScoreTail
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.user_detectors import load_detectors
 
@@ -47,7 +47,7 @@ def test_a_rate_by_the_day_counts_steps_of_their_length():
 
 def test_the_tail_is_the_noises_own():
     random = np.random.default_rng(0)
-    tail = Tail()
+    tail = ScoreTail()
     for _ in range(200):
         tail.learn(np.abs(random.standard_t(4, 1000)))
     fresh = np.abs(random.standard_t(4, 1_000_000))

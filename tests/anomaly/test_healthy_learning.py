@@ -10,7 +10,7 @@ from trainsentry.anomaly.baselines.thresholds import ZEROS_JUMP
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.features import features_of
 from trainsentry.anomaly.rules.frozen import FrozenRule
-from trainsentry.anomaly.rules.layer_outliers import SiblingRule
+from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MEAN, ZEROS
 
@@ -165,7 +165,7 @@ def test_heads_that_are_trained_in_turns_are_not_frozen():
 )
 def test_only_matrices_of_one_shape_are_siblings(shapes, is_found):
     records = Records()
-    rule = SiblingRule(records.table).judge
+    rule = LayerOutlierRule(records.table).judge
     layouts = np.array([records.table.layout_id(Layout(s, "float32", 16)) for s in shapes], np.int32)
     sizes = {(f"{i}.weight", "parameter"): 50.0 if i == 0 else 1.0 for i in range(4)}
     assert rule(replace(records.step(0, sizes), layouts=layouts), np.full(4, 16.0)) == []

@@ -10,11 +10,11 @@ from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.frozen import FrozenRule
-from trainsentry.anomaly.rules.layer_outliers import SiblingRule
-from trainsentry.anomaly.rules.lost_state import MissingStateRule
+from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
+from trainsentry.anomaly.rules.lost_state import LostStateRule
 from trainsentry.anomaly.rules.state_reset import StateResetRule
 from trainsentry.anomaly.rules.switches import SwitchRule
-from trainsentry.anomaly.rules.weight_continuity import ContinuityRule
+from trainsentry.anomaly.rules.weight_continuity import WeightContinuityRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, VALUE, ZEROS
 
@@ -25,12 +25,12 @@ COUNT = ("updated_parameters", "updated_parameters")
 SQUARES, WEIGHT = ("fc.weight", "exp_avg_sq"), ("fc.weight", "parameter")
 RULES = {
     "frozen": lambda table: FrozenRule(table).judge,
-    "missing_state": lambda table: MissingStateRule(table).judge,
+    "missing_state": lambda table: LostStateRule(table).judge,
     "state_reset": lambda table: StateResetRule(table).judge,
     "constant_data": lambda table: lambda record: ConstantDataRule(table).judge(record, np.full(len(record), 256.0)),
-    "continuity": lambda table: lambda record: ContinuityRule(table).judge(record, np.full(len(record), 16.0)),
+    "continuity": lambda table: lambda record: WeightContinuityRule(table).judge(record, np.full(len(record), 16.0)),
     "switches": lambda table: SwitchRule(table).judge,
-    "siblings": lambda table: lambda record: SiblingRule(table).judge(record, np.full(len(record), 16.0)),
+    "siblings": lambda table: lambda record: LayerOutlierRule(table).judge(record, np.full(len(record), 16.0)),
     "detection": lambda table: Detection(table).judge,
 }
 
@@ -128,7 +128,7 @@ def test_squares_fall_no_faster_than_their_decay():
 
 def test_state_that_is_gone_while_weights_are_there():
     records = Records()
-    rule = MissingStateRule(records.table).judge
+    rule = LostStateRule(records.table).judge
     momentum = ("fc.weight", "momentum_buffer")
     assert judged(rule, records, range(10), {WEIGHT: 1.0, momentum: 1.0}) == []
     [found] = judged(rule, records, [10, 11], lambda s: {WEIGHT: 1.0} if s == 10 else {WEIGHT: 1.0, momentum: 1.0})
@@ -138,7 +138,7 @@ def test_state_that_is_gone_while_weights_are_there():
 @pytest.mark.parametrize("lost", ["a", "b"])
 def test_of_several_optimizers_the_one_that_lost_its_state_is_meant_also_where_it_alone_is_read(lost):
     records = Records()
-    rule = MissingStateRule(records.table).judge
+    rule = LostStateRule(records.table).judge
     parts = {n: {(f"{n}.weight", "parameter"): 1.0, (f"{n}.weight", "momentum_buffer"): 1.0} for n in "ab"}
     for step in range(0, 60, 10):
         assert rule(records.step(step, parts["a"])) == []
@@ -152,7 +152,7 @@ def test_of_several_optimizers_the_one_that_lost_its_state_is_meant_also_where_i
 
 def test_state_that_is_sampled_more_seldom_than_weights_is_not_missing():
     records = Records()
-    rule = MissingStateRule(records.table).judge
+    rule = LostStateRule(records.table).judge
     momentum = ("fc.weight", "momentum_buffer")
     both = {WEIGHT: 1.0, momentum: 1.0}
     assert judged(rule, records, range(60), lambda s: {WEIGHT: 1.0} if s % 2 else both) == []
@@ -216,7 +216,7 @@ def test_a_tensor_that_changes_its_dtype():
 def test_a_layer_unlike_its_siblings_from_the_start():
     for size, kind in ((1e5, "shift"), (1e-5, "dead"), (10.0, None)):
         records = Records()
-        rule = SiblingRule(records.table)
+        rule = LayerOutlierRule(records.table)
         sizes = {(f"blocks.{i}.fc.output.0", "activation_output"): size if i == 2 else 1.0 + i / 10 for i in range(4)}
         found = []
         for step in range(20):

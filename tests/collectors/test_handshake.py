@@ -3,14 +3,14 @@
 import pytest
 
 from trainsentry.collectors.ranks import handshake
-from trainsentry.collectors.ranks.handshake import Caller, Door, Refused, Seals, secret_for
+from trainsentry.collectors.ranks.handshake import Callee, Caller, Refused, Seals, secret_for
 
 SECRET = b"s" * 32
 
 
 def shaken(secret=SECRET, purpose="meeting", rank=3):
     """A caller and a door that have proven themselves to each other: the seals of each, and all that was sent."""
-    caller, door = Caller(secret, purpose, rank), Door(secret, purpose)
+    caller, door = Caller(secret, purpose, rank), Callee(secret, purpose)
     sent = [caller.hello()]
     sent.append(door.challenge(sent[-1]))
     sent.append(caller.answer(sent[-1]))
@@ -37,17 +37,17 @@ def test_nothing_that_is_sent_holds_the_secret_or_comes_twice():
 
 @pytest.mark.parametrize("wrong", [(b"t" * 32, "meeting"), (SECRET, "recorders"), (b"", "meeting")])
 def test_another_secret_or_another_purpose_passes_neither_way(wrong):
-    caller, door = Caller(*wrong, 3), Door(SECRET, "meeting")
+    caller, door = Caller(*wrong, 3), Callee(SECRET, "meeting")
     with pytest.raises(Refused):
         door.admit(caller.answer(door.challenge(caller.hello())))
-    caller, door = Caller(SECRET, "meeting", 3), Door(*wrong)
+    caller, door = Caller(SECRET, "meeting", 3), Callee(*wrong)
     caller.answer(door.challenge(caller.hello()))
     with pytest.raises(Refused):
         caller.confirm(b"\0" * handshake.PROOF_BYTES)
 
 
 def test_a_proof_does_not_pass_for_another_rank():
-    caller, door = Caller(SECRET, "meeting", 3), Door(SECRET, "meeting")
+    caller, door = Caller(SECRET, "meeting", 3), Callee(SECRET, "meeting")
     as_another = caller.hello().replace(b"\0\0\0\3", b"\0\0\0\4", 1)
     with pytest.raises(Refused):
         door.admit(caller.answer(door.challenge(as_another)))
@@ -55,7 +55,7 @@ def test_a_proof_does_not_pass_for_another_rank():
 
 def test_a_proof_cannot_be_sent_again_nor_sent_back():
     _, _, sent = shaken()
-    door = Door(SECRET, "meeting")
+    door = Callee(SECRET, "meeting")
     door.challenge(sent[0])
     with pytest.raises(Refused):
         door.admit(sent[2])
@@ -69,12 +69,12 @@ def test_a_proof_cannot_be_sent_again_nor_sent_back():
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n", b"\0" * handshake.HELLO_BYTES])
 def test_what_is_no_call_is_refused(said):
     with pytest.raises(Refused):
-        Door(SECRET, "meeting").challenge(said)
+        Callee(SECRET, "meeting").challenge(said)
 
 
 def test_a_door_without_a_caller_and_a_caller_without_a_challenge_pass_nobody():
     with pytest.raises(Refused):
-        Door(SECRET, "meeting").admit(b"\0" * handshake.PROOF_BYTES)
+        Callee(SECRET, "meeting").admit(b"\0" * handshake.PROOF_BYTES)
     with pytest.raises(Refused):
         Caller(SECRET, "meeting", 0).confirm(b"\0" * handshake.PROOF_BYTES)
     with pytest.raises(Refused):

@@ -9,7 +9,7 @@ from meeting_door import enter, free_door, hung_up, on_ranks, say
 
 from trainsentry.collectors.ranks import rounds, run_secret
 from trainsentry.collectors.ranks.connection import text_of
-from trainsentry.collectors.ranks.rendezvous import Agreement, meet
+from trainsentry.collectors.ranks.rendezvous import SocketMaxReduce, meet
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_rank_that_sends_nonsense_is_let_go_and_the_board_is_still_there(door,
 def test_of_proposals_of_two_lengths_rank_0s_counts_and_the_other_rank_is_let_go(door):
     def work(rank):
         meeting = meet(door, rank, 3, 20)
-        agreement = Agreement(meeting, 20)
+        agreement = SocketMaxReduce(meeting, 20)
         agreement.propose([0.0] * (2 if rank == 2 else 3))
         with pytest.raises(RuntimeError) as error:
             agreement.result()
@@ -69,7 +69,7 @@ def test_of_proposals_of_two_lengths_rank_0s_counts_and_the_other_rank_is_let_go
 
 
 def test_rounds_and_words_of_a_rank_are_bounded():
-    kept, words = rounds.Rounds(2), rounds.Words()
+    kept, words = rounds.Rounds(2), rounds.StoredWords()
     for number in range(rounds.MOST_ROUNDS):
         kept.take("gather", number, 1, "x")
     with pytest.raises(ValueError, match="rounds"):

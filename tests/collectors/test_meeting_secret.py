@@ -12,8 +12,8 @@ from meeting_door import at_the_door, enter, free_door, on_ranks
 
 from trainsentry.collectors.ranks import run_secret, unproven_callers
 from trainsentry.collectors.ranks.handshake import Refused
-from trainsentry.collectors.ranks.rendezvous import Agreement, Door, meet
-from trainsentry.collectors.ranks.rendezvous_server import Hub
+from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketMaxReduce, meet
+from trainsentry.collectors.ranks.rendezvous_server import RendezvousServer
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_a_stranger_cannot_make_the_ranks_agree_on_a_stop(door):
 
     def work(rank):
         meeting = meet(door, rank, 2, 20)
-        agreement = Agreement(meeting, 20)
+        agreement = SocketMaxReduce(meeting, 20)
         agreement.propose([0.0])
         agreed = agreement.result()
         meeting.close()
@@ -62,7 +62,7 @@ def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(door, spoi
     """A stranger sits on the line between rank 1 and rank 0."""
     monkeypatch.setenv(run_secret.SECRET, "a secret of the run")
     between = socket.create_server(("127.0.0.1", 0))
-    seen = Door("127.0.0.1", (between.getsockname()[1],), door.run)
+    seen = Endpoint("127.0.0.1", (between.getsockname()[1],), door.run)
 
     def stand_between():
         near, far = between.accept()[0], at_the_door(door)
@@ -71,7 +71,7 @@ def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(door, spoi
 
     def work(rank):
         meeting = meet(door if rank == 0 else seen, rank, 2, 20)
-        agreement = Agreement(meeting, 20)
+        agreement = SocketMaxReduce(meeting, 20)
         agreed = []
         with contextlib.suppress(RuntimeError):
             for _ in range(2):
@@ -89,7 +89,7 @@ def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(door, spoi
 def test_strangers_at_the_door_are_few_and_leave_soon(door):
     clock = [0.0]
     with socket.create_server((door.host, door.ports[0])) as listening:
-        here = unproven_callers.Strangers(listening, b"secret", "meeting", lambda: clock[0], most=4)
+        here = unproven_callers.UnprovenCallers(listening, b"secret", "meeting", lambda: clock[0], most=4)
         silent = [socket.create_connection((door.host, door.ports[0])) for _ in range(20)]
         end = time.monotonic() + 20
         while len(here) < 4 and time.monotonic() < end:
@@ -107,7 +107,7 @@ def test_ranks_share_a_secret_that_is_not_what_was_given_nor_that_of_another_mee
     monkeypatch.setenv(run_secret.SECRET, "a secret of the run")
     found = []
     for number in range(2):
-        at = Door(door.host, door.ports, f"run#{number}")
+        at = Endpoint(door.host, door.ports, f"run#{number}")
 
         def work(rank, at=at):
             meeting = meet(at, rank, 2, 20)
@@ -157,7 +157,7 @@ def test_a_secret_that_others_may_know_is_refused(door, wrong, tmp_path):
 def test_ranks_of_several_hosts_without_a_secret_trust_nobody(monkeypatch):
     """The address is one of documentation (RFC 5737), which no host has."""
     with pytest.raises(RuntimeError, match=run_secret.SECRET):
-        meet(Door.at("192.0.2.1", "8118"), 1, 2, 20)
+        meet(Endpoint.at("192.0.2.1", "8118"), 1, 2, 20)
 
 
 def test_a_secret_that_is_too_short_is_refused_and_not_told(door, monkeypatch):
@@ -183,7 +183,7 @@ def test_ranks_meet_without_a_secret_only_where_it_was_asked_for_and_say_so(door
 def test_ranks_with_different_secrets_do_not_meet(door, monkeypatch):
     seen = []
     with socket.create_server((door.host, door.ports[0])) as listening:
-        hub = Hub(listening.dup(), b"one secret", f"meeting {door.run} of 2", 2, 0.2)
+        hub = RendezvousServer(listening.dup(), b"one secret", f"meeting {door.run} of 2", 2, 0.2)
         monkeypatch.setenv(run_secret.SECRET, "another secret of the run")
         seen = on_ranks(2, lambda rank: meet(door, rank, 2, 0.2), absent=(0,))
         hub.wait(20)

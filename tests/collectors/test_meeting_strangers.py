@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainsentry.collectors.ranks.rendezvous import Agreement, Door, meet
+from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketMaxReduce, meet
 
 
 @pytest.fixture
 def door():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return Door.at("127.0.0.1", str(free.getsockname()[1]))
+        return Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
 
 
 class Stranger:
@@ -82,7 +82,7 @@ def test_a_stranger_who_comes_first_takes_no_ranks_place_and_hears_nothing(door)
 def test_a_stranger_does_not_stop_the_training(door):
     def work(rank):
         meeting = meet(door, rank, 2, 5)
-        agreement = Agreement(meeting, 5)
+        agreement = SocketMaxReduce(meeting, 5)
         agreement.propose([0.0])
         agreed = agreement.result()
         said = meeting.exchange(None)

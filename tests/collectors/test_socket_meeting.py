@@ -17,7 +17,7 @@ from meeting_door import at_the_door, enter, free_door, hung_up, on_ranks, say
 
 from trainsentry.collectors.ranks import run_secret
 from trainsentry.collectors.ranks.handshake import Refused
-from trainsentry.collectors.ranks.rendezvous import Agreement, Door, meet
+from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketMaxReduce, meet
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def door():
 def test_all_hear_what_each_gives_and_the_greatest(door):
     def work(rank):
         meeting = meet(door, rank, 4, 20)
-        agreement = Agreement(meeting, 20)
+        agreement = SocketMaxReduce(meeting, 20)
         heard = [meeting.exchange({"rank": rank, "round": i}) for i in range(3)]
         agreed = []
         for i in range(5):
@@ -50,7 +50,7 @@ def test_a_proposal_is_answered_while_the_rank_goes_on(door):
 
     def work(rank):
         meeting = meet(door, rank, 2, 20)
-        agreement = Agreement(meeting, 20)
+        agreement = SocketMaxReduce(meeting, 20)
         agreement.propose([rank])
         order.append("proposed")
         meeting.exchange(None)
@@ -76,7 +76,7 @@ def test_without_rank_0_the_others_give_up(door):
 def test_nobody_waits_for_a_rank_that_has_left(door):
     def work(rank):
         meeting = meet(door, rank, 3, 20)
-        agreement = Agreement(meeting, 60)
+        agreement = SocketMaxReduce(meeting, 60)
         agreement.propose([rank])
         first = agreement.result()
         if rank == 1:
@@ -118,7 +118,7 @@ def test_the_end_of_the_rank_that_holds_the_meeting_is_noticed(door):
 
 
 def test_another_program_and_another_run_behind_the_ports_are_passed_by(door):
-    other = Door(door.host, door.ports, "another run#0")
+    other = Endpoint(door.host, door.ports, "another run#0")
     with socket.create_server((door.host, door.ports[0])) as silent:
         results = {}
 
@@ -174,11 +174,11 @@ def test_a_second_rank_of_one_number_is_turned_away(door):
 
 
 def test_doors_of_two_runs_differ_and_lie_below_outgoing_ports():
-    one, two = Door.at("10.0.0.1", "8118"), Door.at("10.0.0.1", "8119")
+    one, two = Endpoint.at("10.0.0.1", "8118"), Endpoint.at("10.0.0.1", "8119")
     assert one != two
     assert all(20000 <= port < 32000 for door in (one, two) for port in door.ports)
-    assert Door.at("10.0.0.1", "8118", 1).ports == one.ports
-    assert Door.at("10.0.0.1", "8118", 1).run != one.run
+    assert Endpoint.at("10.0.0.1", "8118", 1).ports == one.ports
+    assert Endpoint.at("10.0.0.1", "8118", 1).run != one.run
 
 
 def test_a_call_that_was_given_up_is_not_taken_for_a_rank(door):
@@ -201,7 +201,7 @@ def test_a_call_that_was_given_up_is_not_taken_for_a_rank(door):
 def test_a_late_rank_does_not_act_on_what_the_others_have_given_up(door):
     def work(rank):
         meeting = meet(door, rank, 3, 20)
-        agreement = Agreement(meeting, 0.3 if rank < 2 else 20)
+        agreement = SocketMaxReduce(meeting, 0.3 if rank < 2 else 20)
         if rank == 2:
             time.sleep(1.0)
         agreement.propose([1.0])

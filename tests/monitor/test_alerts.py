@@ -188,7 +188,7 @@ def test_a_log_that_hangs_or_fails_is_left_behind():
 
     from trainsentry.exporters.experiment_log import ExperimentLog
     from trainsentry.monitor.recorder.sinks.gaps import Gaps
-    from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, Sink
+    from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, WriterThread
 
     records, gaps = Records(), Gaps()
     release, begun = threading.Event(), threading.Event()
@@ -198,7 +198,7 @@ def test_a_log_that_hangs_or_fails_is_left_behind():
         release.wait()
 
     hangs = ExperimentLog("slow", records.table, begin)
-    sink = Sink("slow", gaps, 60.0, patient=False, kept_bytes=5 * JOB_BYTES)
+    sink = WriterThread("slow", gaps, 60.0, patient=False, kept_bytes=5 * JOB_BYTES)
     for n in range(50):
         sink.submit(partial(hangs.write, records.step(n, {("fc.weight", "gradient"): 1.0})), n)
         sink.settle()  # never waits

@@ -387,7 +387,7 @@ def test_a_record_whose_series_could_not_be_told_is_left_out(out):
     from trainsentry.collectors.series import Layout, Series, SeriesTable
     from trainsentry.collectors.statistics import COLUMNS, STATISTICS
     from trainsentry.monitor.recorder.link import RecorderLink
-    from trainsentry.monitor.recorder.recorder_settings import Hello
+    from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 
     class Nobody:
         mode = "nobody"
@@ -402,7 +402,7 @@ def test_a_record_whose_series_could_not_be_told_is_left_out(out):
             pass
 
     table = SeriesTable()
-    hello = Hello(str(out), 0, STATISTICS, 1000, False, True, 0.01, 0, 2**30, 2**12)
+    hello = RecorderSettings(str(out), 0, STATISTICS, 1000, False, True, 0.01, 0, 2**30, 2**12)
     link = RecorderLink(hello, table, Nobody)
     while link.ring.write(9, [bytes(200)]):
         pass

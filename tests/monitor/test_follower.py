@@ -6,7 +6,7 @@ import pytest
 
 from trainsentry import TrainMonitor
 from trainsentry.collectors.guard import Guard
-from trainsentry.monitor.ranks.unwatched_rank import Follower
+from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
 
 
 class Steps:
@@ -29,7 +29,7 @@ def follow(tmp_path, counted, steps):
     """Return a monitor that is not watched here, and its follower."""
     common = SimpleNamespace(at_boundary=lambda step, wishes: counted.append(step))
     monitor = TrainMonitor({"output_dir": str(tmp_path)})
-    monitor._follower = follower = Follower(common, SimpleNamespace(dense=range(0)), Guard(), 0)
+    monitor._follower = follower = UnwatchedRank(common, SimpleNamespace(dense=range(0)), Guard(), 0)
     follower.follow(steps)
     return monitor, follower
 

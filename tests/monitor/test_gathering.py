@@ -13,9 +13,9 @@ from trainsentry.collectors.statistics import COLUMNS, MEAN
 from trainsentry.monitor.recorder.messages import FLUSHED
 from trainsentry.monitor.recorder.ranks import network
 from trainsentry.monitor.recorder.ranks.peer_messages import ALL
-from trainsentry.monitor.recorder.ranks.rank_tree import Together
-from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering
-from trainsentry.monitor.recorder.ranks.tree_position import Address, Place
+from trainsentry.monitor.recorder.ranks.rank_tree import RankTree
+from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly
+from trainsentry.monitor.recorder.ranks.tree_position import Address, TreePosition
 
 
 def half(rank, step, value, name="w"):
@@ -31,7 +31,7 @@ def half(rank, step, value, name="w"):
 
 @pytest.fixture
 def gathering():
-    made = Gathering(0, {0, 1}, final=True)
+    made = ShardAssembly(0, {0, 1}, final=True)
     for rank in range(2):
         made.use_table(rank, half(rank, 0, 0.0)[0])
     return made
@@ -88,12 +88,12 @@ def test_a_recorder_that_cannot_reach_the_others_says_so_once_and_answers_for_it
     monkeypatch.setattr(network, "PATIENCE_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # closed again: nobody listens there
-    place = Place(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "word")
+    place = TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "word")
     owner = SimpleNamespace(table=SeriesTable(), told=[], answers=[])
     owner.failed = lambda part, error, step: owner.told.append((part, str(error)))
     owner.take_from_root = owner.answers.append
     owner.settle_all = lambda: None
-    together = Together(place, owner, 1.0)
+    together = RankTree(place, owner, 1.0)
     together.ask_flush(7)
     for _ in range(50):
         together.pump()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainsentry.collectors.ranks.rendezvous import Door, meet
+from trainsentry.collectors.ranks.rendezvous import Endpoint, meet
 from trainsentry.monitor.ranks import hang_watch
 from trainsentry.monitor.ranks.hang_watch import HangWatch
 
@@ -16,7 +16,7 @@ from trainsentry.monitor.ranks.hang_watch import HangWatch
 def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_board_is_gone(tmp_path, gone):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        door = Door.at("127.0.0.1", str(free.getsockname()[1]))
+        door = Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
 
     have_met = threading.Barrier(2)
 

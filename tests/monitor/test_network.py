@@ -15,7 +15,7 @@ from trainsentry.collectors.ranks.handshake import Caller
 from trainsentry.monitor.recorder.ranks import framing, network
 from trainsentry.monitor.recorder.ranks.framing import JSON, RECORD
 from trainsentry.monitor.recorder.ranks.network import Network, new_selector
-from trainsentry.monitor.recorder.ranks.tree_position import Address, Place, purpose_of
+from trainsentry.monitor.recorder.ranks.tree_position import Address, TreePosition, purpose_of
 
 
 class Clock:
@@ -34,8 +34,8 @@ def listening():
 def pair():
     """Two recorders that know each other: the parent's network and the child's."""
     sock, port = listening()
-    parent = Network(Place(0, (0, 1), (1,), None, "word", sock.detach()))
-    child = Network(Place(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "other word"))
+    parent = Network(TreePosition(0, (0, 1), (1,), None, "word", sock.detach()))
+    child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "other word"))
     until(lambda: [*child.pump(), *parent.pump()] == [] and parent.children and child.parent is not None)
     yield parent, child
     parent.close()
@@ -135,7 +135,7 @@ def read(sock, network, size):
 def parent():
     """A recorder that waits for rank 1; its clock does not go by itself."""
     sock, port = listening()
-    made = Network(Place(0, (0, 1), (1,), None, "word", sock.detach()), Clock())
+    made = Network(TreePosition(0, (0, 1), (1,), None, "word", sock.detach()), Clock())
     made.door = ("127.0.0.1", port)
     yield made
     made.close()
@@ -262,7 +262,7 @@ def test_a_child_says_nothing_to_a_parent_that_does_not_know_the_secret():
     """Somebody else has the port: it learns neither the secret nor a word of what is recorded."""
     sock, port = listening()
     clock = Clock()
-    child = Network(Place(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)
+    child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)
     sock.setblocking(False)
     calls = []
 
@@ -325,12 +325,12 @@ def test_a_parent_that_is_not_there_yet_is_called_again_and_given_up_in_the_end(
     sock, port = listening()
     sock.close()
     clock = Clock()
-    child = Network(Place(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)
+    child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)
     for clock.now in (0.0, 2.0, network.AGAIN_SECONDS - 1):  # a door that is closed stays so, but for a short while
         until(lambda: not list(child.pump()) and child._call is None)
         assert not child.lost_parent
     late = socket.create_server(("127.0.0.1", port))
-    parent = Network(Place(0, (0, 1), (1,), None, "word", late.detach()), clock)
+    parent = Network(TreePosition(0, (0, 1), (1,), None, "word", late.detach()), clock)
     clock.now += 0.6
     until(lambda: [*child.pump(), *parent.pump()] == [] and child.parent is not None)
     assert not child.lost_parent

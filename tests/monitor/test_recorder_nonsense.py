@@ -14,7 +14,7 @@ from trainsentry.anomaly.anomaly import STRAGGLER, Anomaly
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.ranks import framing, shard_assembly
-from trainsentry.monitor.recorder.ranks.peer_messages import ALL, MOST_NONSENSE, Heard, Nonsense
+from trainsentry.monitor.recorder.ranks.peer_messages import ALL, MOST_NONSENSE, Nonsense, PeerMessages
 
 BAD = 1
 """The rank that sends nonsense to the root; ranks 0 and 2 train on."""
@@ -271,11 +271,11 @@ def test_the_sentences_of_an_incident_are_taken_from_the_root():
     log = IncidentLog(table)
     made = log.observe(3, [Anomaly.from_json(ANOMALY | {"kind": "nonfinite", "value": None})])
     said = json.dumps({"type": "incident", "incident": made.to_json(), "settled": 1}).encode()
-    assert Heard((0, 1, 2)).of_root(said)["incident"]["id"] == made.id
+    assert PeerMessages((0, 1, 2)).of_root(said)["incident"]["id"] == made.id
     for wrong in ({"suspects": [{}]}, {"id": "1"}, {"rank": 9}, {"actions": [1]}):
         spoilt = json.dumps({"type": "incident", "incident": made.to_json() | wrong, "settled": 1}).encode()
         with pytest.raises(Nonsense):
-            Heard((0, 1, 2)).of_root(spoilt)
+            PeerMessages((0, 1, 2)).of_root(spoilt)
 
 
 def test_a_fault_of_ours_in_the_connections_ends_them_and_not_the_recording():

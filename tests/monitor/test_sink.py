@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from trainsentry.monitor.recorder.sinks.gaps import MAX_GAPS, Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, MAX_FAULTS, MAX_TOLD, Sink
+from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, MAX_FAULTS, MAX_TOLD, WriterThread
 
 GUARD_SECONDS = 30
 
@@ -38,7 +38,7 @@ def place():
 
 
 def sink_of(gaps, **options):
-    return Sink("place", gaps, GUARD_SECONDS, **options)
+    return WriterThread("place", gaps, GUARD_SECONDS, **options)
 
 
 def submit(sink, place, numbers):
@@ -99,7 +99,7 @@ def test_a_second_trouble_is_a_second_gap(place):
 
 def test_a_late_write_is_waited_for_once_and_what_follows_is_kept(place):
     gaps = Gaps()
-    sink = Sink("place", gaps, 0.05)
+    sink = WriterThread("place", gaps, 0.05)
     place.gate.clear()
     submit(sink, place, range(5))
     assert sink.state.startswith("a write has not come back after 0.05 s")
@@ -111,7 +111,7 @@ def test_a_late_write_is_waited_for_once_and_what_follows_is_kept(place):
 
 def test_a_clock_that_says_so_makes_a_write_late(place):
     now = [0.0]
-    sink = Sink("place", Gaps(), 5.0, clock=lambda: now[0])
+    sink = WriterThread("place", Gaps(), 5.0, clock=lambda: now[0])
     place.gate.clear()
     sink.submit(lambda: place.take(0), 0)
     place.wait_until_asked()

@@ -10,7 +10,7 @@ from trainsentry.collectors.calls.gradient_summary import GradientSummary
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore import rendezvous, runtime
 from trainsentry.collectors.mindspore.calls.call_dump import CallDump
-from trainsentry.collectors.mindspore.calls.grad_probe import GradProbe
+from trainsentry.collectors.mindspore.calls.grad_probe import GradientProbe
 from trainsentry.collectors.mindspore.calls.graph_dump import GraphDump
 from trainsentry.collectors.mindspore.calls.kernel_dump import KernelDump
 from trainsentry.collectors.mindspore.calls.operations import forget_custom, register_custom
@@ -18,7 +18,7 @@ from trainsentry.collectors.mindspore.calls.saved_variables import SavedVariable
 from trainsentry.collectors.mindspore.hooks.interception import unwatch_calls, watch_calls
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, on_host
 from trainsentry.collectors.mindspore.validation import checked_models
-from trainsentry.collectors.ranks.rendezvous import EXCHANGE_SECONDS, Agreement, Meeting
+from trainsentry.collectors.ranks.rendezvous import EXCHANGE_SECONDS, SocketMaxReduce, SocketRendezvous
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
 from trainsentry.collectors.shared.model_graph import NamedModule
 
@@ -36,7 +36,7 @@ class MindSporeDebugging:
         self.name: Final = "mindspore" if adapted_torch() is None else "mindtorch"
         self._dump: CallDump | None = None
 
-    def agreement(self, met: Meeting | None) -> Agreement:
+    def agreement(self, met: SocketRendezvous | None) -> SocketMaxReduce:
         """Return what finds the greatest of numbers of the ranks that have met.
 
         Raises:
@@ -45,7 +45,7 @@ class MindSporeDebugging:
         """
         if met is None and runtime.rank_and_world_size()[1] > 1:
             raise RuntimeError("the ranks have not met")
-        return Agreement(met, EXCHANGE_SECONDS)
+        return SocketMaxReduce(met, EXCHANGE_SECONDS)
 
     def make_task(self, config: Any) -> CallDump | KernelDump:
         """Return what is done with each call.
@@ -98,7 +98,7 @@ class MindSporeDebugging:
         """Return what `save` writes to."""
         return SavedVariables(guard, task=config.task)
 
-    def make_grad_probe(self, config: Any, optimizer: Any, guard: Guard) -> GradProbe:
+    def make_grad_probe(self, config: Any, optimizer: Any, guard: Guard) -> GradientProbe:
         """Return what writes gradients before each update.
 
         Raises:
@@ -111,7 +111,7 @@ class MindSporeDebugging:
         settings = config.grad_probe
         folder = Path(config.dump_path) / f"rank{rank}"
         summary = GradientSummary(folder, settings.grad_level, tuple(settings.bounds))
-        return GradProbe(optimizer, summary, (tuple(config.step), tuple(settings.param_list)), guard)
+        return GradientProbe(optimizer, summary, (tuple(config.step), tuple(settings.param_list)), guard)
 
     def check_models(self, models: Sequence[Any]) -> None:
         """Check what is given as models.

@@ -15,7 +15,7 @@ from trainsentry.collectors.mindspore.rows.host_statistics import array_of, as_f
 PART: Final = "grad_probe"
 
 
-class GradProbe:
+class GradientProbe:
     """Writes a summary before each update of an optimizer; `wanted` are steps and parameters, nothing means all.
 
     It sees the optimizer's calls, so not those inside a compiled step.

@@ -48,7 +48,7 @@ _FILLED: Final = frozenset({"recv", "irecv", "scatter"})
 
 
 @dataclass(frozen=True)
-class Op:
+class CollectiveFunction:
     """A function: what people call it, and which of its parameters go in and come out."""
 
     name: str
@@ -70,7 +70,7 @@ class _Call:
     outputs: list[Tensor] = field(default_factory=list)
 
 
-class Communication:
+class CollectiveRows:
     """Records the calls of sampled steps, those of this thread; `call_sites` are patterns over `<file>:<function>`."""
 
     def __init__(self, rows: StepRows, guard: Guard, call_sites: Sequence[str] = ("*",)) -> None:
@@ -115,7 +115,7 @@ class Communication:
         """Return the process groups that were seen, for `graph.json`."""
         return [{"name": name, "ranks": ranks} for name, ranks in self.members.items()]
 
-    def _stand_in(self, op: Op, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _stand_in(self, op: CollectiveFunction, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def seen(*args: Any, **kwargs: Any) -> Any:
             if self._inside or threading.get_ident() != self._thread:
@@ -135,7 +135,7 @@ class Communication:
 
         return seen
 
-    def _begin(self, op: Op, given: dict[str, Any]) -> _Call | None:
+    def _begin(self, op: CollectiveFunction, given: dict[str, Any]) -> _Call | None:
         group = _group_name(given.get("group"))
         kind = f"{group}.{op.name}" if op.name in POINT_TO_POINT else group
         sequence = self._sequences[kind]
@@ -160,7 +160,7 @@ class Communication:
         self._read(call, COMMUNICATION_INPUT, tensors)
         return call
 
-    def _end(self, op: Op, call: _Call, given: dict[str, Any], result: Any) -> None:
+    def _end(self, op: CollectiveFunction, call: _Call, given: dict[str, Any], result: Any) -> None:
         outputs = _tensors([result]) or _tensors([given.get(name) for name in op.outputs])
         call.nbytes = max(call.nbytes, sum(int(t.nbytes) for t in outputs))
         call.seconds = time.monotonic() - call.began
@@ -176,7 +176,7 @@ class Communication:
 
 
 @functools.cache
-def _functions() -> tuple[tuple[Op, Any], ...]:
+def _functions() -> tuple[tuple[CollectiveFunction, Any], ...]:
     """Return the functions that take a group and tensors, and the modules that they hang in."""
     found = []
     for path in HOMES:
@@ -191,7 +191,7 @@ def _functions() -> tuple[tuple[Op, Any], ...]:
             inputs = tuple(p for p in parameters if p in _INTO and not (p == "tensor" and name in _FILLED))
             outputs = tuple(p for p in parameters if p in _OUT_OF or (p == "tensor" and name in {*_FILLED, *_CHANGED}))
             if "group" in parameters and (inputs or outputs):
-                found.append((Op(name, parameters, inputs, outputs), module))
+                found.append((CollectiveFunction(name, parameters, inputs, outputs), module))
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from mindspore import nn
 
 
-class Watcher(Protocol):
+class CellListener(Protocol):
     """Whom the calls of a cell are told to. Its methods contain their own failures."""
 
     def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -21,12 +21,12 @@ class Watcher(Protocol):
         """Take note of a call that has ended; return what it is to give instead, or None."""
 
 
-_watchers: dict[int, list[Watcher]] = {}
+_watchers: dict[int, list[CellListener]] = {}
 _classes: dict[type, type] = {}
 _OURS: Final = "__trainsentry_original__"
 
 
-def watch_calls(cell: nn.Cell, watcher: Watcher) -> None:
+def watch_calls(cell: nn.Cell, watcher: CellListener) -> None:
     """Tell `watcher` of the calls of a cell, after those who are told already."""
     if _OURS not in vars(type(cell)):
         _watchers[id(cell)] = []
@@ -34,7 +34,7 @@ def watch_calls(cell: nn.Cell, watcher: Watcher) -> None:
     _watchers.setdefault(id(cell), []).append(watcher)
 
 
-def unwatch_calls(cell: nn.Cell, watcher: Watcher) -> None:
+def unwatch_calls(cell: nn.Cell, watcher: CellListener) -> None:
     """Tell `watcher` no more; the cell has its own class again when nobody is left."""
     left = [w for w in _watchers.get(id(cell), []) if w is not watcher]
     if left:

@@ -20,8 +20,8 @@ from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.collectives import changed_by, has_arrived, is_collective, without_buffers
 from trainsentry.collectors.torch.calls.gradients_of_call import Edges, GradientsOfCall, next_number
 from trainsentry.collectors.torch.calls.parameter_gradients import PART, ParameterGradients
-from trainsentry.collectors.torch.calls.task import Task
-from trainsentry.collectors.torch.calls.watch_modules import ModuleHooks
+from trainsentry.collectors.torch.calls.task import CallTask
+from trainsentry.collectors.torch.calls.watch_modules import ModuleCallHooks
 from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
 from trainsentry.collectors.torch.hooks.backward_pass import after_backward, in_backward
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
@@ -57,7 +57,7 @@ class CallWatcher:
     def __init__(
         self,
         guard: Guard,
-        task: Task,
+        task: CallTask,
         selection: CallSelection,
         names: CallNames,
         *,
@@ -80,7 +80,7 @@ class CallWatcher:
         self._threads = threading.local()
         self._quietly = QuietSection()
         self._mode: OperationMode | None = None
-        self._modules: ModuleHooks | None = None
+        self._modules: ModuleCallHooks | None = None
         self._parameters: dict[str, ParameterGradients] = {}
         self._open: dict[int, Any] = {}
         self._backward_done: set[str] = set()
@@ -97,7 +97,7 @@ class CallWatcher:
 
     def _attach(self, modules: Sequence[NamedModule]) -> None:
         if self.selection.sees_modules:
-            self._modules = ModuleHooks(self, modules)
+            self._modules = ModuleCallHooks(self, modules)
         if self.selection.sees_operations:
             self._handles = [
                 register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),

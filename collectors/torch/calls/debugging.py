@@ -14,11 +14,11 @@ from trainsentry.collectors.torch import environment
 from trainsentry.collectors.torch.calls.call_names import CallNames, risk_of
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
-from trainsentry.collectors.torch.calls.grad_probe import GradProbe
+from trainsentry.collectors.torch.calls.grad_probe import GradientProbe
 from trainsentry.collectors.torch.calls.overflow_task import OverflowTask, flags_of_device
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
-from trainsentry.collectors.torch.distributed.rendezvous import Agreement, meet
+from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, meet
 from trainsentry.collectors.torch.sharding.clean_names import CleanNames
 
 PATIENCE_SECONDS: Final = 120.0
@@ -34,9 +34,9 @@ class TorchDebugging:
     rank_and_world_size = staticmethod(environment.rank_and_world_size)
     meet = staticmethod(meet)
 
-    def agreement(self, meeting: Any) -> Agreement:
+    def agreement(self, meeting: Any) -> GroupMaxReduce:
         """Return how ranks agree on a number."""
-        return Agreement(meeting, PATIENCE_SECONDS)
+        return GroupMaxReduce(meeting, PATIENCE_SECONDS)
 
     def make_task(self, config: Any) -> Any:
         """Return what is done with each call.
@@ -71,14 +71,14 @@ class TorchDebugging:
         facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
         return SavedVariables(facts, guard, task=config.task)
 
-    def make_grad_probe(self, config: Any, model: Any, guard: Guard) -> GradProbe:
+    def make_grad_probe(self, config: Any, model: Any, guard: Guard) -> GradientProbe:
         """Return what writes gradients before each update."""
         self.check_models([model])
         rank, _ = self.rank_and_world_size()
         settings = config.grad_probe
         folder = Path(config.dump_path) / f"rank{rank}"
         summary = GradientSummary(folder, settings.grad_level, tuple(settings.bounds))
-        return GradProbe(model, summary, (tuple(config.step), tuple(settings.param_list)), guard)
+        return GradientProbe(model, summary, (tuple(config.step), tuple(settings.param_list)), guard)
 
     def check_models(self, models: Sequence[Any]) -> None:
         """Check what is given as models.

@@ -16,7 +16,7 @@ from trainsentry.collectors.torch.rows.local_tensor import local, stored_values
 PART: Final = "grad_probe"
 
 
-class GradProbe:
+class GradientProbe:
     """Writes a summary before each update of a model; `wanted` are steps and parameters, nothing means all."""
 
     def __init__(

@@ -59,7 +59,7 @@ def _edge_of_leaf(tensor: Tensor) -> Edge | None:
     return view.next_functions[0][0], 0
 
 
-class Listener(Protocol):
+class GradientListener(Protocol):
     """Who is told of the gradients of a call."""
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -79,7 +79,7 @@ class GradientsOfCall:
     """Collects the gradients of one call: a backward pass has inputs and outputs the other way round."""
 
     def __init__(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Edge | None], since: int, listener: Listener
+        self, outputs: Sequence[Tensor], inputs: Sequence[Edge | None], since: int, listener: GradientListener
     ) -> None:
         self.listener = listener
         self.at_outputs: list[Any] = [None] * len(outputs)

@@ -9,7 +9,7 @@ from trainsentry.collectors.calls.call import Call
 from trainsentry.collectors.calls.dump_entries import EntryWriter
 
 
-class Task(Protocol):
+class CallTask(Protocol):
     """What is done with a call; see `DumpTask`."""
 
     writer: EntryWriter | None

@@ -10,7 +10,7 @@ from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.shared.model_graph import NamedModule
 
 
-class ModuleHooks:
+class ModuleCallHooks:
     """Hooks before and after the forward passes of modules; `close` removes them."""
 
     def __init__(self, watcher: Any, modules: Sequence[NamedModule]) -> None:

@@ -16,7 +16,7 @@ from trainsentry.collectors.calls.call_stacks import call_site
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
 from trainsentry.collectors.torch.distributed.process_groups import (
-    Op,
+    CollectiveOp,
     forget_calls,
     group_name,
     members_of,
@@ -63,7 +63,7 @@ _LIBRARIES: Final = ("torch", "deepspeed")
 
 
 @dataclass(slots=True)
-class Call:
+class OpenCollective:
     """A call under way: the how many-th of its group since watching began, and since when (seconds, monotonic)."""
 
     op: str
@@ -82,7 +82,7 @@ class Call:
         return f"{self.op} number {self.sequence} of group {self.group!r} ({self.nbytes} bytes)"
 
 
-class Communication:
+class CollectiveRows:
     """Records the calls of sampled steps; counts those of all steps, so that ranks agree on their numbers.
 
     `own` is the name of the monitor's own group, which is left out. `call_sites` are shell-style patterns over
@@ -99,13 +99,13 @@ class Communication:
         self.call_sites = tuple(call_sites)
         self.sampling = False
         self.left_out = 0
-        self.waiting_for: Call | None = None
+        self.waiting_for: OpenCollective | None = None
         self.seconds_waited = 0.0
         self._sequences: Counter[str] = Counter()
         self._in_step: Counter[tuple[str, str]] = Counter()
-        self._recorded: list[Call] = []
-        self._open: dict[int, tuple[Any, list[Call]]] = {}
-        self._together: dict[str, list[Call]] = {}
+        self._recorded: list[OpenCollective] = []
+        self._open: dict[int, tuple[Any, list[OpenCollective]]] = {}
+        self._together: dict[str, list[OpenCollective]] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._members: dict[str, list[int]] = {}
         self._order = CallOrder()
@@ -151,7 +151,7 @@ class Communication:
         return sum(self._sequences.values())
 
     @property
-    def open_calls(self) -> list[Call]:
+    def open_calls(self) -> list[OpenCollective]:
         """Calls that have not ended, the oldest first."""
         return [*(call for _, calls in list(self._open.values()) for call in calls), *self._reducer.open]
 
@@ -166,14 +166,16 @@ class Communication:
 
     # ------------------------------------------------------------------ what the process groups tell
 
-    def begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def begin(
+        self, op: CollectiveOp, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> OpenCollective | None:
         """Number a call, and read what goes in. Calls of other threads (a checkpoint's) are none of the step's."""
         if threading.get_ident() != self._thread and not in_backward():
             return None
-        found: Call | None = self.guard.run(PART, self._begin, op, group, args, kwargs)
+        found: OpenCollective | None = self.guard.run(PART, self._begin, op, group, args, kwargs)
         return found
 
-    def started(self, call: Call, work: Any, result: Any) -> None:
+    def started(self, call: OpenCollective, work: Any, result: Any) -> None:
         """Note what is to come out; a call without a `Work` has ended, or its result is waited for by its use."""
         self.guard.run(PART, self._started, call, work, result)
 
@@ -189,14 +191,14 @@ class Communication:
         """Note that several calls end with one `Work`."""
         self.guard.run(PART, self._coalescing, group, begins, work)
 
-    def reducer_begins(self, op: Op, args: tuple[Any, ...]) -> Call | None:
+    def reducer_begins(self, op: CollectiveOp, args: tuple[Any, ...]) -> OpenCollective | None:
         """Number a call of the reducer, and read what goes in."""
         if threading.get_ident() != self._thread and not in_backward():
             return None
-        found: Call | None = self.guard.run(PART, self._reducer_begins, op, args)
+        found: OpenCollective | None = self.guard.run(PART, self._reducer_begins, op, args)
         return found
 
-    def reducer_started(self, call: Call) -> None:
+    def reducer_started(self, call: OpenCollective) -> None:
         """Have a call of the backward pass end when that has waited for it."""
         self.guard.run(PART, self._reducer.started, call)
 
@@ -204,23 +206,25 @@ class Communication:
         """Read what has come out of the calls of a forward pass."""
         self.guard.run(PART, self._reducer.forward_ended)
 
-    def _reducer_begins(self, op: Op, args: tuple[Any, ...]) -> Call | None:
+    def _reducer_begins(self, op: CollectiveOp, args: tuple[Any, ...]) -> OpenCollective | None:
         reduction = reduction_in(args[2]) if op.name == "all_reduce" else ""
         return self._begin(op, group_of(args[1]), (args[0], reduction), {})
 
-    def _end_of_reducer(self, calls: list[Call]) -> None:
+    def _end_of_reducer(self, calls: list[OpenCollective]) -> None:
         self.guard.run(PART, self._end_together, calls)
 
-    def _reducer_waits(self, call: Call) -> None:
+    def _reducer_waits(self, call: OpenCollective) -> None:
         self.waiting_for, call.waited_since = call, time.monotonic()
 
-    def _end_together(self, calls: list[Call]) -> None:
+    def _end_together(self, calls: list[OpenCollective]) -> None:
         if calls[0].waited_since is not None:
             self.seconds_waited += time.monotonic() - calls[0].waited_since
             self.waiting_for = None
         self._end(calls)
 
-    def _begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def _begin(
+        self, op: CollectiveOp, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> OpenCollective | None:
         name = group_name(group)
         if name == self.own:
             return None
@@ -229,7 +233,7 @@ class Communication:
         self._sequences[kind] += 1
         tensors = tensors_of(args, kwargs, op.inputs)
         size = sum(x.numel() * x.element_size() for x in tensors)
-        call = Call(op.name, name, sequence, time.monotonic(), size)
+        call = OpenCollective(op.name, name, sequence, time.monotonic(), size)
         if name not in self._members:
             self._members[name] = members_of(group)
         if not op.point_to_point:
@@ -248,7 +252,7 @@ class Communication:
             self._read(call, COMMUNICATION_INPUT, tensors)
         return call
 
-    def _started(self, call: Call, work: Any, result: Any) -> None:
+    def _started(self, call: OpenCollective, work: Any, result: Any) -> None:
         if call.name and isinstance(result, Tensor):
             call.outputs = [result]
         call.nbytes = max(call.nbytes, sum(x.numel() * x.element_size() for x in call.outputs))
@@ -260,7 +264,7 @@ class Communication:
         else:
             self._keep(work, [call])
 
-    def _keep(self, work: Any, calls: list[Call]) -> None:
+    def _keep(self, work: Any, calls: list[OpenCollective]) -> None:
         while len(self._open) >= MAX_OPEN:
             self._open.pop(next(iter(self._open)))
         # Only what is recorded holds the `Work`, until the step ends: many are never waited for in Python.
@@ -279,7 +283,7 @@ class Communication:
         self.waiting_for = None
         self._end(calls)
 
-    def _end(self, calls: Sequence[Call]) -> None:
+    def _end(self, calls: Sequence[OpenCollective]) -> None:
         for call in calls:
             call.seconds = time.monotonic() - call.began
             outputs, call.outputs = call.outputs, []
@@ -297,11 +301,11 @@ class Communication:
         else:
             self._end(calls)
 
-    def _read(self, call: Call, quantity: str, tensors: list[Tensor]) -> None:
+    def _read(self, call: OpenCollective, quantity: str, tensors: list[Tensor]) -> None:
         for i, tensor in enumerate(tensors):
             self.rows.add(self._series(call, quantity, str(i) if len(tensors) > 1 else ""), tensor)
 
-    def _series(self, call: Call, quantity: str, index: str) -> int:
+    def _series(self, call: OpenCollective, quantity: str, index: str) -> int:
         name = f"{call.name}.{index}" if index else call.name
         key = (name, quantity)
         found = self._ids.get(key)

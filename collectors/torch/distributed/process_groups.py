@@ -19,7 +19,7 @@ from trainsentry.collectors.torch.distributed.reducer import asked_in_python, wa
 
 
 @dataclass(frozen=True)
-class Op:
+class CollectiveOp:
     """A method of a process group: what people call it, and which of its arguments go in and come out."""
 
     name: str
@@ -37,31 +37,31 @@ _BOTH: Final = ((0,), (0,))
 _OUT_IN: Final = ((1,), (0,))
 
 OPS: Final = {
-    "allreduce": Op("all_reduce", *_BOTH),
-    "allreduce_coalesced": Op("all_reduce_coalesced", *_BOTH),
-    "broadcast": Op("broadcast", *_BOTH),
-    "reduce": Op("reduce", *_BOTH),
-    "allgather": Op("all_gather", *_OUT_IN),
-    "allgather_coalesced": Op("all_gather_coalesced", *_OUT_IN),
-    "_allgather_base": Op("all_gather_into_tensor", *_OUT_IN),
-    "all_gather_single": Op("all_gather_into_tensor", *_OUT_IN),
-    "allgather_into_tensor_coalesced": Op("all_gather_into_tensor_coalesced", *_OUT_IN),
-    "all_gather_single_coalesced": Op("all_gather_into_tensor_coalesced", *_OUT_IN),
-    "gather": Op("gather", *_OUT_IN),
-    "scatter": Op("scatter", *_OUT_IN),
-    "reduce_scatter": Op("reduce_scatter", *_OUT_IN),
-    "_reduce_scatter_base": Op("reduce_scatter_tensor", *_OUT_IN),
-    "reduce_scatter_single": Op("reduce_scatter_tensor", *_OUT_IN),
-    "reduce_scatter_tensor_coalesced": Op("reduce_scatter_tensor_coalesced", *_OUT_IN),
-    "reduce_scatter_single_coalesced": Op("reduce_scatter_tensor_coalesced", *_OUT_IN),
-    "alltoall": Op("all_to_all", *_OUT_IN),
-    "alltoall_base": Op("all_to_all_single", *_OUT_IN),
-    "all_to_all_single": Op("all_to_all_single", *_OUT_IN),
-    "send": Op("send", (0,), (), point_to_point=True),
-    "recv": Op("recv", (), (0,), point_to_point=True),
-    "recv_anysource": Op("recv", (), (0,), point_to_point=True),
-    "barrier": Op("barrier", (), ()),
-    "monitored_barrier": Op("barrier", (), ()),
+    "allreduce": CollectiveOp("all_reduce", *_BOTH),
+    "allreduce_coalesced": CollectiveOp("all_reduce_coalesced", *_BOTH),
+    "broadcast": CollectiveOp("broadcast", *_BOTH),
+    "reduce": CollectiveOp("reduce", *_BOTH),
+    "allgather": CollectiveOp("all_gather", *_OUT_IN),
+    "allgather_coalesced": CollectiveOp("all_gather_coalesced", *_OUT_IN),
+    "_allgather_base": CollectiveOp("all_gather_into_tensor", *_OUT_IN),
+    "all_gather_single": CollectiveOp("all_gather_into_tensor", *_OUT_IN),
+    "allgather_into_tensor_coalesced": CollectiveOp("all_gather_into_tensor_coalesced", *_OUT_IN),
+    "all_gather_single_coalesced": CollectiveOp("all_gather_into_tensor_coalesced", *_OUT_IN),
+    "gather": CollectiveOp("gather", *_OUT_IN),
+    "scatter": CollectiveOp("scatter", *_OUT_IN),
+    "reduce_scatter": CollectiveOp("reduce_scatter", *_OUT_IN),
+    "_reduce_scatter_base": CollectiveOp("reduce_scatter_tensor", *_OUT_IN),
+    "reduce_scatter_single": CollectiveOp("reduce_scatter_tensor", *_OUT_IN),
+    "reduce_scatter_tensor_coalesced": CollectiveOp("reduce_scatter_tensor_coalesced", *_OUT_IN),
+    "reduce_scatter_single_coalesced": CollectiveOp("reduce_scatter_tensor_coalesced", *_OUT_IN),
+    "alltoall": CollectiveOp("all_to_all", *_OUT_IN),
+    "alltoall_base": CollectiveOp("all_to_all_single", *_OUT_IN),
+    "all_to_all_single": CollectiveOp("all_to_all_single", *_OUT_IN),
+    "send": CollectiveOp("send", (0,), (), point_to_point=True),
+    "recv": CollectiveOp("recv", (), (0,), point_to_point=True),
+    "recv_anysource": CollectiveOp("recv", (), (0,), point_to_point=True),
+    "barrier": CollectiveOp("barrier", (), ()),
+    "monitored_barrier": CollectiveOp("barrier", (), ()),
 }
 """Methods by name; newer names of torch 2.13 stand beside the older ones. `all_gather_base` is what people call
 `all_gather_into_tensor`."""
@@ -78,10 +78,10 @@ FUNCTIONAL: Final = {
 """Functional collectives, which DTensor uses: they take a tensor and return another."""
 
 
-class Watcher(Protocol):
+class CollectiveListener(Protocol):
     """Who is told of calls. Its methods contain their own failures."""
 
-    def begin(self, op: Op, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def begin(self, op: CollectiveOp, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call is about to be made with these arguments; return what is to be known of it later, or None."""
 
     def started(self, call: Any, work: Any, result: Any) -> None:
@@ -96,7 +96,7 @@ class Watcher(Protocol):
     def coalescing(self, group: Any, *, begins: bool, work: Any) -> None:
         """Calls from here on, or up to here, are one."""
 
-    def reducer_begins(self, op: Op, args: tuple[Any, ...]) -> Any:
+    def reducer_begins(self, op: CollectiveOp, args: tuple[Any, ...]) -> Any:
         """C++ is about to make a call: tensors, then the boxed group, then a boxed reduction or other things."""
 
     def reducer_started(self, call: Any) -> None:
@@ -106,13 +106,13 @@ class Watcher(Protocol):
         """What C++ has called outside of a backward pass has ended."""
 
 
-_watchers: list[Watcher] = []
+_watchers: list[CollectiveListener] = []
 _patched: list[tuple[Any, str, Any]] = []
 _undo: list[Callable[[], None]] = []
 _NOBODY_ELSE_ASKS: Final = contextlib.nullcontext()
 
 
-def watch_calls(watcher: Watcher, *, reducer: bool = False) -> None:
+def watch_calls(watcher: CollectiveListener, *, reducer: bool = False) -> None:
     """Tell `watcher` of every call from here on; with `reducer` of those of DistributedDataParallel's C++ too."""
     _watchers.append(watcher)
     if reducer and not _undo:
@@ -129,10 +129,10 @@ def watch_calls(watcher: Watcher, *, reducer: bool = False) -> None:
     _patch(ProcessGroup, "_end_coalescing", functools.partial(_coalescing, False))
     _patch(Work, "wait", _wait)
     for name, public in FUNCTIONAL.items():
-        _patch(functional, name, functools.partial(_function, Op(public, (0,), (0,))))
+        _patch(functional, name, functools.partial(_function, CollectiveOp(public, (0,), (0,))))
 
 
-def forget_calls(watcher: Watcher) -> None:
+def forget_calls(watcher: CollectiveListener) -> None:
     """Tell `watcher` no more; when it was the last, everything is as it was before."""
     _watchers[:] = [w for w in _watchers if w is not watcher]
     if not _watchers:
@@ -158,7 +158,7 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[i
     return found
 
 
-def reduction_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def reduction_of(op: CollectiveOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return how a call reduces: 1 for a sum, 2 for an average, 0 for anything else."""
     if not op.reduces:
         return 0
@@ -213,7 +213,7 @@ def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[
         setattr(owner, name, make(getattr(owner, name)))
 
 
-def _method(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
+def _method(op: CollectiveOp, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls = [(w, w.begin(op, self, args, kwargs)) for w in _watchers]
@@ -227,7 +227,7 @@ def _method(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _function(op: Op, original: Callable[..., Any]) -> Callable[..., Any]:
+def _function(op: CollectiveOp, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def function(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not isinstance(self, Tensor):

@@ -26,14 +26,14 @@ _meetings = 0
 _left: list[Any] = []
 
 
-class Meeting:
+class GroupRendezvous:
     """The ranks of a run, all of which take part, watched or not; `group` is a gloo group of the monitor's own.
 
     Nothing that is sent over it waits for an accelerator, nor does it get between the training's own collectives.
     `secret` is known to all ranks; nobody else knows it who is not on the network of the process group.
     """
 
-    def __init__(self, group: Any, rank: int, size: int, board: "Board", secret: str = "") -> None:
+    def __init__(self, group: Any, rank: int, size: int, board: "GroupStore", secret: str = "") -> None:
         self.group = group
         self.secret = secret
         self.rank = rank
@@ -67,7 +67,7 @@ def _told_by_first(group: Any, rank: int) -> str:
     return str(told[0])
 
 
-class Board:
+class GroupStore:
     """Where ranks leave words for each other that are read without waiting: the run's store."""
 
     def __init__(self, store: Any, size: int) -> None:
@@ -84,7 +84,7 @@ class Board:
         return {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
 
 
-def meet(timeout: float = MEETING_SECONDS) -> Meeting | None:
+def meet(timeout: float = MEETING_SECONDS) -> GroupRendezvous | None:
     """Wait until every rank has come; return None where there is one rank only.
 
     Raises:
@@ -109,7 +109,7 @@ def meet(timeout: float = MEETING_SECONDS) -> Meeting | None:
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS))
     told = _told_by_first(group, rank)
     secret = told if given is None else secret_for(given, "run", told)
-    return Meeting(group, rank, size, Board(store, size), secret)
+    return GroupRendezvous(group, rank, size, GroupStore(store, size), secret)
 
 
 def _gather_at_store(rank: int, size: int, timeout: float) -> Any:
@@ -133,13 +133,13 @@ def _gather_at_store(rank: int, size: int, timeout: float) -> Any:
     return store
 
 
-class Agreement:
+class GroupMaxReduce:
     """Finds the greatest of what the ranks propose, while their steps go on.
 
     Every rank takes part, watched or not. Alone (`meeting` is None) a rank agrees with itself.
     """
 
-    def __init__(self, meeting: Meeting | None, max_wait: float) -> None:
+    def __init__(self, meeting: GroupRendezvous | None, max_wait: float) -> None:
         self._max_wait = timedelta(seconds=max_wait)
         self._meeting = meeting
         self._values: torch.Tensor | None = None

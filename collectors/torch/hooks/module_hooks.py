@@ -55,7 +55,7 @@ def stay_out_of_graphs(modules: Iterable[nn.Module]) -> bool:
     return never_compiled(BeforeForward.__call__, AfterForward.__call__, _ModuleHook._named, named_at, *functions)
 
 
-class Owner(Observer, Protocol):
+class ForwardListener(Observer, Protocol):
     """Whom the hooks report to. `eager` has the names of modules whose hooks have run outside of graphs."""
 
     guard: Guard
@@ -99,7 +99,7 @@ class _ModuleHook(InertWhenCopied):
     with_kwargs: str
 
     def __init__(self, place: int, switch: Switch, *, observed: bool, outermost: bool) -> None:
-        self.owner: Owner | None = None
+        self.owner: ForwardListener | None = None
         self.switch = switch
         self.place = place
         self.attribute = f"_trainsentry_site_{place}"
@@ -196,7 +196,9 @@ class ModuleHooks:
     Those that a closed monitor has left on the same modules are used again.
     """
 
-    def __init__(self, owner: Owner, switch: Switch, modules: Sequence[NamedModule], observed: Collection[str]) -> None:
+    def __init__(
+        self, owner: ForwardListener, switch: Switch, modules: Sequence[NamedModule], observed: Collection[str]
+    ) -> None:
         self.modules = modules
         left = _left_on(modules)
         self.switch = left[0].switch if left else switch

@@ -34,7 +34,7 @@ def is_sharded(named: NamedParameter) -> bool:
     return named.owner is not None or named.fragment is not None or hasattr(named.parameter, "placements")
 
 
-class UnreducedHooks:
+class PreReductionHooks:
     """Calls `arrived(parameter, micro_step, gradient)` for each gradient on its way to the reduction, while attached.
 
     DeepSpeed leaves the model's own parameters in the graph: a hook on them sees the gradient before it is
@@ -103,7 +103,7 @@ class UnreducedHooks:
 
 @dataclass(frozen=True, slots=True)
 class _Entered(InertWhenCopied):
-    owner: UnreducedHooks
+    owner: PreReductionHooks
     held: tuple[NamedParameter, ...]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
@@ -113,7 +113,7 @@ class _Entered(InertWhenCopied):
 
 @dataclass(frozen=True, slots=True)
 class _Passing(InertWhenCopied):
-    owner: UnreducedHooks
+    owner: PreReductionHooks
     named: NamedParameter
 
     def __call__(self, gradient: Tensor) -> None:

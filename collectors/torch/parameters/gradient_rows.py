@@ -11,7 +11,7 @@ from trainsentry.collectors.torch.hooks.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.hooks.pre_reduction_gradients import (
     MICRO_BATCH,
     RUNNING_SUM,
-    UnreducedHooks,
+    PreReductionHooks,
     is_sharded,
 )
 from trainsentry.collectors.torch.parameters.readers import GradientReader, ParameterSeries
@@ -38,7 +38,7 @@ class GradientRows:
         self._reader = GradientReader(series)
         self._as_they_arrive = settings.per_micro_step or settings.before_reduction
         self._accumulation = AccumulationHooks(guard, self._arrived if self._as_they_arrive else None)
-        self._unreduced = UnreducedHooks(guard, self._unreduced_arrived)
+        self._unreduced = PreReductionHooks(guard, self._unreduced_arrived)
         self.order: Mapping[nn.Parameter, int] = self._accumulation.order
 
     def learn_order(self, parameters: Sequence[NamedParameter]) -> None:

@@ -12,7 +12,7 @@ from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
 
-class Owners:
+class OptimizedParameters:
     """Finds the parameters of an optimizer that a part of the configuration selects.
 
     `order` is filled, while the first step runs, with each parameter's place in the backward pass.

@@ -174,7 +174,7 @@ class UpdateReader:
         self._kept.clear()
 
 
-class StateEntries:
+class StateCount:
     """Remembers for how many parameters each optimizer had state when its last update ended."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.torch.sharding.clean_names import is_holder
 
 
-class WrappedLate(ValueError):
+class LateWrapCheck(ValueError):
     """A model was wrapped or sharded after it was given to `watch`."""
 
 
@@ -40,7 +40,7 @@ class FirstPass(InertWhenCopied):
         self.close()
         what = self._what_happened(module)
         if what:
-            raise WrappedLate(
+            raise LateWrapCheck(
                 f"watch(model): the model was given to {what} after watch(); allowed: wrap and shard it first, make "
                 "the optimizer from what comes out, and then call watch(model, optimizer)"
             )

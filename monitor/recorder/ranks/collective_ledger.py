@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.across_ranks import conservation
-from trainsentry.anomaly.across_ranks.collective_call import Call, Sums, put_together, seen_by
+from trainsentry.anomaly.across_ranks.collective_call import CollectiveCall, Sums, put_together, seen_by
 from trainsentry.anomaly.across_ranks.conservation import LearnedReductions
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, Layout, Series
@@ -64,7 +64,7 @@ def _counted(number: float) -> int:
     return int(number) if abs(number) < MOST_COUNTED else 0  # of what is no number neither holds
 
 
-class SeenCalls:
+class CollectiveLedger:
     """Keeps the calls of steps until all their ranks are known, and judges each once."""
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class SeenCalls:
         """Take what the ranks of another recorder, `source`, have seen, as its `left` gave it."""
         for part in parts:
             op, group, first, sequence = part["key"]
-            self._add(step, (op, group, first, sequence), part["size"], source, Call.from_json(part["call"]))
+            self._add(step, (op, group, first, sequence), part["size"], source, CollectiveCall.from_json(part["call"]))
 
-    def _add(self, step: int, key: Key, size: int, source: int, call: Call) -> None:
+    def _add(self, step: int, key: Key, size: int, source: int, call: CollectiveCall) -> None:
         seen = self._steps.setdefault(step, {}).setdefault(key, _Seen(size))
         seen.parts[source, call.first] = call  # a part that comes again, from a successor, counts once
         self._news.add((step, key))
@@ -124,7 +124,7 @@ class _Seen:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.parts: dict[tuple[int, int], Call] = {}
+        self.parts: dict[tuple[int, int], CollectiveCall] = {}
 
     @property
     def is_whole(self) -> bool:

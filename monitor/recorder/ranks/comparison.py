@@ -24,9 +24,9 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import MEAN, NORM, VALUE, fingerprints
-from trainsentry.monitor.recorder.ranks.collective_ledger import WAITING_STEPS, SeenCalls, Side
+from trainsentry.monitor.recorder.ranks.collective_ledger import WAITING_STEPS, CollectiveLedger, Side
 from trainsentry.monitor.recorder.ranks.replica_groups import Copy
-from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering
+from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly
 
 OWN: Final = -1
 """The source of what was found here."""
@@ -50,7 +50,7 @@ class Comparison:
 
     def __init__(self) -> None:
         self.data_parallel: set[int] = set()
-        self.calls = SeenCalls()
+        self.calls = CollectiveLedger()
         self._peers = PeerRule()
         self._reductions = ReductionRule()
         self._told: dict[int, dict[int, Told]] = {}
@@ -174,7 +174,7 @@ class Comparison:
 
 
 def differences(
-    gathering: Gathering, judged: Iterable[tuple[int, list[Anomaly]]]
+    gathering: ShardAssembly, judged: Iterable[tuple[int, list[Anomaly]]]
 ) -> Iterator[tuple[int, list[Anomaly]]]:
     """Yield, step by step, what only the ranks together show: replicas that part, and what was judged of calls."""
     parted, gathering.copies.parted = gathering.copies.parted, []

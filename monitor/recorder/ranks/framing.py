@@ -27,7 +27,7 @@ READ_AT_ONCE: Final = 2**22
 
 
 @dataclass
-class Link:
+class FramedConnection:
     """One connection: what was received and is not a whole message yet, and what is still to be sent.
 
     One that takes nothing any more (`mute`) may still hold what the other side said before it went.

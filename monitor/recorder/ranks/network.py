@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from trainsentry.collectors.ranks.unproven_callers import Strangers
-from trainsentry.monitor.recorder.ranks.framing import JSON, Link
-from trainsentry.monitor.recorder.ranks.parent_call import Call
-from trainsentry.monitor.recorder.ranks.tree_position import Place, purpose_of
+from trainsentry.collectors.ranks.unproven_callers import UnprovenCallers
+from trainsentry.monitor.recorder.ranks.framing import JSON, FramedConnection
+from trainsentry.monitor.recorder.ranks.parent_call import ParentCall
+from trainsentry.monitor.recorder.ranks.tree_position import TreePosition, purpose_of
 
 RETRY_SECONDS: Final = 0.5
 """How often a parent that is not there yet is called."""
@@ -31,21 +31,21 @@ def new_selector() -> selectors.BaseSelector:
 class Network:
     """The recorder's connections: to its parent, and from its children, who prove that they belong to the run."""
 
-    def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, place: TreePosition, clock: Callable[[], float] = time.monotonic) -> None:
         self.place = place
-        self.parent: Link | None = None
-        self.children: dict[int, Link] = {}
+        self.parent: FramedConnection | None = None
+        self.children: dict[int, FramedConnection] = {}
         self.banned: set[int] = set()
         self.lost_parent = False
         self._clock = clock
         self._began = self._started = clock()
         self._patience = PATIENCE_SECONDS
         self._tried = -RETRY_SECONDS
-        self._call: Call | None = None
-        self._strangers: Strangers | None = None
+        self._call: ParentCall | None = None
+        self._strangers: UnprovenCallers | None = None
         if place.descriptor >= 0 and place.children:
             listening = socket.socket(fileno=place.descriptor)
-            self._strangers = Strangers(listening, place.secret.encode(), purpose_of(place.rank), clock)
+            self._strangers = UnprovenCallers(listening, place.secret.encode(), purpose_of(place.rank), clock)
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Have a selector wake up for what these sockets wait for."""
@@ -127,7 +127,7 @@ class Network:
         self.parent, self._strangers, self._call = None, None, None
         self.children.clear()
 
-    def _links(self) -> Iterator[Link]:
+    def _links(self) -> Iterator[FramedConnection]:
         if self.parent is not None:
             yield self.parent
         yield from self.children.values()
@@ -142,7 +142,7 @@ class Network:
                 return
             self._tried = self._clock()
             try:
-                self._call = Call(address, self.place.rank)
+                self._call = ParentCall(address, self.place.rank)
             except OSError:  # no descriptor is left
                 self.lost_parent = self._clock() - self._began >= self._patience
                 return
@@ -172,7 +172,9 @@ class Network:
                 continue
             if child.rank in self.children:
                 self.children[child.rank].sock.close()
-            self.children[child.rank] = Link(child.sock, child.rank, child.seals, outbox=bytearray(child.proof))
+            self.children[child.rank] = FramedConnection(
+                child.sock, child.rank, child.seals, outbox=bytearray(child.proof)
+            )
 
     def _drop_closed(self) -> None:
         if self.parent is not None and self.parent.closed:

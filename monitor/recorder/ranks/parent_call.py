@@ -5,13 +5,13 @@ import socket
 from typing import Final
 
 from trainsentry.collectors.ranks.handshake import CHALLENGE_BYTES, PROOF_BYTES, Caller, Refused
-from trainsentry.monitor.recorder.ranks.framing import Link
+from trainsentry.monitor.recorder.ranks.framing import FramedConnection
 from trainsentry.monitor.recorder.ranks.tree_position import Address, purpose_of
 
 _ON_THE_WAY: Final = frozenset({errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK})
 
 
-class Call:
+class ParentCall:
     """One attempt to reach a parent; `failed` when it has come to nothing, `connected` once somebody has answered."""
 
     def __init__(self, address: Address, rank: int) -> None:
@@ -24,7 +24,7 @@ class Call:
         self.sock = socket.socket(socket.AF_INET6 if ":" in address.ip else socket.AF_INET)
         self.sock.setblocking(False)
 
-    def advance(self) -> Link | None:
+    def advance(self) -> FramedConnection | None:
         """Do what can be done now; return the connection once both sides have proven themselves."""
         try:
             return self._hear() if self.connected or self._connect() else None
@@ -47,7 +47,7 @@ class Call:
         self.sock.send(self._caller.hello())
         return True
 
-    def _hear(self) -> Link | None:
+    def _hear(self) -> FramedConnection | None:
         """Read what is awaited and no more: what follows the proof is for the connection.
 
         Raises:
@@ -69,6 +69,6 @@ class Call:
             said = bytes(self._inbox)
             self._inbox.clear()
             if self._challenged:
-                return Link(self.sock, self.address.rank, self._caller.confirm(said))
+                return FramedConnection(self.sock, self.address.rank, self._caller.confirm(said))
             self.sock.send(self._caller.answer(said))
             self._challenged = True

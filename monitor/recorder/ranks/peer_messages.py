@@ -145,7 +145,7 @@ _DEFINITIONS: Final = _members(dict.fromkeys(("series_from", "series", "layouts_
 """The rest of them is looked at where it is known what was defined before."""
 
 
-class Heard:
+class PeerMessages:
     """Checks what is said to one recorder; `ranks` are all whose recorders belong together."""
 
     def __init__(self, ranks: Collection[int]) -> None:

@@ -23,13 +23,13 @@ from trainsentry.monitor.recorder.ranks.peer_messages import (
     FOUND,
     MOST_NONSENSE,
     PARTS,
-    Heard,
     Nonsense,
+    PeerMessages,
     checked_record,
 )
-from trainsentry.monitor.recorder.ranks.shard_assembly import Gathering, is_global
-from trainsentry.monitor.recorder.ranks.tree_position import Place
-from trainsentry.monitor.recorder.ranks.uplink import ToParent
+from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_global
+from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
+from trainsentry.monitor.recorder.ranks.uplink import Uplink
 
 TOLD_AT_ONCE: Final = 5_000
 """Anomalies told of in one message: some two million bytes, and as many as an incident keeps."""
@@ -38,7 +38,7 @@ MESSAGES: Final = "messages of other ranks"
 """The part that is said to have failed where another rank's message cannot be taken."""
 
 
-class Owner(Protocol):
+class TreeOwner(Protocol):
     """The session, as far as the other ranks concern it."""
 
     table: SeriesTable
@@ -65,26 +65,26 @@ class Owner(Protocol):
         """Report a fault of ours."""
 
 
-class Together:
+class RankTree:
     """Sends what this rank saw to its parent in the tree of recorders, or puts it together where it has none.
 
     A rank whose parent cannot be reached goes on by itself: `alone` says so.
     """
 
-    def __init__(self, place: Place, owner: Owner, max_wait: float) -> None:
+    def __init__(self, place: TreePosition, owner: TreeOwner, max_wait: float) -> None:
         self.place = place
         self.owner = owner
         self.max_wait = max_wait
         self.network = Network(place)
-        self.up = ToParent(self.network, self._greet_parent)
+        self.up = Uplink(self.network, self._greet_parent)
         self.is_root = place.parent is None
-        self.gathering: Gathering | None = None
+        self.gathering: ShardAssembly | None = None
         if place.children or self.is_root:
             members = {place.rank, *place.children}
-            self.gathering = Gathering(place.rank, members, final=self.is_root)
+            self.gathering = ShardAssembly(place.rank, members, final=self.is_root)
             self.gathering.use_table(place.rank, owner.table)
         self.comparison = Comparison()
-        self._heard = Heard(place.ranks)
+        self._heard = PeerMessages(place.ranks)
         self._nonsense: Counter[int] = Counter()
         self._far_ahead: set[int] = set()
         self._wanted = np.zeros(0, bool)
@@ -113,7 +113,7 @@ class Together:
         else:
             self.up.record(self.owner.table, rows)
 
-    def _take(self, gathering: Gathering, rank: int, record: StepRecord) -> None:
+    def _take(self, gathering: ShardAssembly, rank: int, record: StepRecord) -> None:
         """Take a rank's record, unless it is from before a rollback, or from a step where no other can be by now."""
         if gathering.is_far_ahead(rank, record.step):
             self._tell_of_step(rank, record.step)
@@ -264,7 +264,7 @@ class Together:
             self.owner.settle_all()
             self.tell_all({"type": messages.FLUSHED, "for": message["for"], "token": message["token"]})
 
-    def _hear_child(self, gathering: Gathering, rank: int, message: dict[str, Any]) -> None:
+    def _hear_child(self, gathering: ShardAssembly, rank: int, message: dict[str, Any]) -> None:
         """Take what tells of the records of a rank that reports here."""
         if message["type"] == PARTS and gathering.is_far_ahead(rank, message["step"]):
             self._tell_of_step(rank, message["step"])
@@ -332,7 +332,7 @@ class Together:
         except Exception as error:  # noqa: BLE001 - the edge of what ranks do together
             self.owner.failed("comparison of ranks", error, -1)
 
-    def _conclude(self, gathering: Gathering) -> None:
+    def _conclude(self, gathering: ShardAssembly) -> None:
         """Write what is whole, and say what the ranks show together."""
         for record in gathering.complete():
             if self.is_root:
@@ -341,7 +341,7 @@ class Together:
         for step, found in differences(gathering, list(self.comparison.judge(settled))):
             self.owner.take_parted(found, step)
 
-    def _hand_on(self, gathering: Gathering) -> None:
+    def _hand_on(self, gathering: ShardAssembly) -> None:
         """Send what is complete up, step by step: its record, and then what else is told of it, which ends the step."""
         for record in gathering.complete():
             self._end_steps(gathering, record.step - 1)
@@ -353,7 +353,7 @@ class Together:
             self._ended = settled
             self.up.message({"type": DONE, "rank": self.place.rank, "step": settled})
 
-    def _end_steps(self, gathering: Gathering, settled: int) -> None:
+    def _end_steps(self, gathering: ShardAssembly, settled: int) -> None:
         """Judge calls among the ranks that report here; send up the rest of steps up to `settled`."""
         for step, found in differences(gathering, list(self.comparison.judge(settled, final=False))):
             self.comparison.take_found(step, found)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.across_ranks.replicas import Copies, ReplicaRule
+from trainsentry.anomaly.across_ranks.replicas import ReplicaRule, ReplicasOfStep
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.series import GRADIENT, PARAMETER, UNKNOWN_REGION, SeriesTable
 from trainsentry.collectors.statistics import fingerprints
@@ -33,7 +33,7 @@ Origin = tuple[int, int]
 _LOW: Final = np.int64(2**32 - 1)
 
 
-class CopiesOfRanks:
+class ReplicaGroups:
     """Compares the copies of a step. A key is a series of `table`, shifted by 32 bits, and a layout.
 
     With `judges`, ranks that have parted are named.
@@ -61,7 +61,9 @@ class CopiesOfRanks:
         """Return, and forget, the differing copies of steps up to `step`: for the next recorder of the tree."""
         return {s: self._left.pop(s) for s in sorted(self._left) if s <= step}
 
-    def compare(self, step: int, keys: Ints, ranks: Ints, values: npt.NDArray[np.float64]) -> tuple[Ints, list[Copies]]:
+    def compare(
+        self, step: int, keys: Ints, ranks: Ints, values: npt.NDArray[np.float64]
+    ) -> tuple[Ints, list[ReplicasOfStep]]:
         """Compare the copies of a step, one row each; return the series of what only has the name in common.
 
         And the copies that differ, of what was equal before.
@@ -91,7 +93,7 @@ class CopiesOfRanks:
         found: npt.NDArray[np.bool_] = compared[keys >> 32] & placed[keys & _LOW]
         return found
 
-    def _differing(self, step: int, keys: Ints, ranks: Ints, prints: Ints) -> list[Copies]:
+    def _differing(self, step: int, keys: Ints, ranks: Ints, prints: Ints) -> list[ReplicasOfStep]:
         order = np.lexsort((ranks, keys))
         keys, ranks, prints = keys[order], ranks[order], prints[order]
         again = np.append(False, (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1]))  # read twice in this step
@@ -103,7 +105,7 @@ class CopiesOfRanks:
         unequal = []
         for a, b in zip(starts[several & (high != low)], ends[several & (high != low)], strict=True):
             key, by_rank = int(keys[a]), dict(zip(ranks[a:b].tolist(), prints[a:b].tolist(), strict=True))
-            unequal.append(Copies(key, self.table.series[key >> 32], by_rank))
+            unequal.append(ReplicasOfStep(key, self.table.series[key >> 32], by_rank))
         differing = [copies for copies in unequal if self._rule.are_replicas(copies)]
         equal = {int(keys[a]): int(prints[a]) for a in starts[several & (high == low)]}
         found = self._rule.judge(step, unequal, equal)
@@ -113,7 +115,7 @@ class CopiesOfRanks:
             self._left[step] = [copy for copies in differing[:MOST_TOLD] for copy in self._rank_by_rank(copies)]
         return differing
 
-    def _rank_by_rank(self, copies: Copies) -> list[Copy]:
+    def _rank_by_rank(self, copies: ReplicasOfStep) -> list[Copy]:
         equal_at = self._rule.equal_at[copies.key]
         return [(copies.key, rank, int(p), equal_at) for rank, p in copies.prints.items()]
 
@@ -124,7 +126,7 @@ class CopiesOfRanks:
         return np.asarray(sorted(series), np.int64)
 
 
-def outvoted(differing: Iterable[Copies], keys: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
+def outvoted(differing: Iterable[ReplicasOfStep], keys: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
     """Return which rows are copies that fewer ranks have than another one."""
     found = np.zeros(len(keys), bool)
     for copies in differing:

@@ -22,7 +22,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import VALUE, combine
 from trainsentry.monitor.recorder.ranks.peer_messages import ALL, Nonsense, check_definitions
-from trainsentry.monitor.recorder.ranks.replica_groups import PARTED, CopiesOfRanks, outvoted
+from trainsentry.monitor.recorder.ranks.replica_groups import PARTED, ReplicaGroups, outvoted
 
 PENDING_STEPS: Final = 64
 """Steps that may wait for a slow rank: with 10,000 series and 8 ranks a step takes 6 MB."""
@@ -64,7 +64,7 @@ Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.
 """A rank and how often it has gone back to an earlier step, and the series, layouts and values of its rows."""
 
 
-class Gathering:
+class ShardAssembly:
     """Combines rows of the same series from several ranks. Replicas, which cover the same region, count once.
 
     With `final` only tensors that are covered whole give a row, with their whole shape; without, the parts that are
@@ -76,7 +76,7 @@ class Gathering:
         self.final = final
         self.table = SeriesTable()
         self.incomplete = 0
-        self.copies = CopiesOfRanks(self.table, judges=final)
+        self.copies = ReplicaGroups(self.table, judges=final)
         self._sources: dict[int, _Source] = {r: _Source(SeriesTable()) for r in ranks}
         self._pending: dict[int, list[Rows]] = {}
         self._written = -1

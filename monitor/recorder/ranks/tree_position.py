@@ -20,7 +20,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Place:
+class TreePosition:
     """`ranks` are all whose records come together; `parent` is None at the root, which puts them together.
 
     `heads` says whether this is the first rank of its host.
@@ -35,7 +35,7 @@ class Place:
     heads: bool = True
 
     @classmethod
-    def decode(cls, values: dict[str, Any]) -> "Place":
+    def decode(cls, values: dict[str, Any]) -> "TreePosition":
         """Rebuild a place from plain data."""
         parent = values["parent"]
         return cls(
@@ -54,7 +54,7 @@ def purpose_of(rank: int) -> str:
     return f"recorder of rank {rank}"
 
 
-def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> Place:
+def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> TreePosition:
     """Return a rank's place in the tree: ranks of a host send to its first, and the first ones to each other.
 
     >>> at = [Address(r, f"host{r // 2}", "", 0, "") for r in range(6)]
@@ -75,4 +75,4 @@ def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> P
     children = tuple(sorted(r for r, parent in parents.items() if parent == rank))
     parent = known[parents[rank]] if rank in parents else None
     heads_host = heads[known[rank].host] == rank
-    return Place(rank, tuple(sorted(known)), children, parent, known[rank].secret, descriptor, heads_host)
+    return TreePosition(rank, tuple(sorted(known)), children, parent, known[rank].secret, descriptor, heads_host)

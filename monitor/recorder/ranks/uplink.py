@@ -15,7 +15,7 @@ DEFINED_AT_ONCE: Final = 5_000
 """Series told of in one message: some million bytes; names may be ten times as long."""
 
 
-class ToParent:
+class Uplink:
     """Sends records and messages in their order; series and layouts are defined anew for each parent.
 
     `greet` is called when a parent has come and has been sent what was kept: a question must not overtake that.

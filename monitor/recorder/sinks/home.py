@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainsentry.monitor.recorder.session import Session
 
 
-class Home:
+class OutputDirectory:
     """Holds a directory, so that its removal shows: its number in the file system is not given to another meanwhile."""
 
     def __init__(self, path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import Sink
+from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
 
 RENEW_SECONDS: Final = 10.0
 """Seconds between two writings of the textfile; the node exporter reads it a few times a minute."""
@@ -58,7 +58,7 @@ class MetricsSink:
 
     def __init__(self, metrics: Metrics, gaps: Gaps, max_wait: float, step: int) -> None:
         self.metrics = metrics
-        self.sink = Sink("prometheus", gaps, max_wait, kept_bytes=1)
+        self.sink = WriterThread("prometheus", gaps, max_wait, kept_bytes=1)
         self.sink.submit(metrics.begin, max(step, 0))
 
     def renew(self, step: int, *, now: bool) -> None:

@@ -52,7 +52,7 @@ class _Write:
     size: int
 
 
-class Sink:
+class WriterThread:
     """One place that is written. `submit` takes a write, `settle` waits for it, at most `max_wait` seconds per trouble.
 
     A write that raises an `OSError`, or is late, is not given up: those behind it are kept, up to `kept_bytes` of them,

@@ -10,9 +10,9 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.exporters.exporter import Exporter, ScalarExporter
-from trainsentry.monitor.recorder.recorder_settings import Hello
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import FINISH_SECONDS, Sink
+from trainsentry.monitor.recorder.sinks.writer_thread import FINISH_SECONDS, WriterThread
 
 LOG_SECONDS: Final = 45.0
 """How long the end of an experiment's log is waited for: what waits is sent, and some libraries upload files then."""
@@ -26,7 +26,7 @@ class Writers:
 
     def __init__(
         self,
-        hello: Hello,
+        hello: RecorderSettings,
         directory: Path,
         table: SeriesTable,
         restart: int,
@@ -35,7 +35,7 @@ class Writers:
         self.restart = restart
         self.gaps = gaps
         where = "global " if directory.name == GLOBAL else ""
-        self.exporters: list[tuple[Sink, Exporter]] = []
+        self.exporters: list[tuple[WriterThread, Exporter]] = []
         if hello.quiet:
             return
         if hello.csv_steps_per_file is not None:
@@ -49,7 +49,7 @@ class Writers:
                 finished_blocks=hello.finished_blocks,
                 lost=partial(gaps.add, f"{where}csv"),
             )
-            self.exporters.append((Sink(f"{where}csv", gaps, hello.max_wait), csv))
+            self.exporters.append((WriterThread(f"{where}csv", gaps, hello.max_wait), csv))
         if hello.rank == 0 and not where:
             self._add_experiment_logs(hello, table)
         if hello.tensorboard is not None:
@@ -60,9 +60,9 @@ class Writers:
             writer = TensorBoardWriter(
                 events, table, hello.statistics, lost=partial(gaps.add, name), **hello.tensorboard
             )
-            self.exporters.append((Sink(name, gaps, hello.max_wait), writer))
+            self.exporters.append((WriterThread(name, gaps, hello.max_wait), writer))
 
-    def _add_experiment_logs(self, hello: Hello, table: SeriesTable) -> None:
+    def _add_experiment_logs(self, hello: RecorderSettings, table: SeriesTable) -> None:
         if hello.wandb is None and hello.mlflow is None:
             return
         from trainsentry.exporters.experiment_log import ExperimentLog, MlflowRun, WandbRun
@@ -73,12 +73,12 @@ class Writers:
         if hello.mlflow is not None:
             logs.append(ExperimentLog("mlflow", table, partial(MlflowRun, hello.mlflow)))
         for log in logs:
-            sink = Sink(log.name, self.gaps, hello.max_wait, patient=False)
+            sink = WriterThread(log.name, self.gaps, hello.max_wait, patient=False)
             sink.submit(log.open, hello.start_step)  # these libraries take seconds to load
             self.exporters.append((sink, log))
 
     @property
-    def sinks(self) -> list[Sink]:
+    def sinks(self) -> list[WriterThread]:
         """The places that are written."""
         return [sink for sink, _ in self.exporters]
 

@@ -10,7 +10,7 @@ from torch import nn
 import trainsentry
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch import graph_capture
-from trainsentry.collectors.torch.graph_capture import ANY_REPLAYS, CAPTURED_REPLAYS, UNSEEN, Captures
+from trainsentry.collectors.torch.graph_capture import ANY_REPLAYS, CAPTURED_REPLAYS, UNSEEN, GraphCaptures
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -182,7 +182,7 @@ def test_callables_are_graphed_without_our_hooks(tmp_path, monkeypatch):
 
 def test_two_monitors_are_held_and_released_together(graphs):
     guards = [Guard(), Guard()]
-    both = [Captures(guard, lambda: None, lambda: None) for guard in guards]
+    both = [GraphCaptures(guard, lambda: None, lambda: None) for guard in guards]
     with Captured(Graph()):
         assert [guard.held for guard in guards] == [1, 1]
     assert [guard.held for guard in guards] == [0, 0]
