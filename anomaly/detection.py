@@ -78,7 +78,7 @@ class Detection:
         self.table = table
         self.allowed = allowed or Allowed()
         self.facts = SeriesFacts(table)
-        self.soft = Scoring(table)
+        self.scoring = Scoring(table)
         self._nonfinite = NonfiniteRule(self.facts)
         self._edge = DtypeEdgeRule(self.facts)
         self._rules: list[Detector] = [
@@ -87,13 +87,13 @@ class Detection:
             lambda r, _: self._reset.judge(r),
             lambda r, _: self._missing.judge(r),
             lambda r, _: self._switches.judge(r),
-            lambda r, _: self._siblings.judge(r, self._numel),
+            lambda r, _: self._outliers.judge(r, self._numel),
             lambda r, _: self._batches.judge(r),
             lambda r, _: self._constant.judge(r, self._numel),
             *own,
         ]
         self._frozen, self._reset, self._switches = FrozenRule(table), StateResetRule(table), SwitchRule(table)
-        self._siblings, self._batches = LayerOutlierRule(table), RepeatedDataRule(table)
+        self._outliers, self._batches = LayerOutlierRule(table), RepeatedDataRule(table)
         self._continuity, self._constant = WeightContinuityRule(table), ConstantDataRule(table)
         self._missing = LostStateRule(table)
         self._known = KnownChanges(table)
@@ -121,26 +121,28 @@ class Detection:
         self._late.note(record)
         judged &= ~self._late.excused(record)
         if self._known.judge(record):
-            self.soft.expect_change()
-        soft, verdict, self._numel = self._judge_softly(record, judged & ~bad & ~at_edge)
+            self.scoring.expect_change()
+        scoring, verdict, self._numel = self._judge_softly(record, judged & ~bad & ~at_edge)
         wrong = (bad | at_edge) & self.facts.watched[where]
-        listed = self._listed(soft, verdict, judged, record) & ~wrong
+        listed = self._listed(scoring, verdict, judged, record) & ~wrong
         findings = [f for rule in self._rules for f in rule(record, self.table)]
-        evidence = Evidence(record, self.table.series, soft, self._numel, self._known.divisor, self.facts.scalar[where])
+        evidence = Evidence(
+            record, self.table.series, scoring, self._numel, self._known.divisor, self.facts.scalar[where]
+        )
         findings += [evidence.of_hard(row, bad, largest, edges) for row in np.flatnonzero(wrong & judged).tolist()]
         rows = np.flatnonzero(listed).tolist()
-        in_a_row = self.soft.baseline.outliers[where]
+        in_a_row = self.scoring.baseline.outliers[where]
         findings += [evidence.of_soft(row, int(in_a_row[row]), alarm=verdict.alarm) for row in rows]
-        common = evidence.of_common(self.soft.kinds, self._first_rows(record)) if verdict.suspicious else []
+        common = evidence.of_common(self.scoring.kinds, self._first_rows(record)) if verdict.suspicious else []
         findings += common if verdict.alarm else []
-        found = self._place(record, findings, soft, wrong)
+        found = self._place(record, findings, scoring, wrong)
         if verdict.alarm or any(a.alarm for a in found):
             found = [*self._before(verdict.span - 1 if verdict.alarm else 0), *found]
         else:
-            self._note_candidates(record, evidence, common, soft, judged & ~wrong & ~listed)
-        self._learn(record, soft, verdict, wrong, judged)
+            self._note_candidates(record, evidence, common, scoring, judged & ~wrong & ~listed)
+        self._learn(record, scoring, verdict, wrong, judged)
         if verdict.alarm:
-            self.soft.begin_drift_anew(record.ids[listed])
+            self.scoring.begin_drift_anew(record.ids[listed])
         record.forget_columns()
         return found
 
@@ -152,15 +154,15 @@ class Detection:
         return found
 
     def _note_candidates(
-        self, record: StepRecord, evidence: Evidence, common: list[Finding], soft: ScoredRecord, rows: Mask
+        self, record: StepRecord, evidence: Evidence, common: list[Finding], scoring: ScoredRecord, rows: Mask
     ) -> None:
         """Keep what is odd, in case that an alarm follows."""
-        far = (soft.score >= OUTLIER) & (soft.p <= ALARM_P)
-        odd = np.flatnonzero(rows & (far | self._scalars(soft, record)))
-        odd = odd[np.argsort(-soft.score[odd])[:MOST_CANDIDATES]]
+        far = (scoring.score >= OUTLIER) & (scoring.p <= ALARM_P)
+        odd = np.flatnonzero(rows & (far | self._scalars(scoring, record)))
+        odd = odd[np.argsort(-scoring.score[odd])[:MOST_CANDIDATES]]
         weak = [replace(f, alarm=False) for f in common]
         weak += [evidence.of_soft(row, 0, alarm=False) for row in sorted(odd.tolist())]
-        self._candidates.append(self._place(record, weak, soft, np.zeros(len(record), bool)))
+        self._candidates.append(self._place(record, weak, scoring, np.zeros(len(record), bool)))
 
     # ------------------------------------------------------------------ soft evidence
 
@@ -168,28 +170,28 @@ class Detection:
         numel = self._known.numel(record)
         finite = self._known.finite_columns(record)
         divisor = self._known.divisors(record)
-        soft = self.soft.judge(record.ids, finite, numel, self.facts.scalar[record.where], divisor, judged)
+        scoring = self.scoring.judge(record.ids, finite, numel, self.facts.scalar[record.where], divisor, judged)
         allowed = self.allowed.in_a_step(self._known.seconds)
-        verdict = self._surprises_of(record).judge(soft.surprise, allowed, ready=self._is_ready)
-        return soft, verdict, numel
+        verdict = self._surprises_of(record).judge(scoring.surprise, allowed, ready=self._is_ready)
+        return scoring, verdict, numel
 
     @property
     def _is_ready(self) -> bool:
         return self._records >= WARM_UP
 
     def _surprises_of(self, record: StepRecord) -> Surprises:
-        key = ",".join(self.soft.kinds.names[number] for number, _ in self.soft.rows.of(record.ids).groups)
+        key = ",".join(self.scoring.kinds.names[number] for number, _ in self.scoring.rows.of(record.ids).groups)
         return self._surprises.setdefault(key, Surprises())
 
-    def _scalars(self, soft: ScoredRecord, record: StepRecord) -> Mask:
+    def _scalars(self, scoring: ScoredRecord, record: StepRecord) -> Mask:
         """Return the scalars that are odd: one number a step tells less than a tensor's, and explains more."""
-        odd: Mask = self.facts.scalar[record.where] & (soft.score >= LEAST_OF_SCALARS)
+        odd: Mask = self.facts.scalar[record.where] & (scoring.score >= LEAST_OF_SCALARS)
         return odd
 
-    def _listed(self, soft: ScoredRecord, verdict: Verdict, judged: Mask, record: StepRecord) -> Mask:
+    def _listed(self, scoring: ScoredRecord, verdict: Verdict, judged: Mask, record: StepRecord) -> Mask:
         step = record.step
-        p = np.minimum(soft.p, soft.drift_p)
-        flagged: Mask = judged & self._scalars(soft, record) & (p <= FLAG_P)
+        p = np.minimum(scoring.p, scoring.drift_p)
+        flagged: Mask = judged & self._scalars(scoring, record) & (p <= FLAG_P)
         if verdict.alarm:
             self._alarm_step = step
             limit = max(ALARM_P, float(p[judged].min(initial=1.0)))
@@ -199,19 +201,19 @@ class Detection:
             limit = float(p[judged].min(initial=1.0))
         else:
             return flagged
-        far = (soft.score >= LEAST_SCORE) | (soft.drift > 0)
+        far = (scoring.score >= LEAST_SCORE) | (scoring.drift > 0)
         if verdict.alarm:
-            far |= self._scalars(soft, record)
+            far |= self._scalars(scoring, record)
             limit = max(limit, LEAST_P_OF_SCALARS)
         listed: Mask = flagged | (judged & (p <= limit) & far)
         return listed
 
-    def _learn(self, record: StepRecord, soft: ScoredRecord, verdict: Verdict, wrong: Mask, judged: Mask) -> None:
+    def _learn(self, record: StepRecord, scoring: ScoredRecord, verdict: Verdict, wrong: Mask, judged: Mask) -> None:
         ids = record.ids
         is_number, finite = record.columns[NANS] == 0, record.columns[INFS] == 0
         healthy = ~wrong & is_number & (finite | self._nonfinite.is_usual(record)) & ~self._late.excused(record)
-        self.soft.learn(ids, soft, healthy, record.step)
-        self.soft.common.learn(soft.common)
+        self.scoring.learn(ids, scoring, healthy, record.step)
+        self.scoring.common.learn(scoring.common)
         surprises = self._surprises_of(record)
         if verdict.alarm or wrong.any():
             surprises.forget_last()
@@ -223,26 +225,26 @@ class Detection:
             return  # what lasts longer is how this run is
         self._records += 1
         if not self._is_ready:
-            self.soft.learn_tails(ids, soft, judged & healthy, YOUNG_WEIGHT)
+            self.scoring.learn_tails(ids, scoring, judged & healthy, YOUNG_WEIGHT)
             return
-        self._pending.append((ids, soft.scores_alone(), judged & healthy, surprises, surprises.sums))
+        self._pending.append((ids, scoring.scores_alone(), judged & healthy, surprises, surprises.sums))
         if len(self._pending) > LEARN_AFTER:
-            ids, soft, rows, surprises, sums = self._pending.popleft()
+            ids, scoring, rows, surprises, sums = self._pending.popleft()
             surprises.learn(sums)
-            self.soft.learn_tails(ids, soft, rows)
+            self.scoring.learn_tails(ids, scoring, rows)
 
     # ------------------------------------------------------------------ from findings to anomalies
 
-    def _place(self, record: StepRecord, findings: list[Finding], soft: ScoredRecord, wrong: Mask) -> list[Anomaly]:
+    def _place(self, record: StepRecord, findings: list[Finding], scoring: ScoredRecord, wrong: Mask) -> list[Anomaly]:
         if not findings:
             return []
-        abnormal = wrong | (soft.score >= LEAST_SCORE) | (soft.drift > 0) | self._scalars(soft, record)
+        abnormal = wrong | (scoring.score >= LEAST_SCORE) | (scoring.drift > 0) | self._scalars(scoring, record)
         self._provenance.note(record, abnormal)
         return [self._anomaly(record, f) for f in findings if f.series_id < len(self.table.series)]
 
     def _anomaly(self, record: StepRecord, f: Finding) -> Anomaly:
         series = self.table.series[f.series_id] if f.series_id >= 0 else _WHOLE_RUN
-        known = self.soft.baseline.last_clean
+        known = self.scoring.baseline.last_clean
         clean = int(known[f.series_id]) if 0 <= f.series_id < len(known) else record.step - 1
         passed_on = f.passed_on if f.passed_on is not None else self._provenance.is_passed_on(series, f.series_id)
         late = self._late.is_late(f.series_id)
@@ -267,16 +269,16 @@ class Detection:
 
     def _first_rows(self, record: StepRecord) -> dict[int, int]:
         """Return the first row of each kind."""
-        return {number: int(rows[0]) for number, rows in self.soft.rows.of(record.ids).groups}
+        return {number: int(rows[0]) for number, rows in self.scoring.rows.of(record.ids).groups}
 
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
         """Return what was learned, by series, as plain data."""
-        n = min(len(self.table.series), len(self.soft.baseline.count))
+        n = min(len(self.table.series), len(self.scoring.baseline.count))
         return {
             **described(self.table, n),
-            **self.soft.saved(n),
+            **self.scoring.saved(n),
             "surprises": {key: s.saved() for key, s in self._surprises.items()},
             "learning_rate": self._switches.saved(),
             "squares": self._reset.saved(n),
@@ -290,7 +292,7 @@ class Detection:
         if not is_current(state):
             return
         self._saved = SavedSeries(state)
-        self.soft.load_kinds(state)
+        self.scoring.load_kinds(state)
         for key, saved in state["surprises"].items():
             self._surprises.setdefault(key, Surprises()).load(saved)
         self._switches.load(state["learning_rate"])
@@ -301,8 +303,8 @@ class Detection:
         """Give series that are new since the last record what an earlier run learned of them."""
         if self._saved is not None:
             for series_id, position in self._saved.news(self.table):
-                self.soft.baseline.adopt(series_id, self._saved.state, position)
-                self.soft.leaps.adopt(series_id, self._saved.state.get("leaps", {}), position)
+                self.scoring.baseline.adopt(series_id, self._saved.state, position)
+                self.scoring.step_noise.adopt(series_id, self._saved.state.get("leaps", {}), position)
                 self._reset.adopt(series_id, self._saved.state["squares"][position])
 
 

@@ -36,14 +36,14 @@ class Evidence:
         self,
         record: StepRecord,
         series: Sequence[Series],
-        soft: ScoredRecord,
+        scoring: ScoredRecord,
         numel: Floats,
         divisor: Floats,
         scalar: Any,
     ) -> None:
         self.record = record
         self.series = series
-        self.soft = soft
+        self.scoring = scoring
         self.numel = numel
         self.divisor = divisor
         self.scalar = scalar
@@ -61,13 +61,13 @@ class Evidence:
 
     def of_soft(self, row: int, in_a_row: int, *, alarm: bool) -> Finding:
         """Return what is far from usual; `in_a_row` samples before it were too."""
-        soft = self.soft
+        scoring = self.scoring
         scalar = bool(self.scalar[row])
-        drifts = soft.drift[row] > 0 and soft.drift_p[row] < soft.p[row]
-        feature = int(abs(soft.distance[:SIZES, row]).argmax()) if drifts else int(soft.feature[row])
-        distance = float(soft.distance[feature, row])
-        value = in_words(feature, float(soft.features[feature, row]), self.numel[row], self.divisor[row])
-        usual = soft.usual(row, feature)
+        drifts = scoring.drift[row] > 0 and scoring.drift_p[row] < scoring.p[row]
+        feature = int(abs(scoring.distance[:SIZES, row]).argmax()) if drifts else int(scoring.feature[row])
+        distance = float(scoring.distance[feature, row])
+        value = in_words(feature, float(scoring.features[feature, row]), self.numel[row], self.divisor[row])
+        usual = scoring.usual(row, feature)
         expected = in_words(feature, usual, self.numel[row], self.divisor[row])
         kind = (
             (DRIFT if in_a_row < LASTING else SHIFT)
@@ -76,7 +76,7 @@ class Evidence:
         )
         if drifts and distance < -math.log(DEAD_RATIO) and not scalar:
             kind = DEAD
-        score = float(soft.drift[row] if drifts else soft.score[row])
+        score = float(scoring.drift[row] if drifts else scoring.score[row])
         detector = "drift" if drifts else "spike"
         return Finding(int(self.record.ids[row]), row, kind, detector, FEATURES[feature], value, expected, score, alarm)
 
@@ -90,12 +90,12 @@ class Evidence:
 
     def of_common(self, kinds: SeriesGroups, first_rows: dict[int, int]) -> list[Finding]:
         """Return what all series of a kind do at once; the backward pass is one, whatever is read of it."""
-        odd = {kinds.names[n]: c for n, c in self.soft.common.items() if c.score >= LEAST_COMMON}
+        odd = {kinds.names[n]: c for n, c in self.scoring.common.items() if c.score >= LEAST_COMMON}
         first = dict.fromkeys((GRADIENT, GRADIENT_UNREDUCED, *odd))
         backward = [name for name in first if name in odd and name in BACKWARD]
         origin = backward[0] if backward else UPDATE
         found = []
-        for number, common in self.soft.common.items():
+        for number, common in self.scoring.common.items():
             quantity = kinds.names[number]
             if quantity not in odd or quantity in backward[1:]:
                 continue

@@ -57,9 +57,9 @@ NUMBERS = 5
 def host_time(ranks: int, steps: int = 400) -> float:
     """Return the median seconds that the exchange of one step takes the training process."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    meeting = GroupRendezvous(dist.group.WORLD, 0, ranks, None)
+    rendezvous = GroupRendezvous(dist.group.WORLD, 0, ranks, None)
     common = Consensus(
-        meeting, GroupMaxReduce(meeting, 1.0), Schedule(MonitorConfig(), several_ranks=True), Guard(), costs=0
+        rendezvous, GroupMaxReduce(rendezvous, 1.0), Schedule(MonitorConfig(), several_ranks=True), Guard(), costs=0
     )
     times = []
     for step in range(steps):

@@ -15,7 +15,7 @@ class Framework:
     rank_and_world_size: Any
     describe_environment: Any
     meet: Any
-    agreement: Any
+    max_reduce: Any
     follow: Any
 
 
@@ -39,11 +39,11 @@ def framework_of(model: Any) -> Framework:
             rank_and_world_size=environment.rank_and_world_size,
             describe_environment=environment.describe_environment,
             meet=meet,
-            agreement=GroupMaxReduce,
+            max_reduce=GroupMaxReduce,
             follow=follow,
         )
     if "mindspore" in bases:
-        from trainsentry.collectors.mindspore import rendezvous as mindspore_meeting
+        from trainsentry.collectors.mindspore import rendezvous as mindspore_rendezvous
         from trainsentry.collectors.mindspore import runtime as mindspore_environment
         from trainsentry.collectors.mindspore import saving as mindspore_saving
         from trainsentry.collectors.mindspore.watch import MindSporeWatch
@@ -54,9 +54,9 @@ def framework_of(model: Any) -> Framework:
             saving=mindspore_saving,
             rank_and_world_size=mindspore_environment.rank_and_world_size,
             describe_environment=mindspore_environment.describe_environment,
-            meet=mindspore_meeting.meet,
-            agreement=SocketMaxReduce,
-            follow=mindspore_meeting.follow,
+            meet=mindspore_rendezvous.meet,
+            max_reduce=SocketMaxReduce,
+            follow=mindspore_rendezvous.follow,
         )
     name = type(first).__name__
     raise TypeError(f"watch(model): got {name}, allowed: torch.nn.Module or mindspore.nn.Cell, or a list of them")

@@ -50,8 +50,8 @@ class TrainMonitor:
         self._callbacks: list[Callback] = []
         self._incidents: dict[int, Incident] = {}
         self._saved_state: dict[str, Any] | None = None
-        self._company: RankGroup | None = None
-        self._follower: UnwatchedRank | None = None
+        self._rank_group: RankGroup | None = None
+        self._unwatched_rank: UnwatchedRank | None = None
         self._speaks = True
         self._alone = False
         self._left_out = False
@@ -90,7 +90,7 @@ class TrainMonitor:
         rank, watched = self._meet(framework)
         if start_step == 0 and self._saved_state is not None and self._loop is None:
             start_step = int(self._saved_state["step"])
-        if rank not in watched or self._follower is not None:
+        if rank not in watched or self._unwatched_rank is not None:
             self._follow(framework, (model, optimizer, grad_scaler), start_step)
             return self
         if self._loop is not None:
@@ -112,21 +112,21 @@ class TrainMonitor:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         self._speaks = rank == watched[0]
-        if self._company is None and self._loop is None and self._follower is None and not self._left_out:
-            meeting = framework.meet()
-            if meeting is not None:
-                self._company = self._join(framework, meeting, watched)
-            if self._company is None:
+        if self._rank_group is None and self._loop is None and self._unwatched_rank is None and not self._left_out:
+            rendezvous = framework.meet()
+            if rendezvous is not None:
+                self._rank_group = self._join(framework, rendezvous, watched)
+            if self._rank_group is None:
                 self._alone = world_size > 1
                 check_alone(self.config, world_size)
         return rank, watched
 
-    def _join(self, framework: Any, meeting: Any, watched: list[int]) -> RankGroup | None:
+    def _join(self, framework: Any, rendezvous: Any, watched: list[int]) -> RankGroup | None:
         try:
-            return RankGroup(self.config, framework, meeting, watched, self._guard)
+            return RankGroup(self.config, framework, rendezvous, watched, self._guard)
         except RendezvousBroken as error:
             self._guard.warn_once("ranks", f"each rank is watched by itself: {error}")
-            meeting.close(broken=True)
+            rendezvous.close(broken=True)
             return None
 
     def _start_or_do_without(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> StepLoop | None:
@@ -139,8 +139,8 @@ class TrainMonitor:
             self._guard.warn_once(
                 "watch", f"this run is not watched: {type(error).__name__}: {error}. Training goes on."
             )
-            if self._company is not None:
-                self._company.stop_listening()
+            if self._rank_group is not None:
+                self._rank_group.stop_listening()
             self._follow(framework, watched, start_step)
             return None
         close_at_exit(self)
@@ -152,33 +152,35 @@ class TrainMonitor:
         rank, world_size = framework.rank_and_world_size()
         try:
             watch.add(*watched, listener)
-            if self._company is not None:
-                watch.own_group = self._company.meeting.name
+            if self._rank_group is not None:
+                watch.own_group = self._rank_group.rendezvous.name
             if world_size > 1 and self.config.collect.communication is not None:
                 watch.watch_communication()
-            run = RunStart(self.config, framework, rank, world_size, start_step, self._company, self._saved_state)
+            run = RunStart(self.config, framework, rank, world_size, start_step, self._rank_group, self._saved_state)
             shared = MonitorView(self._table, self._guard, self._callbacks, self._incidents)
             listener.target = start_loop(run, watch, shared)
         except BaseException:
             watch.close()  # a call that fails leaves no hook behind
             raise
         listener.owner = self
-        if self._company is not None:
-            self._company.watch_for_hangs(self.config, listener.target.doing)
+        if self._rank_group is not None:
+            self._rank_group.watch_for_hangs(self.config, listener.target.doing)
         return listener.target
 
     def _follow(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> None:
         """Count steps with the ranks that are watched."""
-        if self._company is None:
+        if self._rank_group is None:
             self._left_out = True
             self._saved_state = self._saved_state or state_of(start_step)
             return
-        if self._follower is not None:
-            self._follower.follow(framework.follow(*watched, self._follower))
+        if self._unwatched_rank is not None:
+            self._unwatched_rank.follow(framework.follow(*watched, self._unwatched_rank))
             return
-        self._follower = UnwatchedRank(self._company.common, self._company.schedule, self._guard, start_step)
-        self._follower.follow(framework.follow(*watched, self._follower))
-        self._company.watch_for_hangs(self.config, self._follower.doing)
+        self._unwatched_rank = UnwatchedRank(
+            self._rank_group.common, self._rank_group.schedule, self._guard, start_step
+        )
+        self._unwatched_rank.follow(framework.follow(*watched, self._unwatched_rank))
+        self._rank_group.watch_for_hangs(self.config, self._unwatched_rank.doing)
         close_at_exit(self)
 
     # ------------------------------------------------------------------ in the loop
@@ -190,8 +192,8 @@ class TrainMonitor:
             RuntimeError: when the boundaries are taken from a watched optimizer already.
 
         """
-        if self._follower is not None:
-            self._follower.step_marked()
+        if self._unwatched_rank is not None:
+            self._unwatched_rank.step_marked()
         loop = self._running("step")
         if loop is None:
             return
@@ -202,16 +204,16 @@ class TrainMonitor:
 
     def ends_at_callback(self, at_callback: bool) -> None:
         """Leave it to `step_ended`, or again to the optimizers' own calls, to tell when a step is over."""
-        if self._follower is not None:
-            self._follower.ends_elsewhere = at_callback
+        if self._unwatched_rank is not None:
+            self._unwatched_rank.ends_elsewhere = at_callback
         loop = self._running("ends_at_callback")
         if loop is not None:
             loop.ends_elsewhere = at_callback
 
     def step_ended(self) -> None:
         """Mark a step boundary in the place of the optimizers: for trainers that tell when a step is over."""
-        if self._follower is not None:
-            self._follower.boundary()
+        if self._unwatched_rank is not None:
+            self._unwatched_rank.boundary()
         loop = self._running("step_ended")
         if loop is not None:
             loop.boundary()
@@ -246,8 +248,8 @@ class TrainMonitor:
             )
         if loop is not None:
             loop.triggers.stop = TrainingStopped(loop.step, reason)
-        elif self._follower is not None:
-            self._follower.stop = TrainingStopped(self._follower.step, reason)
+        elif self._unwatched_rank is not None:
+            self._unwatched_rank.stop = TrainingStopped(self._unwatched_rank.step, reason)
         elif self._left_out:
             self._guard.warn_once("request_stop", f"nothing is watched here, so nothing can be stopped: {reason}")
 
@@ -277,7 +279,7 @@ class TrainMonitor:
         """
         loop = self._running("state_dict")
         if loop is None:
-            step = self._follower.step if self._follower is not None else 0
+            step = self._unwatched_rank.step if self._unwatched_rank is not None else 0
             return self._saved_state or state_of(step)
         return state_of(loop.step, self._guard.run("state_dict", self._ask_state, loop), loop.rank)
 
@@ -289,8 +291,8 @@ class TrainMonitor:
 
         """
         self._saved_state = checked_state(state)
-        if self._follower is not None:
-            self._follower.go_to(state["step"])
+        if self._unwatched_rank is not None:
+            self._unwatched_rank.go_to(state["step"])
         if self._loop is not None and not self._closed:
             self._loop.go_to(state["step"])
             learned = detection_for(self._loop.rank, self._saved_state)
@@ -312,10 +314,10 @@ class TrainMonitor:
             gaps = loop.link.gaps.to_json()
             if self._speaks or gaps:
                 loop.overhead.tell_at_end(self.config.output_dir, len(self._incidents), gaps, loop.link.nothing_written)
-        if self._follower is not None:
-            self._guard.run("close: hooks", self._follower.close)
-        if self._company is not None:
-            self._guard.run("close: ranks", self._company.close)
+        if self._unwatched_rank is not None:
+            self._guard.run("close: hooks", self._unwatched_rank.close)
+        if self._rank_group is not None:
+            self._guard.run("close: ranks", self._rank_group.close)
         is_closed(self)
 
     def __enter__(self) -> "Self":
@@ -335,7 +337,7 @@ class TrainMonitor:
             RuntimeError: before `watch`, or after `close`.
 
         """
-        if self._follower is not None or self._left_out:
+        if self._unwatched_rank is not None or self._left_out:
             return None
         if self._loop is None:
             raise RuntimeError(f"{call}: nothing is watched yet; call watch(model, optimizer) first")

@@ -149,12 +149,12 @@ class Leaf:
 
 def own(of, step, rows):
     """Give a recorder the record of its own rank."""
-    of.take_own(record(of.owner.table, step, of.place.rank, rows))
+    of.take_own(record(of.owner.table, step, of.position.rank, rows))
 
 
 def carry(below, above, first=None):
     """Hand over what was sent: the first frames in one read, the rest in another."""
     frames, below.network.sent = below.network.sent, []
     for part in (frames[:first], frames[first:] if first is not None else []):
-        above.network.inbox += [(below.place.rank, *frame) for frame in part]
+        above.network.inbox += [(below.position.rank, *frame) for frame in part]
         above.pump()

@@ -24,9 +24,9 @@ class Recording:
 
     def __init__(self, out):
         self.out = out
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.door = self.listening.getsockname()
-        place = TreePosition(0, RANKS, RANKS[1:], None, "word", self.listening.fileno())
+        self.recorder_address = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = self.recorder_address.getsockname()
+        place = TreePosition(0, RANKS, RANKS[1:], None, "word", self.recorder_address.fileno())
         self.table = SeriesTable()
         hello = RecorderSettings(
             str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, place=place
@@ -55,7 +55,7 @@ class Recording:
 
     def others(self):
         """Connect the recorders of ranks 1 and 2."""
-        address = Address(0, "here", *self.door, "word")
+        address = Address(0, "here", *self.endpoint, "word")
         made = [Network(TreePosition(rank, RANKS, (), address, "own")) for rank in RANKS[1:]]
         end = time.monotonic() + 60
         while any(other.parent is None for other in made):
@@ -66,12 +66,12 @@ class Recording:
 
     def close(self, *, others=True):
         """End the recorder, once; the other ranks' have come and gone, so that it waits for none."""
-        if self.listening.fileno() >= 0:
+        if self.recorder_address.fileno() >= 0:
             here = self.others() if others and self.link.dead is None else []
             self.record()
             for other in here:
                 other.close()
-            self.listening.close()
+            self.recorder_address.close()
             self.heard += self.link.close(60)
 
     def check(self, *, others=True):

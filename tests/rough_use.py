@@ -119,7 +119,7 @@ def followers_of_two_watches(out):
         step(*first)
         if i % 3 == 2:
             step(*second)
-    count = monitor._loop.step if monitor._loop is not None else monitor._follower.step
+    count = monitor._loop.step if monitor._loop is not None else monitor._unwatched_rank.step
     broken = "agreement of the ranks" in monitor._guard.failures
     monitor.close()
     return count, broken

@@ -140,8 +140,8 @@ class CommonChanges:
         """
         if self.kinds.names[number] not in FORWARD or min(abs(c) for c in changes) <= COMMON_JUMP:
             return False
-        away, leaps = front
-        still = (np.abs(away) < PART_OF_IT * abs(changes[0])) & (np.abs(leaps) < PART_OF_IT * abs(changes[1]))
+        away, step_noise = front
+        still = (np.abs(away) < PART_OF_IT * abs(changes[0])) & (np.abs(step_noise) < PART_OF_IT * abs(changes[1]))
         return bool(still.all() and (away != 0).all())
 
     def _judge(self, number: int, change: float, rows: int, fallen: float) -> CommonChange:

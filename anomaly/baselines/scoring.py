@@ -42,9 +42,9 @@ class Scoring:
     def __init__(self, table: SeriesTable) -> None:
         self.kinds = SeriesGroups(table)
         self.rows = RowsByGroup(self.kinds)
-        self._trifles = Negligible(self.kinds)
+        self._negligible = Negligible(self.kinds)
         self.baseline = Baseline()
-        self.leaps = StepNoise()
+        self.step_noise = StepNoise()
         self._last_fallen = 0.0, 0
         self._spikes: dict[int, ScoreTail] = {}
         self._drifts: dict[int, ScoreTail] = {}
@@ -56,7 +56,7 @@ class Scoring:
         """Return the evidence in rows; `judged` says which of them may be called abnormal."""
         self.kinds.refresh()
         self.baseline.grow(len(self.kinds.of))
-        self._trifles.refresh(self.baseline)
+        self._negligible.refresh(self.baseline)
         self._last_fallen = self._last_fallen[0], self._last_fallen[1] - 1
         rows = self.rows.of(ids)
         ids, kind = rows.where, rows.kind
@@ -70,7 +70,7 @@ class Scoring:
         unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP))
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         common, shift, leap = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
-        floor = self._trifles.floor(ids, kind)
+        floor = self._negligible.floor(ids, kind)
         distance[:SIZES] = _away(features, location, shared(shift, distance, kind), floor)
         jump[:SIZES] = _away(features, newest, shared(leap, jump, kind), floor)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
@@ -113,7 +113,7 @@ class Scoring:
         rows = np.flatnonzero(take & (self.kinds.of[ids] == self.kinds.number(SCALARS)))
         jump = found.features[0, rows] - found.state[NEWEST, 0, rows]
         known = np.isfinite(jump) & (self.baseline.count[ids[rows]] > 0)
-        self.leaps.learn(ids[rows[known]].tolist(), jump[known])
+        self.step_noise.learn(ids[rows[known]].tolist(), jump[known])
 
     def learn_tails(self, ids: Any, found: ScoredRecord, judged: Any, weight: float = 1.0) -> None:
         """Take the scores of a record that raised no alarm as what is usual; they count for `weight` of others."""
@@ -158,7 +158,7 @@ class Scoring:
         least_fall = self.kinds.fall[where] + self._fallen(where, distance) * self.kinds.falls[where]
         rows = np.flatnonzero(scalar & (distance[0] > 0))
         kept = unit[:SIZES, rows]
-        own = np.maximum(self.leaps.deviations(ids[rows].tolist()), self.kinds.floor[0, ids[rows]])
+        own = np.maximum(self.step_noise.deviations(ids[rows].tolist()), self.kinds.floor[0, ids[rows]])
         own += self.kinds.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)
         unit[:SIZES, rows] = np.minimum(kept, own)
         found = spike_scores(distance, jump, unit, self.kinds.jump[:, where], least_fall)
@@ -221,7 +221,7 @@ class Scoring:
         names = self.kinds.names
         return {
             **self.baseline.saved(min(size, len(self.baseline.count))),
-            "leaps": self.leaps.saved(),
+            "leaps": self.step_noise.saved(),
             "kinds": names,
             **self.common.saved(),
             "spikes": {names[n]: t.saved() for n, t in self._spikes.items()},

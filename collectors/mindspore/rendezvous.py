@@ -29,19 +29,19 @@ def meet() -> SocketRendezvous | None:
     rank, size = rank_and_world_size()
     if size == 1:
         return None
-    door = _door()
-    if door is None:
+    endpoint = _endpoint()
+    if endpoint is None:
         if os.environ.get(MEET_AT) != "off":
             _tell_alone(f"neither MS_SCHED_HOST and MS_SCHED_PORT nor {MEET_AT} say where they could meet")
         return None
     try:
-        return meet_at(door, rank, size)
+        return meet_at(endpoint, rank, size)
     except RuntimeError as error:
         _tell_alone(str(error))
         return None
 
 
-def _door() -> Endpoint | None:
+def _endpoint() -> Endpoint | None:
     """Return where rank 0 is looked for: MindSpore's launcher runs it on the host of the scheduler.
 
     Raises:

@@ -72,7 +72,7 @@ class Endpoint:
 
 
 class SocketRendezvous:
-    """The ranks of a run, all of which take part, watched or not; `board` is where they leave words.
+    """The ranks of a run, all of which take part, watched or not; `store` is where they leave words.
 
     `secret` is known to all of them and to nobody else; it is never sent.
     """
@@ -85,7 +85,7 @@ class SocketRendezvous:
         self.secret = secret
         self.rank = rank
         self.size = size
-        self.board = SocketStore(line, size)
+        self.store = SocketStore(line, size)
         self._hub = hub
         self._exchanges = 0
 
@@ -131,8 +131,8 @@ class SocketStore:
 class SocketMaxReduce:
     """Finds the greatest of what the ranks propose, while their steps go on. Alone a rank agrees with itself."""
 
-    def __init__(self, meeting: SocketRendezvous | None, max_wait: float) -> None:
-        self._meeting = meeting
+    def __init__(self, rendezvous: SocketRendezvous | None, max_wait: float) -> None:
+        self._rendezvous = rendezvous
         self._max_wait = max_wait
         self._number = 0
         self._own: list[float] | None = None
@@ -146,8 +146,8 @@ class SocketMaxReduce:
         """
         self._own = [float(value) for value in values]
         self._number += 1
-        if self._meeting is not None:
-            self._meeting.line.send({"greatest": self._number, "given": self._own})
+        if self._rendezvous is not None:
+            self._rendezvous.line.send({"greatest": self._number, "given": self._own})
 
     def result(self) -> list[float] | None:
         """Return the greatest of each value, waiting for the other ranks; None when nothing was proposed.
@@ -157,13 +157,13 @@ class SocketMaxReduce:
 
         """
         own, self._own = self._own, None
-        if own is None or self._meeting is None:
+        if own is None or self._rendezvous is None:
             return own
-        agreed: list[float] = self._meeting.line.wait("greatest", self._number, self._max_wait)
+        agreed: list[float] = self._rendezvous.line.wait("greatest", self._number, self._max_wait)
         return agreed
 
 
-def meet(door: Endpoint, rank: int, size: int, seconds: float = MEETING_SECONDS) -> SocketRendezvous:
+def meet(endpoint: Endpoint, rank: int, size: int, seconds: float = MEETING_SECONDS) -> SocketRendezvous:
     """Wait until every rank has come; each proves to rank 0, and rank 0 to it, that it knows the run's secret.
 
     Raises:
@@ -171,14 +171,14 @@ def meet(door: Endpoint, rank: int, size: int, seconds: float = MEETING_SECONDS)
         ValueError: when the environment's secret is too short.
 
     """
-    given = _given(door)
-    purpose = f"meeting {door.run} of {size}"
+    given = _given(endpoint)
+    purpose = f"meeting {endpoint.run} of {size}"
     try:
         hub = None
         if rank == 0:
-            secret = given or _left(door)  # before anybody can call
-            hub = RendezvousServer(_open(door), secret, purpose, size, seconds)
-        line, secret = _call(door, lambda: given or left_secret(door.run), (purpose, rank), seconds)
+            secret = given or _left(endpoint)  # before anybody can call
+            hub = RendezvousServer(_open(endpoint), secret, purpose, size, seconds)
+        line, secret = _call(endpoint, lambda: given or left_secret(endpoint.run), (purpose, rank), seconds)
         try:
             here = line.wait("here", 0, seconds + VERDICT_SECONDS)
         except RendezvousBroken:
@@ -186,7 +186,7 @@ def meet(door: Endpoint, rank: int, size: int, seconds: float = MEETING_SECONDS)
             raise
     finally:
         if rank == 0 and given is None:
-            take_secret_away(door.run)
+            take_secret_away(endpoint.run)
     if here["missing"]:
         line.close()
         hint = "" if given is not None else f"; ranks on other hosts need {SECRET}, the same on every rank"
@@ -194,7 +194,7 @@ def meet(door: Endpoint, rank: int, size: int, seconds: float = MEETING_SECONDS)
     return SocketRendezvous(line, rank, size, hub, secret_for(secret, "run", here["seed"]))
 
 
-def _given(door: Endpoint) -> bytes | None:
+def _given(endpoint: Endpoint) -> bytes | None:
     """Return the secret that all ranks were given; None where rank 0 leaves one for those of this host.
 
     Raises:
@@ -207,27 +207,27 @@ def _given(door: Endpoint) -> bytes | None:
         logger.warning(
             "trainsentry: the ranks meet without a secret, as %s asks for: who reaches %s can stop the training",
             UNAUTHENTICATED,
-            door.host,
+            endpoint.host,
         )
-        return door.run.encode()
-    if given is None and not is_here(door.host):
+        return endpoint.run.encode()
+    if given is None and not is_here(endpoint.host):
         raise RendezvousBroken(
-            f"rank 0 is on another host ({door.host}), and there is no secret by which ranks know each other: set "
+            f"rank 0 is on another host ({endpoint.host}), and there is no secret by which ranks know each other: set "
             f"{SECRET} to the same random text on every rank (or {UNAUTHENTICATED}=1 where nobody else reaches them)"
         )
     return given
 
 
-def _left(door: Endpoint) -> bytes:
+def _left(endpoint: Endpoint) -> bytes:
     try:
-        return leave_secret(door.run)
+        return leave_secret(endpoint.run)
     except OSError as error:
         raise RendezvousBroken(
             f"the secret of the run cannot be left for its ranks ({error}); {SECRET} can hold it"
         ) from None
 
 
-def _open(door: Endpoint) -> socket.socket:
+def _open(endpoint: Endpoint) -> socket.socket:
     """Return a socket that listens at the first port that is free.
 
     Raises:
@@ -235,16 +235,18 @@ def _open(door: Endpoint) -> socket.socket:
 
     """
     reason: OSError | None = None
-    for port in door.ports:
+    for port in endpoint.ports:
         try:
-            return socket.create_server((door.host, port), family=_family(door.host), backlog=128)
+            return socket.create_server((endpoint.host, port), family=_family(endpoint.host), backlog=128)
         except OSError as error:
             reason = error
-    raise RendezvousBroken(f"rank 0 cannot listen at {door.host}, ports {door.ports[0]} to {door.ports[-1]}: {reason}")
+    raise RendezvousBroken(
+        f"rank 0 cannot listen at {endpoint.host}, ports {endpoint.ports[0]} to {endpoint.ports[-1]}: {reason}"
+    )
 
 
 def _call(
-    door: Endpoint, find_secret: Callable[[], bytes | None], who: tuple[str, int], seconds: float
+    endpoint: Endpoint, find_secret: Callable[[], bytes | None], who: tuple[str, int], seconds: float
 ) -> tuple[Connection, bytes]:
     """Return the connection to rank 0, which may not be there yet, and the secret that both know.
 
@@ -256,17 +258,19 @@ def _call(
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for port in door.ports:
+        for port in endpoint.ports:
             try:
                 secret = find_secret()
             except OSError as error:
                 raise RendezvousBroken(str(error)) from None
             with contextlib.suppress(OSError, Refused, RendezvousBroken):
                 if secret is not None:
-                    sock = kept_from_children(socket.create_connection((door.host, port), CALL_SECONDS))
+                    sock = kept_from_children(socket.create_connection((endpoint.host, port), CALL_SECONDS))
                     return _enter(sock, Caller(secret, *who)), secret
         time.sleep(POLL_SECONDS)
-    raise RendezvousBroken(f"rank 0 was not found at {door.host}, ports {door.ports[0]} to {door.ports[-1]}")
+    raise RendezvousBroken(
+        f"rank 0 was not found at {endpoint.host}, ports {endpoint.ports[0]} to {endpoint.ports[-1]}"
+    )
 
 
 def _enter(sock: socket.socket, caller: Caller) -> Connection:

@@ -89,7 +89,7 @@ class RendezvousServer:
                 self._drop_dead()
         finally:
             self._ranks.clear()
-            self._close_door()
+            self._close_endpoint()
             self._selector.close()
             self._ended.set()
 
@@ -164,7 +164,7 @@ class RendezvousServer:
     def _settle(self) -> None:
         """Let nobody in any more, and tell those who have come who has not."""
         missing = self._gone()
-        self._close_door()
+        self._close_endpoint()
         self._send_all({"here": 0, "given": {"missing": missing, "seed": self.seed}})
 
     def _take(self, sock: socket.socket, kind: str, number: int, given: Any) -> None:
@@ -217,7 +217,7 @@ class RendezvousServer:
     def _gone(self) -> list[int]:
         return sorted(set(range(self.size)) - set(self._ranks.values()) | self._out)
 
-    def _close_door(self) -> None:
+    def _close_endpoint(self) -> None:
         """Let no one in any more, and those go who never said who they are."""
         strangers, self._strangers = self._strangers, None
         if strangers is not None:

@@ -37,7 +37,7 @@ class _Stranger:
     """A caller: what it has said of the message that it is to say now, and since when it is here."""
 
     sock: socket.socket
-    door: Callee
+    callee: Callee
     since: float
     inbox: bytearray = field(default_factory=bytearray)
     challenged: bool = False
@@ -78,8 +78,8 @@ class UnprovenCallers:
     @property
     def sockets(self) -> list[socket.socket]:
         """What a selector is to watch; the door is not among it while nobody can be let in."""
-        door = [self._listening] if self._clock() >= self._pause_until else []
-        return [*door, *(stranger.sock for stranger in self._here)]
+        callee = [self._listening] if self._clock() >= self._pause_until else []
+        return [*callee, *(stranger.sock for stranger in self._here)]
 
     def proven(self) -> Iterator[ProvenCaller]:
         """Let callers in, hear those that are here, and yield those that belong to the run."""
@@ -154,9 +154,9 @@ class UnprovenCallers:
             said = bytes(stranger.inbox)
             stranger.inbox.clear()
             if stranger.challenged:
-                proof, seals = stranger.door.admit(said)
-                return ProvenCaller(stranger.sock, stranger.door.rank, seals, proof)
-            stranger.sock.send(stranger.door.challenge(said))
+                proof, seals = stranger.callee.admit(said)
+                return ProvenCaller(stranger.sock, stranger.callee.rank, seals, proof)
+            stranger.sock.send(stranger.callee.challenge(said))
             stranger.challenged = True
             return None
 

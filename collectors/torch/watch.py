@@ -88,7 +88,7 @@ class TorchWatch:
         self._read_state_of: set[int] = set()
         self._entries = StateCount()
         self._plan: Plan = frozenset()
-        self._owners = OptimizedParameters(self.names, self._gradients.order)
+        self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._additions = AddedModules(guard)
         self._captures = GraphCaptures(guard, self._activations.lay_down, self._activations.take_up)
 
@@ -134,13 +134,13 @@ class TorchWatch:
             self.settings.targets, [m.name for m in names.modules], [p.name for p in names.parameters]
         )
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
-        self._owners.choose(self._selections)
+        self._optimized.choose(self._selections)
 
     def _hook_modules(self) -> None:
         if ACTIVATIONS in self._selections:
             self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
         if GRADIENTS in self._selections:
-            self._gradients.learn_order(self._owners.selected(GRADIENTS))
+            self._gradients.learn_order(self._optimized.selected(GRADIENTS))
 
     def _follow_additions(self) -> None:
         """Watch modules and parameters too that have come since the last step."""
@@ -223,7 +223,7 @@ class TorchWatch:
             self.communication.open_step(sampling=COMMUNICATION in plan)
         self._gradients.open_step(
             sampling=GRADIENTS in plan,
-            selected=lambda: self._owners.selected(GRADIENTS),
+            selected=lambda: self._optimized.selected(GRADIENTS),
             modules=self.names.modules,
         )
 
@@ -234,17 +234,17 @@ class TorchWatch:
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if PARAMETERS in self._plan:
-            owned = self._owners.owned(PARAMETERS, optimizer)
+            owned = self._optimized.owned(PARAMETERS, optimizer)
             if not self._read:  # weights that no optimizer moves break too: they are read with the first
-                owned = [*self._owners.nobodys(PARAMETERS, self.optimizers), *owned]
+                owned = [*self._optimized.nobodys(PARAMETERS, self.optimizers), *owned]
             self._read.update(p.parameter for p in owned)
             self.guard.run(PARAMETERS, read_parameters, self._series, owned, turn)
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
-            owned = self._owners.owned(OPTIMIZER_STATE, optimizer)
+            owned = self._optimized.owned(OPTIMIZER_STATE, optimizer)
             self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned, turn)
         if UPDATES in self._plan:
-            owned = self._owners.owned(UPDATES, optimizer)
+            owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
             self.guard.run(UPDATES, self._updates.keep, moving)
 
@@ -266,7 +266,7 @@ class TorchWatch:
         """Read a step that was skipped: as before an update, with none to follow."""
         self.before_update(optimizer)
         if GRADIENTS in self._plan and self._steps is not None and self._steps.gradients:
-            selected = self._owners.selected(GRADIENTS)
+            selected = self._optimized.selected(GRADIENTS)
             self.guard.run(GRADIENTS, self._gradients.read_refused, selected, self._steps.gradients)
         self._updates.forget()
         self._optimizer_steps[id(optimizer)] += 1
@@ -274,12 +274,12 @@ class TorchWatch:
     def without_optimizer(self) -> None:
         """Read a step that ends without any optimizer's call: gradients, parameters and state as they stand."""
         if GRADIENTS in self._plan:
-            self.guard.run(GRADIENTS, self._gradients.read, self._owners.selected(GRADIENTS), None, 0)
+            self.guard.run(GRADIENTS, self._gradients.read, self._optimized.selected(GRADIENTS), None, 0)
         if PARAMETERS in self._plan:
-            self.guard.run(PARAMETERS, read_parameters, self._series, self._owners.selected(PARAMETERS))
+            self.guard.run(PARAMETERS, read_parameters, self._series, self._optimized.selected(PARAMETERS))
         if OPTIMIZER_STATE in self._plan:
             for optimizer in self.optimizers:
-                owned = self._owners.owned(OPTIMIZER_STATE, optimizer)
+                owned = self._optimized.owned(OPTIMIZER_STATE, optimizer)
                 self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned, 0)
 
     @property
@@ -321,7 +321,9 @@ class TorchWatch:
         for optimizer in self.optimizers:
             if id(optimizer) not in self._read_state_of:
                 self._read_state_of.add(id(optimizer))
-                self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, self._owners.owned("", optimizer))
+                self.guard.run(
+                    OPTIMIZER_STATE, read_state, self._series, optimizer, self._optimized.owned("", optimizer)
+                )
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
@@ -374,7 +376,7 @@ class TorchWatch:
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
             scale = getattr(optimizer, "grad_scale", None)
-            self._gradients.read(self._owners.owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
+            self._gradients.read(self._optimized.owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
 
 
 def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:

@@ -16,8 +16,8 @@ class OverflowCount:
         self.calls = 0
         self.skipped_steps = 0
         self.first: str | None = None
-        self._meeting: Any = None
-        self._agreement: Any = None
+        self._rendezvous: Any = None
+        self._max_reduce: Any = None
         self._alone = False
 
     def end_step(self, step: int, found: tuple[int, str | None, bool], framework: Any) -> None:
@@ -44,20 +44,20 @@ class OverflowCount:
 
     def close(self) -> None:
         """Leave the other ranks."""
-        if self._meeting is not None:
-            self._meeting.close(broken=self._alone)
-            self._meeting = None
+        if self._rendezvous is not None:
+            self._rendezvous.close(broken=self._alone)
+            self._rendezvous = None
 
     def _greatest(self, mine: float, framework: Any) -> float:
         """Return the most calls of any rank; this rank's own, from when on the others have not come."""
         if self._alone:
             return mine
         try:
-            if self._agreement is None:
-                self._meeting = framework.meet()
-                self._agreement = framework.agreement(self._meeting)
-            self._agreement.propose([mine])
-            agreed = self._agreement.result()
+            if self._max_reduce is None:
+                self._rendezvous = framework.meet()
+                self._max_reduce = framework.max_reduce(self._rendezvous)
+            self._max_reduce.propose([mine])
+            agreed = self._max_reduce.result()
         except RuntimeError as error:
             self._alone = True
             logger.warning("trainsentry: overflow_check: each rank stops for itself: %s", error)

@@ -41,21 +41,21 @@ def differences_of_ranks(
 
     `graphs` are the contents of the ranks' `graph.json`; where one is missing, that rank's collectives are not judged.
     """
-    gathering, comparison = ShardAssembly(min(ranks), set(ranks), final=True), Comparison()
+    assembly, comparison = ShardAssembly(min(ranks), set(ranks), final=True), Comparison()
     comparison.data_parallel = {rank for rank in ranks if graphs.get(rank, {}).get("data_parallel")}
     for rank, (table, _) in ranks.items():
-        gathering.use_table(rank, table)
+        assembly.use_table(rank, table)
     parts = [_parts(rank, *ranks[rank], graphs.get(rank, {})) for rank in ranks]
     merged = heapq.merge(*parts, key=lambda part: part[1].step)
     for step, records in itertools.groupby(merged, key=lambda part: part[1].step):
         for rank, record in records:
-            gathering.take(rank, record)
+            assembly.take(rank, record)
             comparison.take(rank, ranks[rank][0], record)
         for rank in ranks:
-            gathering.finish(rank, step)
-        for _ in gathering.complete():  # the statistics of whole tensors: they stand in global/ already
+            assembly.finish(rank, step)
+        for _ in assembly.complete():  # the statistics of whole tensors: they stand in global/ already
             pass
-        for _, found in differences(gathering, comparison.judge(gathering.settled)):
+        for _, found in differences(assembly, comparison.judge(assembly.settled)):
             yield from found
 
 

@@ -58,15 +58,15 @@ class Consensus:
     this rank takes no more part, and no more common decisions are taken.
     """
 
-    def __init__(self, meeting: Any, agreement: Any, schedule: Schedule, guard: Guard, *, costs: int) -> None:
-        self.meeting = meeting
-        self.agreement = agreement
+    def __init__(self, rendezvous: Any, max_reduce: Any, schedule: Schedule, guard: Guard, *, costs: int) -> None:
+        self.rendezvous = rendezvous
+        self.max_reduce = max_reduce
         self.schedule = schedule
         self.guard = guard
-        self.rank = meeting.rank
+        self.rank = rendezvous.rank
         self.hangs: HangWatch | None = None
         self._costs = costs
-        self._many = meeting.size >= MANY_RANKS
+        self._many = rendezvous.size >= MANY_RANKS
         self._every = AT_LEAST_EVERY if self._many else min([AT_LEAST_EVERY, *schedule.every.values()])
         self._proposed_at: int | None = None
 
@@ -81,7 +81,7 @@ class Consensus:
     def _answer_is_due(self, step: int) -> bool:
         return self._proposed_at is not None and step - self._proposed_at >= (LAG if self._many else 1)
 
-    def at_boundary(self, step: int, wishes: Proposal) -> Proposal | None:
+    def at_boundary(self, step: int, proposal: Proposal) -> Proposal | None:
         """Return what was agreed on since the last boundary, and tell the others this rank's wishes."""
         agreed: Proposal | None = None
         if self._answer_is_due(step):
@@ -92,8 +92,8 @@ class Consensus:
         if agreed is not None and agreed.ahead <= step:  # else asked for before a rollback
             self._sample_densely(step + 1, agreed.dense_until)
         if self.exchanges(step):
-            wishes = replace(wishes, ahead=step, behind=-step)
-            self.guard.run(PART, self.agreement.propose, wishes.numbers(self._costs))
+            proposal = replace(proposal, ahead=step, behind=-step)
+            self.guard.run(PART, self.max_reduce.propose, proposal.numbers(self._costs))
             self._proposed_at = step
         if agreed is not None and agreed.ahead != -agreed.behind:
             self.guard.warn_once(
@@ -114,17 +114,17 @@ class Consensus:
             self.schedule.sample_every_step(step, until - step)
 
     def _result(self) -> Proposal | None:
-        numbers = self.agreement.result()
+        numbers = self.max_reduce.result()
         return Proposal.of(numbers) if numbers is not None else None
 
     def close(self) -> None:
         """Take the last answer, for which the others wait as well."""
-        self.guard.run(PART, self.agreement.result)
+        self.guard.run(PART, self.max_reduce.result)
 
     def stop_together(self, step: int, own: TrainingStopped | None) -> TrainingStopped:
         """Return the stop that all ranks raise, once they have agreed to: the lowest rank's that asked for one."""
         mine = None if own is None else (isinstance(own, OverflowLimitReached), own.reason)
-        told = self.guard.run(PART, self.meeting.exchange, mine) or [mine]
+        told = self.guard.run(PART, self.rendezvous.exchange, mine) or [mine]
         asked = [(rank, *said) for rank, said in enumerate(told) if isinstance(said, list | tuple) and len(said) == 2]
         rank, overflow, reason = asked[0] if asked else (self.rank, False, "another rank asked for a stop")
         kind = OverflowLimitReached if overflow else TrainingStopped

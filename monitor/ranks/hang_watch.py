@@ -34,13 +34,13 @@ EXIT_STATUS: Final = 75
 
 
 class HangWatch:
-    """Watches one rank's steps. `report` tells what this rank is doing; `board` is where ranks leave their reports."""
+    """Watches one rank's steps. `report` tells what this rank is doing; `store` is where ranks leave their reports."""
 
     def __init__(
         self,
         seconds: float,
         report: Callable[[], dict[str, Any]],
-        board: Any,
+        store: Any,
         directory: Path,
         *,
         rank: int,
@@ -49,7 +49,7 @@ class HangWatch:
     ) -> None:
         self.seconds = seconds
         self.report = report
-        self.board = board
+        self.store = store
         self.directory = directory
         self.rank = rank
         self.abort = abort
@@ -97,7 +97,7 @@ class HangWatch:
         if self._steps != steps:
             return  # it went on meanwhile
         reports = {**self._reports(), self.rank: own}
-        missing, message = describe_hang(own, reports, self.board.size)
+        missing, message = describe_hang(own, reports, self.store.size)
         self.told = message
         call = next((r["call"] for r in reports.values() if r.get("call")), None)
         told = {"message": message, "missing": missing, "call": call}
@@ -112,11 +112,11 @@ class HangWatch:
     def _leave(self, text: str) -> None:
         """Leave a word for the others; the rank that holds the board may be the one that hangs or has died."""
         with contextlib.suppress(RuntimeError):
-            self.board.put(f"hang/{self.rank}", text)
+            self.store.put(f"hang/{self.rank}", text)
 
     def _reports(self) -> dict[int, dict[str, Any]]:
         try:
-            words = self.board.all("hang")
+            words = self.store.all("hang")
         except RuntimeError as error:
             logger.warning("trainsentry: what the other ranks report of the hang cannot be read: %s", error)
             return {}

@@ -26,43 +26,45 @@ some forty thousand files, and a shared file system is slowest at opening them."
 class RankGroup:
     """What a rank has to do with the others; every rank has one, watched or not."""
 
-    def __init__(self, config: MonitorConfig, framework: Any, meeting: Any, watched: list[int], guard: Guard) -> None:
-        self.meeting = meeting
-        self.speaks = meeting.rank == watched[0]
+    def __init__(
+        self, config: MonitorConfig, framework: Any, rendezvous: Any, watched: list[int], guard: Guard
+    ) -> None:
+        self.rendezvous = rendezvous
+        self.speaks = rendezvous.rank == watched[0]
         self.schedule = Schedule(config, several_ranks=True)
         try:
-            _check_same(config, meeting)
+            _check_same(config, rendezvous)
         except ConfigError:
-            meeting.close()
+            rendezvous.close()
             raise
         costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
-        agreement = framework.agreement(meeting, PATIENCE_SECONDS)
-        self.common = Consensus(meeting, agreement, self.schedule, guard, costs=costs)
+        max_reduce = framework.max_reduce(rendezvous, PATIENCE_SECONDS)
+        self.common = Consensus(rendezvous, max_reduce, self.schedule, guard, costs=costs)
         self.hangs: HangWatch | None = None
         try:
-            self._listening: RecorderAddress | None = RecorderAddress(meeting.rank)
+            self._recorder_address: RecorderAddress | None = RecorderAddress(rendezvous.rank)
         except OSError as error:
             guard.warn_once("recorders of other ranks", f"no socket for other ranks can be opened: {error}")
-            self._listening = None
-        self.place = find_place(meeting, self._listening, meeting.rank in watched)
+            self._recorder_address = None
+        self.position = find_place(rendezvous, self._recorder_address, rendezvous.rank in watched)
         many = len(watched) >= MANY_RANKS and config.ranks == "all"
-        self.quiet = many and self.place is not None and not self.place.heads
+        self.quiet = many and self.position is not None and not self.position.heads
 
     def watch_for_hangs(self, config: MonitorConfig, report: Callable[[], dict[str, Any]]) -> None:
         """Notice when no step ends any more, if that is asked for; `report` says what this rank is doing."""
-        settings, rank = config.hang_check, self.meeting.rank
+        settings, rank = config.hang_check, self.rendezvous.rank
         if settings is None:
             return
         directory = Path(config.output_dir).absolute() / f"rank{rank}"
-        board = self.meeting.board
-        self.hangs = HangWatch(settings.seconds, report, board, directory, rank=rank, abort=settings.abort)
+        store = self.rendezvous.store
+        self.hangs = HangWatch(settings.seconds, report, store, directory, rank=rank, abort=settings.abort)
         self.common.hangs = self.hangs
 
     def stop_listening(self) -> None:
         """Take no calls of other ranks' recorders any more: there is none here to answer them."""
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
+        if self._recorder_address is not None:
+            self._recorder_address.close()
+            self._recorder_address = None
 
     def close(self) -> None:
         """Leave the others, who go on without this rank."""
@@ -70,10 +72,10 @@ class RankGroup:
             self.hangs.close()
         self.stop_listening()
         self.common.close()
-        self.meeting.close(broken=self.common.broken)
+        self.rendezvous.close(broken=self.common.broken)
 
 
-def _check_same(config: MonitorConfig, meeting: Any) -> None:
+def _check_same(config: MonitorConfig, rendezvous: Any) -> None:
     """Check that all ranks have one configuration, without which they would not sample the same steps.
 
     Raises:
@@ -83,14 +85,14 @@ def _check_same(config: MonitorConfig, meeting: Any) -> None:
     own = config.model_dump(mode="json")
     own.pop("output_dir")
     text = json.dumps(own, sort_keys=True).encode()
-    if len(set(map(str, meeting.exchange(hashlib.sha256(text).hexdigest())))) == 1:
+    if len(set(map(str, rendezvous.exchange(hashlib.sha256(text).hexdigest())))) == 1:
         return  # thousands of configurations for each of thousands of ranks would be gigabytes
-    for rank, told in enumerate(meeting.exchange(own)):
+    for rank, told in enumerate(rendezvous.exchange(own)):
         other = told if isinstance(told, dict) else {}
         different = [key for key in own if own[key] != other.get(key)]
         if different:
             key = different[0]
             raise ConfigError(
-                f"{key}: {own[key]!r} on rank {meeting.rank}, {other.get(key)!r} on rank {rank}; allowed: the same "
+                f"{key}: {own[key]!r} on rank {rendezvous.rank}, {other.get(key)!r} on rank {rank}; allowed: the same "
                 "configuration on every rank"
             )

@@ -37,19 +37,19 @@ class RecorderAddress:
         self.sock.close()
 
 
-def find_place(meeting: Any, listening: RecorderAddress | None, watched: bool) -> TreePosition | None:
+def find_place(rendezvous: Any, recorder_address: RecorderAddress | None, watched: bool) -> TreePosition | None:
     """Tell the other ranks where this one's recorder listens; return its place among them.
 
     None on a rank that is not watched, or cannot listen; it takes part in the exchange all the same. The secrets of
     the recorders are made of the meeting's, which all ranks know, so that none is sent.
     """
-    told = meeting.exchange(listening.told if watched and listening is not None else None)
-    found = [_address(values, rank, meeting.secret) for rank, values in enumerate(told)]
-    if not watched or listening is None:
+    told = rendezvous.exchange(recorder_address.told if watched and recorder_address is not None else None)
+    found = [_address(values, rank, rendezvous.secret) for rank, values in enumerate(told)]
+    if not watched or recorder_address is None:
         return None
-    place = place_of(listening.rank, [a for a in found if a is not None], listening.sock.fileno())
-    os.set_inheritable(listening.sock.fileno(), False)
-    return place
+    position = place_of(recorder_address.rank, [a for a in found if a is not None], recorder_address.sock.fileno())
+    os.set_inheritable(recorder_address.sock.fileno(), False)
+    return position
 
 
 def _address(told: Any, rank: int, secret: str) -> Address | None:

@@ -1,4 +1,4 @@
-"""Starts a recorder process: `python -m trainsentry.monitor.recorder`, with its `RecorderSettings` on standard input."""
+"""Starts a recorder process: `python -m trainsentry.monitor.recorder`, with `RecorderSettings` on standard input."""
 
 import contextlib
 import os

@@ -45,7 +45,7 @@ def write_rest(
 
     def work() -> None:
         try:
-            _drain(replace(hello, place=None, quiet=False), ring, state, counters, heard)
+            _drain(replace(hello, position=None, quiet=False), ring, state, counters, heard)
             done.set()
         except Exception:
             logger.exception("trainsentry: what the recorder has left cannot be written")

@@ -101,8 +101,8 @@ class Recorder:
     def _wait(self) -> bool:
         """Sleep until the trainer announces something; return True when it is gone."""
         ready = self._select()
-        if self.session.together is not None:
-            self.session.together.pump()
+        if self.session.rank_tree is not None:
+            self.session.rank_tree.pump()
         if ready and not any(key.fileobj is self.channel and mask & selectors.EVENT_READ for key, mask in ready):
             return False
         if not ready:
@@ -126,16 +126,16 @@ class Recorder:
     def _select(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait until one of the connections can be read or written, or for a while."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        together = self.session.together
+        rank_tree = self.session.rank_tree
         try:
             with network.new_selector() as selector:
                 selector.register(self.channel, events)
-                if together is not None:
-                    together.network.register(selector)
-                return selector.select(IDLE_SECONDS if together is None else network.RETRY_SECONDS)
+                if rank_tree is not None:
+                    rank_tree.network.register(selector)
+                return selector.select(IDLE_SECONDS if rank_tree is None else network.RETRY_SECONDS)
         except (OSError, ValueError, KeyError) as error:  # a socket that is none any more: not the trainer's
-            if together is not None:
-                together.cut_off(error)
+            if rank_tree is not None:
+                rank_tree.cut_off(error)
             time.sleep(PAUSE_SECONDS)
             return []
 

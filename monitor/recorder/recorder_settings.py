@@ -14,8 +14,8 @@ class RecorderSettings:
     """Settings of one rank's recorder, and the series that are defined already.
 
     `slowest_every` is how many steps lie between two samples of what is sampled most seldom. `restart` numbers the
-    starts of a run in one directory; `relay` counts the recorders of this start. `max_wait` is in seconds. `place` is
-    the rank's among several; a `quiet` one writes no files of its own before an incident names it. `claim` is this
+    starts of a run in one directory; `relay` counts the recorders of this start. `max_wait` is in seconds. `position`
+    is the rank's among several; a `quiet` one writes no files of its own before an incident names it. `claim` is this
     start's in the directory; one that is `beside` another run there gives its files names of their own. `gaps` are
     those that the recorders before it have told of.
     """
@@ -38,7 +38,7 @@ class RecorderSettings:
     definitions: dict[str, Any] = field(default_factory=dict)
     descriptors: tuple[int, int] = (-1, -1)
     parent: int = 0
-    place: TreePosition | None = None
+    position: TreePosition | None = None
     quiet: bool = False
     report: bool = True
     finished_blocks: str = "csv"

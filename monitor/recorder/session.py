@@ -64,7 +64,7 @@ class Session:
         self.directory = self.root / f"rank{hello.rank}"
         self.incidents_file, self.run_file = (self.root / hello.own_name(n) for n in ("incidents.jsonl", "run.json"))
         self.detection = detection_for(self.table, hello.detect)
-        rank_alone = hello.rank if hello.place is None else 0
+        rank_alone = hello.rank if hello.position is None else 0
         first_id = next_incident_id(self.incidents_file, rank_alone)
         self.incidents = IncidentLog(self.table, first_id, max(QUIET_STEPS, 2 * hello.slowest_every))
         self.overflow = OverflowRule(self.table)
@@ -72,10 +72,10 @@ class Session:
         self.standing = Standing(self.gaps, send)
         self.journal = WriterThread(JOURNAL, self.gaps, hello.max_wait)
         self.writers = Writers(hello, self.directory, self.table, hello.restart, self.gaps)
-        self.together: RankTree | None = None
+        self.rank_tree: RankTree | None = None
         self.global_writers: Writers | None = None
-        if hello.place is not None:
-            self._join(hello.place)
+        if hello.position is not None:
+            self._join(hello.position)
         self.counters: dict[str, Any] = {}
         self.step = hello.start_step - 1
         self.records = 0
@@ -99,19 +99,19 @@ class Session:
             metrics = Metrics(hello.prometheus, self.root, first=hello.rank == 0)
             self.metrics = MetricsSink(metrics, self.gaps, hello.max_wait, hello.start_step)
 
-    def _join(self, place: TreePosition) -> None:
+    def _join(self, position: TreePosition) -> None:
         """Take this rank's place among the others."""
-        self.together = RankTree(place, self, self.hello.max_wait)
-        if self.together.is_root and self.together.gathering is not None:
+        self.rank_tree = RankTree(position, self, self.hello.max_wait)
+        if self.rank_tree.is_root and self.rank_tree.assembly is not None:
             directory = self.root / "global"
             restart = max(next_restart(directory), self.hello.restart)
-            table = self.together.gathering.table
+            table = self.rank_tree.assembly.table
             self.global_writers = Writers(self.hello, directory, table, restart, self.gaps)
 
     @property
     def is_root(self) -> bool:
         """Whether incidents are made here: on a single rank, at the root of several, on one that is cut off."""
-        return self.together is None or self.together.is_root or self.together.alone
+        return self.rank_tree is None or self.rank_tree.is_root or self.rank_tree.alone
 
     # ------------------------------------------------------------------ records
 
@@ -125,9 +125,9 @@ class Session:
         self.writers.write(record)
         if self.hello.quiet:
             self._kept.append(record)
-        if self.together is not None:
-            self.together.take_own(record)
-            self.together.pump()
+        if self.rank_tree is not None:
+            self.rank_tree.take_own(record)
+            self.rank_tree.pump()
         checks_overflow = self.hello.overflow_check or (
             self.hello.overflow_check_on_incident and self.current_id is not None
         )
@@ -167,8 +167,8 @@ class Session:
     def _follow(self, record: StepRecord, found: list[Anomaly]) -> None:
         """Update the incidents, or have the root do it, and tell the trainer what is new about them."""
         activations = bool(self.detection.facts.activation[record.ids].any()) if found and self.detection else False
-        if not self.is_root and self.together is not None:
-            self.together.send_found(record, found, activations=activations)
+        if not self.is_root and self.rank_tree is not None:
+            self.rank_tree.send_found(record, found, activations=activations)
             return
         self.book.observe(found, record.step, activations=activations)
         self.book.settle(record)
@@ -207,14 +207,14 @@ class Session:
 
     def _reached(self) -> int | None:
         """Up to which step every rank has been heard, or is not waited for any more; None where there is one."""
-        gathering = None if self.together is None else self.together.gathering
-        return None if gathering is None else max(gathering.done, self.step - PENDING_STEPS)
+        assembly = None if self.rank_tree is None else self.rank_tree.assembly
+        return None if assembly is None else max(assembly.done, self.step - PENDING_STEPS)
 
     def _tell_trainers(self, message: dict[str, Any]) -> None:
         """Tell this rank's trainer, and from the root all others."""
         self.send(message)
-        if self.together is not None and self.is_root:
-            self.together.tell_all(message)
+        if self.rank_tree is not None and self.is_root:
+            self.rank_tree.tell_all(message)
 
     @property
     def current_id(self) -> int | None:
@@ -223,8 +223,8 @@ class Session:
 
     def take_action(self, message: dict[str, Any]) -> None:
         """Write down what was done about an incident, or have the root do it."""
-        if not self.is_root and self.together is not None:
-            self.together.tell_root(message)
+        if not self.is_root and self.rank_tree is not None:
+            self.rank_tree.tell_root(message)
             return
         self.book.add_action(message["incident"], message["action"])
 
@@ -286,17 +286,17 @@ class Session:
             self.writers.write_settings(message["run"], self.step)
         elif kind == messages.ACTION:
             self.take_action(message)
-        elif kind == messages.DATA_PARALLEL and self.together is not None:
-            self.together.note_data_parallel(message)
+        elif kind == messages.DATA_PARALLEL and self.rank_tree is not None:
+            self.rank_tree.note_data_parallel(message)
         elif kind == messages.GAP:
             gap = message["gap"]
             self.gaps.add(gap["sink"], gap["first_step"], gap["last_step"], gap["reason"])
         elif kind == messages.FLUSH:
             self.settle_all()
-            if self.is_root or self.together is None:
+            if self.is_root or self.rank_tree is None:
                 self.send({"type": messages.FLUSHED, "token": message["token"]})
             else:
-                self.together.ask_flush(message["token"])
+                self.rank_tree.ask_flush(message["token"])
         elif kind == messages.STATE:
             state = self.detection.state() if self.detection is not None else None
             self.send({"type": messages.STATE, "state": state, "token": message["token"]})
@@ -319,8 +319,8 @@ class Session:
         self.incidents.close_current()
         self.overflow.go_back()
         self.step = step - 1
-        if self.together is not None:
-            self.together.go_back(step)
+        if self.rank_tree is not None:
+            self.rank_tree.go_back(step)
             if self.global_writers is not None:
                 self.global_writers.begin_again(step)
         self.restart = self.writers.begin_again(step)
@@ -328,8 +328,8 @@ class Session:
     def close(self, state: str) -> None:
         """Write what is still to be written. `state` says how the run ended, for `status.json`."""
         self.settle_all()
-        if self.together is not None:
-            self.together.close()
+        if self.rank_tree is not None:
+            self.rank_tree.close()
             self.settle_all()
         self._keep_quota()
         for writers in (self.writers, self.global_writers):

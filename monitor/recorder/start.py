@@ -66,7 +66,7 @@ class ProcessRecorder:
                     self.process = subprocess.Popen(
                         [sys.executable, "-m", "trainsentry.monitor.recorder"],
                         stdin=settings,
-                        pass_fds=descriptors if hello.place is None else (*descriptors, hello.place.descriptor),
+                        pass_fds=descriptors if hello.position is None else (*descriptors, hello.position.descriptor),
                         env=_environment(),
                         cwd="/",
                     )
@@ -122,8 +122,8 @@ class ThreadRecorder:
 
         own = Ring(os.dup(ring.descriptor), ring.size)
         own_channel = socket.socket(fileno=os.dup(channel.fileno()))
-        if hello.place is not None:
-            hello = replace(hello, place=replace(hello.place, descriptor=os.dup(hello.place.descriptor)))
+        if hello.position is not None:
+            hello = replace(hello, position=replace(hello.position, descriptor=os.dup(hello.position.descriptor)))
 
         def work() -> None:
             try:

@@ -220,8 +220,8 @@ class StepLoop:
         agreed = None
         if self.common is not None:
             working = PART not in self.guard.disabled
-            wishes = self.triggers.wishes(self.step, self.overhead.costs(step)) if working else Proposal()
-            agreed = self.common.at_boundary(step, wishes)
+            proposal = self.triggers.proposal(self.step, self.overhead.costs(step)) if working else Proposal()
+            agreed = self.common.at_boundary(step, proposal)
         self._run(self._begin, agreed)
         if self.common is None:
             self.triggers.raise_stop()

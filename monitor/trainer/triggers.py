@@ -112,7 +112,7 @@ class Triggers:
 
     # ------------------------------------------------------------------ with other ranks
 
-    def wishes(self, next_step: int, costs: tuple[float, ...]) -> Proposal:
+    def proposal(self, next_step: int, costs: tuple[float, ...]) -> Proposal:
         """Return what this rank would like to be decided; the answer comes at the next boundary."""
         dense = 0
         if self.settings is not None and self.settings.sample_every_step_for:

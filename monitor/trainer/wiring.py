@@ -121,14 +121,14 @@ def check_alone(config: MonitorConfig, world_size: int) -> None:
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a run starts with: `framework` supplies the collectors, `company` is there where there are several ranks."""
+    """What a run starts with: `framework` supplies the collectors; `rank_group` is None on a single rank."""
 
     config: MonitorConfig
     framework: Any
     rank: int
     world_size: int
     start_step: int
-    company: RankGroup | None
+    rank_group: RankGroup | None
     saved_state: dict[str, Any] | None
 
 
@@ -148,19 +148,19 @@ def start_loop(run: RunStart, watch: Any, shared: MonitorView) -> StepLoop:
     _check_detectors(config)
     _check_installed(config)
     root = Path(config.output_dir).absolute()
-    company = run.company
-    claim = claim_restart(root / f"rank{run.rank}", writes=company is None or not company.quiet)
+    rank_group = run.rank_group
+    claim = claim_restart(root / f"rank{run.rank}", writes=rank_group is None or not rank_group.quiet)
     if claim.rivals:
         guard.warn_once("output_dir", _rivals_in_words(claim, root))
     hello = hello_for(config, root, run.rank, run.start_step, claim, len(config.watched_ranks(run.world_size)))
-    if company is not None:
-        hello = replace(hello, place=company.place, quiet=company.quiet)
+    if rank_group is not None:
+        hello = replace(hello, position=rank_group.position, quiet=rank_group.quiet)
     try:
         link = RecorderLink(hello, table)
     except BaseException:
         release(hello.claim)  # the next start in this directory is the first
         raise
-    schedule = company.schedule if company is not None else Schedule(config, several_ranks=run.world_size > 1)
+    schedule = rank_group.schedule if rank_group is not None else Schedule(config, several_ranks=run.world_size > 1)
     triggers = Triggers(config.on_incident, schedule, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
     same_step = watch.on_host
@@ -179,19 +179,19 @@ def start_loop(run: RunStart, watch: Any, shared: MonitorView) -> StepLoop:
             replay=watch.replay() if settings.replay else None,
             overflow_check=config.on_incident is not None and config.on_incident.overflow_check,
         )
-    speaks = company.speaks if company is not None else run.rank == config.watched_ranks(run.world_size)[0]
+    speaks = rank_group.speaks if rank_group is not None else run.rank == config.watched_ranks(run.world_size)[0]
     if speaks:
         described = describe_run(config, run.framework, run.world_size, run.start_step, claim.restart)
         link.send(messages.RUN, run=described)
     link.send(messages.GRAPH, graph=watch.graph())
-    if company is not None and watch.data_parallel:
+    if rank_group is not None and watch.data_parallel:
         link.send(messages.DATA_PARALLEL, rank=run.rank)
     if run.saved_state is not None:
         link.send(messages.LOAD_STATE, state=detection_for(run.rank, run.saved_state), step=run.start_step)
     overhead = Overhead(guard, schedule, config.overhead_budget)
-    common = company.common if company is not None else None
-    place = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}
-    return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, common, **place)
+    common = rank_group.common if rank_group is not None else None
+    position = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}
+    return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, common, **position)
 
 
 def _rivals_in_words(claim: Claim, root: Path) -> str:

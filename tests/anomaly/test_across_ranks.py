@@ -8,7 +8,7 @@ import pytest
 from trainsentry.anomaly.across_ranks.collective_call import MOST_OUTPUTS, CollectiveCall, Sums, put_together, seen_by
 from trainsentry.anomaly.across_ranks.conservation import UNKNOWN, LearnedReductions, judge
 from trainsentry.anomaly.across_ranks.peers import PeerRule, Told
-from trainsentry.anomaly.across_ranks.replicas import ReplicasOfStep, ReplicaRule
+from trainsentry.anomaly.across_ranks.replicas import ReplicaRule, ReplicasOfStep
 from trainsentry.anomaly.incidents.sentence import evidence
 from trainsentry.collectors.series import Series
 

@@ -10,23 +10,23 @@ SECRET = b"s" * 32
 
 def shaken(secret=SECRET, purpose="meeting", rank=3):
     """A caller and a door that have proven themselves to each other: the seals of each, and all that was sent."""
-    caller, door = Caller(secret, purpose, rank), Callee(secret, purpose)
+    caller, callee = Caller(secret, purpose, rank), Callee(secret, purpose)
     sent = [caller.hello()]
-    sent.append(door.challenge(sent[-1]))
+    sent.append(callee.challenge(sent[-1]))
     sent.append(caller.answer(sent[-1]))
-    proof, doors = door.admit(sent[-1])
+    proof, doors = callee.admit(sent[-1])
     sent.append(proof)
-    assert door.rank == rank
+    assert callee.rank == rank
     return caller.confirm(proof), doors, sent
 
 
 def test_both_ends_hear_what_the_other_says_in_order():
-    caller, door, sent = shaken()
+    caller, callee, sent = shaken()
     hello, challenge, proof = handshake.HELLO_BYTES, handshake.CHALLENGE_BYTES, handshake.PROOF_BYTES
     assert [len(part) for part in sent] == [hello, challenge, proof, proof]
     for said in (b"one", b"two", b""):
-        door.check(caller.seal(said), said)
-        caller.check(door.seal(said), said)
+        callee.check(caller.seal(said), said)
+        caller.check(callee.seal(said), said)
 
 
 def test_nothing_that_is_sent_holds_the_secret_or_comes_twice():
@@ -37,28 +37,28 @@ def test_nothing_that_is_sent_holds_the_secret_or_comes_twice():
 
 @pytest.mark.parametrize("wrong", [(b"t" * 32, "meeting"), (SECRET, "recorders"), (b"", "meeting")])
 def test_another_secret_or_another_purpose_passes_neither_way(wrong):
-    caller, door = Caller(*wrong, 3), Callee(SECRET, "meeting")
+    caller, callee = Caller(*wrong, 3), Callee(SECRET, "meeting")
     with pytest.raises(Refused):
-        door.admit(caller.answer(door.challenge(caller.hello())))
-    caller, door = Caller(SECRET, "meeting", 3), Callee(*wrong)
-    caller.answer(door.challenge(caller.hello()))
+        callee.admit(caller.answer(callee.challenge(caller.hello())))
+    caller, callee = Caller(SECRET, "meeting", 3), Callee(*wrong)
+    caller.answer(callee.challenge(caller.hello()))
     with pytest.raises(Refused):
         caller.confirm(b"\0" * handshake.PROOF_BYTES)
 
 
 def test_a_proof_does_not_pass_for_another_rank():
-    caller, door = Caller(SECRET, "meeting", 3), Callee(SECRET, "meeting")
+    caller, callee = Caller(SECRET, "meeting", 3), Callee(SECRET, "meeting")
     as_another = caller.hello().replace(b"\0\0\0\3", b"\0\0\0\4", 1)
     with pytest.raises(Refused):
-        door.admit(caller.answer(door.challenge(as_another)))
+        callee.admit(caller.answer(callee.challenge(as_another)))
 
 
 def test_a_proof_cannot_be_sent_again_nor_sent_back():
     _, _, sent = shaken()
-    door = Callee(SECRET, "meeting")
-    door.challenge(sent[0])
+    callee = Callee(SECRET, "meeting")
+    callee.challenge(sent[0])
     with pytest.raises(Refused):
-        door.admit(sent[2])
+        callee.admit(sent[2])
     caller = Caller(SECRET, "meeting", 3)
     answer = caller.answer(b"c" * handshake.CHALLENGE_BYTES)
     for proof in (answer, sent[3]):
@@ -72,7 +72,7 @@ def test_what_is_no_call_is_refused(said):
         Callee(SECRET, "meeting").challenge(said)
 
 
-def test_a_door_without_a_caller_and_a_caller_without_a_challenge_pass_nobody():
+def test_an_endpoint_without_a_caller_and_a_caller_without_a_challenge_pass_nobody():
     with pytest.raises(Refused):
         Callee(SECRET, "meeting").admit(b"\0" * handshake.PROOF_BYTES)
     with pytest.raises(Refused):

@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from meeting_door import enter, free_door, hung_up, on_ranks, say
+from rendezvous_endpoint import enter, free_endpoint, hung_up, on_ranks, say
 
 from trainsentry.collectors.ranks import rounds, run_secret
 from trainsentry.collectors.ranks.connection import text_of
@@ -13,8 +13,8 @@ from trainsentry.collectors.ranks.rendezvous import SocketMaxReduce, meet
 
 
 @pytest.fixture
-def door():
-    return free_door()
+def endpoint():
+    return free_endpoint()
 
 
 NONSENSE = [
@@ -35,33 +35,33 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("nonsense", [*NONSENSE, b"[" * 100_000, b"[]", b"7", b"\xff", b"x" * 2**21])
-def test_a_rank_that_sends_nonsense_is_let_go_and_the_board_is_still_there(door, nonsense):
+def test_a_rank_that_sends_nonsense_is_let_go_and_the_store_is_still_there(endpoint, nonsense):
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meet, door, 0, 2, 20)
-        while run_secret.left_secret(door.run) is None:
+        first = pool.submit(meet, endpoint, 0, 2, 20)
+        while run_secret.left_secret(endpoint.run) is None:
             time.sleep(0.01)
-        sock, lines = enter(door, 1, 2)
+        sock, lines = enter(endpoint, 1, 2)
         say(sock, lines, ready=1)
-        meeting = first.result()
+        rendezvous = first.result()
     with contextlib.suppress(ConnectionError):
         sock.sendall(lines.pack(nonsense if isinstance(nonsense, bytes) else text_of(nonsense)))
     assert hung_up(sock)
     sock.close()
     with pytest.raises(RuntimeError, match="rank 1 left"):
-        meeting.exchange("mine")
-    meeting.board.put("hang/0", "here")
-    assert meeting.board.all("hang") == {0: "here"}
-    meeting.close()
+        rendezvous.exchange("mine")
+    rendezvous.store.put("hang/0", "here")
+    assert rendezvous.store.all("hang") == {0: "here"}
+    rendezvous.close()
 
 
-def test_of_proposals_of_two_lengths_rank_0s_counts_and_the_other_rank_is_let_go(door):
+def test_of_proposals_of_two_lengths_rank_0s_counts_and_the_other_rank_is_let_go(endpoint):
     def work(rank):
-        meeting = meet(door, rank, 3, 20)
-        agreement = SocketMaxReduce(meeting, 20)
-        agreement.propose([0.0] * (2 if rank == 2 else 3))
+        rendezvous = meet(endpoint, rank, 3, 20)
+        max_reduce = SocketMaxReduce(rendezvous, 20)
+        max_reduce.propose([0.0] * (2 if rank == 2 else 3))
         with pytest.raises(RuntimeError) as error:
-            agreement.result()
-        meeting.close(broken=True)
+            max_reduce.result()
+        rendezvous.close(broken=True)
         return str(error.value)
 
     said = on_ranks(3, work)

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from meeting_door import at_the_door, enter, free_door, on_ranks
+from rendezvous_endpoint import at_the_endpoint, enter, free_endpoint, on_ranks
 
 from trainsentry.collectors.ranks import run_secret, unproven_callers
 from trainsentry.collectors.ranks.handshake import Refused
@@ -17,26 +17,26 @@ from trainsentry.collectors.ranks.rendezvous_server import RendezvousServer
 
 
 @pytest.fixture
-def door():
-    return free_door()
+def endpoint():
+    return free_endpoint()
 
 
-def test_a_stranger_cannot_make_the_ranks_agree_on_a_stop(door):
+def test_a_stranger_cannot_make_the_ranks_agree_on_a_stop(endpoint):
     """It proves itself with a secret of its own choice, and proposes what a rank does that wants to stop."""
 
     def work(rank):
-        meeting = meet(door, rank, 2, 20)
-        agreement = SocketMaxReduce(meeting, 20)
-        agreement.propose([0.0])
-        agreed = agreement.result()
-        meeting.close()
+        rendezvous = meet(endpoint, rank, 2, 20)
+        max_reduce = SocketMaxReduce(rendezvous, 20)
+        max_reduce.propose([0.0])
+        agreed = max_reduce.result()
+        rendezvous.close()
         return agreed
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(work, 0)
-        for secret in (b"x" * 64, door.run.encode(), b""):
+        for secret in (b"x" * 64, endpoint.run.encode(), b""):
             with pytest.raises((OSError, Refused)):
-                enter(door, 1, 2, secret or b"\0")
+                enter(endpoint, 1, 2, secret or b"\0")
         assert pool.submit(work, 1).result() == first.result() == [0.0]
 
 
@@ -58,26 +58,26 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(door, spoil, monkeypatch):
+def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(endpoint, spoil, monkeypatch):
     """A stranger sits on the line between rank 1 and rank 0."""
     monkeypatch.setenv(run_secret.SECRET, "a secret of the run")
     between = socket.create_server(("127.0.0.1", 0))
-    seen = Endpoint("127.0.0.1", (between.getsockname()[1],), door.run)
+    seen = Endpoint("127.0.0.1", (between.getsockname()[1],), endpoint.run)
 
     def stand_between():
-        near, far = between.accept()[0], at_the_door(door)
+        near, far = between.accept()[0], at_the_endpoint(endpoint)
         threading.Thread(target=pass_on, args=(far, near), daemon=True).start()
         pass_on(near, far, SPOILT[spoil])
 
     def work(rank):
-        meeting = meet(door if rank == 0 else seen, rank, 2, 20)
-        agreement = SocketMaxReduce(meeting, 20)
+        rendezvous = meet(endpoint if rank == 0 else seen, rank, 2, 20)
+        max_reduce = SocketMaxReduce(rendezvous, 20)
         agreed = []
         with contextlib.suppress(RuntimeError):
             for _ in range(2):
-                agreement.propose([0.0])
-                agreed.append(agreement.result())
-        meeting.close(broken=True)
+                max_reduce.propose([0.0])
+                agreed.append(max_reduce.result())
+        rendezvous.close(broken=True)
         return agreed
 
     threading.Thread(target=stand_between, daemon=True).start()
@@ -86,11 +86,11 @@ def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(door, spoi
     assert all(agreed in ([], [[0.0]]) for agreed in found), "nobody agrees on what no rank has proposed"
 
 
-def test_strangers_at_the_door_are_few_and_leave_soon(door):
+def test_strangers_at_the_endpoint_are_few_and_leave_soon(endpoint):
     clock = [0.0]
-    with socket.create_server((door.host, door.ports[0])) as listening:
-        here = unproven_callers.UnprovenCallers(listening, b"secret", "meeting", lambda: clock[0], most=4)
-        silent = [socket.create_connection((door.host, door.ports[0])) for _ in range(20)]
+    with socket.create_server((endpoint.host, endpoint.ports[0])) as recorder_address:
+        here = unproven_callers.UnprovenCallers(recorder_address, b"secret", "meeting", lambda: clock[0], most=4)
+        silent = [socket.create_connection((endpoint.host, endpoint.ports[0])) for _ in range(20)]
         end = time.monotonic() + 20
         while len(here) < 4 and time.monotonic() < end:
             assert not list(here.proven())
@@ -103,39 +103,39 @@ def test_strangers_at_the_door_are_few_and_leave_soon(door):
             sock.close()
 
 
-def test_ranks_share_a_secret_that_is_not_what_was_given_nor_that_of_another_meeting(door, monkeypatch):
+def test_ranks_share_a_secret_that_is_not_what_was_given_nor_that_of_another_rendezvous(endpoint, monkeypatch):
     monkeypatch.setenv(run_secret.SECRET, "a secret of the run")
     found = []
     for number in range(2):
-        at = Endpoint(door.host, door.ports, f"run#{number}")
+        at = Endpoint(endpoint.host, endpoint.ports, f"run#{number}")
 
         def work(rank, at=at):
-            meeting = meet(at, rank, 2, 20)
-            meeting.exchange(None)
-            meeting.close()
-            return meeting.secret
+            rendezvous = meet(at, rank, 2, 20)
+            rendezvous.exchange(None)
+            rendezvous.close()
+            return rendezvous.secret
 
         found.append(on_ranks(2, work))
     assert found[0][0] == found[0][1] != found[1][0] == found[1][1]
     assert all(len(bytes.fromhex(secret)) == 32 for secrets in found for secret in secrets)
 
 
-def test_a_secret_that_is_left_is_this_users_alone_and_gone_once_all_have_come(door):
-    run = door.run
+def test_a_secret_that_is_left_is_this_users_alone_and_gone_once_all_have_come(endpoint):
+    run = endpoint.run
     secret = run_secret.leave_secret(run)
     path = run_secret._path_of(run)
     assert path.stat().st_mode & 0o777 == 0o600
     assert run_secret.left_secret(run) == secret != run_secret.leave_secret(run)
-    meetings = on_ranks(2, lambda rank: meet(door, rank, 2, 20))
+    meetings = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 20))
     assert not path.exists()
-    for meeting in meetings:
-        meeting.line.close()
+    for rendezvous in meetings:
+        rendezvous.line.close()
 
 
 @pytest.mark.parametrize("wrong", ["mode", "link", "directory", "fifo", "second name"])
-def test_a_secret_that_others_may_know_is_refused(door, wrong, tmp_path):
-    path = run_secret._path_of(door.run)
-    run_secret.leave_secret(door.run)
+def test_a_secret_that_others_may_know_is_refused(endpoint, wrong, tmp_path):
+    path = run_secret._path_of(endpoint.run)
+    run_secret.leave_secret(endpoint.run)
     try:
         if wrong == "mode":
             path.chmod(0o644)
@@ -147,8 +147,8 @@ def test_a_secret_that_others_may_know_is_refused(door, wrong, tmp_path):
                      "fifo": lambda: os.mkfifo(path, 0o600)}  # fmt: skip
             makes[wrong]()
         with pytest.raises(PermissionError, match="cannot be trusted"):
-            run_secret.left_secret(door.run)
-        [error] = on_ranks(2, lambda rank: meet(door, rank, 2, 20), absent=(0,))
+            run_secret.left_secret(endpoint.run)
+        [error] = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 20), absent=(0,))
         assert "cannot be trusted" in str(error)
     finally:
         path.rmdir() if wrong == "directory" else path.unlink()
@@ -160,31 +160,31 @@ def test_ranks_of_several_hosts_without_a_secret_trust_nobody(monkeypatch):
         meet(Endpoint.at("192.0.2.1", "8118"), 1, 2, 20)
 
 
-def test_a_secret_that_is_too_short_is_refused_and_not_told(door, monkeypatch):
+def test_a_secret_that_is_too_short_is_refused_and_not_told(endpoint, monkeypatch):
     monkeypatch.setenv(run_secret.SECRET, "hunter2")
     with pytest.raises(ValueError, match="got 7 characters") as error:
-        meet(door, 0, 2, 20)
+        meet(endpoint, 0, 2, 20)
     assert "hunter2" not in str(error.value)
 
 
-def test_ranks_meet_without_a_secret_only_where_it_was_asked_for_and_say_so(door, monkeypatch, caplog):
+def test_ranks_meet_without_a_secret_only_where_it_was_asked_for_and_say_so(endpoint, monkeypatch, caplog):
     monkeypatch.setenv(run_secret.UNAUTHENTICATED, "1")
 
     def work(rank):
-        meeting = meet(door, rank, 2, 20)
-        heard = meeting.exchange(rank)
-        meeting.close()
+        rendezvous = meet(endpoint, rank, 2, 20)
+        heard = rendezvous.exchange(rank)
+        rendezvous.close()
         return heard
 
     assert on_ranks(2, work) == [[0, 1]] * 2
     assert "can stop the training" in caplog.text
 
 
-def test_ranks_with_different_secrets_do_not_meet(door, monkeypatch):
+def test_ranks_with_different_secrets_do_not_meet(endpoint, monkeypatch):
     seen = []
-    with socket.create_server((door.host, door.ports[0])) as listening:
-        hub = RendezvousServer(listening.dup(), b"one secret", f"meeting {door.run} of 2", 2, 0.2)
+    with socket.create_server((endpoint.host, endpoint.ports[0])) as recorder_address:
+        hub = RendezvousServer(recorder_address.dup(), b"one secret", f"meeting {endpoint.run} of 2", 2, 0.2)
         monkeypatch.setenv(run_secret.SECRET, "another secret of the run")
-        seen = on_ranks(2, lambda rank: meet(door, rank, 2, 0.2), absent=(0,))
+        seen = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 0.2), absent=(0,))
         hub.wait(20)
     assert "rank 0 was not found" in str(seen[0])

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from meeting_door import at_the_door, enter, free_door, hung_up, on_ranks, say
+from rendezvous_endpoint import at_the_endpoint, enter, free_endpoint, hung_up, on_ranks, say
 
 from trainsentry.collectors.ranks import run_secret
 from trainsentry.collectors.ranks.handshake import Refused
@@ -21,21 +21,21 @@ from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketMaxReduce, m
 
 
 @pytest.fixture
-def door():
-    return free_door()
+def endpoint():
+    return free_endpoint()
 
 
-def test_all_hear_what_each_gives_and_the_greatest(door):
+def test_all_hear_what_each_gives_and_the_greatest(endpoint):
     def work(rank):
-        meeting = meet(door, rank, 4, 20)
-        agreement = SocketMaxReduce(meeting, 20)
-        heard = [meeting.exchange({"rank": rank, "round": i}) for i in range(3)]
+        rendezvous = meet(endpoint, rank, 4, 20)
+        max_reduce = SocketMaxReduce(rendezvous, 20)
+        heard = [rendezvous.exchange({"rank": rank, "round": i}) for i in range(3)]
         agreed = []
         for i in range(5):
-            agreement.propose([rank * i, -rank, float("-inf")])
-            agreed.append(agreement.result())
-        meeting.close()
-        return heard, agreed, agreement.result()
+            max_reduce.propose([rank * i, -rank, float("-inf")])
+            agreed.append(max_reduce.result())
+        rendezvous.close()
+        return heard, agreed, max_reduce.result()
 
     found = on_ranks(4, work)
     assert found[0] == found[1] == found[2] == found[3]
@@ -45,52 +45,52 @@ def test_all_hear_what_each_gives_and_the_greatest(door):
     assert nothing is None
 
 
-def test_a_proposal_is_answered_while_the_rank_goes_on(door):
+def test_a_proposal_is_answered_while_the_rank_goes_on(endpoint):
     order = []
 
     def work(rank):
-        meeting = meet(door, rank, 2, 20)
-        agreement = SocketMaxReduce(meeting, 20)
-        agreement.propose([rank])
+        rendezvous = meet(endpoint, rank, 2, 20)
+        max_reduce = SocketMaxReduce(rendezvous, 20)
+        max_reduce.propose([rank])
         order.append("proposed")
-        meeting.exchange(None)
-        agreed = agreement.result()
-        meeting.close()
+        rendezvous.exchange(None)
+        agreed = max_reduce.result()
+        rendezvous.close()
         return agreed
 
     assert on_ranks(2, work) == [[1], [1]]
     assert order == ["proposed", "proposed"]
 
 
-def test_who_has_not_come_is_named_to_those_who_have(door):
-    found = on_ranks(4, lambda rank: meet(door, rank, 4, 1.0), absent=(2,))
+def test_who_has_not_come_is_named_to_those_who_have(endpoint):
+    found = on_ranks(4, lambda rank: meet(endpoint, rank, 4, 1.0), absent=(2,))
     assert len(found) == 3
     assert all(str(error).startswith("rank 2 did not call watch() within 1 s") for error in found)
 
 
-def test_without_rank_0_the_others_give_up(door):
-    [found] = on_ranks(2, lambda rank: meet(door, rank, 2, 0.5), absent=(0,))
+def test_without_rank_0_the_others_give_up(endpoint):
+    [found] = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 0.5), absent=(0,))
     assert "rank 0 was not found at 127.0.0.1" in str(found)
 
 
-def test_nobody_waits_for_a_rank_that_has_left(door):
+def test_nobody_waits_for_a_rank_that_has_left(endpoint):
     def work(rank):
-        meeting = meet(door, rank, 3, 20)
-        agreement = SocketMaxReduce(meeting, 60)
-        agreement.propose([rank])
-        first = agreement.result()
+        rendezvous = meet(endpoint, rank, 3, 20)
+        max_reduce = SocketMaxReduce(rendezvous, 60)
+        max_reduce.propose([rank])
+        first = max_reduce.result()
         if rank == 1:
-            meeting.close()
+            rendezvous.close()
             return first
         began = time.monotonic()
-        agreement.propose([rank])
+        max_reduce.propose([rank])
         with pytest.raises(RuntimeError, match="rank 1 left"):
-            agreement.result()
-        meeting.board.put(f"report/{rank}", "still here")
-        while len(words := meeting.board.all("report")) < 2 and time.monotonic() - began < 20:
+            max_reduce.result()
+        rendezvous.store.put(f"report/{rank}", "still here")
+        while len(words := rendezvous.store.all("report")) < 2 and time.monotonic() - began < 20:
             time.sleep(0.01)
         waited = time.monotonic() - began
-        meeting.close(broken=True)
+        rendezvous.close(broken=True)
         return first, words, waited < 30
 
     found = on_ranks(3, work)
@@ -98,34 +98,34 @@ def test_nobody_waits_for_a_rank_that_has_left(door):
     assert found[0] == found[2] == ([2], {0: "still here", 2: "still here"}, True)
 
 
-def test_the_end_of_the_rank_that_holds_the_meeting_is_noticed(door):
+def test_the_end_of_the_rank_that_holds_the_rendezvous_is_noticed(endpoint):
     held = threading.Event()
 
     def work(rank):
-        meeting = meet(door, rank, 2, 20)
+        rendezvous = meet(endpoint, rank, 2, 20)
         if rank == 0:
             assert held.wait(20)
-            for sock in [*meeting._hub._ranks]:
+            for sock in [*rendezvous._hub._ranks]:
                 sock.shutdown(socket.SHUT_RDWR)
             return
         held.set()
         with pytest.raises(RuntimeError, match=r"has left|0 left"):
-            meeting.exchange("mine")
+            rendezvous.exchange("mine")
         with pytest.raises(RuntimeError):
-            meeting.board.all("report")
+            rendezvous.store.all("report")
 
     assert on_ranks(2, work) == [None, None]
 
 
-def test_another_program_and_another_run_behind_the_ports_are_passed_by(door):
-    other = Endpoint(door.host, door.ports, "another run#0")
-    with socket.create_server((door.host, door.ports[0])) as silent:
+def test_another_program_and_another_run_behind_the_ports_are_passed_by(endpoint):
+    other = Endpoint(endpoint.host, endpoint.ports, "another run#0")
+    with socket.create_server((endpoint.host, endpoint.ports[0])) as silent:
         results = {}
 
         def run(name, at):
             results[name] = on_ranks(2, lambda rank: meet(at, rank, 2, 20).exchange(f"{name}{rank}"))
 
-        threads = [threading.Thread(target=run, args=item) for item in (("a", door), ("b", other))]
+        threads = [threading.Thread(target=run, args=item) for item in (("a", endpoint), ("b", other))]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -138,32 +138,32 @@ def test_another_program_and_another_run_behind_the_ports_are_passed_by(door):
     "word",
     [b"GET / HTTP/1.1\r\n\r\n", b'{"run": "x"}\n', b"[]\n", b"\x00" * 64 + b"\n", b'{"put": "a", "text": "b"}\n', b""],
 )
-def test_a_stranger_at_the_door_harms_nobody(door, word):
+def test_a_stranger_at_the_endpoint_harms_nobody(endpoint, word):
     def work(rank):
         if rank == 1:
-            with at_the_door(door) as sock:
+            with at_the_endpoint(endpoint) as sock:
                 sock.sendall(word)
                 sock.settimeout(0.2)
                 with contextlib.suppress(TimeoutError, ConnectionError):
                     assert sock.recv(100) == b""
-        meeting = meet(door, rank, 2, 20)
-        heard = meeting.exchange(rank)
-        meeting.close()
+        rendezvous = meet(endpoint, rank, 2, 20)
+        heard = rendezvous.exchange(rank)
+        rendezvous.close()
         return heard
 
     assert on_ranks(2, work) == [[0, 1], [0, 1]]
 
 
-def test_a_second_rank_of_one_number_is_turned_away(door):
+def test_a_second_rank_of_one_number_is_turned_away(endpoint):
     def work(rank):
-        return meet(door, rank, 3, 20).exchange(rank)
+        return meet(endpoint, rank, 3, 20).exchange(rank)
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(work, 0)
-        sock, lines = enter(door, 1, 3)
+        sock, lines = enter(endpoint, 1, 3)
         say(sock, lines, ready=1)
         with pytest.raises((OSError, Refused)):
-            enter(door, 1, 3)
+            enter(endpoint, 1, 3)
         last = pool.submit(work, 2)  # until then the door is open
         heard = b""
         while b'"here"' not in heard:  # what is given before all have come counts for nothing
@@ -176,37 +176,37 @@ def test_a_second_rank_of_one_number_is_turned_away(door):
 def test_doors_of_two_runs_differ_and_lie_below_outgoing_ports():
     one, two = Endpoint.at("10.0.0.1", "8118"), Endpoint.at("10.0.0.1", "8119")
     assert one != two
-    assert all(20000 <= port < 32000 for door in (one, two) for port in door.ports)
+    assert all(20000 <= port < 32000 for endpoint in (one, two) for port in endpoint.ports)
     assert Endpoint.at("10.0.0.1", "8118", 1).ports == one.ports
     assert Endpoint.at("10.0.0.1", "8118", 1).run != one.run
 
 
-def test_a_call_that_was_given_up_is_not_taken_for_a_rank(door):
+def test_a_call_that_was_given_up_is_not_taken_for_a_rank(endpoint):
     """Rank 1 says who it is and goes, as one does that waits for too long; then it calls again, later."""
 
     def work(rank):
         if rank == 1:
-            while run_secret.left_secret(door.run) is None:
+            while run_secret.left_secret(endpoint.run) is None:
                 time.sleep(0.01)
-            first, _ = enter(door, 1, 2)
+            first, _ = enter(endpoint, 1, 2)
             first.close()
-        meeting = meet(door, rank, 2, 20)
-        heard = meeting.exchange(rank)
-        meeting.close()
+        rendezvous = meet(endpoint, rank, 2, 20)
+        heard = rendezvous.exchange(rank)
+        rendezvous.close()
         return heard
 
     assert on_ranks(2, work) == [[0, 1], [0, 1]]
 
 
-def test_a_late_rank_does_not_act_on_what_the_others_have_given_up(door):
+def test_a_late_rank_does_not_act_on_what_the_others_have_given_up(endpoint):
     def work(rank):
-        meeting = meet(door, rank, 3, 20)
-        agreement = SocketMaxReduce(meeting, 0.3 if rank < 2 else 20)
+        rendezvous = meet(endpoint, rank, 3, 20)
+        max_reduce = SocketMaxReduce(rendezvous, 0.3 if rank < 2 else 20)
         if rank == 2:
             time.sleep(1.0)
-        agreement.propose([1.0])
+        max_reduce.propose([1.0])
         with pytest.raises(RuntimeError) as error:
-            agreement.result()
+            max_reduce.result()
         return str(error.value)
 
     said = on_ranks(3, work)
@@ -217,42 +217,42 @@ def test_a_late_rank_does_not_act_on_what_the_others_have_given_up(door):
 @pytest.mark.parametrize(
     "word", [b'{"run": 1, "size": 2, "rank": 1e999}', b"[" * 100_000, b'{"ready": 1}', b"\xff\xfe"]
 )
-def test_no_word_of_a_stranger_ends_the_meeting(door, word):
+def test_no_word_of_a_stranger_ends_the_rendezvous(endpoint, word):
     def work(rank):
         if rank == 1:
-            with at_the_door(door) as sock:
+            with at_the_endpoint(endpoint) as sock:
                 sock.sendall(word + b"\n" * 40)
                 assert hung_up(sock)
-        meeting = meet(door, rank, 2, 20)
-        heard = meeting.exchange(rank)
-        meeting.close()
+        rendezvous = meet(endpoint, rank, 2, 20)
+        heard = rendezvous.exchange(rank)
+        rendezvous.close()
         return heard
 
     assert on_ranks(2, work) == [[0, 1], [0, 1]]
 
 
-def test_a_rank_that_cannot_be_is_turned_away(door):
+def test_a_rank_that_cannot_be_is_turned_away(endpoint):
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(on_ranks, 2, lambda rank: meet(door, rank, 2, 1.0), (1,))
+        first = pool.submit(on_ranks, 2, lambda rank: meet(endpoint, rank, 2, 1.0), (1,))
         for rank in (2, 2**32 - 1):
-            while run_secret.left_secret(door.run) is None:
+            while run_secret.left_secret(endpoint.run) is None:
                 time.sleep(0.01)
             with pytest.raises((OSError, Refused)):
-                enter(door, rank, 2)
+                enter(endpoint, rank, 2)
         assert "rank 1 did not call" in str(first.result()[0])
 
 
-def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_board_to_the_others(door):
+def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_store_to_the_others(endpoint):
     size = 402
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meet, door, 0, size, 30)
-        while run_secret.left_secret(door.run) is None:
+        first = pool.submit(meet, endpoint, 0, size, 30)
+        while run_secret.left_secret(endpoint.run) is None:
             time.sleep(0.01)
         others = []
         for rank in range(1, size):
-            others.append(enter(door, rank, size))
+            others.append(enter(endpoint, rank, size))
             say(*others[-1], ready=1)
-        meeting = first.result()
+        rendezvous = first.result()
     say(*others[-1], gather=0, given=1)
     for sock, _ in others[:-1]:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
@@ -260,20 +260,20 @@ def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_board_to_the_others(d
     lost = -1
     while lost < size - 2:  # until the last of them is known to be gone
         with pytest.raises(RuntimeError) as error:
-            meeting.exchange("mine")
+            rendezvous.exchange("mine")
         lost = 8 + int((re.search(r"and (\d+) more", str(error.value)) or [0, -9])[1])
-    meeting.board.put("hang/0", "here")
-    assert meeting.board.all("hang") == {0: "here"}
+    rendezvous.store.put("hang/0", "here")
+    assert rendezvous.store.all("hang") == {0: "here"}
     others[-1][0].close()
-    meeting.close()
+    rendezvous.close()
 
 
-def test_a_forked_child_does_not_keep_its_rank_among_the_living(door):
+def test_a_forked_child_does_not_keep_its_rank_among_the_living(endpoint):
     """Rank 1 is a process with a child of its own that outlives it, as a data loader's worker does."""
     script = f"""
 import os, sys, time
 from trainsentry.collectors.ranks.rendezvous import Door, meet
-meeting = meet(Door({door.host!r}, {door.ports!r}, {door.run!r}), 1, 2, 20)
+meeting = meet(Door({endpoint.host!r}, {endpoint.ports!r}, {endpoint.run!r}), 1, 2, 20)
 if os.fork() == 0:
     print("forked", flush=True)
     time.sleep(30)
@@ -281,12 +281,12 @@ time.sleep(30)
 """
     rank1 = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        meeting = meet(door, 0, 2, 20)
+        rendezvous = meet(endpoint, 0, 2, 20)
         assert rank1.stdout.readline() == "forked\n"
         rank1.kill()
         began = time.monotonic()
         with pytest.raises(RuntimeError, match="rank 1 left"):
-            meeting.exchange("mine")
+            rendezvous.exchange("mine")
         waited = time.monotonic() - began
     finally:
         os.killpg(rank1.pid, signal.SIGKILL)

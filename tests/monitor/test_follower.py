@@ -27,33 +27,33 @@ def counted():
 
 def follow(tmp_path, counted, steps):
     """Return a monitor that is not watched here, and its follower."""
-    common = SimpleNamespace(at_boundary=lambda step, wishes: counted.append(step))
+    common = SimpleNamespace(at_boundary=lambda step, proposal: counted.append(step))
     monitor = TrainMonitor({"output_dir": str(tmp_path)})
-    monitor._follower = follower = UnwatchedRank(common, SimpleNamespace(dense=range(0)), Guard(), 0)
-    follower.follow(steps)
-    return monitor, follower
+    monitor._unwatched_rank = unwatched_rank = UnwatchedRank(common, SimpleNamespace(dense=range(0)), Guard(), 0)
+    unwatched_rank.follow(steps)
+    return monitor, unwatched_rank
 
 
 def test_optimizers_end_steps(tmp_path, counted):
     optimizers = [object(), object()]
-    monitor, follower = follow(tmp_path, counted, Steps(optimizers))
+    monitor, unwatched_rank = follow(tmp_path, counted, Steps(optimizers))
     for optimizer in optimizers * 2:
-        follower.after_optimizer(optimizer)
+        unwatched_rank.after_optimizer(optimizer)
         monitor.step()
     assert counted == [0, 1]
 
 
 def test_a_callback_ends_steps_in_their_place_whether_their_calls_are_seen_or_not(tmp_path, counted):
     optimizer = object()
-    monitor, follower = follow(tmp_path, counted, Steps([optimizer]))
+    monitor, unwatched_rank = follow(tmp_path, counted, Steps([optimizer]))
     monitor.ends_at_callback(True)
     for seen in (True, False, True):
         if seen:
-            follower.after_optimizer(optimizer)
+            unwatched_rank.after_optimizer(optimizer)
         monitor.step_ended()
     assert counted == [0, 1, 2]
     monitor.ends_at_callback(False)
-    follower.after_optimizer(optimizer)
+    unwatched_rank.after_optimizer(optimizer)
     assert counted == [0, 1, 2, 3]
 
 

@@ -88,12 +88,12 @@ def test_a_recorder_that_cannot_reach_the_others_says_so_once_and_answers_for_it
     monkeypatch.setattr(network, "PATIENCE_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # closed again: nobody listens there
-    place = TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "word")
+    position = TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "word")
     owner = SimpleNamespace(table=SeriesTable(), told=[], answers=[])
     owner.failed = lambda part, error, step: owner.told.append((part, str(error)))
     owner.take_from_root = owner.answers.append
     owner.settle_all = lambda: None
-    together = RankTree(place, owner, 1.0)
+    together = RankTree(position, owner, 1.0)
     together.ask_flush(7)
     for _ in range(50):
         together.pump()

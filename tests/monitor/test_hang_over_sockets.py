@@ -13,22 +13,22 @@ from trainsentry.monitor.ranks.hang_watch import HangWatch
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_board_is_gone(tmp_path, gone):
+def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_store_is_gone(tmp_path, gone):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        door = Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
+        endpoint = Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
 
     have_met = threading.Barrier(2)
 
     def work(rank):
-        meeting = meet(door, rank, 2, 20)
+        rendezvous = meet(endpoint, rank, 2, 20)
         have_met.wait(20)
         if rank == 0 and gone:
-            for sock in [*meeting._hub._ranks]:
+            for sock in [*rendezvous._hub._ranks]:
                 sock.shutdown(socket.SHUT_RDWR)
             return None
         report = {"step": 3, "waits_for": None, "call": None, "open": []}
-        watch = HangWatch(0.2, lambda: report, meeting.board, tmp_path / f"rank{rank}", rank=rank, abort=False)
+        watch = HangWatch(0.2, lambda: report, rendezvous.store, tmp_path / f"rank{rank}", rank=rank, abort=False)
         for _ in range(3):
             watch.step_ended()
         deadline = time.monotonic() + 30

@@ -115,8 +115,8 @@ def test_watch_report_and_diagnose_take_files_of_wrong_types(tmp_path, value):
     root = make_run(tmp_path, steps=3)
     names = ("step", "cost", "gaps", "failures", "updated", "state", "rank", "suspects", "actions", "id", "score")
     wrong = json.dumps(dict.fromkeys((*names, "first_seen", "versions", "hosts", "configuration", "starts"), value))
-    for place in ("run.json", "incidents.jsonl", "rank0/status.json", "rank0/anomalies.jsonl", "rank0/graph.json"):
-        (root / place).write_text(wrong + "\n")
+    for position in ("run.json", "incidents.jsonl", "rank0/status.json", "rank0/anomalies.jsonl", "rank0/graph.json"):
+        (root / position).write_text(wrong + "\n")
     for arguments in (("watch", root, "--once"), ("report", root), ("diagnose", root)):
         assert invoke(*arguments)[0] in {0, 1}
 
@@ -124,9 +124,9 @@ def test_watch_report_and_diagnose_take_files_of_wrong_types(tmp_path, value):
 @pytest.mark.parametrize("command", ["watch", "report", "diagnose", "csv2tb"])
 def test_a_run_of_pipes_and_devices_ends_every_command(tmp_path, command):
     root = make_run(tmp_path, steps=3, ranks=1)
-    for place in ("run.json", "incidents.jsonl", "rank0/status.json", "rank0/anomalies.jsonl", "rank0/graph.json"):
-        (root / place).unlink(missing_ok=True)
-        os.mkfifo(root / place)
+    for position in ("run.json", "incidents.jsonl", "rank0/status.json", "rank0/anomalies.jsonl", "rank0/graph.json"):
+        (root / position).unlink(missing_ok=True)
+        os.mkfifo(root / position)
     (root / "rank0" / "update_0-999.csv").symlink_to("/dev/zero")
     assert invoke(command, root, *["--once"] * (command == "watch"))[0] in {0, 1}
 

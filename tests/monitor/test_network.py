@@ -25,7 +25,7 @@ class Clock:
         return self.now
 
 
-def listening():
+def recorder_address():
     sock = socket.create_server(("127.0.0.1", 0))
     return sock, sock.getsockname()[1]
 
@@ -33,7 +33,7 @@ def listening():
 @pytest.fixture
 def pair():
     """Two recorders that know each other: the parent's network and the child's."""
-    sock, port = listening()
+    sock, port = recorder_address()
     parent = Network(TreePosition(0, (0, 1), (1,), None, "word", sock.detach()))
     child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "other word"))
     until(lambda: [*child.pump(), *parent.pump()] == [] and parent.children and child.parent is not None)
@@ -101,7 +101,7 @@ def test_what_a_child_said_before_it_went_is_heard_though_it_takes_nothing_any_m
 def caller_of(network, secret="word", rank=1, purpose=None):
     """Call a recorder and prove oneself as far as the secret allows; return the socket, and the seals if let in."""
     caller = Caller(secret.encode(), purpose or purpose_of(0), rank)
-    sock = socket.create_connection(network.door)
+    sock = socket.create_connection(network.endpoint)
     sock.settimeout(0.001)
     sock.sendall(caller.hello())
     sock.sendall(caller.answer(read(sock, network, handshake.CHALLENGE_BYTES)))
@@ -134,9 +134,9 @@ def read(sock, network, size):
 @pytest.fixture
 def parent():
     """A recorder that waits for rank 1; its clock does not go by itself."""
-    sock, port = listening()
+    sock, port = recorder_address()
     made = Network(TreePosition(0, (0, 1), (1,), None, "word", sock.detach()), Clock())
-    made.door = ("127.0.0.1", port)
+    made.endpoint = ("127.0.0.1", port)
     yield made
     made.close()
 
@@ -169,7 +169,7 @@ def test_nobody_is_let_in_who_does_not_know_the_secret_of_this_recorder_or_is_no
     ],
 )
 def test_a_stranger_who_says_anything_else_is_turned_away_unheard(parent, said):
-    with socket.create_connection(parent.door) as stranger:
+    with socket.create_connection(parent.endpoint) as stranger:
         stranger.settimeout(0.001)
         stranger.sendall(said)
         assert read(stranger, parent, 1) == b""
@@ -177,7 +177,7 @@ def test_a_stranger_who_says_anything_else_is_turned_away_unheard(parent, said):
 
 
 def test_of_a_stranger_no_more_is_read_than_a_first_word_has(parent):
-    with socket.create_connection(parent.door) as stranger:
+    with socket.create_connection(parent.endpoint) as stranger:
         stranger.setblocking(False)
         sent = 0
         with contextlib.suppress(OSError):
@@ -192,7 +192,7 @@ def test_of_a_stranger_no_more_is_read_than_a_first_word_has(parent):
 def test_silent_strangers_are_few_and_leave_soon_and_keep_no_rank_out(parent):
     silent = []
     for _ in range(4):
-        silent += [socket.create_connection(parent.door) for _ in range(40)]
+        silent += [socket.create_connection(parent.endpoint) for _ in range(40)]
         until(
             lambda: (
                 not list(parent.pump()) and len(parent._strangers) == min(len(silent), unproven_callers.MOST_STRANGERS)
@@ -208,7 +208,7 @@ def test_silent_strangers_are_few_and_leave_soon_and_keep_no_rank_out(parent):
 
 
 def test_one_who_says_a_byte_now_and_then_is_given_no_more_time(parent):
-    with socket.create_connection(parent.door) as slow:
+    with socket.create_connection(parent.endpoint) as slow:
         for parent._clock.now in range(int(unproven_callers.STRANGER_SECONDS)):
             slow.sendall(b"T")
             until(lambda: not list(parent.pump()) and len(parent._strangers) == 1)
@@ -219,7 +219,7 @@ def test_one_who_says_a_byte_now_and_then_is_given_no_more_time(parent):
 def test_what_was_said_to_one_recorder_is_of_no_use_with_it_later(parent):
     """A listener on the network says again, byte for byte, what a child has said."""
     caller, seals = Caller(b"word", purpose_of(0), 1), None
-    with socket.create_connection(parent.door) as sock:
+    with socket.create_connection(parent.endpoint) as sock:
         sock.settimeout(0.001)
         said = [caller.hello()]
         sock.sendall(said[0])
@@ -232,7 +232,7 @@ def test_what_was_said_to_one_recorder_is_of_no_use_with_it_later(parent):
         assert heard(parent) == [(1, JSON, b"{}")]
         sock.sendall(said[2])  # once more, on the same connection
         until(lambda: not list(parent.pump()) and not parent.children)
-    with socket.create_connection(parent.door) as again:
+    with socket.create_connection(parent.endpoint) as again:
         again.settimeout(0.001)
         again.sendall(b"".join(said))
         until(lambda: not list(parent.pump()) and not len(parent._strangers))
@@ -244,11 +244,11 @@ def test_a_recorder_without_a_descriptor_left_lets_nobody_in_for_a_while_and_the
         def accept(self):
             raise OSError(errno.EMFILE, "too many open files")
 
-    listening = parent._strangers._listening
-    parent._strangers._listening = NoneLeft()
-    with socket.create_connection(parent.door):
+    recorder_address = parent._strangers._recorder_address
+    parent._strangers._recorder_address = NoneLeft()
+    with socket.create_connection(parent.endpoint):
         list(parent.pump())
-        parent._strangers._listening = listening
+        parent._strangers._recorder_address = recorder_address
         with new_selector() as selector:
             parent.register(selector)
             assert selector.select(0) == []  # it does not spin
@@ -260,7 +260,7 @@ def test_a_recorder_without_a_descriptor_left_lets_nobody_in_for_a_while_and_the
 
 def test_a_child_says_nothing_to_a_parent_that_does_not_know_the_secret():
     """Somebody else has the port: it learns neither the secret nor a word of what is recorded."""
-    sock, port = listening()
+    sock, port = recorder_address()
     clock = Clock()
     child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)
     sock.setblocking(False)
@@ -313,7 +313,7 @@ def test_a_fast_sender_does_not_keep_a_recorder_from_the_others(parent, monkeypa
 def test_a_successor_takes_the_place_of_the_one_before(pair):
     parent, child = pair
     first = parent.children[1]
-    again = Network(child.place)
+    again = Network(child.position)
     until(lambda: [*again.pump(), *parent.pump()] == [] and again.parent is not None)
     assert parent.children[1] is not first
     again.tell_parent({"type": "again"})
@@ -322,7 +322,7 @@ def test_a_successor_takes_the_place_of_the_one_before(pair):
 
 
 def test_a_parent_that_is_not_there_yet_is_called_again_and_given_up_in_the_end():
-    sock, port = listening()
+    sock, port = recorder_address()
     sock.close()
     clock = Clock()
     child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)

@@ -33,7 +33,7 @@ def hung_up(sock):
 def test_nested_json_of_strangers_does_not_end_the_recording(recording):
     nested = b'{"token": ' + b"[" * 5000
     for _ in range(8):
-        with socket.create_connection(recording.door) as stranger:
+        with socket.create_connection(recording.endpoint) as stranger:
             stranger.sendall(struct.pack("=II", 1, len(nested)) + nested)
             assert hung_up(stranger)
         recording.record()
@@ -44,7 +44,7 @@ def test_nested_json_of_strangers_does_not_end_the_recording(recording):
 @pytest.mark.parametrize("size", [2**26, 2**32 - 1])
 def test_a_first_message_without_end_takes_no_memory(recording, size):
     before, chunk = recording.memory(), bytes(2**22)
-    with socket.create_connection(recording.door) as stranger, contextlib.suppress(OSError):
+    with socket.create_connection(recording.endpoint) as stranger, contextlib.suppress(OSError):
         stranger.settimeout(30)
         stranger.sendall(struct.pack("=II", 1, size))
         for _ in range(64):
@@ -67,7 +67,7 @@ def test_silent_connections_take_no_descriptors_away_from_the_recording(tmp_path
         for _ in range(60):
             silent.append(socket.socket())
             silent[-1].setblocking(False)
-            silent[-1].connect_ex(recording.door)
+            silent[-1].connect_ex(recording.endpoint)
         recording.record()
     held = len(list(Path(f"/proc/{recording.pid}/fd").iterdir()))
     assert held < 64 + 32, "sixty-four strangers, and what a recorder holds by itself"
@@ -81,7 +81,7 @@ def test_all_of_it_at_once_leaves_the_recording_whole(recording):
     garbage = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"{" * 4096, struct.pack("=II", 2, 8), b"TSr1" + bytes(36)]
     end = time.monotonic() + 60
     for turn in range(20):
-        strangers = [socket.create_connection(recording.door, 30) for _ in range(len(garbage))]
+        strangers = [socket.create_connection(recording.endpoint, 30) for _ in range(len(garbage))]
         for sock, said in zip(strangers, garbage, strict=True):
             with contextlib.suppress(OSError):
                 sock.sendall(said)

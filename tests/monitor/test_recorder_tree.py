@@ -82,7 +82,7 @@ def test_of_replicas_on_three_hosts_of_two_ranks_the_one_that_has_parted_is_name
         leaves[0].tell(root, step, weights(of[1]))
         own(root, step, weights(of[0]))
         for head, leaf in zip(heads, leaves[1:], strict=True):
-            tell = [lambda h=head: own(h, step, weights(of[h.place.rank])),
+            tell = [lambda h=head: own(h, step, weights(of[h.position.rank])),
                     lambda h=head, x=leaf: x.tell(h, step, weights(of[x.rank]))]  # fmt: skip
             for one in reversed(tell) if leaf_first else tell:
                 one()

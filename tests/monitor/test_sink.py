@@ -33,7 +33,7 @@ class Place:
 
 
 @pytest.fixture
-def place():
+def position():
     return Place()
 
 
@@ -41,141 +41,141 @@ def sink_of(gaps, **options):
     return WriterThread("place", gaps, GUARD_SECONDS, **options)
 
 
-def submit(sink, place, numbers):
+def submit(sink, position, numbers):
     for number in numbers:
-        sink.submit(lambda n=number: place.take(n), number)
+        sink.submit(lambda n=number: position.take(n), number)
         sink.settle()
 
 
-def wait_until_idle(sink, place):
+def wait_until_idle(sink, position):
     while sink.is_busy:
-        place.wait_until_asked()
+        position.wait_until_asked()
 
 
 def listed(gaps):
     return [(gap["first_step"], gap["last_step"], gap["reason"]) for gap in gaps.to_json()]
 
 
-def test_what_is_refused_is_tried_again_in_order(place):
+def test_what_is_refused_is_tried_again_in_order(position):
     gaps = Gaps()
     sink = sink_of(gaps)
-    submit(sink, place, range(3))
-    place.error = OSError("full")
-    submit(sink, place, range(3, 9))
-    place.wait_until_asked(5)  # so it was tried a second time
-    place.error = None
+    submit(sink, position, range(3))
+    position.error = OSError("full")
+    submit(sink, position, range(3, 9))
+    position.wait_until_asked(5)  # so it was tried a second time
+    position.error = None
     sink.close()
-    assert place.taken == list(range(9))
+    assert position.taken == list(range(9))
     assert listed(gaps) == []
     assert [news.what for news in sink.take_news()] == ["trouble", "goes_on"]
 
 
-def test_what_finds_no_room_while_it_is_refused_is_a_gap_with_a_beginning_and_an_end(place):
+def test_what_finds_no_room_while_it_is_refused_is_a_gap_with_a_beginning_and_an_end(position):
     gaps = Gaps()
     sink = sink_of(gaps, kept_bytes=4 * JOB_BYTES)
-    place.error = OSError("full")
-    submit(sink, place, range(10))
+    position.error = OSError("full")
+    submit(sink, position, range(10))
     assert listed(gaps) == [(4, 9, "OSError: full")]
-    place.error = None
-    wait_until_idle(sink, place)
-    submit(sink, place, range(10, 13))
+    position.error = None
+    wait_until_idle(sink, position)
+    submit(sink, position, range(10, 13))
     sink.close()
-    assert place.taken == [*range(4), *range(10, 13)]
+    assert position.taken == [*range(4), *range(10, 13)]
     assert listed(gaps) == [(4, 9, "OSError: full")]
 
 
-def test_a_second_trouble_is_a_second_gap(place):
+def test_a_second_trouble_is_a_second_gap(position):
     gaps = Gaps()
     sink = sink_of(gaps, kept_bytes=JOB_BYTES)
     for begin in (0, 10):
-        place.error = OSError("full")
-        submit(sink, place, range(begin, begin + 3))
-        place.error = None
-        wait_until_idle(sink, place)
-        submit(sink, place, [begin + 5])
+        position.error = OSError("full")
+        submit(sink, position, range(begin, begin + 3))
+        position.error = None
+        wait_until_idle(sink, position)
+        submit(sink, position, [begin + 5])
     sink.close()
     assert [(first, last) for first, last, _ in listed(gaps)] == [(1, 2), (11, 12)]
 
 
-def test_a_late_write_is_waited_for_once_and_what_follows_is_kept(place):
+def test_a_late_write_is_waited_for_once_and_what_follows_is_kept(position):
     gaps = Gaps()
     sink = WriterThread("place", gaps, 0.05)
-    place.gate.clear()
-    submit(sink, place, range(5))
+    position.gate.clear()
+    submit(sink, position, range(5))
     assert sink.state.startswith("a write has not come back after 0.05 s")
-    place.gate.set()
+    position.gate.set()
     sink.close()
-    assert place.taken == list(range(5))
+    assert position.taken == list(range(5))
     assert listed(gaps) == []
 
 
-def test_a_clock_that_says_so_makes_a_write_late(place):
+def test_a_clock_that_says_so_makes_a_write_late(position):
     now = [0.0]
     sink = WriterThread("place", Gaps(), 5.0, clock=lambda: now[0])
-    place.gate.clear()
-    sink.submit(lambda: place.take(0), 0)
-    place.wait_until_asked()
+    position.gate.clear()
+    sink.submit(lambda: position.take(0), 0)
+    position.wait_until_asked()
     now[0] = 6.0
     sink.settle()
     assert [news.what for news in sink.take_news()] == ["trouble"]
-    place.gate.set()
+    position.gate.set()
     sink.close()
 
 
-def test_a_fault_of_the_writer_costs_one_record_and_the_third_in_a_row_the_sink(place):
+def test_a_fault_of_the_writer_costs_one_record_and_the_third_in_a_row_the_sink(position):
     gaps = Gaps()
     sink = sink_of(gaps)
-    place.error = ValueError("not a number")
-    submit(sink, place, [0])
-    place.error = None
-    submit(sink, place, range(1, 4))
-    wait_until_idle(sink, place)
-    place.error = ValueError("not a number")
-    submit(sink, place, range(4, 4 + MAX_FAULTS))
-    wait_until_idle(sink, place)
-    place.error = None
-    submit(sink, place, range(10, 12))
+    position.error = ValueError("not a number")
+    submit(sink, position, [0])
+    position.error = None
+    submit(sink, position, range(1, 4))
+    wait_until_idle(sink, position)
+    position.error = ValueError("not a number")
+    submit(sink, position, range(4, 4 + MAX_FAULTS))
+    wait_until_idle(sink, position)
+    position.error = None
+    submit(sink, position, range(10, 12))
     sink.close()
-    assert place.taken == [1, 2, 3]
+    assert position.taken == [1, 2, 3]
     assert [(first, last) for first, last, _ in listed(gaps)] == [(0, 0), (4, 11)]
     assert [news.what for news in sink.take_news()][-1] == "off"
     assert sink.off == "ValueError: not a number"
 
 
-def test_trouble_that_comes_again_and_again_is_not_told_every_time(place):
+def test_trouble_that_comes_again_and_again_is_not_told_every_time(position):
     sink = sink_of(Gaps())
     for number in range(2 * MAX_TOLD):
-        place.error = OSError("full")
-        submit(sink, place, [number])
-        place.error = None
-        wait_until_idle(sink, place)
+        position.error = OSError("full")
+        submit(sink, position, [number])
+        position.error = None
+        wait_until_idle(sink, position)
     sink.close()
     assert sum(news.what == "trouble" for news in sink.take_news()) == MAX_TOLD
-    assert len(place.taken) == 2 * MAX_TOLD
+    assert len(position.taken) == 2 * MAX_TOLD
 
 
-def test_what_is_left_when_it_ends_is_a_gap(place):
+def test_what_is_left_when_it_ends_is_a_gap(position):
     gaps = Gaps()
     sink = sink_of(gaps)
-    place.error = OSError("full")
-    submit(sink, place, range(3))
+    position.error = OSError("full")
+    submit(sink, position, range(3))
     sink.close()
     assert listed(gaps) == [(0, 2, "OSError: full")]
     assert sink.off == "OSError: full"
 
 
-def test_where_no_thread_can_be_started_writes_are_done_at_once(place, monkeypatch):
+def test_where_no_thread_can_be_started_writes_are_done_at_once(position, monkeypatch):
     def refuse(_):
         raise RuntimeError("can't start new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     gaps = Gaps()
     sink = sink_of(gaps)
-    submit(sink, place, range(3))
-    place.error = OSError("full")
-    submit(sink, place, [3])
+    submit(sink, position, range(3))
+    position.error = OSError("full")
+    submit(sink, position, [3])
     sink.close()
-    assert place.taken == [0, 1, 2]
+    assert position.taken == [0, 1, 2]
     assert listed(gaps) == [(3, 3, "OSError: full")]
 
 

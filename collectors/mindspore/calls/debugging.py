@@ -36,7 +36,7 @@ class MindSporeDebugging:
         self.name: Final = "mindspore" if adapted_torch() is None else "mindtorch"
         self._dump: CallDump | None = None
 
-    def agreement(self, met: SocketRendezvous | None) -> SocketMaxReduce:
+    def max_reduce(self, met: SocketRendezvous | None) -> SocketMaxReduce:
         """Return what finds the greatest of numbers of the ranks that have met.
 
         Raises:

@@ -34,9 +34,9 @@ class TorchDebugging:
     rank_and_world_size = staticmethod(environment.rank_and_world_size)
     meet = staticmethod(meet)
 
-    def agreement(self, meeting: Any) -> GroupMaxReduce:
+    def max_reduce(self, rendezvous: Any) -> GroupMaxReduce:
         """Return how ranks agree on a number."""
-        return GroupMaxReduce(meeting, PATIENCE_SECONDS)
+        return GroupMaxReduce(rendezvous, PATIENCE_SECONDS)
 
     def make_task(self, config: Any) -> Any:
         """Return what is done with each call.

@@ -33,12 +33,12 @@ class GroupRendezvous:
     `secret` is known to all ranks; nobody else knows it who is not on the network of the process group.
     """
 
-    def __init__(self, group: Any, rank: int, size: int, board: "GroupStore", secret: str = "") -> None:
+    def __init__(self, group: Any, rank: int, size: int, store: "GroupStore", secret: str = "") -> None:
         self.group = group
         self.secret = secret
         self.rank = rank
         self.size = size
-        self.board = board
+        self.store = store
 
     @property
     def name(self) -> str:
@@ -136,20 +136,20 @@ def _gather_at_store(rank: int, size: int, timeout: float) -> Any:
 class GroupMaxReduce:
     """Finds the greatest of what the ranks propose, while their steps go on.
 
-    Every rank takes part, watched or not. Alone (`meeting` is None) a rank agrees with itself.
+    Every rank takes part, watched or not. Alone (`rendezvous` is None) a rank agrees with itself.
     """
 
-    def __init__(self, meeting: GroupRendezvous | None, max_wait: float) -> None:
+    def __init__(self, rendezvous: GroupRendezvous | None, max_wait: float) -> None:
         self._max_wait = timedelta(seconds=max_wait)
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._values: torch.Tensor | None = None
         self._work: Any = None
 
     def propose(self, values: Sequence[float]) -> None:
         """Begin to agree on values, as many on every rank."""
         self._values = torch.tensor(values, dtype=torch.float64)
-        if self._meeting is not None:
-            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, self._meeting.group, async_op=True)
+        if self._rendezvous is not None:
+            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, self._rendezvous.group, async_op=True)
 
     def result(self) -> list[float] | None:
         """Return the greatest of each value, waiting for the other ranks; None when nothing was proposed.

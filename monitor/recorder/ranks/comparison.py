@@ -174,10 +174,10 @@ class Comparison:
 
 
 def differences(
-    gathering: ShardAssembly, judged: Iterable[tuple[int, list[Anomaly]]]
+    assembly: ShardAssembly, judged: Iterable[tuple[int, list[Anomaly]]]
 ) -> Iterator[tuple[int, list[Anomaly]]]:
     """Yield, step by step, what only the ranks together show: replicas that part, and what was judged of calls."""
-    parted, gathering.copies.parted = gathering.copies.parted, []
+    parted, assembly.copies.parted = assembly.copies.parted, []
     by_step: dict[int, list[Anomaly]] = {}
     for anomaly in parted:
         by_step.setdefault(anomaly.step, []).append(anomaly)

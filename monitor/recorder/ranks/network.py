@@ -31,8 +31,8 @@ def new_selector() -> selectors.BaseSelector:
 class Network:
     """The recorder's connections: to its parent, and from its children, who prove that they belong to the run."""
 
-    def __init__(self, place: TreePosition, clock: Callable[[], float] = time.monotonic) -> None:
-        self.place = place
+    def __init__(self, position: TreePosition, clock: Callable[[], float] = time.monotonic) -> None:
+        self.position = position
         self.parent: FramedConnection | None = None
         self.children: dict[int, FramedConnection] = {}
         self.banned: set[int] = set()
@@ -43,9 +43,11 @@ class Network:
         self._tried = -RETRY_SECONDS
         self._call: ParentCall | None = None
         self._strangers: UnprovenCallers | None = None
-        if place.descriptor >= 0 and place.children:
-            listening = socket.socket(fileno=place.descriptor)
-            self._strangers = UnprovenCallers(listening, place.secret.encode(), purpose_of(place.rank), clock)
+        if position.descriptor >= 0 and position.children:
+            recorder_address = socket.socket(fileno=position.descriptor)
+            self._strangers = UnprovenCallers(
+                recorder_address, position.secret.encode(), purpose_of(position.rank), clock
+            )
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Have a selector wake up for what these sockets wait for."""
@@ -134,7 +136,7 @@ class Network:
 
     def _call_parent(self) -> None:
         """Call the parent; it may not be there yet, or be another's successor that has just begun."""
-        address = self.place.parent
+        address = self.position.parent
         if address is None or self.parent is not None or self.lost_parent:
             return
         if self._call is None:
@@ -142,7 +144,7 @@ class Network:
                 return
             self._tried = self._clock()
             try:
-                self._call = ParentCall(address, self.place.rank)
+                self._call = ParentCall(address, self.position.rank)
             except OSError:  # no descriptor is left
                 self.lost_parent = self._clock() - self._began >= self._patience
                 return
@@ -167,7 +169,7 @@ class Network:
         if self._strangers is None:
             return
         for child in self._strangers.proven():
-            if child.rank not in self.place.children or child.rank in self.banned:
+            if child.rank not in self.position.children or child.rank in self.banned:
                 child.sock.close()
                 continue
             if child.rank in self.children:

@@ -114,8 +114,8 @@ def _sums_of_parameters(x: Any) -> bool:
 
 
 def _call(rank: Check) -> Check:
-    place = _row(rank, _SMALL)
-    output = _members({"total": _number, "finite": _flag, "places": _each(place, least=1)})
+    position = _row(rank, _SMALL)
+    output = _members({"total": _number, "finite": _flag, "places": _each(position, least=1)})
     asked = _members({"reduction": _SMALL, "count": _TOTAL, "ranks": _each(rank, least=1)})
     call = {"name": _text, "op": _text, "ranks": _whole(1, 2**31), "first": rank, "put_in": _SUMS, "got": _SUMS}
     call |= {"norms": _number, "longest": _TOTAL, "sizes": _each(_row(_TOTAL, _text)), "sources": _each(_SUMS)}

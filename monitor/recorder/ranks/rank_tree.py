@@ -71,20 +71,20 @@ class RankTree:
     A rank whose parent cannot be reached goes on by itself: `alone` says so.
     """
 
-    def __init__(self, place: TreePosition, owner: TreeOwner, max_wait: float) -> None:
-        self.place = place
+    def __init__(self, position: TreePosition, owner: TreeOwner, max_wait: float) -> None:
+        self.position = position
         self.owner = owner
         self.max_wait = max_wait
-        self.network = Network(place)
+        self.network = Network(position)
         self.up = Uplink(self.network, self._greet_parent)
-        self.is_root = place.parent is None
-        self.gathering: ShardAssembly | None = None
-        if place.children or self.is_root:
-            members = {place.rank, *place.children}
-            self.gathering = ShardAssembly(place.rank, members, final=self.is_root)
-            self.gathering.use_table(place.rank, owner.table)
+        self.is_root = position.parent is None
+        self.assembly: ShardAssembly | None = None
+        if position.children or self.is_root:
+            members = {position.rank, *position.children}
+            self.assembly = ShardAssembly(position.rank, members, final=self.is_root)
+            self.assembly.use_table(position.rank, owner.table)
         self.comparison = Comparison()
-        self._heard = PeerMessages(place.ranks)
+        self._heard = PeerMessages(position.ranks)
         self._nonsense: Counter[int] = Counter()
         self._far_ahead: set[int] = set()
         self._wanted = np.zeros(0, bool)
@@ -107,22 +107,22 @@ class RankTree:
         if new:
             self._wanted = np.append(self._wanted, [is_global(s) or is_compared(s) for s in new])
         rows = record.select(self._wanted[record.ids])
-        if self.gathering is not None:
-            self._take(self.gathering, self.place.rank, rows)
+        if self.assembly is not None:
+            self._take(self.assembly, self.position.rank, rows)
             self._pass_on_complete()
         else:
             self.up.record(self.owner.table, rows)
 
-    def _take(self, gathering: ShardAssembly, rank: int, record: StepRecord) -> None:
+    def _take(self, assembly: ShardAssembly, rank: int, record: StepRecord) -> None:
         """Take a rank's record, unless it is from before a rollback, or from a step where no other can be by now."""
-        if gathering.is_far_ahead(rank, record.step):
+        if assembly.is_far_ahead(rank, record.step):
             self._tell_of_step(rank, record.step)
             return
-        if gathering.is_outdated(rank) and gathering.has_gone_back(rank, record.step):
-            self.comparison.go_back(record.step, gathering.go_back(rank, record.step))
-        if not gathering.is_outdated(rank):
-            gathering.take(rank, record)
-            self.comparison.take(rank, gathering.table_of(rank), record)
+        if assembly.is_outdated(rank) and assembly.has_gone_back(rank, record.step):
+            self.comparison.go_back(record.step, assembly.go_back(rank, record.step))
+        if not assembly.is_outdated(rank):
+            assembly.take(rank, record)
+            self.comparison.take(rank, assembly.table_of(rank), record)
 
     def _tell_of_step(self, rank: int, step: int) -> None:
         """Say once of a rank that its records are left out."""
@@ -141,7 +141,7 @@ class RankTree:
             self.up.message(
                 {
                     "type": FOUND,
-                    "rank": self.place.rank,
+                    "rank": self.position.rank,
                     "step": record.step,
                     "anomalies": lines[start : start + TOLD_AT_ONCE],
                     "activations": activations,
@@ -162,7 +162,7 @@ class RankTree:
     def ask_flush(self, token: int) -> None:
         """Have the root answer when it has judged what was sent."""
         self._asked.add(token)
-        self.up.message({"type": messages.FLUSH, "for": self.place.rank, "token": token})
+        self.up.message({"type": messages.FLUSH, "for": self.position.rank, "token": token})
 
     def tell_all(self, message: dict[str, Any]) -> None:
         """Send a message down the tree."""
@@ -171,8 +171,8 @@ class RankTree:
     def go_back(self, step: int) -> None:
         """Take steps from `step` on anew."""
         self._ended = min(self._ended, step - 1)
-        if self.gathering is not None:
-            self.comparison.go_back(step, self.gathering.go_back(self.place.rank, step))
+        if self.assembly is not None:
+            self.comparison.go_back(step, self.assembly.go_back(self.position.rank, step))
         if not self.is_root:
             self.up.message({"type": BACK, "step": step})
 
@@ -218,8 +218,8 @@ class RankTree:
             self.network.lose_parent()  # which is said: this rank is alone
             return
         self.network.ban(rank)
-        if self.gathering is not None:
-            self.gathering.leave_out(rank)
+        if self.assembly is not None:
+            self.assembly.leave_out(rank)
         error = ConnectionError(f"the recorder of rank {rank} has sent {MOST_NONSENSE} messages that make no sense")
         self.owner.failed(f"what the recorder of rank {rank} sends", error, -1)
 
@@ -231,8 +231,8 @@ class RankTree:
         if self.alone and not self._told_alone:
             self._told_alone = True
             error = ConnectionError(
-                f"the recorder of rank {self.place.rank} cannot reach those of other ranks: its incidents are its own, "
-                "and global/ lacks what it holds"
+                f"the recorder of rank {self.position.rank} cannot reach those of other ranks: its incidents are its "
+                "own, and global/ lacks what it holds"
             )
             self.owner.failed("recorders of other ranks", error, -1)
 
@@ -242,49 +242,49 @@ class RankTree:
                 raise Nonsense("a record from a parent")
             self._hear_root(self._heard.of_root(data))
         elif kind == framing.RECORD:
-            if self.gathering is not None:
-                self._take(self.gathering, rank, checked_record(data, self.gathering.table_of(rank)))
+            if self.assembly is not None:
+                self._take(self.assembly, rank, checked_record(data, self.assembly.table_of(rank)))
         else:
             self._hear_of_child(rank, self._heard.of_child(data))
 
     def _hear_of_child(self, rank: int, message: dict[str, Any]) -> None:
         """Take what a rank that reports here says of itself, or hands on."""
         if message["type"] in {BACK, DEFINE, PARTS, DONE}:
-            if self.gathering is not None:
-                self._hear_child(self.gathering, rank, message)
+            if self.assembly is not None:
+                self._hear_child(self.assembly, rank, message)
         elif message["type"] == messages.DATA_PARALLEL:
             self.note_data_parallel(message)
         elif not (self.is_root or self.alone):
             self.up.message(message)
         elif message["type"] == FOUND:
-            self._judge(message, outdated=self.gathering is not None and self.gathering.is_outdated(rank))
+            self._judge(message, outdated=self.assembly is not None and self.assembly.is_outdated(rank))
         elif message["type"] == messages.ACTION:
             self.owner.take_action(message)
         elif message["type"] == messages.FLUSH:
             self.owner.settle_all()
             self.tell_all({"type": messages.FLUSHED, "for": message["for"], "token": message["token"]})
 
-    def _hear_child(self, gathering: ShardAssembly, rank: int, message: dict[str, Any]) -> None:
+    def _hear_child(self, assembly: ShardAssembly, rank: int, message: dict[str, Any]) -> None:
         """Take what tells of the records of a rank that reports here."""
-        if message["type"] == PARTS and gathering.is_far_ahead(rank, message["step"]):
+        if message["type"] == PARTS and assembly.is_far_ahead(rank, message["step"]):
             self._tell_of_step(rank, message["step"])
         elif message["type"] == BACK:
-            self.comparison.go_back(message["step"], gathering.go_back(rank, message["step"]))
+            self.comparison.go_back(message["step"], assembly.go_back(rank, message["step"]))
         elif message["type"] == DEFINE:
-            gathering.define(rank, message)
-        elif message["type"] == PARTS and not gathering.is_outdated(rank):
+            assembly.define(rank, message)
+        elif message["type"] == PARTS and not assembly.is_outdated(rank):
             self.comparison.take_parts(rank, message)
-            gathering.take_copies(rank, message["step"], message["copies"])
-            gathering.finish(rank, message["step"])
-        elif message["type"] == DONE and (message["step"] == ALL or not gathering.is_outdated(rank)):
-            gathering.finish(rank, message["step"])
+            assembly.take_copies(rank, message["step"], message["copies"])
+            assembly.finish(rank, message["step"])
+        elif message["type"] == DONE and (message["step"] == ALL or not assembly.is_outdated(rank)):
+            assembly.finish(rank, message["step"])
 
     def _hear_root(self, message: dict[str, Any]) -> None:
         if message["type"] == END:
             self._told_alone = True  # it has ended as it was told to
             self.network.lose_parent()
             return
-        if message["type"] == messages.FLUSHED and message["for"] == self.place.rank:
+        if message["type"] == messages.FLUSHED and message["for"] == self.position.rank:
             self._asked.discard(message["token"])
         self.network.tell_children(message)
         self.owner.take_from_root(message)
@@ -302,73 +302,73 @@ class RankTree:
         for rank in self.comparison.data_parallel:
             self.up.message({"type": messages.DATA_PARALLEL, "rank": rank})
         for token in self._asked:
-            self.up.message({"type": messages.FLUSH, "for": self.place.rank, "token": token})
+            self.up.message({"type": messages.FLUSH, "for": self.position.rank, "token": token})
 
     def _note_coming_and_going(self) -> None:
         """Define everything anew for a new parent; wait no longer for children that are gone or never came."""
         self.up.note_connection()
         children = set(self.network.children)
-        if self.gathering is not None:
+        if self.assembly is not None:
             missing = self._known_children - children
             if not self.network.awaited:
-                missing |= set(self.place.children) - children
+                missing |= set(self.position.children) - children
             for rank in missing:
-                self.gathering.finish(rank, ALL)
+                self.assembly.finish(rank, ALL)
             for rank in children & self._gone:
-                self.gathering.await_again(rank)
+                self.assembly.await_again(rank)
             self._gone = missing
         self._known_children |= children
 
     def _pass_on_complete(self) -> None:
         """Put together what is complete; an error of ours costs that, and not the recorder."""
-        if self.gathering is None:
+        if self.assembly is None:
             return
         try:
             if self.is_root or self.alone:
-                self.gathering.copies.judges = True  # nobody else will
-                self._conclude(self.gathering)
+                self.assembly.copies.judges = True  # nobody else will
+                self._conclude(self.assembly)
             else:
-                self._hand_on(self.gathering)
+                self._hand_on(self.assembly)
         except Exception as error:  # noqa: BLE001 - the edge of what ranks do together
             self.owner.failed("comparison of ranks", error, -1)
 
-    def _conclude(self, gathering: ShardAssembly) -> None:
+    def _conclude(self, assembly: ShardAssembly) -> None:
         """Write what is whole, and say what the ranks show together."""
-        for record in gathering.complete():
+        for record in assembly.complete():
             if self.is_root:
                 self.owner.write_global(record)
-        settled = max(gathering.settled, self.comparison.overdue)
-        for step, found in differences(gathering, list(self.comparison.judge(settled))):
+        settled = max(assembly.settled, self.comparison.overdue)
+        for step, found in differences(assembly, list(self.comparison.judge(settled))):
             self.owner.take_parted(found, step)
 
-    def _hand_on(self, gathering: ShardAssembly) -> None:
+    def _hand_on(self, assembly: ShardAssembly) -> None:
         """Send what is complete up, step by step: its record, and then what else is told of it, which ends the step."""
-        for record in gathering.complete():
-            self._end_steps(gathering, record.step - 1)
-            self.up.record(gathering.table, record)
-            self._end_steps(gathering, record.step)
-        settled = max(gathering.settled, self.comparison.overdue)
-        self._end_steps(gathering, settled)
+        for record in assembly.complete():
+            self._end_steps(assembly, record.step - 1)
+            self.up.record(assembly.table, record)
+            self._end_steps(assembly, record.step)
+        settled = max(assembly.settled, self.comparison.overdue)
+        self._end_steps(assembly, settled)
         if self._ended < settled < ALL:  # steps of which nothing is to be told have ended too
             self._ended = settled
-            self.up.message({"type": DONE, "rank": self.place.rank, "step": settled})
+            self.up.message({"type": DONE, "rank": self.position.rank, "step": settled})
 
-    def _end_steps(self, gathering: ShardAssembly, settled: int) -> None:
+    def _end_steps(self, assembly: ShardAssembly, settled: int) -> None:
         """Judge calls among the ranks that report here; send up the rest of steps up to `settled`."""
-        for step, found in differences(gathering, list(self.comparison.judge(settled, final=False))):
+        for step, found in differences(assembly, list(self.comparison.judge(settled, final=False))):
             self.comparison.take_found(step, found)
-        for parts in self.comparison.left(settled, gathering.copies.left(settled)):
+        for parts in self.comparison.left(settled, assembly.copies.left(settled)):
             self.up.message({"type": PARTS, **parts})
 
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
         """Send what is still to be sent; at the root, wait for the others to end, at most `max_wait` seconds."""
-        if self.gathering is not None:
-            self.gathering.finish(self.place.rank, ALL)
-        self._wait_until(lambda: self.gathering is None or self.gathering.done == ALL)
+        if self.assembly is not None:
+            self.assembly.finish(self.position.rank, ALL)
+        self._wait_until(lambda: self.assembly is None or self.assembly.done == ALL)
         if not self.is_root:
-            self.up.message({"type": DONE, "rank": self.place.rank, "step": ALL})
+            self.up.message({"type": DONE, "rank": self.position.rank, "step": ALL})
             self._wait_until(lambda: self.alone or not (self.network.unsent or self.up.waits))
         self.network.tell_children({"type": END})
         self.network.close()
@@ -379,9 +379,9 @@ class RankTree:
         while not finished() and (left := end - time.monotonic()) > 0:
             self._sleep(left)
             self.pump()
-        if not finished() and self.gathering is not None:
-            for rank in self.place.children:
-                self.gathering.finish(rank, ALL)
+        if not finished() and self.assembly is not None:
+            for rank in self.position.children:
+                self.assembly.finish(rank, ALL)
             self._pass_on_complete()
 
     def _sleep(self, left: float) -> None:

@@ -11,7 +11,7 @@ from trainsentry.collectors.ranks.handshake import Caller
 from trainsentry.collectors.ranks.rendezvous import Endpoint
 
 
-def free_door():
+def free_endpoint():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
@@ -30,22 +30,22 @@ def on_ranks(size, work, absent=()):
         return list(pool.map(guarded, [rank for rank in range(size) if rank not in absent]))
 
 
-def at_the_door(door):
+def at_the_endpoint(endpoint):
     """Return a connection to rank 0, as soon as it is there."""
     end = time.monotonic() + 10
     while True:
         try:
-            return socket.create_connection((door.host, door.ports[0]), 5)
+            return socket.create_connection((endpoint.host, endpoint.ports[0]), 5)
         except ConnectionRefusedError:
             assert time.monotonic() < end
             time.sleep(0.01)
 
 
-def enter(door, rank, size, secret=None):
+def enter(endpoint, rank, size, secret=None):
     """Call rank 0 and prove oneself, with the run's secret or another; return the socket and its sealed lines."""
-    sock = at_the_door(door)
-    known = secret or run_secret.left_secret(door.run)
-    return sock, SealedLines(prove(sock, Caller(known, f"meeting {door.run} of {size}", rank), 5), 2**20)
+    sock = at_the_endpoint(endpoint)
+    known = secret or run_secret.left_secret(endpoint.run)
+    return sock, SealedLines(prove(sock, Caller(known, f"meeting {endpoint.run} of {size}", rank), 5), 2**20)
 
 
 def say(sock, lines, **message):

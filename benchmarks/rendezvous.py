@@ -1,4 +1,4 @@
-"""What an exchange of many ranks costs the one that holds a meeting over sockets: `python benchmarks/meeting.py`.
+"""What an exchange of many ranks costs the one that holds a meeting over sockets: `python benchmarks/rendezvous.py`.
 
 The other ranks are connections of a second process, which says what they would say.
 """
@@ -66,15 +66,15 @@ def measure(size: int) -> tuple[float, float]:
     door = Endpoint.at("127.0.0.1", str(os.getpid()))
     others = multiprocessing.get_context("spawn").Process(target=play_others, args=(door, size))
     others.start()
-    meeting = meet(door, 0, size, 60)
-    agreement = SocketMaxReduce(meeting, 60)
+    rendezvous = meet(door, 0, size, 60)
+    max_reduce = SocketMaxReduce(rendezvous, 60)
     processor, clock = time.process_time(), time.perf_counter()
     for _ in range(EXCHANGES):
-        agreement.propose(WISHES)
-        agreement.result()
+        max_reduce.propose(WISHES)
+        max_reduce.result()
     spent = time.process_time() - processor, time.perf_counter() - clock
     others.join()
-    meeting.close(broken=True)
+    rendezvous.close(broken=True)
     return spent[0] * 1e3 / EXCHANGES, spent[1] * 1e3 / EXCHANGES
 
 
