@@ -50,7 +50,7 @@ class ScoreTail:
     Counts in bins of log score; beyond the `EXCEEDING` largest scores a power law whose index is estimated from them
     (Hill, "A simple general approach to inference about the tail of a distribution", 1975), with a prior.
 
-    >>> tail = Tail()
+    >>> tail = ScoreTail()
     >>> bool(tail.survival(np.array([20.0]))[0] < 1e-3)
     True
     """

@@ -53,7 +53,7 @@ class RecorderSettings:
     def own_name(self, name: str) -> str:
         """Return the name of a file of this run.
 
-        >>> hello = Hello("out", 0, ("norm",), 1000, None, None, 5.0, 0, 2**30, 2**24, restart=1, beside=True)
+        >>> hello = RecorderSettings("out", 0, ("norm",), 1000, None, None, 5.0, 0, 2**30, 2**24, restart=1, beside=True)
         >>> hello.own_name("status.json"), hello.own_name("dump")
         ('status.r1.json', 'dump.r1')
         """
@@ -72,7 +72,7 @@ class RecorderSettings:
         values = json.loads(data)
         values["statistics"] = tuple(values["statistics"])
         values["descriptors"] = tuple(values["descriptors"])
-        values["place"] = TreePosition.decode(values["place"]) if values["place"] is not None else None
+        values["position"] = TreePosition.decode(values["position"]) if values["position"] is not None else None
         return cls(**values)
 
 

@@ -272,8 +272,8 @@ def test_a_forked_child_does_not_keep_its_rank_among_the_living(endpoint):
     """Rank 1 is a process with a child of its own that outlives it, as a data loader's worker does."""
     script = f"""
 import os, sys, time
-from trainsentry.collectors.ranks.rendezvous import Door, meet
-meeting = meet(Door({endpoint.host!r}, {endpoint.ports!r}, {endpoint.run!r}), 1, 2, 20)
+from trainsentry.collectors.ranks.rendezvous import Endpoint, meet
+meeting = meet(Endpoint({endpoint.host!r}, {endpoint.ports!r}, {endpoint.run!r}), 1, 2, 20)
 if os.fork() == 0:
     print("forked", flush=True)
     time.sleep(30)

@@ -18,7 +18,7 @@ from tiny_models import EVERY_STEP, mlp, train
 import trainsentry
 from trainsentry.collectors.torch import watch
 from trainsentry.collectors.torch.hooks import activations
-from trainsentry.collectors.torch.parameters.readers import readers
+from trainsentry.collectors.torch.parameters import readers
 from trainsentry.monitor.recorder.start import ThreadRecorder
 
 STEPS = 12

@@ -13,15 +13,16 @@ import torch, torch.distributed as dist
 import trainsentry
 from trainsentry.collectors import guard
 from trainsentry.collectors.torch.watch import TorchWatch
-from trainsentry.monitor import company, cost, overhead
+from trainsentry.monitor.ranks import rank_group
+from trainsentry.monitor.trainer import overhead
 
 rank, case, out = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 now = [0.0]
 guard.perf_counter_ns = lambda: round(now[0] * 1e9)
-company.PATIENCE_SECONDS = 3.0
-overhead.Cost = functools.partial(cost.Cost, clock=lambda: now[0])
+rank_group.PATIENCE_SECONDS = 3.0
+overhead.Cost = functools.partial(overhead.Cost, clock=lambda: now[0])
 read = TorchWatch._read_gradients
 
 def read_slowly(self, optimizer):

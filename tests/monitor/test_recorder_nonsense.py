@@ -130,7 +130,7 @@ def train(root, leaf, steps):
 def check_others(root, leaf):
     """Ranks 0 and 2 go on, whatever rank 1 is."""
     train(root, leaf, range(4, 10))
-    root.gathering.finish(BAD, ALL)  # as when it is gone
+    root.assembly.finish(BAD, ALL)  # as when it is gone
     own(root, 10, loss())
     leaf.tell(root, 10, loss())
     root.pump()
@@ -171,7 +171,7 @@ def test_who_sends_nonsense_again_and_again_is_heard_no_more_and_that_is_said_on
     assert len(root.owner.failures) == MOST_NONSENSE + 1
     assert "rank 1" in root.owner.failures[-1][1]
     assert root.owner.taken == []
-    assert root.gathering.done < ALL  # it is waited for the others still
+    assert root.assembly.done < ALL  # it is waited for the others still
     check_others(root, leaf)
 
 
@@ -230,7 +230,7 @@ def test_a_rank_defines_no_more_than_memory_is_there_for(monkeypatch):
         made = record(table, 3, BAD, [(table.series[0], WHOLE, row(value=1.0))])
         say(root, definitions(layouts=[[[4], "float32", 4, None, f"{turn}:{turn}"]], series_from=30))
         say(root, b"".join(made.encode()), framing.RECORD)
-    assert len(root.gathering.table.series) < 200
+    assert len(root.assembly.table.series) < 200
     check_others(root, leaf)
 
 

@@ -198,7 +198,7 @@ def test_what_a_host_sends_from_before_a_rollback_is_nobodys_fault():
     for step in range(50, 60):  # the data is another one
         own(root, step, all_reduce(3, 2.0, 6.0))
     carry(head, root)  # only now does the root hear what was before
-    assert root.gathering.done < 50
+    assert root.assembly.done < 50
     head.go_back(50)
     carry(head, root)
     assert root.owner.found == []
@@ -282,7 +282,7 @@ def test_series_that_a_successor_numbers_otherwise_keep_their_names():
             leaf.begin_anew()
     root.pump()
     assert root.owner.failures == root.owner.found == []
-    assert root.gathering.incomplete == 0
+    assert root.assembly.incomplete == 0
 
 
 def test_steps_of_which_a_host_has_nothing_to_tell_end_too():
@@ -294,7 +294,7 @@ def test_steps_of_which_a_host_has_nothing_to_tell_end_too():
         leaf.tell(head, step, rows)
         head.pump()
         carry(head, root)
-    assert root.gathering.done == 18
+    assert root.assembly.done == 18
 
 
 def test_a_rank_that_says_nothing_holds_back_a_bounded_number_of_steps():

@@ -182,7 +182,7 @@ import triton
 from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from trainsentry.collectors.torch import triton_kernels as kernels
+from trainsentry.collectors.torch.rows import triton_kernels as kernels
 from trainsentry.collectors.torch.rows.fused_rows import BLOCK
 
 def compile(kernel, signature, constants, capability):
