@@ -14,8 +14,8 @@ from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 from trainsentry.collectors.torch.rows.local_tensor import version_of
-from trainsentry.collectors.torch.sharding.clean_names import is_holder
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
+from trainsentry.collectors.torch.sharding.registry import is_holder
 from trainsentry.collectors.torch.tensor_capture import TensorCapture
 
 PART: Final = "replay"

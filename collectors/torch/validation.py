@@ -7,8 +7,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainsentry.collectors.torch.parameters.readers import parameters_of
-from trainsentry.collectors.torch.sharding.deepspeed import is_engine, is_wrapper, wrappers_of
+from trainsentry.collectors.torch.sharding.dtensor import has_dtensors
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
+from trainsentry.collectors.torch.sharding.registry import engine_optimizers, outer_optimizers
+from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 
 def checked_models(model: Any) -> list[nn.Module]:
@@ -31,10 +33,10 @@ def checked_models(model: Any) -> list[nn.Module]:
     return chunks
 
 
-def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Optimizer, Any]:
-    """Return the optimizers, each with the wrapper of DeepSpeed that steps it, or None.
+def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Optimizer, OuterOptimizer | None]:
+    """Return the optimizers, each with the optimizer around it that steps it, or None.
 
-    Of a DeepSpeed engine the optimizer need not be given.
+    An engine brings its own optimizer along, so it need not be given.
 
     Raises:
         TypeError: when something else than torch optimizers was given.
@@ -42,13 +44,14 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Opti
 
     """
     if optimizer is None:
-        optimizer = [chunk.optimizer for chunk in chunks if is_engine(chunk) and chunk.optimizer is not None]
+        optimizer = engine_optimizers(chunks)
     given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    outer = {wrapper.optimizer: wrapper for wrapper in wrappers_of(chunks, given)}
+    outer = {each.inner: each for each in outer_optimizers(chunks, given)}
+    inner_of = {id(each.optimizer): each.inner for each in outer.values()}
     owned = {id(p) for chunk in chunks for p in chunk.parameters()}
-    found: dict[Optimizer, Any] = {}
+    found: dict[Optimizer, OuterOptimizer | None] = {}
     for each in given:
-        inner = each.optimizer if is_wrapper(each) else each
+        inner = inner_of.get(id(each), each)
         if not isinstance(inner, Optimizer):
             raise TypeError(
                 f"watch(optimizer): got {type(each).__name__}, allowed: torch.optim.Optimizer or a list of them"
@@ -61,7 +64,7 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Opti
 
 def _stranger(optimizer: Optimizer, chunks: Sequence[nn.Module]) -> str:
     name = type(optimizer).__name__
-    if any(hasattr(p, "placements") for chunk in chunks for p in chunk.parameters()):
+    if any(map(has_dtensors, chunks)):
         return (
             f"watch(optimizer): {name} was made before fully_shard (or parallelize_module) put sharded parameters in "
             "the place of those it holds, so it moves nothing; allowed: an optimizer made afterwards, from "

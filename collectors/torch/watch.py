@@ -43,8 +43,11 @@ from trainsentry.collectors.torch.parameters.readers import (
 )
 from trainsentry.collectors.torch.replaying import Replay
 from trainsentry.collectors.torch.rows.step_rows import StepRows
-from trainsentry.collectors.torch.sharding.late_wrap_check import FirstPass, is_data_parallel
+from trainsentry.collectors.torch.sharding.ddp import has_reducer
+from trainsentry.collectors.torch.sharding.late_wrap_check import LateWrapCheck
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
+from trainsentry.collectors.torch.sharding.registry import is_data_parallel
+from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 from trainsentry.collectors.torch.tensor_capture import TensorCapture
 from trainsentry.collectors.torch.validation import (
     check_new,
@@ -66,8 +69,8 @@ class TorchWatch:
         self.settings = settings
         self.names = ModelNames()
         self.optimizers: list[Optimizer] = []
-        self._outer: dict[int, Any] = {}
-        self._first_passes: list[FirstPass] = []
+        self._outer: dict[int, OuterOptimizer] = {}
+        self._late_wrap_checks: list[LateWrapCheck] = []
         self.communication: CollectiveRows | None = None
         self.own_group = ""
         self.flow = DataFlow()
@@ -106,21 +109,22 @@ class TorchWatch:
         chunks = checked_models(model)
         optimizers = checked_optimizers(optimizer, chunks)
         check_scaler(grad_scaler)
-        wrappers = [outer for outer in optimizers.values() if outer is not None]
+        outer = [each for each in optimizers.values() if each is not None]
+        wrappers = [each.optimizer for each in outer]
         check_new(chunks, wrappers, self.names)
         names = self.names.copy()
         names.add(chunks, wrappers)
         self._take_names(names)
-        self._additions.took(chunks, wrappers, [o for o, outer in optimizers.items() if outer is None])
+        self._additions.took(chunks, wrappers, [o for o, around in optimizers.items() if around is None])
         self.optimizers += optimizers
-        self._outer.update({id(inner): outer for inner, outer in optimizers.items() if outer is not None})
-        self._scale.use(grad_scaler, wrappers)
+        self._outer.update({id(each.inner): each for each in outer})
+        self._scale.use(grad_scaler, outer)
         if self._steps is not None:
             self._steps.close()
         self._steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.takes)
         watch_scalers(self._steps, self._scale.scaler)
         if several_ranks():
-            self._first_passes += [FirstPass(chunk) for chunk in chunks]
+            self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
         self._hook_modules()
 
     def _take_names(self, names: ModelNames) -> None:
@@ -151,9 +155,7 @@ class TorchWatch:
 
     def watch_communication(self) -> None:
         """Watch collectives too, but for those of the monitor's own group."""
-        reducer = any(
-            isinstance(m, nn.parallel.DistributedDataParallel) for chunk in self.names.chunks for m in chunk.modules()
-        )
+        reducer = has_reducer(self.names.chunks)
         self.communication = CollectiveRows(
             self.rows, self.guard, self.own_group, self.settings.call_sites, reducer=self.settings.reducer and reducer
         )
@@ -198,7 +200,7 @@ class TorchWatch:
         """Remove every hook but those that tell of the optimizers' steps."""
         self._gradients.detach()
         self._activations.close()
-        for check in self._first_passes:
+        for check in self._late_wrap_checks:
             check.close()
         if self.communication is not None:
             self.communication.close()
@@ -388,7 +390,7 @@ def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener)
     """
     optimizers = checked_optimizers(optimizer, checked_models(model))
     check_scaler(grad_scaler)
-    outer = {id(inner): wrapper for inner, wrapper in optimizers.items() if wrapper is not None}
+    outer = {id(each.inner): each for each in optimizers.values() if each is not None}
     steps = OptimizerSteps(list(optimizers), listener, outer)
     watch_scalers(steps, grad_scaler)
     return steps

@@ -53,7 +53,8 @@ class RecorderSettings:
     def own_name(self, name: str) -> str:
         """Return the name of a file of this run.
 
-        >>> hello = RecorderSettings("out", 0, ("norm",), 1000, None, None, 5.0, 0, 2**30, 2**24, restart=1, beside=True)
+        >>> hello = RecorderSettings("out", 0, ("norm",), 1000, None, None, 5.0, 0, 2**30, 2**24, restart=1,
+        ...                           beside=True)
         >>> hello.own_name("status.json"), hello.own_name("dump")
         ('status.r1.json', 'dump.r1')
         """

@@ -27,6 +27,7 @@ from trainsentry.collectors.torch.distributed.process_groups import (
 from trainsentry.collectors.torch.distributed.reducer import ReducerCalls, group_of, reduction_in
 from trainsentry.collectors.torch.hooks.backward_pass import in_backward
 from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.sharding.registry import libraries
 
 SIZED: Final = frozenset({"all_reduce", "broadcast"})
 """Operations whose buffers are of one size on every rank; others may well differ."""
@@ -58,8 +59,6 @@ POINT_TO_POINT: Final = frozenset({"send", "recv"})
 
 MAX_OPEN: Final = 1024
 """Calls that nobody has waited for yet; older ones are forgotten, whoever started them."""
-
-_LIBRARIES: Final = ("torch", "deepspeed")
 
 
 @dataclass(slots=True)
@@ -315,4 +314,4 @@ class CollectiveRows:
         return found
 
     def _is_chosen(self) -> bool:
-        return "*" in self.call_sites or any(fnmatch(call_site(_LIBRARIES), pattern) for pattern in self.call_sites)
+        return "*" in self.call_sites or any(fnmatch(call_site(libraries()), pattern) for pattern in self.call_sites)

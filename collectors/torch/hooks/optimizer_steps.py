@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.torch.graph_capture import stream_is_captured
-from trainsentry.collectors.torch.sharding.deepspeed import is_scaling, reduced_gradients
+from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 
 class StepListener(Protocol):
@@ -42,16 +42,16 @@ class StepListener(Protocol):
 class OptimizerSteps:
     """Tells a listener where each optimizer's step begins and ends; `close` undoes everything.
 
-    `outer` holds, by the id of an optimizer, the wrapper that steps it: it may do so once for each group of
-    parameters, or not at all when it finds an overflow, and only its own step is the whole one. It has no hooks, so
-    its `step` is wrapped, on the instance. A step that a device only records (`is_captured`) is none.
+    `outer` holds, by the id of an optimizer, the one around it that steps it: once for each group of parameters, or
+    not at all when it finds an overflow, so that only its own step is the whole one. It has no hooks, so its `step` is
+    wrapped, on the instance. A step that a device only records (`is_captured`) does not count.
     """
 
     def __init__(
         self,
         optimizers: Sequence[Optimizer],
         listener: StepListener,
-        outer: Mapping[int, Any] | None = None,
+        outer: Mapping[int, OuterOptimizer] | None = None,
         is_captured: Callable[[Optimizer], bool] = lambda _: stream_is_captured(),
     ) -> None:
         self.optimizers = list(optimizers)
@@ -68,7 +68,7 @@ class OptimizerSteps:
             self._handles.append(optimizer.register_step_pre_hook(_Before(self)))
             self._handles.append(optimizer.register_step_post_hook(_After(self)))
             if id(optimizer) in self.outer:
-                wrapper = self.outer[id(optimizer)]
+                wrapper = self.outer[id(optimizer)].optimizer
                 wrapper.step = _watched_outer(self, optimizer, wrapper.step)
 
     def close(self) -> None:
@@ -76,8 +76,8 @@ class OptimizerSteps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for wrapper in self.outer.values():
-            vars(wrapper).pop("step", None)
+        for outer in self.outer.values():
+            vars(outer.optimizer).pop("step", None)
         self.outer.clear()
         unwatch_scalers(self)
 
@@ -134,14 +134,14 @@ def _watched_outer(owner: OptimizerSteps, optimizer: Optimizer, original: Callab
         if owner.is_captured(optimizer):
             return original(*args, **kwargs)
         owner.parts[id(optimizer)] = 0
-        wrapper = owner.outer[id(optimizer)]
-        owner.gradients = reduced_gradients(wrapper)
+        outer = owner.outer[id(optimizer)]
+        owner.gradients = outer.reduced_gradients()
         try:
             result = original(*args, **kwargs)
             if owner.parts[id(optimizer)]:
                 owner.listener.after_optimizer(optimizer)
-            elif is_scaling(wrapper):
-                owner.listener.scaler_skipped(wrapper, optimizer)
+            elif outer.adapts_loss_scale:
+                owner.listener.scaler_skipped(outer.optimizer, optimizer)
             else:
                 owner.listener.update_refused(optimizer)
         finally:

@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.shared.forward_passes import MAX_MICRO_STEPS
 from trainsentry.collectors.shared.model_graph import NamedModule
-from trainsentry.collectors.torch.sharding.fsdp1 import is_flat
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 
 PART = "gradients before reduction"
@@ -29,16 +28,11 @@ RUNNING_SUM: Final = "running_sum"
 """A row is the sum over the micro-batches so far."""
 
 
-def is_sharded(named: NamedParameter) -> bool:
-    """Whether a parameter's gradient is reduced on its way, so that it has to be met there."""
-    return named.owner is not None or named.fragment is not None or hasattr(named.parameter, "placements")
-
-
 class PreReductionHooks:
     """Calls `arrived(parameter, micro_step, gradient)` for each gradient on its way to the reduction, while attached.
 
-    DeepSpeed leaves the model's own parameters in the graph: a hook on them sees the gradient before it is
-    accumulated. FSDP puts other tensors in their place as a module is entered; those are hooked then.
+    Where the model's own parameters stay in the graph, a hook on them sees the gradient before it is accumulated. Where
+    other tensors stand for them as a module is entered, those are hooked then.
     """
 
     def __init__(self, guard: Guard, arrived: Callable[[NamedParameter, int, Tensor], None]) -> None:
@@ -53,10 +47,10 @@ class PreReductionHooks:
         owners = {(m.name, m.vpp_stage): m.module for m in modules}
         inside: dict[int, tuple[nn.Module, list[NamedParameter]]] = {}
         for named in parameters:
-            if not is_sharded(named) or not named.own.requires_grad:
+            if named.sharding is None or not named.own.requires_grad:
                 continue
-            if named.owner is not None:
-                self._hook(named, named.owner)
+            if named.sharding.before_reduction == "on_owner":
+                self._hook(named, named.own)
                 continue
             module = owners.get((named.module, named.vpp_stage))
             if module is not None:
@@ -80,8 +74,8 @@ class PreReductionHooks:
     def entered(self, module: nn.Module, held: Sequence[NamedParameter]) -> None:
         """Hook the tensors that stand for a module's parameters in its forward pass."""
         for named in held:
-            tensor = getattr(module, named.leaf, None)
-            if not isinstance(tensor, Tensor) or not tensor.requires_grad or is_flat(tensor):
+            tensor = named.sharding.in_forward(module, named.leaf) if named.sharding is not None else None
+            if tensor is None or not tensor.requires_grad:
                 continue
             known = self._hooked.get(id(tensor))
             if known is None or known() is not tensor:

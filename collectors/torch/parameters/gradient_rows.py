@@ -12,7 +12,6 @@ from trainsentry.collectors.torch.hooks.pre_reduction_gradients import (
     MICRO_BATCH,
     RUNNING_SUM,
     PreReductionHooks,
-    is_sharded,
 )
 from trainsentry.collectors.torch.parameters.readers import GradientReader, ParameterSeries
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
@@ -75,14 +74,14 @@ class GradientRows:
         self._reader.read_taken(turns, grad_scale)
 
     def read_refused(self, parameters: Sequence[NamedParameter], gradients: Mapping[int, Tensor]) -> None:
-        """Read the gradients that DeepSpeed's optimizer let go of without an update, by their parameters' ids."""
+        """Read the gradients that an optimizer freed without an update, by their parameters' ids."""
         held = [p for p in parameters if id(p.own) in gradients]
         self._reader.read_tensors(held, [gradients[id(p.own)] for p in held], self.loss_scale())
 
     def _arrived(self, named: NamedParameter, micro_step: int) -> None:
         if not self.sampling or named.parameter.grad is None:
             return
-        if self.settings.before_reduction and not is_sharded(named):
+        if self.settings.before_reduction and named.sharding is None:
             series_id = self.series.id_of_unreduced(named, micro_step, RUNNING_SUM)
             self.series.rows.add_many([series_id], [named.parameter.grad], self.loss_scale())
         if self.settings.per_micro_step:

@@ -1,4 +1,4 @@
-"""The number by which the loss is multiplied, as a tensor that nobody waits for."""
+"""The loss scale as a tensor that nobody waits for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.sharding.deepspeed import loss_scale
+from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 
 class LossScale:
-    """Knows the loss scale of a `GradScaler`, or of DeepSpeed's optimizer; asks for it once a step."""
+    """Knows the loss scale of a `GradScaler`, or of an optimizer around another; asks for it once a step."""
 
     def __init__(self) -> None:
         self.scaler: Any = None
-        self._wrapper: Any = None
+        self._outer: OuterOptimizer | None = None
         self._value: Tensor | None = None
 
-    def use(self, scaler: Any, wrappers: Sequence[Any] = ()) -> None:
-        """Take a scaler, or DeepSpeed's optimizers, from here on."""
+    def use(self, scaler: Any, outer: Sequence[OuterOptimizer] = ()) -> None:
+        """Take a scaler, or optimizers around others, from here on."""
         self.scaler = scaler or self.scaler
-        self._wrapper = next(iter(wrappers), self._wrapper)
+        self._outer = next(iter(outer), self._outer)
 
     def forget(self) -> None:
         """Ask anew in the coming step."""
@@ -28,8 +28,8 @@ class LossScale:
 
     def value(self, device: torch.device) -> Tensor | None:
         """Return the scale, a tensor on `device` of shape (); None where the loss is not scaled."""
-        if self._value is None and self._wrapper is not None:
-            self._value = torch.full((), loss_scale(self._wrapper), device=device)
+        if self._value is None and self._outer is not None:
+            self._value = torch.full((), self._outer.loss_scale, device=device)
         if self._value is None and self.scaler is not None and self.scaler.is_enabled():
             self._value = self.scaler.scale(torch.ones((), device=device))
         return self._value

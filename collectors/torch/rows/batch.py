@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trainsentry.collectors.torch.rows.layout_ids import LayoutIds
 from trainsentry.collectors.torch.rows.local_tensor import local
+from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import Fragment
 
 
@@ -30,7 +31,7 @@ def take_held(
         if fragment is not None:
             tensors[i] = fragment.of(local(tensor))
             layouts[i] = ids.of_fragment(fragment, tensors[i])
-        elif hasattr(tensor, "placements"):
+        elif is_dtensor(tensor):
             layouts[i] = ids.of(tensor)
             tensors[i] = local(tensor)
 

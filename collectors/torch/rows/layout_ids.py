@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from trainsentry.collectors.series import UNKNOWN_REGION, Layout, SeriesTable
+from trainsentry.collectors.series import Layout, SeriesTable
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
+from trainsentry.collectors.torch.sharding.dtensor import is_dtensor, region_of
 from trainsentry.collectors.torch.sharding.local_shards import Fragment
 
 
@@ -20,7 +21,7 @@ class LayoutIds:
 
     def of(self, tensor: Tensor) -> int:
         """Return the id of a tensor's layout; of a DTensor, that of its local shard."""
-        if type(tensor) not in PLAIN and hasattr(tensor, "placements"):  # a look at its type is cheaper
+        if type(tensor) not in PLAIN and is_dtensor(tensor):  # a look at its type is cheaper
             return self._of_dtensor(tensor)
         if tensor.is_nested:
             return self.table.layout_id(Layout((), _dtype(tensor), tensor.numel()))
@@ -38,7 +39,7 @@ class LayoutIds:
         """Return the id of the layout of a rank's part of a tensor, None when the tensor is not sharded."""
         if fragment is not None:
             return self.of_fragment(fragment, tensor)
-        return self._of_dtensor(tensor) if hasattr(tensor, "placements") else None
+        return self._of_dtensor(tensor) if is_dtensor(tensor) else None
 
     def of_fragment(self, fragment: Fragment, tensor: Tensor) -> int:
         """Return the id of the layout of a fragment of `tensor`."""
@@ -56,23 +57,9 @@ class LayoutIds:
         if found is None:
             shape = tuple(int(n) for n in tensor.to_local().shape)
             whole = tuple(int(n) for n in tensor.shape)
-            layout = Layout(shape, _dtype(tensor), math.prod(shape), whole, _box_of(tensor, whole))
+            layout = Layout(shape, _dtype(tensor), math.prod(shape), whole, region_of(tensor, whole))
             found = self._placed[key] = self.table.layout_id(layout)
         return found
-
-
-def _box_of(tensor: Any, whole: tuple[int, ...]) -> str:
-    """Return the region that a rank's shard of a DTensor covers, as the checkpoints of torch see it."""
-    if any(placement.is_partial() for placement in tensor.placements):
-        return UNKNOWN_REGION
-    chunks = tensor.__create_chunk_list__()
-    if len(chunks) > 1:
-        return UNKNOWN_REGION
-    sizes = tuple(chunks[0].sizes) if chunks else (0,) * len(whole)
-    if sizes == whole:
-        return ""
-    offsets = tuple(chunks[0].offsets) if chunks else (0,) * len(whole)
-    return ",".join(f"{start}:{start + size}" for start, size in zip(offsets, sizes, strict=True))
 
 
 def _dtype(tensor: Tensor) -> str:

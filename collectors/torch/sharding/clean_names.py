@@ -4,23 +4,10 @@ from typing import Final
 
 from torch import nn
 
-WRAPPERS: Final = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Names under which torch's own wrappers keep the module they wrap; they are no part of a user's name."""
+from trainsentry.collectors.torch.sharding.registry import held_as, is_holder, name_parts
 
-HOLDERS: Final = frozenset(
-    {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "PipelineEngine"}
-)
-"""Classes that wrap a user's model to distribute it: what they hold is observed in their place."""
-
-HELD: Final = frozenset({"module", "_fsdp_wrapped_module"})
-"""The names under which they keep it."""
-
-
-def is_holder(module: nn.Module) -> bool:
-    """Whether a module is a wrapper that distributes the model it holds."""
-    return any(
-        c.__name__ in HOLDERS and c.__module__.startswith(("torch.", "deepspeed.")) for c in type(module).__mro__
-    )
+WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
+"""Attributes under which a compiled or checkpointed module keeps the user's; they are no part of a user's name."""
 
 
 class CleanNames:
@@ -32,14 +19,15 @@ class CleanNames:
     """
 
     def __init__(self, chunk: nn.Module) -> None:
-        self._holders = {raw for raw, module in chunk.named_modules() if is_holder(module)}
+        self._held_as = {raw: held_as(module) for raw, module in chunk.named_modules() if is_holder(module)}
+        self._wrappers = WRAPPERS | name_parts()
 
     def of(self, raw: str) -> str:
         """Return the name without the wrappers' parts."""
         kept: list[str] = []
         path = ""
         for part in raw.split("."):
-            if part not in WRAPPERS and not (part in HELD and path in self._holders):
+            if part not in self._wrappers and part != self._held_as.get(path):
                 kept.append(part)
             path = f"{path}.{part}" if path else part
         return ".".join(kept)
@@ -47,8 +35,8 @@ class CleanNames:
     def is_inside(self, raw: str) -> bool:
         """Whether a module stands for one that is listed already: a compiler's or a checkpoint's inner module."""
         outer, _, part = raw.rpartition(".")
-        return part in WRAPPERS and outer not in self._holders
+        return part in self._wrappers and outer not in self._held_as
 
     def is_holder(self, raw: str) -> bool:
         """Whether the module of this name is a wrapper that what it holds stands for."""
-        return raw in self._holders
+        return raw in self._held_as

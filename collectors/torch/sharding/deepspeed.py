@@ -1,42 +1,76 @@
-"""Where DeepSpeed keeps a rank's part of each parameter, its gradient and its state: in flat fp32 partitions.
+"""DeepSpeed with ZeRO 0 to 3: parameters, gradients and optimizer state lie in flat fp32 partitions.
 
 Its public functions (`safe_get_full_*`) gather whole tensors, which no monitor may do at every step, so its own
 tables are read. Known: 0.17 to 0.19.8; `check` compares the partitions' values with the model's own weights.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainsentry.collectors.torch.sharding.local_shards import Fragment
+from trainsentry.collectors.torch.sharding.local_shards import Fragment, LocalShard
+from trainsentry.collectors.torch.sharding.sharding import BeforeReduction, OuterOptimizer, Sharding
 
 Held = dict[int, tuple[Any, Fragment | None]]
 """By the id of a model's parameter: the tensor that the optimizer moves, and this rank's fragment in it."""
 
 
-def is_engine(model: Any) -> bool:
-    """Whether a model is a DeepSpeed engine; DeepSpeed is not imported to find out."""
-    return any(c.__name__ == "DeepSpeedEngine" and c.__module__.startswith("deepspeed.") for c in type(model).__mro__)
+class _DeepSpeed(Sharding):
+    name = "DeepSpeed"
+    library = "deepspeed"
+    holders = frozenset({"DeepSpeedEngine", "PipelineEngine"})
+    before_reduction: BeforeReduction = "on_owner"
+
+    def is_data_parallel(self, model: nn.Module) -> bool | None:
+        if any(getattr(module, "mpu", None) is not None for module in model.modules()):  # a model-parallel group
+            return False
+        return super().is_data_parallel(model)
+
+    def local_shards(self, model: nn.Module, outer: Sequence[OuterOptimizer]) -> Mapping[int, Sequence[LocalShard]]:
+        found: dict[int, Sequence[LocalShard]] = {}
+        owners = {id(parameter): parameter for parameter in model.parameters()}
+        for each in outer:
+            if each.sharding is self:
+                for key, (flat, fragment) in _held_by(each.optimizer, model).items():
+                    if key in owners:
+                        found[key] = (LocalShard(flat, fragment, owner=owners[key]),)
+        return found
+
+    def engine_optimizer(self, model: nn.Module) -> Any:
+        is_engine = any(c.__name__ == "DeepSpeedEngine" for c in type(model).__mro__) and self.holds_model(model)
+        return getattr(model, "optimizer", None) if is_engine else None
+
+    def inner_optimizer(self, optimizer: Any) -> Optimizer | None:
+        inner = getattr(optimizer, "optimizer", None)
+        is_outer = type(optimizer).__module__.startswith("deepspeed.") and isinstance(inner, Optimizer)
+        return inner if is_outer else None
+
+    def loss_scale(self, optimizer: Any) -> float:
+        return float(getattr(optimizer, "loss_scale", 1.0) or 1.0)
+
+    def adapts_loss_scale(self, optimizer: Any) -> bool:
+        return bool(getattr(optimizer, "dynamic_loss_scale", False))
+
+    def reduced_gradients(self, optimizer: Any) -> dict[int, Tensor]:
+        gradients = getattr(optimizer, "averaged_gradients", None) or {}
+        groups: Any = getattr(optimizer, "fp16_groups", None) or getattr(optimizer, "bit16_groups", ())
+        found = {}
+        for i, parameters in enumerate(groups):
+            own = gradients.get(i) or ()
+            for position, parameter in enumerate(parameters):
+                place = position if hasattr(parameter, "ds_id") else _place(parameter)
+                if place is not None and place < len(own):
+                    found[id(parameter)] = own[place]
+        return found
 
 
-def is_wrapper(optimizer: Any) -> bool:
-    """Whether an optimizer is one of DeepSpeed's, around an optimizer of torch."""
-    return type(optimizer).__module__.startswith("deepspeed.") and isinstance(
-        getattr(optimizer, "optimizer", None), Optimizer
-    )
+DEEPSPEED = _DeepSpeed()
 
 
-def wrappers_of(chunks: Iterable[Any], given: Iterable[Any] = ()) -> list[Any]:
-    """Return DeepSpeed's optimizers: those of engines among model chunks, and those that were given."""
-    engines = [chunk.optimizer for chunk in chunks if is_engine(chunk)]
-    found = [optimizer for optimizer in (*engines, *given) if is_wrapper(optimizer)]
-    return list({id(optimizer): optimizer for optimizer in found}.values())
-
-
-def held_by(optimizer: Any, model: nn.Module) -> Held:
+def _held_by(optimizer: Any, model: nn.Module) -> Held:
     """Return where an optimizer of DeepSpeed's holds each parameter of its model.
 
     Raises:
@@ -54,33 +88,6 @@ def held_by(optimizer: Any, model: nn.Module) -> Held:
     raise _unexpected(optimizer, "none of its tables is known")
 
 
-def loss_scale(optimizer: Any) -> float:
-    """Return the scale by which an engine's optimizer has the loss multiplied."""
-    return float(getattr(optimizer, "loss_scale", 1.0) or 1.0)
-
-
-def is_scaling(optimizer: Any) -> bool:
-    """Whether an optimizer looks for a loss scale, so that it skips a step now and then as its normal work."""
-    return bool(getattr(optimizer, "dynamic_loss_scale", False))
-
-
-def reduced_gradients(optimizer: Any) -> dict[int, Tensor]:
-    """Return, by the id of a model's parameter, this rank's reduced gradient as it stands before the step.
-
-    They are references. A step that finds an overflow lets go of its own, and then these are what is left of it.
-    """
-    gradients = getattr(optimizer, "averaged_gradients", None) or {}
-    groups: Any = getattr(optimizer, "fp16_groups", None) or getattr(optimizer, "bit16_groups", ())
-    found = {}
-    for i, parameters in enumerate(groups):
-        own = gradients.get(i) or ()
-        for position, parameter in enumerate(parameters):
-            place = position if hasattr(parameter, "ds_id") else _place(parameter)
-            if place is not None and place < len(own):
-                found[id(parameter)] = own[place]
-    return found
-
-
 def _place(parameter: Any) -> int | None:
     """Return where a partition's list of gradients has that of a parameter; None where it has none of it."""
     return parameter._index_in_param_group if getattr(parameter, "_hp_mapping", None) is not None else None
@@ -93,7 +100,7 @@ def _stage_3(optimizer: Any) -> Iterator[tuple[int, tuple[Tensor, Fragment]]]:
             size = parameter.partition_numel()
             rank = torch.distributed.get_rank(parameter.ds_process_group)
             offset = rank * size
-            numel = max(0, min(size, parameter.ds_numel - offset))  # behind it lies padding
+            numel = max(0, min(size, parameter.ds_numel - offset))  # padding follows
             whole = tuple(int(n) for n in parameter.ds_shape)
             yield id(parameter), (flat, Fragment(start, numel, offset if numel else 0, whole))
             start += size
@@ -166,5 +173,5 @@ def _unexpected(optimizer: Any, what: str) -> RuntimeError:
     return RuntimeError(
         f"watch(model): {type(optimizer).__name__} of DeepSpeed {deepspeed.__version__} keeps its partitions in a way "
         f"that is not known ({what}); allowed: DeepSpeed 0.17 to 0.19.8, or watch(engine.module), which reads "
-        "activations and the gradients before reduction, with monitor.step() behind engine.step()"
+        "activations and the gradients before reduction, with monitor.step() after engine.step()"
     )

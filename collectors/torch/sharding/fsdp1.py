@@ -1,23 +1,48 @@
-"""Where FSDP1 (`FullyShardedDataParallel`) keeps a rank's part of each parameter: in one flat tensor a unit.
+"""FSDP1 (`FullyShardedDataParallel`): a rank's part of each parameter lies in one flat tensor a unit.
 
-It has no public way to tell; what is read here was the same from torch 2.1 to 2.13, and is checked as it is read.
+No public function says where; the tables read here were the same from torch 2.1 to 2.13, and are checked as they are
+read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.torch.sharding.local_shards import Fragment
+from trainsentry.collectors.torch.sharding.local_shards import Fragment, LocalShard
+from trainsentry.collectors.torch.sharding.sharding import BeforeReduction, OuterOptimizer, Sharding
 
 
-def is_flat(parameter: Tensor) -> bool:
+class _Fsdp1(Sharding):
+    name = "FullyShardedDataParallel"
+    name_parts = frozenset({"_fsdp_wrapped_module"})
+    holders = frozenset({"FullyShardedDataParallel"})
+    held_as = "_fsdp_wrapped_module"
+    before_reduction: BeforeReduction = "in_forward"
+
+    def local_shards(self, model: nn.Module, outer: Sequence[OuterOptimizer]) -> Mapping[int, Sequence[LocalShard]]:
+        """Flat parameters stand for those inside them; original parameters (`use_orig_params=True`) for themselves."""
+        found = _originals(model)
+        for parameter in model.parameters():
+            if _is_flat(parameter):
+                found[id(parameter)] = [LocalShard(parameter, part, name) for name, part in _inside(parameter)]
+        return found
+
+    def in_forward(self, module: nn.Module, leaf: str) -> Tensor | None:
+        tensor = super().in_forward(module, leaf)
+        return None if tensor is None or _is_flat(tensor) else tensor
+
+
+FSDP1 = _Fsdp1()
+
+
+def _is_flat(parameter: Tensor) -> bool:
     """Whether a parameter is a flat one, which holds others (`use_orig_params=False`)."""
     return bool(getattr(parameter, "_is_flat_param", False))
 
 
-def inside(flat: Any) -> Iterator[tuple[str, Fragment]]:
+def _inside(flat: Any) -> Iterator[tuple[str, Fragment]]:
     """Yield the name, within its unit, of each parameter that a flat one holds, and the rank's fragment of it.
 
     Raises:
@@ -31,20 +56,21 @@ def inside(flat: Any) -> Iterator[tuple[str, Fragment]]:
             continue
         fragment = Fragment(shard.offset_in_shard, shard.numel_in_shard, shard.intra_param_start_idx, tuple(shape))
         if fragment.start + fragment.numel > flat.numel():
-            raise _unexpected(f"{name} ends behind the shard's {flat.numel()} elements")
+            raise _unexpected(f"{name} ends after the shard's {flat.numel()} elements")
         yield name, fragment
 
 
-def of_model(model: nn.Module) -> dict[int, Fragment]:
-    """Return, by id, the fragment that each original parameter object stands for (`use_orig_params=True`)."""
-    found = {}
+def _originals(model: nn.Module) -> dict[int, Sequence[LocalShard]]:
+    """Return, by id, the fragment that each original parameter object stands for."""
+    found: dict[int, Sequence[LocalShard]] = {}
     for unit in _units(model):
         flat = unit._handle.flat_param if unit._handle is not None else None
         for parameter, (_, shard, shape) in zip(getattr(flat, "_params", None) or (), _entries(flat), strict=False):
             numel = shard.numel_in_shard if shard.in_shard else 0
             if numel != parameter.numel():
                 raise _unexpected(f"a parameter of {parameter.numel()} elements instead of {numel}")
-            found[id(parameter)] = Fragment(0, numel, shard.intra_param_start_idx if numel else 0, tuple(shape))
+            fragment = Fragment(0, numel, shard.intra_param_start_idx if numel else 0, tuple(shape))
+            found[id(parameter)] = [LocalShard(parameter, fragment)]
     return found
 
 

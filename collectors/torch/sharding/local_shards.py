@@ -2,8 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from trainsentry.collectors.torch.sharding.sharding import Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,27 @@ class Fragment:
         return flat.detach().reshape(-1).narrow(0, self.start, self.numel)
 
 
+@dataclass(frozen=True, slots=True)
+class LocalShard:
+    """What a rank holds of a parameter: `parameter` is what the optimizer moves, all of it or a `fragment`.
+
+    `name` is the parameter's name inside its unit where a flat parameter holds several. `owner` is the model's own
+    parameter where the optimizer moves another.
+    """
+
+    parameter: nn.Parameter
+    fragment: Fragment | None = None
+    name: str = ""
+    owner: nn.Parameter | None = None
+
+
 @dataclass(frozen=True)
 class NamedParameter:
     """A parameter with its clean name, the module that owns it, and its model chunk.
 
     `parameter` is what the optimizer moves: the model's own parameter, or a flat tensor that holds a `fragment` of
-    it together with others. `owner` is the model's own parameter where that is another.
+    it together with others. `owner` is the model's own parameter where that is another. `sharding` is None where every
+    rank holds the whole.
     """
 
     name: str
@@ -43,6 +62,7 @@ class NamedParameter:
     vpp_stage: int
     fragment: Fragment | None = None
     owner: nn.Parameter | None = None
+    sharding: "Sharding | None" = None
 
     @property
     def leaf(self) -> str:

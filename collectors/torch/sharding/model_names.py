@@ -7,40 +7,26 @@ from typing import Any
 from torch import nn
 
 from trainsentry.collectors.shared.model_graph import NamedModule
-from trainsentry.collectors.torch.sharding import deepspeed, fsdp1
 from trainsentry.collectors.torch.sharding.clean_names import CleanNames
-from trainsentry.collectors.torch.sharding.deepspeed import wrappers_of
-from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
+from trainsentry.collectors.torch.sharding.local_shards import LocalShard, NamedParameter
+from trainsentry.collectors.torch.sharding.registry import local_shards, outer_optimizers
+from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 
 def parameters_of_chunk(
-    chunk: nn.Module, stage: int, names: CleanNames, wrappers: Iterable[Any] = ()
+    chunk: nn.Module, stage: int, names: CleanNames, outer: Sequence[OuterOptimizer] = ()
 ) -> Iterator[NamedParameter]:
-    """Yield the parameters of a model chunk by the user's names, each with where its values lie on this rank.
+    """Yield the parameters of a model chunk by the user's names, each with its part on this rank.
 
-    `wrappers` are DeepSpeed's optimizers, which hold the values.
+    `outer` are the optimizers that may hold the values in the place of the model.
     """
-    partitions: deepspeed.Held = {}
-    for optimizer in wrappers:
-        partitions |= deepspeed.held_by(optimizer, chunk)
-    shards = fsdp1.of_model(chunk)
+    shards = local_shards(chunk, outer)
     for raw, parameter in chunk.named_parameters():
-        if fsdp1.is_flat(parameter):
-            prefix = raw.rpartition(".")[0]
-            for inner, fragment in fsdp1.inside(parameter):
-                name = names.of(f"{prefix}.{inner}" if prefix else inner)
-                yield NamedParameter(name, parameter, _module(name), stage, fragment)
-            continue
-        name = names.of(raw)
-        held = partitions.get(id(parameter))
-        if held is not None:
-            yield NamedParameter(name, held[0], _module(name), stage, held[1], parameter)
-        else:
-            yield NamedParameter(name, parameter, _module(name), stage, shards.get(id(parameter)))
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0]
+        sharding, parts = shards.get(id(parameter), (None, (LocalShard(parameter),)))
+        for part in parts:
+            name = names.of(".".join((raw.rpartition(".")[0], part.name)).strip(".") if part.name else raw)
+            module = name.rpartition(".")[0]
+            yield NamedParameter(name, part.parameter, module, stage, part.fragment, part.owner, sharding)
 
 
 @dataclass
@@ -54,13 +40,13 @@ class ModelNames:
     def add(self, chunks: Sequence[nn.Module], optimizers: Iterable[Any] = ()) -> None:
         """Add model chunks; a list of several numbers them as virtual pipeline stages.
 
-        `optimizers` may be among those of DeepSpeed's, in whose partitions the parameters lie.
+        `optimizers` may hold the values of sharded parameters in the place of the model.
         """
-        wrappers = wrappers_of(chunks, optimizers)
+        outer = outer_optimizers(chunks, optimizers)
         for stage, chunk in enumerate(chunks):
             names = CleanNames(chunk)
             self.modules.extend(_modules(chunk, stage, names))
-            self.parameters.extend(parameters_of_chunk(chunk, stage, names, wrappers))
+            self.parameters.extend(parameters_of_chunk(chunk, stage, names, outer))
             self.chunks.append(chunk)
 
     def copy(self) -> "ModelNames":

@@ -1,0 +1,100 @@
+"""The kinds of sharding, and the questions that are put to all of them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from trainsentry.collectors.torch.sharding.ddp import DDP
+from trainsentry.collectors.torch.sharding.deepspeed import DEEPSPEED
+from trainsentry.collectors.torch.sharding.dtensor import DTENSOR
+from trainsentry.collectors.torch.sharding.fsdp1 import FSDP1
+from trainsentry.collectors.torch.sharding.local_shards import LocalShard
+from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer, Sharding
+
+_shardings: list[Sharding] = [DEEPSPEED, FSDP1, DTENSOR, DDP]
+"""Of several that know a parameter the first is asked: the outermost, which moves it."""
+
+
+def register_sharding(sharding: Sharding) -> None:
+    """Have a kind of sharding asked before all that are known; called before `watch`.
+
+    Raises:
+        ValueError: when a kind of that name is registered.
+
+    """
+    if any(known.name == sharding.name for known in _shardings):
+        names = ", ".join(known.name for known in _shardings)
+        raise ValueError(f"register_sharding: {sharding.name!r} is registered; allowed: a name that is none of {names}")
+    _shardings.insert(0, sharding)
+
+
+def unregister_sharding(sharding: Sharding) -> None:
+    """Undo `register_sharding`."""
+    _shardings.remove(sharding)
+
+
+def name_parts() -> frozenset[str]:
+    """Return the parts of dotted names that wrappers add."""
+    return frozenset().union(*(sharding.name_parts for sharding in _shardings))
+
+
+def held_as(module: nn.Module) -> str:
+    """Return the attribute under which a wrapper keeps the user's model, "" for a module that is no wrapper."""
+    return next((sharding.held_as for sharding in _shardings if sharding.holds_model(module)), "")
+
+
+def is_holder(module: nn.Module) -> bool:
+    """Whether a module is a wrapper that distributes the model it holds."""
+    return any(sharding.holds_model(module) for sharding in _shardings)
+
+
+def libraries() -> tuple[str, ...]:
+    """Return the packages whose frames are not the user's code."""
+    return tuple({sharding.library for sharding in _shardings})
+
+
+def is_data_parallel(model: nn.Module) -> bool:
+    """Whether each rank trains on data of its own: under DDP, FSDP or ZeRO, and without tensor parallelism."""
+    answers = [sharding.is_data_parallel(model) for sharding in _shardings]
+    return True in answers and False not in answers
+
+
+def local_shards(model: nn.Module, outer: Sequence[OuterOptimizer]) -> dict[int, tuple[Sharding, Sequence[LocalShard]]]:
+    """Return, by the id of each sharded parameter object, its kind of sharding and what this rank holds of it.
+
+    Raises:
+        RuntimeError: when a library keeps its shards in a way that is not known.
+
+    """
+    found: dict[int, tuple[Sharding, Sequence[LocalShard]]] = {}
+    for sharding in _shardings:
+        for key, shards in sharding.local_shards(model, outer).items():
+            found.setdefault(key, (sharding, shards))
+    return found
+
+
+def snapshots(model: nn.Module) -> list[tuple[Sharding, Any]]:
+    """Return each kind's snapshot of a model, for `wrapped_since`."""
+    return [(sharding, sharding.snapshot(model)) for sharding in _shardings]
+
+
+def engine_optimizers(chunks: Iterable[nn.Module]) -> list[Any]:
+    """Return the optimizers that engines among model chunks bring along."""
+    found = (sharding.engine_optimizer(chunk) for chunk in chunks for sharding in _shardings)
+    return [optimizer for optimizer in found if optimizer is not None]
+
+
+def outer_optimizers(chunks: Iterable[nn.Module], given: Iterable[Any] = ()) -> list[OuterOptimizer]:
+    """Return the optimizers around those of torch: those of engines among model chunks, and those that were given."""
+    found = {id(o): o for o in (*engine_optimizers(chunks), *given)}
+    return list(_outer(found.values()))
+
+
+def _outer(optimizers: Iterable[Any]) -> Iterator[OuterOptimizer]:
+    for optimizer in optimizers:
+        for sharding in _shardings:
+            inner = sharding.inner_optimizer(optimizer)
+            if inner is not None:
+                yield OuterOptimizer(optimizer, inner, sharding)
+                break
