@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trainsentry.anomaly.incident import Incident
+from trainsentry.collectors.backend import Framework, Rendezvous
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.ranks.connection import RendezvousBroken
 from trainsentry.collectors.series import SeriesTable
@@ -18,7 +19,6 @@ from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.start import NoThread
 from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, close_at_exit, end_recorder, is_closed
 from trainsentry.monitor.trainer.flight_recorder import metrics_of, table_of_records
-from trainsentry.monitor.trainer.late_listener import LateListener
 from trainsentry.monitor.trainer.saved_state import checked_state, detection_for, state_of
 from trainsentry.monitor.trainer.step_loop import StepLoop
 from trainsentry.monitor.trainer.triggers import Callback
@@ -94,7 +94,7 @@ class TrainMonitor:
             self._follow(framework, (model, optimizer, grad_scaler), start_step)
             return self
         if self._loop is not None:
-            self._loop.watch.add(model, optimizer, grad_scaler, self._loop)
+            self._loop.watch.add(model, optimizer, grad_scaler)
         elif not self._left_out:
             self._loop = self._start_or_do_without(framework, (model, optimizer, grad_scaler), start_step)
         if self._loop is None:
@@ -104,7 +104,7 @@ class TrainMonitor:
         self._loop.begin()
         return self
 
-    def _meet(self, framework: Any) -> tuple[int, list[int]]:
+    def _meet(self, framework: Framework) -> tuple[int, list[int]]:
         """Meet the other ranks, the first time; return this rank and those that are watched."""
         rank, world_size = framework.rank_and_world_size()
         try:
@@ -121,7 +121,7 @@ class TrainMonitor:
                 check_alone(self.config, world_size)
         return rank, watched
 
-    def _join(self, framework: Any, rendezvous: Any, watched: list[int]) -> RankGroup | None:
+    def _join(self, framework: Framework, rendezvous: Rendezvous, watched: list[int]) -> RankGroup | None:
         try:
             return RankGroup(self.config, framework, rendezvous, watched, self._guard)
         except RendezvousBroken as error:
@@ -129,7 +129,9 @@ class TrainMonitor:
             rendezvous.close(broken=True)
             return None
 
-    def _start_or_do_without(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> StepLoop | None:
+    def _start_or_do_without(
+        self, framework: Framework, watched: tuple[Any, Any, Any], start_step: int
+    ) -> StepLoop | None:
         """Start the loop; where the machine has nothing left for it, have the training go on unwatched."""
         try:
             loop = self._start(framework, watched, start_step)
@@ -146,28 +148,28 @@ class TrainMonitor:
         close_at_exit(self)
         return loop
 
-    def _start(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> StepLoop:
-        watch = framework.watch(self._table, self._guard, self.config.collect_settings())
-        listener = LateListener()
+    def _start(self, framework: Framework, watched: tuple[Any, Any, Any], start_step: int) -> StepLoop:
+        watch = framework.new_watch(self._table, self._guard, self.config.collect_settings())
         rank, world_size = framework.rank_and_world_size()
         try:
-            watch.add(*watched, listener)
+            watch.add(*watched)
             if self._rank_group is not None:
                 watch.own_group = self._rank_group.rendezvous.name
             if world_size > 1 and self.config.collect.communication is not None:
                 watch.watch_communication()
             run = RunStart(self.config, framework, rank, world_size, start_step, self._rank_group, self._saved_state)
             shared = MonitorView(self._table, self._guard, self._callbacks, self._incidents)
-            listener.target = start_loop(run, watch, shared)
+            loop = start_loop(run, watch, shared)
+            watch.listen(loop)
         except BaseException:
             watch.close()  # a call that fails leaves no hook behind
             raise
-        listener.owner = self
+        loop.owner = self
         if self._rank_group is not None:
-            self._rank_group.watch_for_hangs(self.config, listener.target.doing)
-        return listener.target
+            self._rank_group.watch_for_hangs(self.config, loop.doing)
+        return loop
 
-    def _follow(self, framework: Any, watched: tuple[Any, Any, Any], start_step: int) -> None:
+    def _follow(self, framework: Framework, watched: tuple[Any, Any, Any], start_step: int) -> None:
         """Count steps with the ranks that are watched."""
         if self._rank_group is None:
             self._left_out = True

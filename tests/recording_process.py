@@ -29,7 +29,7 @@ class Recording:
         place = TreePosition(0, RANKS, RANKS[1:], None, "word", self.recorder_address.fileno())
         self.table = SeriesTable()
         hello = RecorderSettings(
-            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, place=place
+            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, position=place
         )
         self.link = RecorderLink(hello, self.table)
         self.heard = []

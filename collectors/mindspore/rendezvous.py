@@ -3,12 +3,9 @@
 import itertools
 import logging
 import os
-from typing import Any, Final
+from typing import Final
 
-from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, StepListener
-from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
 from trainsentry.collectors.mindspore.runtime import rank_and_world_size
-from trainsentry.collectors.mindspore.validation import checked_models, checked_optimizers
 from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketRendezvous
 from trainsentry.collectors.ranks.rendezvous import meet as meet_at
 
@@ -62,27 +59,3 @@ def _endpoint() -> Endpoint | None:
 
 def _tell_alone(why: str) -> None:
     logger.warning("trainsentry: each rank is watched by itself: %s", why)
-
-
-def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:
-    """Tell `listener` of the optimizers' steps, after the checks of `watch`; nothing of them is read.
-
-    Raises:
-        TypeError, ValueError: as `watch` does.
-
-    """
-    steps = OptimizerSteps(checked_optimizers(optimizer, checked_models(model)), listener)
-    steps.reads = False
-    check_scaler(grad_scaler)
-    if grad_scaler is not None:
-        _tell_of_skipped(steps, ScalerWatch(grad_scaler))
-    return steps
-
-
-def _tell_of_skipped(steps: OptimizerSteps, scaler: ScalerWatch) -> None:
-    def before_update() -> None:
-        for _ in range(scaler.skipped()):
-            for optimizer in list(steps.optimizers):
-                steps.listener.scaler_skipped(scaler.scaler, optimizer)
-
-    steps.look_at_scaler = before_update

@@ -1,14 +1,15 @@
 """A watched MindSpore model: what of it is read at a step, and when."""
 
-from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.hooks.activations import CellCalls
 from trainsentry.collectors.mindspore.hooks.communication import CollectiveRows
-from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, StepListener
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps
 from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
-from trainsentry.collectors.mindspore.rows.cell_names import CellNames
+from trainsentry.collectors.mindspore.rows.cell_names import CellNames, NamedParameter
 from trainsentry.collectors.mindspore.rows.optimizer_state import learning_rate_of, parameters_of
 from trainsentry.collectors.mindspore.rows.parameters import Owned, ParameterReader, UpdateReader
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
@@ -26,49 +27,39 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
-from trainsentry.collectors.shared.host_rows import PendingRows
-from trainsentry.collectors.shared.model_graph import DataFlow, describe
-from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
-from trainsentry.collectors.targets import Selection, checked_targets
+from trainsentry.collectors.shared.forward_passes import ForwardPasses
+from trainsentry.collectors.shared.model_graph import describe
+from trainsentry.collectors.targets import checked_targets
+from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
 
-class MindSporeWatch:
+class MindSporeWatch(WatchedModel):
     """Reads a MindSpore model around the steps of its optimizers, as `TorchWatch` does one of torch.
 
     Where steps are compiled no call is seen: then the step boundary is `TrainMonitor.step`, weights and state are read
     from the parameters, and what an update did is read against the weights at the end of the step before.
     """
 
+    communication: CollectiveRows | None = None
+
     def __init__(self, table: SeriesTable, guard: Guard, settings: CollectSettings) -> None:
-        self.guard = guard
-        self.settings = settings
-        self.names = CellNames()
-        self.optimizers: list[Any] = []
-        self.own_group = ""
-        self.communication: CollectiveRows | None = None
-        self.flow = DataFlow()
-        self.rows = StepRows(table, settings.eps, self._refused)
+        self.rows: StepRows
+        self.names: CellNames
+        self._steps: OptimizerSteps | None
+        super().__init__(guard, settings, CellNames(), StepRows(table, settings.eps, refused_by(guard)))
         self.capture = TensorCapture(self.names, guard)
-        self._selections: dict[str, Selection] = {}
-        self._steps: OptimizerSteps | None = None
-        self._scaler: ScalerWatch | None = None
+        self._scaler: Any = None
         self._scale: float | None = None
         self._reader = ParameterReader(self.rows)
         self._updates = UpdateReader(self._reader)
         self._cells = CellCalls(self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward)
-        self._modes = TrainingModes(self.names, self.rows)
-        self._optimizer_steps: Counter[int] = Counter()
-        self._scalars = ScalarRows(self.rows)
-        self._read: set[int] = set()
-        self._read_state_of: set[int] = set()
-        self._plan: Plan = frozenset()
         self._called_before = 0
         self._owned_by: dict[tuple[str, int], Owned] = {}
 
     # ------------------------------------------------------------------ watching
 
-    def add(self, model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> None:
-        """Check and take models and optimizers, and listen to the optimizers' steps.
+    def add(self, model: Any, optimizer: Any, grad_scaler: Any) -> None:
+        """Check and take models and optimizers.
 
         Raises:
             TypeError: for objects that are not cells, optimizers or loss scalers of MindSpore.
@@ -89,19 +80,22 @@ class MindSporeWatch:
         self.optimizers += optimizers
         self.capture.names = self.names
         self._owned_by.clear()
-        if self._steps is not None:
-            self._steps.close()
-        self._steps = OptimizerSteps(self.optimizers, listener)
-        self.capture.steps = self._steps
-        if grad_scaler is not None:
-            self._listen_to(grad_scaler, listener)
+        self._scaler = grad_scaler if grad_scaler is not None else self._scaler
+        if self._listener is not None:
+            self.listen(self._listener)
         if ACTIVATIONS in self._selections:
             self._cells.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
 
-    def _listen_to(self, scaler: Any, listener: StepListener) -> None:
+    def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
+        steps = self.capture.steps = OptimizerSteps(self.optimizers, listener)
+        if self._scaler is not None:
+            self._look_at(self._scaler, steps, listener)
+        return steps
+
+    def _look_at(self, scaler: Any, steps: OptimizerSteps, listener: StepListener) -> None:
         """Look at the loss scaler before each pass that is seen and each update, for a step that it has skipped."""
         wait()
-        known = self._scaler = ScalerWatch(scaler)
+        known = ScalerWatch(scaler)
 
         def look() -> None:
             scale = known.last
@@ -118,8 +112,7 @@ class MindSporeWatch:
 
         if rank_and_world_size()[1] == 1:  # several ranks count alike, also those on which no pass is seen
             self._cells.pass_begins = look
-        if self._steps is not None:
-            self._steps.look_at_scaler = before_update
+        steps.look_at_scaler = before_update
 
     def watch_communication(self) -> None:
         """Watch collectives too."""
@@ -155,12 +148,6 @@ class MindSporeWatch:
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, self.communication.groups() if self.communication is not None else [])
 
-    def close(self) -> None:
-        """Give every cell and optimizer back as it was."""
-        if self._steps is not None:
-            self._steps.close()
-        self.stop_reading()
-
     def stop_reading(self) -> None:
         """Remove everything but what tells of the optimizers' steps."""
         self._cells.close()
@@ -173,11 +160,8 @@ class MindSporeWatch:
 
     def open_step(self, plan: Plan) -> None:
         """Prepare the next step: watch the cells that its plan needs."""
-        self._plan = plan
         seen = self._sees_updates
-        self._optimizer_steps.clear()
-        self._read.clear()
-        self._read_state_of.clear()
+        self._begin_step(plan)
         self._cells.open_step(sampling=ACTIVATIONS in plan)
         if self.communication is not None:
             self.guard.run(COMMUNICATION, lambda: self._open_communication(sampling=COMMUNICATION in plan))
@@ -195,7 +179,7 @@ class MindSporeWatch:
     def before_update(self, optimizer: Any, *, gradients_ready: bool = True) -> None:
         """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
         del gradients_ready  # they are the update's own arguments
-        turn = self._optimizer_steps[id(optimizer)]
+        turn = self._turn(optimizer)
         if GRADIENTS in self._plan and self._steps is not None:
             owned = self._owned(GRADIENTS, optimizer)
             self.guard.run(GRADIENTS, self._reader.gradients, owned, self._steps.gradients, optimizer, turn)
@@ -207,8 +191,7 @@ class MindSporeWatch:
             self.guard.run(PARAMETERS, self._reader.parameters, moved, turn)
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
-            owned = self._owned(OPTIMIZER_STATE, optimizer)
-            self.guard.run(OPTIMIZER_STATE, self._reader.state, optimizer, owned, turn)
+            self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, turn)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.keep, [named for _, named in self._owned(UPDATES, optimizer)])
 
@@ -240,8 +223,7 @@ class MindSporeWatch:
         if OPTIMIZER_STATE in self._plan:
             for optimizer in self.optimizers:
                 self._read_state_of.add(id(optimizer))
-                owned = self._owned(OPTIMIZER_STATE, optimizer)
-                self.guard.run(OPTIMIZER_STATE, self._reader.state, optimizer, owned)
+                self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read)
 
@@ -281,29 +263,13 @@ class MindSporeWatch:
         error, self._cells.error = self._cells.error, None
         if error is not None:
             raise error
-        if UPDATES in self._plan:
-            self.guard.run(UPDATES, self._note_updates)
-        if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
-            self.guard.run("training_mode", self._modes.read)
-        self._scalars.end_step()
-        if self.communication is not None:
-            self.guard.run(COMMUNICATION, self.communication.end_step)
-
-    def examine(self) -> None:
-        """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
-        unread = [p for p in self.names.parameters if id(p.parameter) not in self._read]
-        self._read.update(id(p.parameter) for p in unread)
-        self.guard.run(PARAMETERS, self._reader.parameters, unread)
-        for optimizer in self.optimizers:
-            if id(optimizer) not in self._read_state_of:
-                self._read_state_of.add(id(optimizer))
-                self.guard.run(OPTIMIZER_STATE, self._reader.state, optimizer, self._owned("", optimizer))
+        super().end_step()
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
         if self._steps is not None:
             self._steps.reads = True
-        self._scalars.log(name, value, micro_step)
+        super().log(name, value, micro_step)
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar."""
@@ -311,26 +277,20 @@ class MindSporeWatch:
         if self._scale is not None:
             self.log("loss_scale", self._scale, 0)
 
-    @property
-    def micro_steps(self) -> int:
-        """Micro-steps that were seen in this step; 0 when activations were not sampled."""
-        return self._cells.counts.micro_steps if ACTIVATIONS in self._plan else 0
-
-    @property
-    def left_out(self) -> int:
-        """Passes and calls that were beyond what a record holds."""
-        return self._cells.counts.left_out + (self.communication.left_out if self.communication is not None else 0)
-
-    def take(self) -> PendingRows:
-        """Return the rows of the step, or of its part since the last call."""
-        return self.rows.take()
-
     # ------------------------------------------------------------------ pieces
 
-    def _note_updates(self) -> None:
-        moved, self._updates.moved = self._updates.moved, 0
-        rate = next((r for r in map(learning_rate_of, self.optimizers) if r is not None), None)
-        self._scalars.updates(moved, rate)
+    @property
+    def _passes(self) -> ForwardPasses:
+        return self._cells.counts
+
+    def _learning_rate(self) -> float | None:
+        return next((rate for rate in map(learning_rate_of, self.optimizers) if rate is not None), None)
+
+    def _read_parameters(self, parameters: Sequence[NamedParameter]) -> None:
+        self._reader.parameters(parameters)
+
+    def _read_state(self, optimizer: Any, part: str, turn: int = 0) -> None:
+        self._reader.state(optimizer, self._owned(part, optimizer), turn)
 
     def _selected(self, part: str) -> list[Any]:
         chosen = self._selections[part].parameters
@@ -349,9 +309,3 @@ class MindSporeWatch:
     def _nobodys(self, part: str) -> list[Any]:
         owned = {id(p) for optimizer in self.optimizers for p in parameters_of(optimizer)}
         return [p for p in self._selected(part) if id(p.parameter) not in owned]
-
-    def _refused(self, error: Exception) -> None:
-        """Note that a tensor could not be read: it costs its own row and no other."""
-        if self.guard.strict:
-            raise error
-        self.guard.refuse("statistics of a tensor", error)

@@ -1,23 +1,38 @@
-"""The rows of a step in host memory, their ids, and rows that are still being copied from a device."""
+"""The rows of a step in host memory, the ids of their series and layouts, and rows that a device still copies."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.collectors.series import (
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+    PARAMETER,
+    UPDATE,
+    Layout,
+    Series,
+    SeriesTable,
+)
 from trainsentry.collectors.statistics import COLUMNS
 
 
 class HostRows:
     """Ids, layouts and numbers of the rows of the current step, in execution order.
 
-    The numbers stand in one float64 array of shape (room, COLUMNS) whose address kernels write to.
+    The numbers stand in one float64 array of shape (room, COLUMNS) whose address kernels write to. `parameter_ids` has
+    the series of parameters. A tensor whose statistics cannot be computed gives no row; `refused` gets the error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, table: SeriesTable, eps: float, refused: Callable[[Exception], None] | None) -> None:
+        self.table = table
+        self.eps = eps
+        self.refused = refused
+        self.parameter_ids = ParameterIds(table)
+        self._plain_layouts: dict[tuple[Any, Any], int] = {}
         self._make_host(256)
         self._clear_rows()
 
@@ -35,6 +50,15 @@ class HostRows:
         self._ids.append(series_id)
         self._layout_ids.append(layout_id)
         return position
+
+    def _plain_layout(self, shape: tuple[int, ...], dtype: Any) -> int:
+        """Return the id of the layout of a tensor that is neither sharded nor nested."""
+        found = self._plain_layouts.get((shape, dtype))
+        if found is None:
+            sizes = tuple(int(n) for n in shape)
+            layout = Layout(sizes, str(dtype).removeprefix("torch."), math.prod(sizes))
+            found = self._plain_layouts[shape, dtype] = self.table.layout_id(layout)
+        return found
 
     def _kept(self) -> npt.NDArray[np.bool_]:
         """Return which rows stand: of those of one series the last."""
@@ -54,6 +78,51 @@ class HostRows:
     def _make_host(self, rows: int) -> None:
         self._host = np.zeros((rows, COLUMNS))
         self._host_address = self._host.ctypes.data  # asked for once: it costs as much as reading a small tensor
+
+
+class ParameterIds:
+    """Gives the quantities of parameters their series; a named parameter has `name`, `module` and `vpp_stage`."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.table = table
+        self._ids: dict[tuple[int, str, int, str], tuple[int, Any]] = {}
+        self._state_ids: dict[tuple[int, tuple[Any, ...], int], tuple[list[int], Any]] = {}
+
+    def id_of(self, named: Any, quantity: str, micro_step: int = 0, path: str = "") -> int:
+        """Return the id of a quantity of a parameter; `path` tells apart the tensors that one key of state holds."""
+        key = (id(named), quantity, micro_step, path)
+        found = self._ids.get(key)
+        if found is None:
+            name = f"{named.name}.{path}" if path else named.name
+            series = Series(name, quantity, micro_step, path, named.module, named.vpp_stage)
+            found = self._ids[key] = (self.table.series_id(series), named)  # kept alive: its id is the key
+        return found[0]
+
+    def ids_of_state(self, named: Any, keys: tuple[Any, ...], micro_step: int = 0) -> list[int]:
+        """Return the ids of the tensors that the optimizer's state holds under `keys`."""
+        key = (id(named), keys, micro_step)
+        found = self._state_ids.get(key)
+        if found is None:
+            ids = [self.id_of(named, state_quantity(k), micro_step) for k in keys]
+            found = self._state_ids[key] = (ids, named)
+        return found[0]
+
+    def id_of_unreduced(self, named: Any, micro_step: int, holds: str) -> int:
+        """Return the id of a gradient before reduction, of which `holds` says what it is the sum of."""
+        key = (id(named), GRADIENT_UNREDUCED, micro_step, holds)
+        found = self._ids.get(key)
+        if found is None:
+            series = Series(named.name, GRADIENT_UNREDUCED, micro_step, holds, named.module, named.vpp_stage)
+            found = self._ids[key] = (self.table.series_id(series), named)
+        return found[0]
+
+
+_FIXED: Final = frozenset({GRADIENT, PARAMETER, UPDATE})
+
+
+def state_quantity(key: Any) -> str:
+    """Return the quantity of a state key; one that a fixed quantity already has gets a prefix."""
+    return f"state_{key}" if key in _FIXED else str(key)
 
 
 def row_of_number(value: float) -> tuple[Any, ...]:

@@ -1,12 +1,12 @@
 """A watched torch model: what of it is read at a step, and when."""
 
-from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
+from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.settings import (
@@ -19,22 +19,19 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
-from trainsentry.collectors.shared.host_rows import PendingRows
-from trainsentry.collectors.shared.model_graph import DataFlow, describe
-from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
-from trainsentry.collectors.targets import Selection, checked_targets
+from trainsentry.collectors.shared.forward_passes import ForwardPasses
+from trainsentry.collectors.shared.model_graph import describe
+from trainsentry.collectors.targets import checked_targets
 from trainsentry.collectors.torch.added_modules import AddedModules
 from trainsentry.collectors.torch.distributed.communication import CollectiveRows
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.graph_capture import GraphCaptures
 from trainsentry.collectors.torch.hooks.activations import ActivationHooks
-from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, StepListener, watch_scalers
-from trainsentry.collectors.torch.parameters.gradient_rows import GradientRows
+from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
+from trainsentry.collectors.torch.parameters.gradients import GradientRows, OptimizedParameters
 from trainsentry.collectors.torch.parameters.loss_scale import LossScale
-from trainsentry.collectors.torch.parameters.optimized_parameters import OptimizedParameters
 from trainsentry.collectors.torch.parameters.readers import (
-    ParameterSeries,
     StateCount,
     UpdateReader,
     learning_rate_of,
@@ -45,6 +42,7 @@ from trainsentry.collectors.torch.replaying import Replay
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.ddp import has_reducer
 from trainsentry.collectors.torch.sharding.late_wrap_check import LateWrapCheck
+from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
 from trainsentry.collectors.torch.sharding.registry import is_data_parallel
 from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
@@ -55,50 +53,40 @@ from trainsentry.collectors.torch.validation import (
     checked_models,
     checked_optimizers,
 )
+from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
 
-class TorchWatch:
+class TorchWatch(WatchedModel):
     """Reads a torch model around the steps of its optimizers.
 
     The order of calls in a step: `open_step`, then `before_update` and `after_update` for each optimizer, then
     `take`. Only `open_step` attaches hooks, and only for the parts that are in the plan.
     """
 
+    communication: CollectiveRows | None = None
+
     def __init__(self, table: SeriesTable, guard: Guard, settings: CollectSettings) -> None:
-        self.guard = guard
-        self.settings = settings
-        self.names = ModelNames()
-        self.optimizers: list[Optimizer] = []
+        self.rows: StepRows
+        self.names: ModelNames
+        self._steps: OptimizerSteps | None
+        super().__init__(guard, settings, ModelNames(), StepRows(table, settings.eps, refused_by(guard)))
+        self.capture = TensorCapture(self.names, guard)
         self._outer: dict[int, OuterOptimizer] = {}
         self._late_wrap_checks: list[LateWrapCheck] = []
-        self.communication: CollectiveRows | None = None
-        self.own_group = ""
-        self.flow = DataFlow()
-        self.rows = StepRows(table, settings.eps, self._refused)
-        self.capture = TensorCapture(self.names, guard)
         self._replay: Replay | None = None
-        self._selections: dict[str, Selection] = {}
-        self._steps: OptimizerSteps | None = None
-        self._series = ParameterSeries(self.rows)
         self._scale = LossScale()
-        self._gradients = GradientRows(self._series, guard, settings, lambda: self._scale.value(self._device))
-        self._updates = UpdateReader(self._series)
+        self._gradients = GradientRows(self.rows, guard, settings, lambda: self._scale.value(self._device))
+        self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
-        self._optimizer_steps: Counter[int] = Counter()
-        self._scalars = ScalarRows(self.rows)
-        self._modes = TrainingModes(self.names, self.rows)
-        self._read: set[nn.Parameter] = set()
-        self._read_state_of: set[int] = set()
-        self._entries = StateCount()
-        self._plan: Plan = frozenset()
+        self._state_count = StateCount()
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._additions = AddedModules(guard)
         self._captures = GraphCaptures(guard, self._activations.lay_down, self._activations.take_up)
 
     # ------------------------------------------------------------------ watching
 
-    def add(self, model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> None:
-        """Check and take models and optimizers, and listen to the optimizers' steps.
+    def add(self, model: Any, optimizer: Any, grad_scaler: Any) -> None:
+        """Check and take models and optimizers.
 
         Raises:
             TypeError: for objects that are not torch modules or optimizers.
@@ -119,13 +107,16 @@ class TorchWatch:
         self.optimizers += optimizers
         self._outer.update({id(each.inner): each for each in outer})
         self._scale.use(grad_scaler, outer)
-        if self._steps is not None:
-            self._steps.close()
-        self._steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.takes)
-        watch_scalers(self._steps, self._scale.scaler)
+        if self._listener is not None:
+            self.listen(self._listener)
         if several_ranks():
             self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
         self._hook_modules()
+
+    def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
+        steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.takes)
+        watch_scalers(steps, self._scale.scaler)
+        return steps
 
     def _take_names(self, names: ModelNames) -> None:
         """Watch modules and parameters under these names.
@@ -190,12 +181,6 @@ class TorchWatch:
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, known_groups(self.own_group), data_parallel=self.data_parallel)
 
-    def close(self) -> None:
-        """Remove every hook and patch."""
-        if self._steps is not None:
-            self._steps.close()
-        self.stop_reading()
-
     def stop_reading(self) -> None:
         """Remove every hook but those that tell of the optimizers' steps."""
         self._gradients.detach()
@@ -215,11 +200,8 @@ class TorchWatch:
     def open_step(self, plan: Plan) -> None:
         """Prepare the next step: attach the hooks that its plan needs."""
         self.guard.run("additions", self._follow_additions)
-        self._plan = plan
+        self._begin_step(plan)
         self._scale.forget()
-        self._optimizer_steps.clear()
-        self._read.clear()
-        self._read_state_of.clear()
         self._activations.open_step(sampling=ACTIVATIONS in plan)
         if self.communication is not None:
             self.communication.open_step(sampling=COMMUNICATION in plan)
@@ -239,12 +221,11 @@ class TorchWatch:
             owned = self._optimized.owned(PARAMETERS, optimizer)
             if not self._read:  # weights that no optimizer moves break too: they are read with the first
                 owned = [*self._optimized.nobodys(PARAMETERS, self.optimizers), *owned]
-            self._read.update(p.parameter for p in owned)
-            self.guard.run(PARAMETERS, read_parameters, self._series, owned, turn)
+            self._read.update(id(p.parameter) for p in owned)
+            self.guard.run(PARAMETERS, read_parameters, self.rows, owned, turn)
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
-            owned = self._optimized.owned(OPTIMIZER_STATE, optimizer)
-            self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned, turn)
+            self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, turn)
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
@@ -256,7 +237,7 @@ class TorchWatch:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._turn(optimizer))
-        self.guard.run(OPTIMIZER_STATE, self._entries.updated, optimizer)
+        self.guard.run(OPTIMIZER_STATE, self._state_count.updated, optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Optimizer) -> None:
@@ -278,11 +259,10 @@ class TorchWatch:
         if GRADIENTS in self._plan:
             self.guard.run(GRADIENTS, self._gradients.read, self._optimized.selected(GRADIENTS), None, 0)
         if PARAMETERS in self._plan:
-            self.guard.run(PARAMETERS, read_parameters, self._series, self._optimized.selected(PARAMETERS))
+            self.guard.run(PARAMETERS, read_parameters, self.rows, self._optimized.selected(PARAMETERS))
         if OPTIMIZER_STATE in self._plan:
             for optimizer in self.optimizers:
-                owned = self._optimized.owned(OPTIMIZER_STATE, optimizer)
-                self.guard.run(OPTIMIZER_STATE, read_state, self._series, optimizer, owned, 0)
+                self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE)
 
     @property
     def data_parallel(self) -> bool:
@@ -307,29 +287,7 @@ class TorchWatch:
     def end_step(self) -> None:
         """Complete the rows of the step."""
         self._captures.note_step()
-        if UPDATES in self._plan:
-            self.guard.run(UPDATES, self._note_updates)
-        if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
-            self.guard.run("training_mode", self._modes.read)
-        self._scalars.end_step()
-        if self.communication is not None:
-            self.guard.run(COMMUNICATION, self.communication.end_step)
-
-    def examine(self) -> None:
-        """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
-        unread = [p for p in self.names.parameters if p.parameter not in self._read]
-        self._read.update(p.parameter for p in unread)
-        self.guard.run(PARAMETERS, read_parameters, self._series, unread)
-        for optimizer in self.optimizers:
-            if id(optimizer) not in self._read_state_of:
-                self._read_state_of.add(id(optimizer))
-                self.guard.run(
-                    OPTIMIZER_STATE, read_state, self._series, optimizer, self._optimized.owned("", optimizer)
-                )
-
-    def log(self, name: str, value: Any, micro_step: int) -> None:
-        """Append a scalar."""
-        self._scalars.log(name, value, micro_step)
+        super().end_step()
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Take the scaler's current scale as a scalar, without asking the device for its value."""
@@ -340,57 +298,27 @@ class TorchWatch:
         if scale is not None:
             self.log("loss_scale", scale, 0)
 
-    @property
-    def micro_steps(self) -> int:
-        """Micro-steps that were seen in this step; 0 when activations were not sampled."""
-        return self._activations.micro_steps if ACTIVATIONS in self._plan else 0
-
-    @property
-    def left_out(self) -> int:
-        """Passes and calls that were beyond what a record holds."""
-        return self._activations.left_out + (self.communication.left_out if self.communication is not None else 0)
-
-    def take(self) -> PendingRows:
-        """Return the rows of the step, or of its part since the last call."""
-        return self.rows.take()
-
     # ------------------------------------------------------------------ pieces
 
-    def _refused(self, error: Exception) -> None:
-        """Note that a tensor could not be read: it costs its own row and no other."""
-        if self.guard.strict:
-            raise error
-        self.guard.refuse("statistics of a tensor", error)
+    @property
+    def _passes(self) -> ForwardPasses:
+        return self._activations.passes
 
-    def _note_updates(self) -> None:
-        moved, self._updates.moved = self._updates.moved, 0
-        self._scalars.updates(moved, learning_rate_of(self.optimizers))
+    def _learning_rate(self) -> float | None:
+        return learning_rate_of(self.optimizers)
+
+    def _read_parameters(self, parameters: Sequence[NamedParameter]) -> None:
+        read_parameters(self.rows, parameters)
+
+    def _read_state(self, optimizer: Optimizer, part: str, turn: int = 0) -> None:
+        read_state(self.rows, optimizer, self._optimized.owned(part, optimizer), turn)
 
     def _look_for_state(self, optimizer: Optimizer) -> None:
         """Where state has gone, read weights and state at this step: by the next sample it may have grown again."""
-        if self._plan and self._entries.are_fewer(optimizer):
+        if self._plan and self._state_count.are_fewer(optimizer):
             self._plan |= {PARAMETERS, OPTIMIZER_STATE} & set(self._selections)
-
-    def _turn(self, optimizer: Optimizer) -> int:
-        """Return how often an optimizer has stepped before in this step: its rows' micro-step."""
-        return self._optimizer_steps[id(optimizer)]
 
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
             scale = getattr(optimizer, "grad_scale", None)
             self._gradients.read(self._optimized.owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
-
-
-def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:
-    """Tell `listener` of the optimizers' steps, after the checks of `watch`.
-
-    Raises:
-        TypeError, ValueError: as `watch` does.
-
-    """
-    optimizers = checked_optimizers(optimizer, checked_models(model))
-    check_scaler(grad_scaler)
-    outer = {id(each.inner): each for each in optimizers.values() if each is not None}
-    steps = OptimizerSteps(list(optimizers), listener, outer)
-    watch_scalers(steps, grad_scaler)
-    return steps

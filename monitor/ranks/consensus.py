@@ -1,8 +1,9 @@
 """What all ranks decide together, at boundaries that the step's number alone determines."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
+from trainsentry.collectors.backend import MaxReduce, Rendezvous
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.errors import OverflowLimitReached, TrainingStopped
 from trainsentry.monitor.ranks.hang_watch import HangWatch
@@ -58,7 +59,9 @@ class Consensus:
     this rank takes no more part, and no more common decisions are taken.
     """
 
-    def __init__(self, rendezvous: Any, max_reduce: Any, schedule: Schedule, guard: Guard, *, costs: int) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, max_reduce: MaxReduce, schedule: Schedule, guard: Guard, *, costs: int
+    ) -> None:
         self.rendezvous = rendezvous
         self.max_reduce = max_reduce
         self.schedule = schedule

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trainsentry.collectors.backend import Store
 from trainsentry.exporters.files.json_files import replace_json
 
 logger = logging.getLogger("trainsentry")
@@ -40,7 +41,7 @@ class HangWatch:
         self,
         seconds: float,
         report: Callable[[], dict[str, Any]],
-        store: Any,
+        store: Store,
         directory: Path,
         *,
         rank: int,

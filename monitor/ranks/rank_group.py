@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from trainsentry.collectors.backend import Framework, Rendezvous
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
@@ -27,7 +28,7 @@ class RankGroup:
     """What a rank has to do with the others; every rank has one, watched or not."""
 
     def __init__(
-        self, config: MonitorConfig, framework: Any, rendezvous: Any, watched: list[int], guard: Guard
+        self, config: MonitorConfig, framework: Framework, rendezvous: Rendezvous, watched: list[int], guard: Guard
     ) -> None:
         self.rendezvous = rendezvous
         self.speaks = rendezvous.rank == watched[0]
@@ -75,7 +76,7 @@ class RankGroup:
         self.rendezvous.close(broken=self.common.broken)
 
 
-def _check_same(config: MonitorConfig, rendezvous: Any) -> None:
+def _check_same(config: MonitorConfig, rendezvous: Rendezvous) -> None:
     """Check that all ranks have one configuration, without which they would not sample the same steps.
 
     Raises:

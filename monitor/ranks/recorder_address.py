@@ -5,6 +5,7 @@ import os
 import socket
 from typing import Any, Final
 
+from trainsentry.collectors.backend import Rendezvous
 from trainsentry.collectors.ranks.handshake import secret_for
 from trainsentry.monitor.recorder.ranks.tree_position import Address, TreePosition, place_of, purpose_of
 
@@ -37,7 +38,7 @@ class RecorderAddress:
         self.sock.close()
 
 
-def find_place(rendezvous: Any, recorder_address: RecorderAddress | None, watched: bool) -> TreePosition | None:
+def find_place(rendezvous: Rendezvous, recorder_address: RecorderAddress | None, watched: bool) -> TreePosition | None:
     """Tell the other ranks where this one's recorder listens; return its place among them.
 
     None on a rank that is not watched, or cannot listen; it takes part in the exchange all the same. The secrets of

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from trainsentry.collectors.backend import OptimizerSteps
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.ranks.consensus import Consensus, Proposal, kind_of
@@ -18,11 +19,11 @@ class UnwatchedRank:
         self.guard = guard
         self.step = start_step
         self.stop: TrainingStopped | None = None
-        self.steps: list[Any] = []
+        self.steps: list[OptimizerSteps] = []
         self.ends_elsewhere = False
         self._end = StepEnd(())
 
-    def follow(self, steps: Any) -> None:
+    def follow(self, steps: OptimizerSteps) -> None:
         """Take steps to listen to, beside those that are listened to already."""
         self.steps.append(steps)
         self._end = StepEnd(id(optimizer) for optimizer in self.optimizers)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from trainsentry.collectors.backend import ModelWatch
 from trainsentry.collectors.guard import Guard
 
 MAX_LOGS: Final = 64
@@ -14,7 +15,7 @@ MAX_LOGS: Final = 64
 class ScalarLog:
     """Hands logged scalars to the collectors; a value that is none costs itself and nothing else."""
 
-    def __init__(self, watch: Any, guard: Guard) -> None:
+    def __init__(self, watch: ModelWatch, guard: Guard) -> None:
         self.watch = watch
         self.guard = guard
         self._counts: Counter[str] = Counter()

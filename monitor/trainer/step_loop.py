@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trainsentry.anomaly.pre_update_check import PreUpdateCheck
+from trainsentry.collectors.backend import ModelWatch
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import (
     COMMUNICATION_ORDER,
@@ -36,13 +37,16 @@ PART: Final = "step boundary"
 class StepLoop:
     """Follows the steps of the watched optimizers, and does at each boundary what has to be done there.
 
-    It is the `StepListener` of the collectors. `watch` is the framework's watched model.
+    It is the `StepListener` of the collectors. `watch` is the framework's watched model. `owner` is the monitor that
+    the user holds: the optimizers' hooks keep the loop alive, and by it the monitor, and nothing else does.
     """
+
+    owner: Any = None
 
     def __init__(
         self,
         config: MonitorConfig,
-        watch: Any,
+        watch: ModelWatch,
         table: SeriesTable,
         link: RecorderLink,
         guard: Guard,

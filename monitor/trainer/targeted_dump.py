@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.dumps.dump_comparison import EQUAL, compare_dumps
 from trainsentry.anomaly.incident import Incident
+from trainsentry.collectors.backend import Replay, TensorCapture, TensorFiles
 from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
 from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump
 from trainsentry.monitor.config.schema import Dump
@@ -30,12 +31,12 @@ class TargetedDump:
         directory: Path,
         *,
         rank: int,
-        capture: Any,
+        capture: TensorCapture,
         optimizers: Sequence[Any],
-        save: Any,
+        save: TensorFiles,
         quota: int,
         done: Callable[[int, str], None],
-        replay: Any = None,
+        replay: Replay | None = None,
         overflow_check: bool = False,
     ) -> None:
         self.settings = settings
@@ -146,14 +147,14 @@ class TargetedDump:
         self._last_step = step
         self._budget = min(self.settings.max_bytes, self.quota - self.total_bytes)
         if self.replay is not None:
-            self.done(incident.id, f"replay: {self._run_again(step)}")
+            self.done(incident.id, f"replay: {self._run_again(self.replay, step)}")
 
-    def _run_again(self, step: int) -> str:
+    def _run_again(self, replay: Replay, step: int) -> str:
         """Run the last forward pass twice; return whether the results were equal, and where they lie."""
         folders = [self.directory / f"step{step}" / f"rank{self.rank}" / f"replay{i}" for i in range(2)]
         writers = [StepDump(folder, self._head(folder, step)) for folder in folders]
         try:
-            outcome = self.replay.run(self._modules(), writers)
+            outcome = replay.run(self._modules(), writers)
         except Exception as error:  # noqa: BLE001 - the user's forward pass, run once more than it was meant to
             outcome = f"failed: {type(error).__name__}: {error}"
         if outcome != "done" or not all(writer.names for writer in writers):

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.rules.user_detectors import load_detectors
+from trainsentry.collectors.backend import Framework, ModelWatch
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv.writer import next_restart
@@ -72,7 +73,7 @@ def hello_for(
 
 
 def describe_run(
-    config: MonitorConfig, framework: Any, world_size: int, start_step: int, restart: int
+    config: MonitorConfig, framework: Framework, world_size: int, start_step: int, restart: int
 ) -> dict[str, Any]:
     """Return the content of `run.json`."""
     return {
@@ -124,7 +125,7 @@ class RunStart:
     """What a run starts with: `framework` supplies the collectors; `rank_group` is None on a single rank."""
 
     config: MonitorConfig
-    framework: Any
+    framework: Framework
     rank: int
     world_size: int
     start_step: int
@@ -142,7 +143,7 @@ class MonitorView:
     incidents: dict[int, Incident]
 
 
-def start_loop(run: RunStart, watch: Any, shared: MonitorView) -> StepLoop:
+def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoop:
     """Start the recorder; return the loop that follows the steps of the framework's watched model."""
     config, table, guard = run.config, shared.table, shared.guard
     _check_detectors(config)
@@ -190,8 +191,20 @@ def start_loop(run: RunStart, watch: Any, shared: MonitorView) -> StepLoop:
         link.send(messages.LOAD_STATE, state=detection_for(run.rank, run.saved_state), step=run.start_step)
     overhead = Overhead(guard, schedule, config.overhead_budget)
     common = rank_group.common if rank_group is not None else None
-    position = {"rank": run.rank, "start_step": run.start_step, "same_step": same_step}
-    return StepLoop(config, watch, table, link, guard, triggers, schedule, overhead, common, **position)
+    return StepLoop(
+        config,
+        watch,
+        table,
+        link,
+        guard,
+        triggers,
+        schedule,
+        overhead,
+        common,
+        rank=run.rank,
+        start_step=run.start_step,
+        same_step=same_step,
+    )
 
 
 def _rivals_in_words(claim: Claim, root: Path) -> str:

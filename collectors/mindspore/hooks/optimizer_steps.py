@@ -1,28 +1,13 @@
 """Where an optimizer's step begins and ends."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from mindspore import nn
 
+from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.mindspore.hooks.interception import unwatch_calls, watch_calls
 from trainsentry.collectors.mindspore.runtime import on_host, wait
-
-
-class StepListener(Protocol):
-    """What is told about the steps of the watched optimizers. Its methods contain their own failures."""
-
-    def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
-        """An optimizer is about to update."""
-
-    def after_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has updated."""
-
-    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
-        """A loss scaler has looked at the step's gradients."""
-
-    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
-        """A loss scaler has found them not finite, so the optimizer is not called."""
 
 
 class OptimizerSteps:

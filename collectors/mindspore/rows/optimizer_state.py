@@ -5,7 +5,7 @@ from typing import Any
 
 from mindspore import Parameter, ParameterTuple, Tensor
 
-from trainsentry.collectors.shared.parameter_ids import state_quantity
+from trainsentry.collectors.shared.host_rows import state_quantity
 
 
 def parameters_of(optimizer: Any) -> tuple[Parameter, ...]:

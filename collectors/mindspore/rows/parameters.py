@@ -13,7 +13,6 @@ from trainsentry.collectors.mindspore.rows.host_statistics import array_of, as_f
 from trainsentry.collectors.mindspore.rows.optimizer_state import scale_of, state_of
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE
-from trainsentry.collectors.shared.parameter_ids import ParameterIds
 from trainsentry.collectors.statistics import NORM
 
 Owned = Sequence[tuple[int, NamedParameter]]
@@ -25,7 +24,7 @@ class ParameterReader:
 
     def __init__(self, rows: StepRows) -> None:
         self.rows = rows
-        self.ids = ParameterIds(rows.table)
+        self.ids = rows.parameter_ids
 
     def gradients(self, owned: Owned, gradients: Sequence[Any], optimizer: Any, micro_step: int) -> None:
         """Append a row for each gradient that an optimizer takes, divided by what it divides them by.

@@ -34,12 +34,8 @@ class StepRows(HostRows):
         *,
         rows_on_device: bool | None = None,
     ) -> None:
-        super().__init__()
-        self.table = table
-        self.eps = eps
-        self.refused = refused
+        super().__init__(table, eps, refused)
         self.on_device = not on_host() if rows_on_device is None else rows_on_device
-        self._layouts: dict[tuple[Any, str, str], int] = {}
         self._device_rows: list[tuple[int, Tensor]] = []
         self._unread: list[tuple[int, Tensor]] = []
         self._scratch = np.zeros(COLUMNS)
@@ -92,12 +88,12 @@ class StepRows(HostRows):
         if isinstance(value, Tensor):  # read when the step's operations have been waited for
             self._unread.append((self._append(series_id, self._layout(value)), value))
             return
-        position = self._append(series_id, self.table.layout_id(Layout((), "float64", 1)))
+        position = self._append(series_id, self._plain_layout((), "float64"))
         self._host[position] = (*row_of_number(float(value)), float(value))
 
     def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
         """Append a row that holds some numbers in the place of statistics, and nothing else."""
-        position = self._append(series_id, self.table.layout_id(Layout((), "float64", 1)))
+        position = self._append(series_id, self._plain_layout((), "float64"))
         self._host[position] = np.nan
         self._host[position, : len(numbers)] = numbers
 
@@ -143,15 +139,12 @@ class StepRows(HostRows):
         return row if divisor == 1.0 else ops.concat([row[: NORM + 1] / divisor, row[NORM + 1 :]])
 
     def _layout(self, tensor: Tensor) -> int:
-        # A parameter that the compiler has cut lies on this rank in part, and which part that is it does not say.
-        region = UNKNOWN_REGION if getattr(tensor, "sliced", False) is True else ""
-        key = (tensor.shape, dtype_of(tensor), region)
-        found = self._layouts.get(key)
-        if found is None:
-            shape = tuple(int(n) for n in tensor.shape)
-            layout = Layout(shape, key[1], int(tensor.size), region=region)
-            found = self._layouts[key] = self.table.layout_id(layout)
-        return found
+        dtype = dtype_of(tensor)
+        if getattr(tensor, "sliced", False) is not True:
+            return self._plain_layout(tensor.shape, dtype)
+        # The compiler cut this parameter, and does not say which part of it lies on this rank.
+        layout = Layout(tuple(int(n) for n in tensor.shape), dtype, int(tensor.size), region=UNKNOWN_REGION)
+        return self.table.layout_id(layout)
 
 
 class _NextStep:

@@ -66,7 +66,7 @@ class ActivationHooks:
         self._hooks: ModuleHooks | None = None
         self._attached = False
         self._leaf_handles: list[RemovableHandle] = []
-        self._counts = ForwardPasses(rows.table)
+        self.passes = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
         self._visits = CompiledVisits()
         self._inner_ran = False
@@ -97,7 +97,7 @@ class ActivationHooks:
         self.generation += 1
         self.switch.sampling = sampling
         self._inner_ran = False
-        self._counts.open_step()
+        self.passes.open_step()
         self._recomputed.clear()
         self._visits.clear()
         self._drop_leaf_hooks()
@@ -217,16 +217,6 @@ class ActivationHooks:
         """How many modules carry hooks."""
         return self._hooks.attached if self._hooks is not None else 0
 
-    @property
-    def micro_steps(self) -> int:
-        """The most passes that one outermost module has had in this step."""
-        return self._counts.micro_steps
-
-    @property
-    def left_out(self) -> int:
-        """Passes and calls that were beyond what a record holds."""
-        return self._counts.left_out
-
     # ------------------------------------------------------------------ what eager modules tell
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -241,10 +231,10 @@ class ActivationHooks:
             self._recomputed.with_graph()
         if named.name:
             self._inner_ran = True
-        if self._counts.begins_with(named):
+        if self.passes.begins_with(named):
             self._begin_pass(named, training=torch.is_grad_enabled())
-        self._counts.enter()
-        if self._counts.recording and named.name in self._observed:
+        self.passes.enter()
+        if self.passes.recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
 
     def leave(self, named: NamedModule, output: Any) -> None:
@@ -254,20 +244,20 @@ class ActivationHooks:
         if in_backward():
             self._leave_again(named, tensors_in(output))
             return
-        self._counts.leave()
-        if self._counts.recording and named.name in self._observed:
+        self.passes.leave()
+        if self.passes.recording and named.name in self._observed:
             self._observe(named, "output", tensors_in(output))
-            self._counts.called(named)
+            self.passes.called(named)
 
     def _begin_pass(self, named: NamedModule, *, training: bool) -> None:
         """Note that an outermost module is entered."""
         self._visits.begin_pass()
-        self._counts.begin(named, training=training)
+        self.passes.begin(named, training=training)
 
     def _observe(self, named: NamedModule, side: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        call, with_graph = self._counts.call_of(named), torch.is_grad_enabled()
+        call, with_graph = self.passes.call_of(named), torch.is_grad_enabled()
         if side == "output" and not with_graph:
-            self._recomputed.made(named, None if call is None else (self._counts.micro_step, call))
+            self._recomputed.made(named, None if call is None else (self.passes.micro_step, call))
         if call is None:
             return
         for path, tensor in tensors:
@@ -276,10 +266,10 @@ class ActivationHooks:
             else:
                 self.flow.consumed(named.name, tensor)
             if self.forward:
-                series_id = self._counts.series(named, side, path, call, self._counts.micro_step, gradient=False)
+                series_id = self.passes.series(named, side, path, call, self.passes.micro_step, gradient=False)
                 self.rows.add_shared(series_id, tensor)
             if with_graph:
-                self._hook_gradient(named, side, path, tensor, self._counts.micro_step, call)
+                self._hook_gradient(named, side, path, tensor, self.passes.micro_step, call)
 
     def _enter_again(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Hook the gradients at the inputs of a call that is computed anew, where it had no graph the first time."""
@@ -306,7 +296,7 @@ class ActivationHooks:
     ) -> None:
         if not (self.backward and tensor.requires_grad):
             return
-        series_id = self._counts.series(named, side, path, call, micro_step, gradient=True)
+        series_id = self.passes.series(named, side, path, call, micro_step, gradient=True)
         self._hooked_gradients = True
         handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
         if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
@@ -327,7 +317,7 @@ class ActivationHooks:
         if site.named.name not in self.compiled:
             self.compiled.add(site.named.name)
             self.flow.entered(site.named.name)
-        if self.sampling and self._counts.recording and not in_backward():
+        if self.sampling and self.passes.recording and not in_backward():
             self.guard.run(PART, self._take_compiled, site, path, tensor, hooked)
 
     def compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
@@ -338,21 +328,21 @@ class ActivationHooks:
     def _take_compiled(self, site: Site, path: str, tensor: Tensor, hooked: bool) -> None:
         call = self._visits.forward(site, path, hooked=hooked)
         if call >= MAX_CALLS:
-            self._counts.left_out += 1
+            self.passes.left_out += 1
             return
         if not self.forward:
             return
         side, _, within = path.partition(".")
         # Compilers use buffers again without a trace in the tensor, so that none is known to be one that was read.
         self.rows.add(
-            self._counts.series(site.named, side, within, call, self._counts.micro_step, gradient=False), tensor
+            self.passes.series(site.named, side, within, call, self.passes.micro_step, gradient=False), tensor
         )
 
     def _take_compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
         micro_step, call = self._visits.backward(site, path)
         if call < MAX_CALLS and micro_step < MAX_MICRO_STEPS:
             side, _, within = path.partition(".")
-            self.rows.add(self._counts.series(site.named, side, within, call, micro_step, gradient=True), gradient)
+            self.rows.add(self.passes.series(site.named, side, within, call, micro_step, gradient=True), gradient)
 
 
 def _can_be_called(module: nn.Module) -> bool:

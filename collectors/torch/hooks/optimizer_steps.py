@@ -5,38 +5,17 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.torch.graph_capture import stream_is_captured
 from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
-
-
-class StepListener(Protocol):
-    """What is told about the steps of the watched optimizers. Its methods contain their own failures."""
-
-    def before_optimizer(self, optimizer: Optimizer, *, has_closure: bool) -> None:
-        """An optimizer is about to update; with a closure its gradients are not there yet."""
-
-    def after_optimizer(self, optimizer: Optimizer) -> None:
-        """An optimizer has updated."""
-
-    def after_part(self, optimizer: Optimizer) -> None:
-        """An optimizer has updated a part of its parameters; more may follow before `after_optimizer`."""
-
-    def update_refused(self, optimizer: Optimizer) -> None:
-        """An optimizer has found something that is not finite and has not updated, though no loss scale is sought."""
-
-    def scaler_entered(self, scaler: Any, optimizer: Optimizer) -> None:
-        """A loss scaler is about to step an optimizer, or to skip it."""
-
-    def scaler_skipped(self, scaler: Any, optimizer: Optimizer) -> None:
-        """A loss scaler has decided not to call the optimizer."""
 
 
 class OptimizerSteps:

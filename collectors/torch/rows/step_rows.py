@@ -2,18 +2,18 @@
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import Layout, SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.graph_capture import stream_is_captured
-from trainsentry.collectors.torch.rows.batch import Batch, runs_of, take_held
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.device_statistics import row_dtype
 from trainsentry.collectors.torch.rows.host_statistics import (
@@ -24,7 +24,6 @@ from trainsentry.collectors.torch.rows.host_statistics import (
     read_at,
     read_many_at,
 )
-from trainsentry.collectors.torch.rows.layout_ids import LayoutIds
 from trainsentry.collectors.torch.rows.local_tensor import (
     is_readable,
     local,
@@ -32,10 +31,43 @@ from trainsentry.collectors.torch.rows.local_tensor import (
     version_of,
     whole_of,
 )
-from trainsentry.collectors.torch.sharding.local_shards import Fragment
+from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
+from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
+from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
 
 _NUMBER: Final = torch.zeros((), dtype=torch.float64)
 """Stands for a Python number where a layout is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tensors that are read in one way: what this rank holds of each, and what their rows are divided by."""
+
+    ids: Sequence[int]
+    tensors: Sequence[Tensor]
+    layouts: Sequence[int | None]
+    divisor: Tensor | None
+    norms: Tensor | None
+
+
+def runs_of(ways: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of consecutive tensors that are read together; those of None stand alone.
+
+    >>> list(runs_of([8, 9, None, None, 7]))
+    [(0, 2), (2, 3), (3, 4), (4, 5)]
+    """
+    if set(map(type, ways)) == {int}:
+        yield 0, len(ways)
+        return
+    start = 0
+    for i in range(1, len(ways) + 1):
+        if i == len(ways) or _together(ways[i - 1]) != _together(ways[i]) or ways[i] is None:
+            yield start, i
+            start = i
+
+
+def _together(way: Any) -> Any:
+    return int if isinstance(way, int) else way
 
 
 class StepRows(HostRows):
@@ -53,14 +85,11 @@ class StepRows(HostRows):
         *,
         device_rows_on_cpu: bool = False,
     ) -> None:
-        self.table = table
-        self.eps = eps
-        self.refused = refused
+        super().__init__(table, eps, refused)
         self._device_rows_on_cpu = device_rows_on_cpu
-        self.layouts = LayoutIds(table)
+        self._shard_layouts = ShardLayouts(table)
         self._devices: dict[torch.device, DeviceRows] = {}
         self._accelerated = torch.accelerator.is_available()
-        super().__init__()
         self._start()
 
     def _start(self) -> None:
@@ -98,7 +127,7 @@ class StepRows(HostRows):
         layouts = layouts or [None] * len(tensors)
         if fragments is not None or not PLAIN.issuperset(map(type, tensors)):
             tensors = list(tensors)
-            self._attempt(take_held, tensors, fragments or [None] * len(tensors), layouts, self.layouts)
+            self._attempt(take_local_parts, tensors, fragments or [None] * len(tensors), layouts, self._shard_layouts)
         ways: list[int | DeviceRows | None] = [None] * len(tensors)
         self._attempt(self._find_ways, tensors, ways)
         for start, end in runs_of(ways):
@@ -111,6 +140,21 @@ class StepRows(HostRows):
                 self._attempt(self._add_fused, way, batch)
             else:
                 self._attempt(self._add_other, series_ids[start], tensors[start], batch)
+
+    def add_parameters(
+        self,
+        series_ids: Sequence[int],
+        parameters: Sequence[NamedParameter],
+        tensors: Sequence[Tensor],
+        divisor: Tensor | None = None,
+    ) -> None:
+        """Append a row for each parameter's part of a tensor that is laid out like the parameter."""
+        fragments = [named.fragment for named in parameters]
+        self.add_many(series_ids, tensors, divisor, fragments=fragments if any(fragments) else None)
+
+    def layouts_of(self, parameters: Sequence[NamedParameter]) -> list[int | None]:
+        """Return the layouts of this rank's parts of parameters; None stands for that of a plain tensor."""
+        return [self._shard_layouts.of(named.parameter, named.fragment) for named in parameters]
 
     def norms(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the L2 norms of tensors of one device, shape (n,), on that device, without a row in the record."""
@@ -129,7 +173,7 @@ class StepRows(HostRows):
         whole = whole_of(tensor)
         known = self._seen.get(id(whole))
         if known is not None and known[0]() is whole and known[1] == version_of(whole) is not None:
-            self._aliases.append((self._append(series_id, self.layouts.of(tensor)), known[2]))
+            self._aliases.append((self._append(series_id, self._layout(tensor)), known[2]))
             return
         position = len(self._ids)
         self.add(series_id, tensor)
@@ -143,16 +187,16 @@ class StepRows(HostRows):
         if isinstance(value, Tensor):
             scalar = local(value).reshape(())
             if not self._on_host(scalar):
-                position = self._append(series_id, self.layouts.of(scalar))
+                position = self._append(series_id, self._layout(scalar))
                 self._rows_on(scalar.device).add_scalar(position, scalar, self.eps)
                 return
             value = scalar.item()
-        position = self._append(series_id, self.layouts.of(_NUMBER))
+        position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
         self._host[position] = (*row_of_number(float(value)), float(value))
 
     def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
         """Append a row that holds some numbers in the place of statistics, and nothing else."""
-        position = self._append(series_id, self.layouts.of(_NUMBER))
+        position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
         self._host[position] = math.nan
         self._host[position, : len(numbers)] = numbers
 
@@ -179,6 +223,14 @@ class StepRows(HostRows):
             aliases=list(self._aliases),
         )
 
+    def _layout(self, tensor: Tensor) -> int:
+        """Return the id of a tensor's layout; of a DTensor, that of its local shard."""
+        if type(tensor) not in PLAIN and is_dtensor(tensor):  # a look at its type is cheaper
+            return self._shard_layouts.of_dtensor(tensor)
+        if tensor.is_nested:
+            return self.table.layout_id(Layout((), dtype_name(tensor), tensor.numel()))
+        return self._plain_layout(tensor.shape, tensor.dtype)
+
     def _stands_still(self) -> bool:
         """Whether a device records what it is asked to do: a row would be made at each replay, and now never."""
         return self._accelerated and stream_is_captured()
@@ -195,7 +247,7 @@ class StepRows(HostRows):
         position = len(self._ids)
         self._make_room(position + 1)
         read_at(address, tensor, self.eps, self._host_address + ROW_BYTES * position)
-        self._append(series_id, self.layouts.of(tensor))  # behind the reading: one that fails leaves no row
+        self._append(series_id, self._layout(tensor))  # behind the reading: one that fails leaves no row
 
     def _add_dense(self, addresses: list[int], batch: "Batch") -> None:
         """Append CPU tensors that the kernel reads as they lie."""
@@ -215,8 +267,9 @@ class StepRows(HostRows):
 
     def _note(self, batch: "Batch") -> None:
         """Take ids and layouts of tensors whose rows are written."""
-        of = self.layouts.of_plain
-        self._layout_ids += [of(x) if n is None else n for n, x in zip(batch.layouts, batch.tensors, strict=True)]
+        of = self._plain_layout
+        pairs = zip(batch.layouts, batch.tensors, strict=True)
+        self._layout_ids += [of(x.shape, x.dtype) if n is None else n for n, x in pairs]
         self._ids += batch.ids
 
     def _find_ways(self, tensors: Sequence[Tensor], ways: "list[int | DeviceRows | None]") -> None:
@@ -243,7 +296,7 @@ class StepRows(HostRows):
         if not is_readable(values):
             return
         known = None if batch is None else batch.layouts[0]
-        layout = self.layouts.of(tensor) if known is None else known
+        layout = self._layout(tensor) if known is None else known
         divisor, norm = (None, None) if batch is None else (batch.divisor, batch.norms)
         stored, implicit = stored_values(values)
         if self._on_host(stored):

@@ -1,0 +1,52 @@
+"""MindSpore's answer to what the monitor asks of a framework: see `collectors.backend.Framework`."""
+
+from typing import Any
+
+from trainsentry.collectors.backend import ModelWatch, StepListener
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.mindspore import saving
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps
+from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
+from trainsentry.collectors.mindspore.rendezvous import meet
+from trainsentry.collectors.mindspore.runtime import describe_environment, rank_and_world_size
+from trainsentry.collectors.mindspore.validation import checked_models, checked_optimizers
+from trainsentry.collectors.mindspore.watch import MindSporeWatch
+from trainsentry.collectors.ranks.rendezvous import SocketMaxReduce, SocketRendezvous
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.settings import CollectSettings
+
+__all__ = ["describe_environment", "follow", "max_reduce", "meet", "new_watch", "rank_and_world_size", "saving"]
+
+
+def new_watch(table: SeriesTable, guard: Guard, settings: CollectSettings) -> ModelWatch:
+    """Return a watch that watches nothing yet."""
+    return MindSporeWatch(table, guard, settings)
+
+
+def max_reduce(rendezvous: SocketRendezvous | None, max_wait: float) -> SocketMaxReduce:
+    """Return a maximum over the ranks that waits at most `max_wait` seconds."""
+    return SocketMaxReduce(rendezvous, max_wait)
+
+
+def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:
+    """Tell `listener` of the optimizers' steps, after the checks of `watch`; nothing of them is read.
+
+    Raises:
+        TypeError, ValueError: as `watch` does.
+
+    """
+    steps = OptimizerSteps(checked_optimizers(optimizer, checked_models(model)), listener)
+    steps.reads = False
+    check_scaler(grad_scaler)
+    if grad_scaler is not None:
+        _tell_of_skipped(steps, ScalerWatch(grad_scaler))
+    return steps
+
+
+def _tell_of_skipped(steps: OptimizerSteps, scaler: ScalerWatch) -> None:
+    def before_update() -> None:
+        for _ in range(scaler.skipped()):
+            for optimizer in list(steps.optimizers):
+                steps.listener.scaler_skipped(scaler.scaler, optimizer)
+
+    steps.look_at_scaler = before_update

@@ -1,0 +1,41 @@
+"""torch's answer to what the monitor asks of a framework: see `collectors.backend.Framework`."""
+
+from typing import Any
+
+from trainsentry.collectors.backend import ModelWatch, StepListener
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.settings import CollectSettings
+from trainsentry.collectors.torch import saving
+from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, GroupRendezvous, meet
+from trainsentry.collectors.torch.environment import describe_environment, rank_and_world_size
+from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
+from trainsentry.collectors.torch.validation import check_scaler, checked_models, checked_optimizers
+from trainsentry.collectors.torch.watch import TorchWatch
+
+__all__ = ["describe_environment", "follow", "max_reduce", "meet", "new_watch", "rank_and_world_size", "saving"]
+
+
+def new_watch(table: SeriesTable, guard: Guard, settings: CollectSettings) -> ModelWatch:
+    """Return a watch that watches nothing yet."""
+    return TorchWatch(table, guard, settings)
+
+
+def max_reduce(rendezvous: GroupRendezvous | None, max_wait: float) -> GroupMaxReduce:
+    """Return a maximum over the ranks that waits at most `max_wait` seconds."""
+    return GroupMaxReduce(rendezvous, max_wait)
+
+
+def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:
+    """Tell `listener` of the optimizers' steps, after the checks of `watch`.
+
+    Raises:
+        TypeError, ValueError: as `watch` does.
+
+    """
+    optimizers = checked_optimizers(optimizer, checked_models(model))
+    check_scaler(grad_scaler)
+    outer = {id(each.inner): each for each in optimizers.values() if each is not None}
+    steps = OptimizerSteps(list(optimizers), listener, outer)
+    watch_scalers(steps, grad_scaler)
+    return steps

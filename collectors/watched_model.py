@@ -1,0 +1,159 @@
+"""What the watches of all frameworks do alike: the parts of a step that need nothing of the framework."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainsentry.collectors.backend import OptimizerSteps, StepListener
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.settings import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    UPDATES,
+    CollectSettings,
+    Plan,
+)
+from trainsentry.collectors.shared.forward_passes import ForwardPasses
+from trainsentry.collectors.shared.host_rows import PendingRows
+from trainsentry.collectors.shared.model_graph import DataFlow
+from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
+from trainsentry.collectors.targets import Selection
+
+
+def refused_by(guard: Guard) -> Callable[[Exception], None]:
+    """Return what is called with the error of a tensor that cannot be read: it costs its own row and no other."""
+
+    def refuse(error: Exception) -> None:
+        if guard.strict:
+            raise error
+        guard.refuse("statistics of a tensor", error)
+
+    return refuse
+
+
+class WatchedModel:
+    """The part of a `ModelWatch` that every framework shares.
+
+    `names` has `modules`, `parameters` and `chunks` of what is watched. `communication` is None where no collectives
+    are watched. `_updates` reads what updates did, and counts the parameters that they `moved`.
+    """
+
+    communication: Any = None
+    _updates: Any = None
+
+    def __init__(self, guard: Guard, settings: CollectSettings, names: Any, rows: Any) -> None:
+        self.guard = guard
+        self.settings = settings
+        self.names = names
+        self.rows = rows
+        self.optimizers: list[Any] = []
+        self.own_group = ""
+        self.flow = DataFlow()
+        self._listener: StepListener | None = None
+        self._steps: OptimizerSteps | None = None
+        self._selections: dict[str, Selection] = {}
+        self._scalars = ScalarRows(rows)
+        self._modes = TrainingModes(names, rows)
+        self._optimizer_steps: Counter[int] = Counter()
+        self._read: set[int] = set()
+        self._read_state_of: set[int] = set()
+        self._plan: Plan = frozenset()
+
+    # ------------------------------------------------------------------ what each framework does
+
+    def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
+        """Return hooks that tell a listener of the steps of all optimizers."""
+        raise NotImplementedError
+
+    def _read_parameters(self, parameters: Sequence[Any]) -> None:
+        """Append a row for each parameter."""
+        raise NotImplementedError
+
+    def _read_state(self, optimizer: Any, part: str, turn: int = 0) -> None:
+        """Append the rows of an optimizer's state, of the parameters that a part selects; "" for all."""
+        raise NotImplementedError
+
+    def _learning_rate(self) -> float | None:
+        """Return the optimizers' learning rate, None where it is no plain number."""
+        raise NotImplementedError
+
+    @property
+    def _passes(self) -> ForwardPasses:
+        """The forward passes of this step."""
+        raise NotImplementedError
+
+    def stop_reading(self) -> None:
+        """Remove every hook but those that tell of the optimizers' steps."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ what all do alike
+
+    def listen(self, listener: StepListener) -> None:
+        """Tell a listener of the optimizers' steps from here on, those of models that are added later included."""
+        self._listener = listener
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = self._hook_steps(listener)
+
+    def close(self) -> None:
+        """Remove every hook and patch."""
+        if self._steps is not None:
+            self._steps.close()
+        self.stop_reading()
+
+    def take(self) -> PendingRows:
+        """Return the rows of the step, or of its part since the last call."""
+        pending: PendingRows = self.rows.take()
+        return pending
+
+    def log(self, name: str, value: Any, micro_step: int) -> None:
+        """Append a scalar."""
+        self._scalars.log(name, value, micro_step)
+
+    def examine(self) -> None:
+        """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
+        unread = [p for p in self.names.parameters if id(p.parameter) not in self._read]
+        self._read.update(id(p.parameter) for p in unread)
+        self.guard.run(PARAMETERS, self._read_parameters, unread)
+        for optimizer in self.optimizers:
+            if id(optimizer) not in self._read_state_of:
+                self._read_state_of.add(id(optimizer))
+                self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, "")
+
+    def end_step(self) -> None:
+        """Complete the rows of the step."""
+        if UPDATES in self._plan:
+            self.guard.run(UPDATES, self._note_updates)
+        if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
+            self.guard.run("training_mode", self._modes.read)
+        self._scalars.end_step()
+        if self.communication is not None:
+            self.guard.run(COMMUNICATION, self.communication.end_step)
+
+    @property
+    def micro_steps(self) -> int:
+        """Micro-steps seen in this step; 0 where activations were not sampled."""
+        return self._passes.micro_steps if ACTIVATIONS in self._plan else 0
+
+    @property
+    def left_out(self) -> int:
+        """Passes and calls beyond what a record holds."""
+        calls: int = self.communication.left_out if self.communication is not None else 0
+        return self._passes.left_out + calls
+
+    def _begin_step(self, plan: Plan) -> None:
+        self._plan = plan
+        self._optimizer_steps.clear()
+        self._read.clear()
+        self._read_state_of.clear()
+
+    def _note_updates(self) -> None:
+        """Append how many parameters the step's updates moved, and at which learning rate."""
+        moved, self._updates.moved = self._updates.moved, 0
+        self._scalars.updates(moved, self._learning_rate())
+
+    def _turn(self, optimizer: Any) -> int:
+        """Return how often an optimizer has stepped before in this step: its rows' micro-step."""
+        return self._optimizer_steps[id(optimizer)]
