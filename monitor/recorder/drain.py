@@ -33,7 +33,7 @@ def steps_in(ring: Ring) -> tuple[int, int] | None:
 
 
 def write_rest(
-    hello: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], seconds: float = DRAIN_SECONDS
+    settings: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], seconds: float = DRAIN_SECONDS
 ) -> list[dict[str, Any]] | None:
     """Write what is in the ring, and the last status, which says `state`; return what the session has to tell.
 
@@ -45,7 +45,7 @@ def write_rest(
 
     def work() -> None:
         try:
-            _drain(replace(hello, position=None, quiet=False), ring, state, counters, heard)
+            _drain(replace(settings, position=None, quiet=False), ring, state, counters, heard)
             done.set()
         except Exception:
             logger.exception("trainsentry: what the recorder has left cannot be written")
@@ -60,14 +60,14 @@ def write_rest(
 
 
 def _drain(
-    hello: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], heard: list[dict[str, Any]]
+    settings: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], heard: list[dict[str, Any]]
 ) -> None:
     from trainsentry.monitor.recorder.loop import Intake
     from trainsentry.monitor.recorder.session import Session
 
     own = Ring(os.dup(ring.descriptor), ring.size)
     try:
-        session = Session(hello, heard.append)
+        session = Session(settings, heard.append)
         session.counters = dict(counters)
         Intake(session, own).drain(own.head)
         session.close(state)

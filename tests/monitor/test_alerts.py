@@ -13,9 +13,9 @@ import torch
 from tiny_models import flip_bit, mlp, train
 
 import trainsentry
+from trainsentry.exporters import webhook
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.exporters.prometheus import registry_of, write_textfile
-from trainsentry.monitor.recorder import webhook
 
 SETTINGS = {"url_env": "HOOK", "token_env": "TOKEN", "style": "json", "timeout": 2.0, "retries": 3, "pause": 0.01}
 INCIDENT = {
