@@ -30,11 +30,11 @@ each of them its memory would grow for as long as their turns differ."""
 
 
 TERMINAL_SIGNALS: Final = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
-"""What a terminal sends to all its processes; the recorder leaves both to the trainer."""
+"""Signals that a terminal sends to all its processes; the recorder leaves them to the trainer."""
 
 
 KILL_SECONDS: Final = 5.0
-"""How long a process that was killed is waited for; only one that waits for a device or a file server takes longer."""
+"""Seconds to wait for a killed process; only one that waits for a device or a file server takes longer."""
 
 
 class Running(Protocol):

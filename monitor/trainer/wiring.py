@@ -32,9 +32,9 @@ _claimed: dict[Path, int] = {}
 
 
 def claim_restart(directory: Path, *, writes: bool = True) -> Claim:
-    """Claim this start's number in a directory, which another run, of this process or of any other, may use too.
+    """Claim this start's number in a directory that other runs, of this or another process, may use too.
 
-    A rank that writes nothing yet leaves no trace there; its recorder claims the number when it begins to.
+    A rank that writes nothing yet leaves no trace there; its recorder claims the number with the first file.
     """
     number = max(next_restart(directory), _claimed.get(directory, -1) + 1)
     claim = claim_start(directory, number) if writes else Claim(None, number)
@@ -90,10 +90,10 @@ def check_number(name: str, value: Any, least: int) -> None:
 
 
 def check_alone(config: MonitorConfig, world_size: int) -> None:
-    """Check that nothing is asked of a rank by itself that only all ranks can do together.
+    """Check that the configuration asks for no common decision of ranks that cannot agree.
 
     Raises:
-        ConfigError: for a stop, where the ranks of a run cannot agree on one.
+        ConfigError: for a stop with several ranks.
 
     """
     if world_size == 1:
@@ -108,7 +108,7 @@ def check_alone(config: MonitorConfig, world_size: int) -> None:
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a run starts with: `framework` supplies the collectors; `rank_group` is None on a single rank."""
+    """The facts at the start of a run: `framework` supplies the collectors; `rank_group` is None on a single rank."""
 
     config: MonitorConfig
     framework: Any
@@ -121,7 +121,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class MonitorView:
-    """What the monitor that the user holds shares with its loop."""
+    """State that the user's `TrainMonitor` shares with its step loop."""
 
     table: SeriesTable
     guard: Guard
@@ -183,7 +183,7 @@ def start_loop(run: RunStart, watch: Any, shared: MonitorView) -> StepLoop:
 
 
 def _rivals_in_words(claim: Claim, root: Path) -> str:
-    """Return what is said where another run writes to the same directory."""
+    """Return the warning that another run writes to the same directory."""
     own = f"is number {claim.restart} there, and its tables carry .r{claim.restart}"
     if claim.beside:
         own += f", as do its status.r{claim.restart}.json, incidents.r{claim.restart}.jsonl and all its other files"
@@ -204,10 +204,10 @@ def check_installed(config: MonitorConfig) -> None:
 
 
 def _check_detectors(config: MonitorConfig) -> None:
-    """Load the user's own detectors here too, where a mistake is seen: the recorder loads them for itself.
+    """Load the user's own detectors in the trainer too, so that a mistake is an error before the first step.
 
     Raises:
-        ConfigError: for one that cannot be loaded.
+        ConfigError: for a detector that cannot be loaded.
 
     """
     try:
