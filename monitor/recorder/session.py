@@ -382,9 +382,11 @@ class Session:
         if state is None and now - self._status_at < STATUS_SECONDS:
             return
         self._status_at = now
-        self.status_exporters.renew(self.step, now=state is not None)
         data = status_of(self, state or "running")
         self._write_own(lambda: replace_json(self.own_file("status.json"), data), self.step, last=state is not None)
+        if state is not None:
+            self.journal.settle()  # the exporters read the file
+        self.status_exporters.renew(self.step, now=state is not None)
 
     def _write_own(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
         """Have a file of this rank written, unless it is one of many that keep quiet."""

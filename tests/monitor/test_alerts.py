@@ -306,4 +306,5 @@ def test_the_textfile_is_renewed_a_last_time_when_the_run_ends_and_lacks_no_step
     with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
         train(model, optimizer, 5, monitor)
     assert 'trainsentry_step{rank="0"} 4.0' in textfile.read_text()
+    assert "trainsentry_ranks_running 0.0" in textfile.read_text()
     assert "lacks" not in capsys.readouterr().err
