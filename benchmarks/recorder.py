@@ -22,11 +22,13 @@ from machine import describe_machine
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
-from trainsentry.collectors.statistics import COLUMNS, STATISTICS
+from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
+from trainsentry.monitor.recorder.sinks.claim import Claim
 from trainsentry.monitor.recorder.start import ProcessRecorder, ThreadRecorder
+from trainsentry.monitor.trainer.wiring import recorder_settings
 
 STARTERS = {"thread": ThreadRecorder, "process": ProcessRecorder}
 
@@ -77,9 +79,10 @@ class Arm:
         if mode == "none":
             return
         before = resident()
-        hello = RecorderSettings(f"{directory}/{mode}", 0, STATISTICS, 1000, False, True, 5.0, 0, 2**40, 2**24)
+        config = load_config({"disk_quota": "1TiB", "ring_size": "16MiB"})
+        settings = recorder_settings(config, Path(directory) / mode, 0, 0, Claim(None, 0))
         start = time.perf_counter()
-        self.link = RecorderLink(hello, self.table, STARTERS[mode])
+        self.link = RecorderLink(settings, self.table, STARTERS[mode])
         self.start_ms = (time.perf_counter() - start) * 1000
         self.link.send_record(self.record)
         self.link.ask(messages.FLUSH, messages.FLUSHED, 60)

@@ -1,21 +1,42 @@
-"""Numbers over all layers, logged scalars and incidents for Weights & Biases and MLflow, where they are installed.
+"""The exporters to Weights & Biases and MLflow: numbers over all layers, logged scalars and incidents, from rank 0.
 
-Keys and tokens are those libraries' own business: they take them from the environment.
+Those libraries take their keys and tokens from the environment themselves.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.exporters.tensorboard.dashboard import Dashboard
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed
+
+
+@dataclass(frozen=True)
+class Wandb:
+    """Numbers over all layers, logged scalars and incidents to Weights & Biases, from rank 0."""
+
+    project: str = field(default="trainsentry", metadata={"min_length": 1})
+    entity: str | None = None
+    name: str | None = None
+    mode: Literal["online", "offline"] = "online"
+
+
+@dataclass(frozen=True)
+class Mlflow:
+    """The same to MLflow."""
+
+    experiment: str = field(default="trainsentry", metadata={"min_length": 1})
+    tracking_uri: str | None = None
+    name: str | None = None
 
 
 class Backend(Protocol):
-    """Where an experiment is logged. It is called from one thread."""
+    """The library that keeps the experiment. One thread calls it."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log numbers by name."""
@@ -30,10 +51,13 @@ class Backend(Protocol):
 class ExperimentLog:
     """Logs records to a backend, which `begin` makes; it waits for the backend's answers.
 
-    What the library raises because something did not answer is an `OSError` here: it may be asked again.
+    An error of the library that stems from the network or the file system becomes an `OSError`, so that the recorder
+    tries again.
     """
 
     def __init__(self, name: str, table: SeriesTable, begin: Callable[[], Backend]) -> None:
+        from trainsentry.exporters.tensorboard.dashboard import Dashboard  # imports tensorboard: half a second
+
         self.name = name
         self.table = table
         self._begin = begin
@@ -42,8 +66,8 @@ class ExperimentLog:
         self._told: set[int] = set()
 
     def open(self) -> None:
-        """Begin the run; the first record does so as well."""
-        with _told_apart():
+        """Begin the run: the libraries take seconds to load. Without this, the first record begins it."""
+        with _as_os_error():
             self._begun()
 
     def write(self, record: StepRecord) -> None:
@@ -54,20 +78,20 @@ class ExperimentLog:
             series = self.table.series[series_id]
             if series.scalar:
                 numbers[series.name] = float(record.values[row, VALUE])
-        with _told_apart():
+        with _as_os_error():
             self._begun().log(record.step, numbers)
 
     def write_incident(self, incident: Any) -> None:
         """Log an incident, once."""
         if incident.id not in self._told:
-            with _told_apart():
+            with _as_os_error():
                 self._begun().incident(incident.to_json())
             self._told.add(incident.id)
 
     def close(self) -> None:
         """End the run, if it has begun."""
         if self._backend is not None:
-            with _told_apart():
+            with _as_os_error():
                 self._backend.finish()
 
     def _begun(self) -> Backend:
@@ -77,11 +101,11 @@ class ExperimentLog:
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
-    """Let what stems from the network or the file system out as an `OSError`.
+def _as_os_error() -> Iterator[None]:
+    """Turn an error that stems from the network or the file system into an `OSError`.
 
     Raises:
-        OSError: where the error, or one that it was raised for, is one.
+        OSError: when the error, or one in the chain of its causes, is one.
 
     """
     try:
@@ -100,14 +124,14 @@ def _told_apart() -> Iterator[None]:
 class WandbRun:
     """A run of Weights & Biases."""
 
-    def __init__(self, settings: Mapping[str, Any], directory: str) -> None:
+    def __init__(self, block: Wandb, directory: str) -> None:
         import wandb
 
         self._run = wandb.init(
-            project=settings["project"],
-            entity=settings["entity"],
-            name=settings["name"],
-            mode=settings["mode"],
+            project=block.project,
+            entity=block.entity,
+            name=block.name,
+            mode=block.mode,
             dir=directory,
             settings=wandb.Settings(console="off", silent=True),
         )
@@ -132,16 +156,16 @@ class WandbRun:
 class MlflowRun:
     """A run of MLflow."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, block: Mlflow) -> None:
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
         self._metric = Metric
-        self._client = MlflowClient(settings["tracking_uri"])
-        name = settings["experiment"]
+        self._client = MlflowClient(block.tracking_uri)
+        name = block.experiment
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known is not None else self._client.create_experiment(name)
-        self._id = self._client.create_run(experiment, run_name=settings["name"]).info.run_id
+        self._id = self._client.create_run(experiment, run_name=block.name).info.run_id
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log numbers by name."""
@@ -150,10 +174,38 @@ class MlflowRun:
         self._client.log_batch(self._id, metrics=metrics)
 
     def incident(self, incident: Mapping[str, Any]) -> None:
-        """Keep the incident as a text, and the first suspect as a tag."""
+        """Log the incident as a text, and the first suspect as a tag."""
         self._client.log_text(self._id, str(incident["summary"]), f"incidents/{incident['id']}.txt")
         self._client.set_tag(self._id, "trainsentry.first_suspect", f"{incident['name']} ({incident['quantity']})")
 
     def finish(self) -> None:
         """End the run."""
         self._client.set_terminated(self._id)
+
+
+def wandb_log(block: Wandb, place: ExportPlace) -> ExperimentLog:
+    """Return the log to Weights & Biases; its files lie under `<output_dir>/wandb`."""
+    return ExperimentLog("wandb", place.table, partial(WandbRun, block, str(place.output_dir)))
+
+
+def mlflow_log(block: Mlflow, place: ExportPlace) -> ExperimentLog:
+    """Return the log to MLflow."""
+    return ExperimentLog("mlflow", place.table, partial(MlflowRun, block))
+
+
+WANDB = ExporterEntry(
+    "wandb",
+    wandb_log,
+    Wandb,
+    places=("rank 0",),
+    patient=False,
+    needs=(Needed("wandb", "wandb is not installed; allowed: pip install wandb"),),
+)
+MLFLOW = ExporterEntry(
+    "mlflow",
+    mlflow_log,
+    Mlflow,
+    places=("rank 0",),
+    patient=False,
+    needs=(Needed("mlflow", "mlflow is not installed; allowed: pip install mlflow"),),
+)

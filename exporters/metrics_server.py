@@ -1,4 +1,4 @@
-"""The HTTP endpoint of the metrics, within bounds: it takes descriptors and threads of the recorder that serves it."""
+"""The HTTP endpoint of the metrics. It is bounded, because it uses descriptors and threads of the recorder."""
 
 import contextlib
 import socket
@@ -9,14 +9,14 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, MetricsHandler
 
 MOST_CONNECTIONS: Final = 16
-"""Connections at once; there are as many scrapers as Prometheus servers, one or two."""
+"""Open connections; a Prometheus server needs one, and a run has one or two servers."""
 
 REQUEST_SECONDS: Final = 5.0
-"""How long a connection may say nothing."""
+"""Seconds that a connection may stay silent."""
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Answers each connection in a thread of its own; when there are too many, the one that is oldest is cut off."""
+    """Answers each connection in a thread of its own; when there are too many, it cuts off the oldest."""
 
     daemon_threads = True
 
@@ -28,7 +28,7 @@ class MetricsServer(ThreadingHTTPServer):
         super().__init__((address, port), handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection, after the oldest of too many is cut off."""
+        """Answer a connection; when there are too many, cut off the oldest first."""
         with self._opening:
             if len(self._open) >= MOST_CONNECTIONS:
                 with contextlib.suppress(OSError):
@@ -37,20 +37,20 @@ class MetricsServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that has been answered."""
+        """Close a connection after its answer."""
         with self._opening:
             self._open.pop(id(request), None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a connection that was broken off: whoever calls can do that."""
+        """Ignore a broken connection: any caller can cause one."""
 
 
 def start_http_server(port: int, address: str, registry: CollectorRegistry) -> tuple[MetricsServer, threading.Thread]:
     """Serve the metrics in a thread.
 
     Raises:
-        OSError: when the port cannot be had.
+        OSError: when the port is not free or not allowed.
 
     """
     server = MetricsServer(address, port, registry)

@@ -1,7 +1,7 @@
 """Metrics of a run for Prometheus: aggregates and incidents, never a series for each parameter.
 
-They are read from the run's own files when they are asked for, so that one endpoint serves all ranks of a run, and
-nothing is counted where training could wait for it.
+Each request reads the run's own files. So one endpoint serves all ranks of a run, and the training process counts
+nothing.
 """
 
 import errno
@@ -17,7 +17,7 @@ from trainsentry.exporters.metrics_server import start_http_server
 from trainsentry.exporters.run_reader import RecordedRun, last_scalars, read_run
 
 MAX_RANKS: Final = 64
-"""Ranks with a label of their own; of more, the extremes alone are shown."""
+"""Runs of more ranks show only minimum and maximum; up to this many, each rank has a label of its own."""
 
 SCALARS: Final = ("loss", "learning_rate", "grad_norm", "loss_scale")
 """Logged scalars that become metrics."""
@@ -34,13 +34,13 @@ _BY_RANK: Final = (
 
 
 class RunCollector:
-    """Collects a run's metrics from its directory."""
+    """Collects a run's metrics from the files in its directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics as they are now."""
+        """Yield the present metrics."""
         run, now = read_run(self.root), time.time()
         info = GaugeMetricFamily("trainsentry_run_info", "The run.", labels=("output_dir",))
         info.add_metric([str(self.root)], 1)
@@ -69,7 +69,7 @@ def _of_ranks(run: RecordedRun, now: float) -> Iterator[Metric]:
             try:
                 values[rank] = float(read(status, now))
             except (KeyError, TypeError, ValueError):
-                continue  # a status that is not there yet, or of an older version
+                continue  # the status is missing so far, or an older version wrote it
         few = len(run.ranks) <= MAX_RANKS
         metric = GaugeMetricFamily(f"trainsentry_{name}", text, labels=("rank",) if few else ("extreme",))
         shown: dict[Any, float] = dict(values)
@@ -81,7 +81,7 @@ def _of_ranks(run: RecordedRun, now: float) -> Iterator[Metric]:
 
 
 def registry_of(root: Path) -> CollectorRegistry:
-    """Return a registry with the metrics of the run in `root` alone."""
+    """Return a registry that holds only the metrics of the run in `root`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(RunCollector(root))
     return registry
@@ -91,7 +91,7 @@ def serve(root: Path, port: int, address: str) -> bool:
     """Serve the metrics in a thread; False when another rank of this run and node does so already.
 
     Raises:
-        OSError: when something else has the port, or it cannot be had.
+        OSError: when another program has the port, or the port is not allowed.
 
     """
     try:
@@ -104,7 +104,7 @@ def serve(root: Path, port: int, address: str) -> bool:
 
 
 def _serves(root: Path, port: int, address: str) -> bool:
-    """Return whether what has the port serves the metrics of this very run."""
+    """Return whether the program that has the port serves the metrics of this run."""
     from urllib.request import urlopen
 
     where = "127.0.0.1" if address in {"", "0.0.0.0"} else address  # noqa: S104 - every address of this machine
@@ -116,6 +116,6 @@ def _serves(root: Path, port: int, address: str) -> bool:
 
 
 def write_textfile(root: Path, path: Path) -> None:
-    """Write the metrics for the node exporter's textfile collector, whole or not at all."""
+    """Write the metrics for the node exporter's textfile collector; a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_to_textfile(str(path), registry_of(root))

@@ -10,6 +10,7 @@ from recorder_tree import GRADIENT, WHOLE, weights
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.recorder.ranks.network import Network
@@ -28,10 +29,9 @@ class Recording:
         self.endpoint = self.recorder_address.getsockname()
         place = TreePosition(0, RANKS, RANKS[1:], None, "word", self.recorder_address.fileno())
         self.table = SeriesTable()
-        hello = RecorderSettings(
-            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, position=place
-        )
-        self.link = RecorderLink(hello, self.table)
+        config = load_config({"statistics": ["min", "max", "norm"], "export": {"max_wait": 20.0}, "ring_size": 2**20})
+        settings = RecorderSettings(config.model_dump(mode="json"), str(out), 0, position=place)
+        self.link = RecorderLink(settings, self.table)
         self.heard = []
         self.steps = 0
 

@@ -1,4 +1,4 @@
-"""What the blocks of the configuration are made of: their base, and values with units."""
+"""The parts of the configuration's blocks: their base class, and types for values with units."""
 
 import re
 from pathlib import PurePath
@@ -67,12 +67,12 @@ Targets = Annotated[
 
 
 def optional(block: type[Block]) -> BeforeValidator:
-    """Return what lets a block be `true` (its defaults) or `false` (off)."""
+    """Return a validator that lets a block be `true` (its defaults) or `false` (off)."""
     return BeforeValidator(_block, json_schema_input_type=bool | block)
 
 
 def all_of(block: type[Block]) -> BeforeValidator:
-    """Return what lets a block of blocks be `true` (its defaults) or `false` (each of them off)."""
+    """Return a validator that lets a block of blocks be `true` (its defaults) or `false` (each of them off)."""
 
     def parts(value: Any) -> Any:
         if value is not False:

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from trainsentry.exporters.files.foreign_files import DEEPEST, is_deep, parse_json, read_bytes
-from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.config.schema import MonitorConfig, config_model
 from trainsentry.monitor.errors import ConfigError
 
 _TYPE_NAMES = {"int", "str", "bool", "float", "dict"}
@@ -35,7 +35,7 @@ def load_config(source: "str | Path | Mapping[str, Any] | MonitorConfig | None")
 
     """
     if source is None:
-        return MonitorConfig()
+        return config_model()()
     if isinstance(source, MonitorConfig):
         return source
     if isinstance(source, (str, Path)):
@@ -79,10 +79,11 @@ def parse_config(data: Any, where: str) -> MonitorConfig:
     """
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: got {type(data).__name__}, allowed: an object with keys")
+    model = config_model()
     try:
-        return MonitorConfig.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        lines = [explain(dict(e), MonitorConfig) for e in error.errors()]
+        lines = [explain(dict(e), model) for e in error.errors()]
         raise ConfigError(f"{where}: " + "\n  ".join(dict.fromkeys(lines))) from None
 
 

@@ -2,15 +2,17 @@
 
 import re
 import sys
+from functools import cache
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 from typing_extensions import Self
 
 from trainsentry.collectors.settings import PARTS, CollectSettings
 from trainsentry.collectors.statistics import STATISTICS
+from trainsentry.exporters.registry import EXPORTERS, table
 from trainsentry.monitor.config.blocks import Block, Every, Size, Targets, all_of, as_list, as_text, optional
-from trainsentry.monitor.config.export import Export
+from trainsentry.monitor.config.export import Export, export_model
 
 
 def _known_statistics(names: list[str]) -> list[str]:
@@ -232,3 +234,21 @@ class MonitorConfig(Block):
         if beyond:
             raise ValueError(f"ranks: {min(beyond)} does not exist; allowed: 0 to {world_size - 1}")
         return sorted(wanted)
+
+
+def config_model() -> type[MonitorConfig]:
+    """Return the configuration's class: `MonitorConfig`, with a block for each exporter that is registered by now."""
+    names = table()
+    return MonitorConfig if names == EXPORTERS else _with_exporters(tuple(names.items()))
+
+
+@cache
+def _with_exporters(names: tuple[tuple[str, str], ...]) -> type[MonitorConfig]:
+    export: Any = export_model(dict(names))
+    return create_model(
+        MonitorConfig.__name__,
+        __base__=MonitorConfig,
+        __doc__=MonitorConfig.__doc__,
+        __module__=__name__,
+        export=(Annotated[export, all_of(export)], export()),
+    )

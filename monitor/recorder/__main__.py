@@ -6,23 +6,25 @@ import signal
 import socket
 import sys
 
-from trainsentry.monitor.recorder.last_report import begin_report
 from trainsentry.monitor.recorder.loop import Recorder
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
+from trainsentry.monitor.recorder.sinks.events import begin_last_exports
 from trainsentry.monitor.recorder.start import TERMINAL_SIGNALS
 
 
 def main() -> None:
     """Serve until the trainer closes or is gone."""
     _step_aside()
-    hello = RecorderSettings.decode(sys.stdin.buffer.read())
-    ring_descriptor, socket_descriptor = hello.descriptors
-    ring = Ring(ring_descriptor, hello.ring_size)
+    settings = RecorderSettings.decode(sys.stdin.buffer.read())
+    ring_descriptor, socket_descriptor = settings.descriptors
+    ring = Ring(ring_descriptor, settings.ring_size)
     channel = socket.socket(fileno=socket_descriptor)
-    recorder = Recorder(hello, ring, channel)
+    recorder = Recorder(settings, ring, channel)
     recorder.serve()
-    begin_report(recorder.session)
+    session = recorder.session
+    if session.is_root:
+        begin_last_exports(session.settings, session.directory, session.table, len(session.incidents.incidents))
     sys.stdout.flush()
     os._exit(0)  # a writer that hangs must not keep the process alive
 

@@ -1,4 +1,4 @@
-"""Writes, in the training process, what a recorder that has died or hung has left in the ring."""
+"""Writes, in the training process, the records that a dead or hung recorder has left in the ring."""
 
 import logging
 import os
@@ -15,8 +15,8 @@ from trainsentry.monitor.recorder.ring import Ring
 logger = logging.getLogger("trainsentry")
 
 DRAIN_SECONDS: Final = 60.0
-"""How long that may take: a ring of 16 MB is written in a second or two, and a disk that hangs must not hold the end
-of the training."""
+"""Seconds that this may take: a ring of 16 MB takes a second or two, and a disk that hangs must not hold up the end of
+the training."""
 
 
 def steps_in(ring: Ring) -> tuple[int, int] | None:
@@ -33,19 +33,19 @@ def steps_in(ring: Ring) -> tuple[int, int] | None:
 
 
 def write_rest(
-    hello: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], seconds: float = DRAIN_SECONDS
+    settings: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], seconds: float = DRAIN_SECONDS
 ) -> list[dict[str, Any]] | None:
-    """Write what is in the ring, and the last status, which says `state`; return what the session has to tell.
+    """Write the records in the ring and a last status with `state`; return the session's messages to the trainer.
 
-    It is the recorder's own session, without the other ranks' company. None: it failed, or was not done in `seconds`.
-    The caller has made sure that no recorder is alive that could write the same rows.
+    The recorder's own session does this, without the other ranks. The result is None when it failed or took more than
+    `seconds`. The caller has made sure that no recorder is alive that could write the same rows.
     """
     heard: list[dict[str, Any]] = []
     done = threading.Event()
 
     def work() -> None:
         try:
-            _drain(replace(hello, position=None, quiet=False), ring, state, counters, heard)
+            _drain(replace(settings, position=None, quiet=False), ring, state, counters, heard)
             done.set()
         except Exception:
             logger.exception("trainsentry: what the recorder has left cannot be written")
@@ -60,14 +60,14 @@ def write_rest(
 
 
 def _drain(
-    hello: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], heard: list[dict[str, Any]]
+    settings: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], heard: list[dict[str, Any]]
 ) -> None:
     from trainsentry.monitor.recorder.loop import Intake
     from trainsentry.monitor.recorder.session import Session
 
     own = Ring(os.dup(ring.descriptor), ring.size)
     try:
-        session = Session(hello, heard.append)
+        session = Session(settings, heard.append)
         session.counters = dict(counters)
         Intake(session, own).drain(own.head)
         session.close(state)

@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.drain import steps_in, write_rest
-from trainsentry.monitor.recorder.recorder_settings import RecorderSettings, for_successor
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.sinks.known_gaps import KnownGaps
 from trainsentry.monitor.recorder.start import Running, Starter, is_stopped, start_recorder
@@ -40,13 +41,13 @@ POLL_SECONDS: Final = 0.001
 class RecorderLink:
     """Carries records to the recorder and its messages back. Nothing here raises into the training loop.
 
-    The ring is waited for at most `hello.max_wait` seconds in total per trouble; then records are dropped and
+    The ring is waited for at most `settings.max_wait` seconds in total per trouble; then records are dropped and
     counted until half of it is free again. When no recorder is left, the ring keeps what it has room for until `close`
     writes it. `gaps` are those known here.
     """
 
-    def __init__(self, hello: RecorderSettings, table: SeriesTable, starter: Starter = start_recorder) -> None:
-        self.hello = hello
+    def __init__(self, settings: RecorderSettings, table: SeriesTable, starter: Starter = start_recorder) -> None:
+        self.settings = settings
         self.table = table
         self.dropped = 0
         self.relay = 0
@@ -54,7 +55,7 @@ class RecorderLink:
         self.lost_recorders: list[str] = []
         self._starter = starter
         self._sent_series = self._sent_layouts = 0
-        self._patience = hello.max_wait
+        self._patience = settings.max_wait
         self._dropping = False
         self.gaps = KnownGaps()
         self.nothing_written: str | None = None
@@ -66,8 +67,8 @@ class RecorderLink:
         self._closing = False
         self._verdicts_missing = 0
         self._pid = os.getpid()
-        self.ring = Ring.create(hello.ring_size)
-        self._running = self._start(hello)
+        self.ring = Ring.create(settings.ring_size)
+        self._running = self._start(settings)
 
     @property
     def mode(self) -> str:
@@ -79,11 +80,11 @@ class RecorderLink:
         """The recorder that was started last."""
         return self._running
 
-    def _start(self, hello: RecorderSettings) -> Running:
+    def _start(self, settings: RecorderSettings) -> Running:
         self._channel, theirs = socket.socketpair()
         self._channel.setblocking(False)
         try:
-            return self._starter(hello, self.ring, theirs)
+            return self._starter(settings, self.ring, theirs)
         finally:
             theirs.close()
 
@@ -151,7 +152,7 @@ class RecorderLink:
             time.sleep(POLL_SECONDS)
             self._patience -= POLL_SECONDS
         if self.ring.used < self.ring.size // 2:
-            self._patience = self.hello.max_wait
+            self._patience = self.settings.max_wait
         self._dropping = False
         if self.dead is None:
             self._announce()
@@ -162,7 +163,7 @@ class RecorderLink:
         if self.dead is not None or not is_stopped(self._running):
             return False
         self._succeed("it was stopped")
-        self._patience = self.hello.max_wait
+        self._patience = self.settings.max_wait
         return self.dead is None
 
     def _announce(self) -> None:
@@ -208,7 +209,7 @@ class RecorderLink:
                 break
             if not is_stopped(self._running):
                 moved = time.monotonic()
-            elif time.monotonic() - moved >= self.hello.max_wait:
+            elif time.monotonic() - moved >= self.settings.max_wait:
                 break  # nobody lets it go on
             with selectors.DefaultSelector() as selector:  # unlike select(), it takes any descriptor
                 selector.register(self._channel, selectors.EVENT_READ)
@@ -221,7 +222,7 @@ class RecorderLink:
         A recorder that has let the trainer wait in vain is not waited for again until it has answered.
         """
         self._verdicts_missing += 1
-        patience = self.hello.max_wait if self._verdicts_missing == 1 else 0.0
+        patience = self.settings.max_wait if self._verdicts_missing == 1 else 0.0
 
         def is_verdict(message: dict[str, Any]) -> bool:
             return bool(message["type"] == messages.EXAMINED and message["step"] == step)
@@ -237,7 +238,7 @@ class RecorderLink:
         answers: list[dict[str, Any]] = []
         end, relay = time.monotonic() + timeout, -1
         if not is_stopped(self._running):  # one that is only slow is given its time again
-            self._dropping, self._patience = False, self.hello.max_wait
+            self._dropping, self._patience = False, self.settings.max_wait
         while not answers and relay != self.relay and self.dead is None:
             self._tokens += 1
             relay, token = self.relay, self._tokens
@@ -321,7 +322,8 @@ class RecorderLink:
         logger.error("trainsentry: %s. Training goes on.", reason)
 
     def _successor(self) -> RecorderSettings:
-        return for_successor(self.hello, self.table, self.relay, self.gaps.told)
+        definitions = self.table.definitions()
+        return replace(self.settings, definitions=definitions, relay=self.relay, gaps=list(self.gaps.told))
 
     def close(self, timeout: float) -> list[dict[str, Any]]:
         """Let the recorder finish and end it; return its last messages. One that hangs is killed.

@@ -67,14 +67,14 @@ class Recorder:
     memory, which a bare read of the ring's counter does not on every processor.
     """
 
-    def __init__(self, hello: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
-        self.hello = hello
+    def __init__(self, settings: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
+        self.settings = settings
         self.ring = ring
         self.channel = channel
         self._outgoing: deque[bytes] = deque()
         self._announced = 0
         self._rest = b""
-        self.session = Session(hello, self._send)
+        self.session = Session(settings, self._send)
         self.intake = Intake(self.session, ring)
 
     def serve(self) -> None:
@@ -107,7 +107,7 @@ class Recorder:
             return False
         if not ready:
             self._announced = self.ring.head
-            return self.hello.parent > 0 and os.getppid() != self.hello.parent
+            return self.settings.parent > 0 and os.getppid() != self.settings.parent
         try:
             data = self.channel.recv(1 << 16)
         except BlockingIOError:
@@ -146,7 +146,7 @@ class Recorder:
     def _flush_outgoing(self, *, patient: bool = False) -> None:
         """Send what the socket takes; a trainer that does not listen never blocks the recorder."""
         if patient:
-            self.channel.settimeout(self.hello.max_wait)
+            self.channel.settimeout(self.settings.max_wait)
         while self._outgoing:
             data = self._outgoing.popleft()
             try:

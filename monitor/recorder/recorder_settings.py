@@ -1,11 +1,14 @@
-"""What a recorder is told as it starts."""
+"""The settings that a recorder process starts with: the run's configuration, and the facts of one rank."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trainsentry.collectors.series import SeriesTable
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Lost, Moment, nothing_lost
+from trainsentry.exporters.registry import switched_on, table, user_folders
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 
 
@@ -13,26 +16,23 @@ from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 class RecorderSettings:
     """Settings of one rank's recorder, and the series that are defined already.
 
-    `slowest_every` is how many steps lie between two samples of what is sampled most seldom. `restart` numbers the
-    starts of a run in one directory; `relay` counts the recorders of this start. `max_wait` is in seconds. `position`
-    is the rank's among several; a `quiet` one writes no files of its own before an incident names it. `claim` is this
-    start's in the directory; one that is `beside` another run there gives its files names of their own. `gaps` are
-    those that the recorders before it have told of.
+    `config` is the validated configuration as plain data (`MonitorConfig.model_dump(mode="json")`); the properties read
+    it. `output_dir` is absolute. `detect` is this rank's share of the false alarms with the user's detectors, None
+    without detection. `exporters` is the table of exporters, and `folders` are searched for the user's own ones.
+
+    `restart` numbers the starts of a run in one directory; `relay` counts the recorders of this start. `position` is
+    the rank's position in the tree of recorders, None for a single rank; a `quiet` rank writes no files of its own
+    until an incident names it. `claim` is this start's claim in the directory; a run `beside` another one there gives
+    its files names of their own. `gaps` are the gaps that earlier recorders of this start have reported.
     """
 
+    config: dict[str, Any]
     output_dir: str
     rank: int
-    statistics: tuple[str, ...]
-    csv_steps_per_file: int | None
-    tensorboard: dict[str, Any] | None
-    detect: dict[str, Any] | None
-    max_wait: float
-    start_step: int
-    disk_quota: int
-    ring_size: int
-    overflow_check: bool = True
-    overflow_check_on_incident: bool = True
-    slowest_every: int = 10
+    start_step: int = 0
+    detect: dict[str, Any] | None = None
+    exporters: dict[str, str] = field(default_factory=table)
+    folders: list[str] = field(default_factory=user_folders)
     restart: int = 0
     relay: int = 0
     definitions: dict[str, Any] = field(default_factory=dict)
@@ -40,22 +40,71 @@ class RecorderSettings:
     parent: int = 0
     position: TreePosition | None = None
     quiet: bool = False
-    report: bool = True
-    finished_blocks: str = "csv"
-    prometheus: dict[str, Any] | None = None
-    webhook: dict[str, Any] | None = None
-    wandb: dict[str, Any] | None = None
-    mlflow: dict[str, Any] | None = None
     claim: dict[str, Any] = field(default_factory=dict)
     beside: bool = False
     gaps: list[dict[str, Any]] = field(default_factory=list)
 
+    # ------------------------------------------------------------------ the configuration
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The statistics that files have a column for."""
+        return tuple(self.config["statistics"])
+
+    @property
+    def max_wait(self) -> float:
+        """Seconds that a writer or a full ring is waited for, in total per trouble."""
+        return float(self.config["export"]["max_wait"])
+
+    @property
+    def ring_size(self) -> int:
+        """Bytes of the ring, a multiple of 8."""
+        return int(self.config["ring_size"]) // 8 * 8
+
+    @property
+    def disk_quota(self) -> int:
+        """Bytes that the files of this rank may take."""
+        return int(self.config["disk_quota"])
+
+    @property
+    def slowest_every(self) -> int:
+        """Steps between two samples of the part that is sampled least often."""
+        return max((part["every"] for part in self.config["collect"].values() if part is not None), default=1)
+
+    def checks_overflow(self, *, in_incident: bool) -> bool:
+        """Whether overflows are written down: always, or only while an incident is open, or never."""
+        on_incident = self.config["on_incident"]
+        always = self.config["overflow_check"] is not None
+        return always or (in_incident and on_incident is not None and bool(on_incident["overflow_check"]))
+
+    def exporters_at(self, moment: Moment) -> Iterator[tuple[ExporterEntry, Any]]:
+        """Yield the exporters that are switched on and run at a moment, each with its block."""
+        found = switched_on(self.config["export"], self.exporters, self.folders)
+        return ((entry, block) for entry, block in found if entry.at == moment)
+
+    def place(
+        self, directory: Path, table: SeriesTable, restart: int | None = None, lost: Lost = nothing_lost
+    ) -> ExportPlace:
+        """Return the place of an exporter; `directory` is the rank's own or `global`."""
+        return ExportPlace(
+            Path(self.output_dir),
+            directory,
+            self.rank,
+            table,
+            self.statistics,
+            start_step=self.start_step,
+            restart=self.restart if restart is None else restart,
+            beside=self.beside,
+            lost=lost,
+        )
+
+    # ------------------------------------------------------------------ files, and the way to the process
+
     def own_name(self, name: str) -> str:
         """Return the name of a file of this run.
 
-        >>> hello = RecorderSettings("out", 0, ("norm",), 1000, None, None, 5.0, 0, 2**30, 2**24, restart=1,
-        ...                           beside=True)
-        >>> hello.own_name("status.json"), hello.own_name("dump")
+        >>> settings = RecorderSettings({}, "out", 0, restart=1, beside=True)
+        >>> settings.own_name("status.json"), settings.own_name("dump")
         ('status.r1.json', 'dump.r1')
         """
         if not self.beside:
@@ -71,14 +120,6 @@ class RecorderSettings:
     def decode(cls, data: bytes) -> "RecorderSettings":
         """Rebuild the settings."""
         values = json.loads(data)
-        values["statistics"] = tuple(values["statistics"])
         values["descriptors"] = tuple(values["descriptors"])
         values["position"] = TreePosition.decode(values["position"]) if values["position"] is not None else None
         return cls(**values)
-
-
-def for_successor(
-    hello: RecorderSettings, table: SeriesTable, relay: int, gaps: Sequence[dict[str, Any]]
-) -> RecorderSettings:
-    """Return the hello for a successor of a recorder that died."""
-    return replace(hello, definitions=table.definitions(), relay=relay, gaps=list(gaps))

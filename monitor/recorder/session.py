@@ -27,13 +27,12 @@ from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.claim import RENEW_SECONDS, claim_start, release, renew
 from trainsentry.monitor.recorder.sinks.disk_quota import quota_works
+from trainsentry.monitor.recorder.sinks.events import Alerts, StatusExporters
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.home import OutputDirectory, write_anew
-from trainsentry.monitor.recorder.sinks.metrics import Metrics, MetricsSink
-from trainsentry.monitor.recorder.sinks.writer_thread import LAST_SECONDS, WriterThread
+from trainsentry.monitor.recorder.sinks.home import OutputDirectory, write_again
+from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
 from trainsentry.monitor.recorder.sinks.writers import Writers
 from trainsentry.monitor.recorder.status import Standing, status_of
-from trainsentry.monitor.recorder.webhook import begin_alert
 
 STATUS_SECONDS: Final = 1.0
 """How often `status.json` is renewed: often enough for a person, seldom enough for a shared file system."""
@@ -54,35 +53,35 @@ QUOTA_STEPS: Final = 100
 class Session:
     """Everything that happens behind the ring. `send` carries messages to the trainer and never blocks."""
 
-    def __init__(self, hello: RecorderSettings, send: Callable[[dict[str, Any]], None]) -> None:
-        self.hello = hello
+    def __init__(self, settings: RecorderSettings, send: Callable[[dict[str, Any]], None]) -> None:
+        self.settings = settings
         self.send = send
         self.table = SeriesTable()
-        if hello.definitions:
-            self.table.define(hello.definitions)
-        self.root = Path(hello.output_dir)
-        self.directory = self.root / f"rank{hello.rank}"
-        self.incidents_file, self.run_file = (self.root / hello.own_name(n) for n in ("incidents.jsonl", "run.json"))
-        self.detection = detection_for(self.table, hello.detect)
-        rank_alone = hello.rank if hello.position is None else 0
+        if settings.definitions:
+            self.table.define(settings.definitions)
+        self.root = Path(settings.output_dir)
+        self.directory = self.root / f"rank{settings.rank}"
+        self.incidents_file, self.run_file = (self.root / settings.own_name(n) for n in ("incidents.jsonl", "run.json"))
+        self.detection = detection_for(self.table, settings.detect)
+        rank_alone = settings.rank if settings.position is None else 0
         first_id = next_incident_id(self.incidents_file, rank_alone)
-        self.incidents = IncidentLog(self.table, first_id, max(QUIET_STEPS, 2 * hello.slowest_every))
+        self.incidents = IncidentLog(self.table, first_id, max(QUIET_STEPS, 2 * settings.slowest_every))
         self.overflow = OverflowRule(self.table)
-        self.gaps = Gaps(hello.gaps)
+        self.gaps = Gaps(settings.gaps)
         self.standing = Standing(self.gaps, send)
-        self.journal = WriterThread(JOURNAL, self.gaps, hello.max_wait)
-        self.writers = Writers(hello, self.directory, self.table, hello.restart, self.gaps)
+        self.journal = WriterThread(JOURNAL, self.gaps, settings.max_wait)
+        self.writers = Writers(settings, self.directory, self.table, settings.restart, self.gaps)
         self.rank_tree: RankTree | None = None
         self.global_writers: Writers | None = None
-        if hello.position is not None:
-            self._join(hello.position)
+        if settings.position is not None:
+            self._join(settings.position)
         self.counters: dict[str, Any] = {}
-        self.step = hello.start_step - 1
+        self.step = settings.start_step - 1
         self.records = 0
-        self.restart = hello.restart
+        self.restart = settings.restart
         self.time = 0.0
         self.newest: Callable[[], tuple[int, float] | None] = lambda: None
-        self.findings = Findings(self.directory, self.table, self.overflow, hello.own_name)
+        self.findings = Findings(self.directory, self.table, self.overflow, settings.own_name)
         self.book = IncidentBook(
             self.incidents, self.table, self._tell_trainers, self._write_incident, self._alert, self._reached
         )
@@ -94,19 +93,17 @@ class Session:
         self._status_at = self._looked_at = self._renewed_at = -math.inf
         self._blind: str | None = None
         self._hang = HangReport(self.directory)
-        self.metrics: MetricsSink | None = None
-        if hello.prometheus is not None:
-            metrics = Metrics(hello.prometheus, self.root, first=hello.rank == 0)
-            self.metrics = MetricsSink(metrics, self.gaps, hello.max_wait, hello.start_step)
+        self.alerts = Alerts(settings, self.directory, self.table, self.failed)
+        self.status_exporters = StatusExporters(settings, self.directory, self.table, self.gaps)
 
     def _join(self, position: TreePosition) -> None:
         """Take this rank's place among the others."""
-        self.rank_tree = RankTree(position, self, self.hello.max_wait)
+        self.rank_tree = RankTree(position, self, self.settings.max_wait)
         if self.rank_tree.is_root and self.rank_tree.assembly is not None:
             directory = self.root / "global"
-            restart = max(next_restart(directory), self.hello.restart)
+            restart = max(next_restart(directory), self.settings.restart)
             table = self.rank_tree.assembly.table
-            self.global_writers = Writers(self.hello, directory, table, restart, self.gaps)
+            self.global_writers = Writers(self.settings, directory, table, restart, self.gaps)
 
     @property
     def is_root(self) -> bool:
@@ -123,14 +120,12 @@ class Session:
         if record.examined and self.is_root:
             self.send({"type": messages.EXAMINED, "step": record.step})
         self.writers.write(record)
-        if self.hello.quiet:
+        if self.settings.quiet:
             self._kept.append(record)
         if self.rank_tree is not None:
             self.rank_tree.take_own(record)
             self.rank_tree.pump()
-        checks_overflow = self.hello.overflow_check or (
-            self.hello.overflow_check_on_incident and self.current_id is not None
-        )
+        checks_overflow = self.settings.checks_overflow(in_incident=self.current_id is not None)
         for path, lines in self.findings.take(
             record, found, self.current_id, self.restart, checks_overflow=checks_overflow
         ):
@@ -191,12 +186,23 @@ class Session:
             return
         self._looked_at = now
         self.standing.tell(self.sinks)
-        self._write_own(lambda: self._home.look(lambda: write_anew(self)), self.step)
+        self._write_own(lambda: self._home.look(self._write_again), self.step)
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
-            self.journal.submit(lambda: renew(self.hello.claim), self.step)
+            self.journal.submit(lambda: renew(self.settings.claim), self.step)
         if self.is_root and self.detection is not None:
             self._look_for_hang()
+
+    def _write_again(self) -> None:
+        """Write again the files that are replaced as a whole, and the incidents: somebody has removed the directory."""
+        self.gaps.add(JOURNAL, self.settings.start_step, max(self.step, 0), f"{self.directory} was removed")
+        incidents = [i.to_json() for i in self.incidents.incidents.values()] if self.is_root else []
+        write_again(
+            self.settings.claim,
+            (self.own_file("graph.json"), self.graph),
+            (self.run_file, self.run),
+            (self.incidents_file, incidents),
+        )
 
     def _look_for_hang(self) -> None:
         """Make an incident of a step that does not end, for the training process cannot say it."""
@@ -230,20 +236,22 @@ class Session:
 
     def take_from_root(self, message: dict[str, Any]) -> None:
         """Pass on what the root says to this rank's trainer, unless it is for another's."""
-        if message.get("for", self.hello.rank) != self.hello.rank:
+        if message.get("for", self.settings.rank) != self.settings.rank:
             return
         if message["type"] == messages.INCIDENT:
             self._told_incident = message["incident"]["id"]
-            if self.hello.quiet and message["incident"]["rank"] == self.hello.rank:
+            if self.settings.quiet and message["incident"]["rank"] == self.settings.rank:
                 self._speak_up()
         self.send(message)
 
     def _speak_up(self) -> None:
         """Write this rank's own files from here on, and what was kept of the last steps: it is suspected."""
-        claim = claim_start(self.directory, self.hello.restart)
+        claim = claim_start(self.directory, self.settings.restart)
         self.restart = claim.restart
-        self.hello = replace(self.hello, quiet=False, restart=claim.restart, claim=claim.to_json(), beside=claim.beside)
-        self.writers = Writers(self.hello, self.directory, self.table, self.hello.restart, self.gaps)
+        self.settings = replace(
+            self.settings, quiet=False, restart=claim.restart, claim=claim.to_json(), beside=claim.beside
+        )
+        self.writers = Writers(self.settings, self.directory, self.table, self.settings.restart, self.gaps)
         for record in self._kept:
             self.writers.write(record)
         self._kept.clear()
@@ -262,8 +270,8 @@ class Session:
         self.writers.write_incident(incident)
 
     def _alert(self, incident: Incident) -> None:
-        if self.hello.webhook is not None and self.is_root:
-            begin_alert(self.hello.webhook, str(self.root), incident.to_json())
+        if self.is_root:
+            self.alerts.send(incident.to_json(), incident.last_seen)
 
     # ------------------------------------------------------------------ control
 
@@ -335,10 +343,9 @@ class Session:
         for writers in (self.writers, self.global_writers):
             if writers is not None:
                 writers.close(self.step)
-        if self.metrics is not None:
-            self.metrics.sink.close(LAST_SECONDS)
         self._renew_status(state)
-        self.journal.submit(lambda: release(self.hello.claim), self.step, last=True)
+        self.status_exporters.close()
+        self.journal.submit(lambda: release(self.settings.claim), self.step, last=True)
         self.journal.close()
         self.standing.tell(self.sinks)
         self.standing.tell_end(self.files)
@@ -359,12 +366,12 @@ class Session:
 
     @property
     def sinks(self) -> list[WriterThread]:
-        """Those, and the metrics."""
-        return self.files if self.metrics is None else [*self.files, self.metrics.sink]
+        """The files, and the exporters that show the status."""
+        return [*self.files, *self.status_exporters.sinks]
 
     def own_file(self, name: str) -> Path:
         """Return the path of a file of this rank."""
-        return self.directory / self.hello.own_name(name)
+        return self.directory / self.settings.own_name(name)
 
     def _keep_quota(self) -> None:
         for work in quota_works(self):
@@ -375,12 +382,13 @@ class Session:
         if state is None and now - self._status_at < STATUS_SECONDS:
             return
         self._status_at = now
-        if self.metrics is not None:
-            self.metrics.renew(self.step, now=state is not None)
         data = status_of(self, state or "running")
         self._write_own(lambda: replace_json(self.own_file("status.json"), data), self.step, last=state is not None)
+        if state is not None:
+            self.journal.settle()  # the exporters read the file
+        self.status_exporters.renew(self.step, now=state is not None)
 
     def _write_own(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
         """Have a file of this rank written, unless it is one of many that keep quiet."""
-        if not self.hello.quiet:
+        if not self.settings.quiet:
             self.journal.submit(work, step, last=last)

@@ -30,11 +30,11 @@ each of them its memory would grow for as long as their turns differ."""
 
 
 TERMINAL_SIGNALS: Final = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
-"""What a terminal sends to all its processes; the recorder leaves both to the trainer."""
+"""Signals that a terminal sends to all its processes; the recorder leaves them to the trainer."""
 
 
 KILL_SECONDS: Final = 5.0
-"""How long a process that was killed is waited for; only one that waits for a device or a file server takes longer."""
+"""Seconds to wait for a killed process; only one that waits for a device or a file server takes longer."""
 
 
 class Running(Protocol):
@@ -54,19 +54,21 @@ class ProcessRecorder:
 
     mode = "process"
 
-    def __init__(self, hello: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
+    def __init__(self, settings: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
         descriptors = (ring.descriptor, channel.fileno())
-        told = replace(hello, descriptors=descriptors, parent=os.getpid())
-        with tempfile.TemporaryFile() as settings:
-            settings.write(told.encode())
-            settings.seek(0)
+        own = replace(settings, descriptors=descriptors, parent=os.getpid())
+        with tempfile.TemporaryFile() as sent:
+            sent.write(own.encode())
+            sent.seek(0)
             started: list[subprocess.Popen[bytes]] = []
             try:
                 with _held_back():
                     self.process = subprocess.Popen(
                         [sys.executable, "-m", "trainsentry.monitor.recorder"],
-                        stdin=settings,
-                        pass_fds=descriptors if hello.position is None else (*descriptors, hello.position.descriptor),
+                        stdin=sent,
+                        pass_fds=descriptors
+                        if settings.position is None
+                        else (*descriptors, settings.position.descriptor),
                         env=_environment(),
                         cwd="/",
                     )
@@ -117,17 +119,19 @@ class ThreadRecorder:
 
     mode = "thread"
 
-    def __init__(self, hello: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
+    def __init__(self, settings: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
         from trainsentry.monitor.recorder.loop import Recorder
 
         own = Ring(os.dup(ring.descriptor), ring.size)
         own_channel = socket.socket(fileno=os.dup(channel.fileno()))
-        if hello.position is not None:
-            hello = replace(hello, position=replace(hello.position, descriptor=os.dup(hello.position.descriptor)))
+        if settings.position is not None:
+            settings = replace(
+                settings, position=replace(settings.position, descriptor=os.dup(settings.position.descriptor))
+            )
 
         def work() -> None:
             try:
-                Recorder(hello, own, own_channel).serve()
+                Recorder(settings, own, own_channel).serve()
             finally:
                 own_channel.close()
                 own.close()
@@ -165,12 +169,12 @@ def is_stopped(running: Running) -> bool:
 Starter = Callable[[RecorderSettings, Ring, socket.socket], Running]
 
 
-def start_recorder(hello: RecorderSettings, ring: Ring, channel: socket.socket) -> Running:
+def start_recorder(settings: RecorderSettings, ring: Ring, channel: socket.socket) -> Running:
     """Start a recorder in a process, or in a thread where that fails."""
     try:
-        return ProcessRecorder(hello, ring, channel)
+        return ProcessRecorder(settings, ring, channel)
     except (OSError, ValueError, TypeError):  # no fork, no executable, no descriptors to pass on
-        return ThreadRecorder(hello, ring, channel)
+        return ThreadRecorder(settings, ring, channel)
 
 
 def _environment() -> dict[str, str]:

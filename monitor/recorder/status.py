@@ -1,25 +1,50 @@
-"""How the recording stands: `status.json`, and what the trainer is told of sinks and gaps."""
+"""The state of the recording: `status.json`, and the messages to the trainer about sinks and gaps."""
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from trainsentry.anomaly.incidents.incident_log import IncidentLog
+from trainsentry.anomaly.overflow import OverflowRule
+from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.files.json_files import SCHEMA_VERSION
 from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.publisher import Findings
+from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
 from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
 
-if TYPE_CHECKING:
-    from trainsentry.monitor.recorder.session import Session
+
+class Recording(Protocol):
+    """The parts of a session that its status shows.
+
+    `newest` returns step and time of the trainer's newest record; `counters` are the trainer's.
+    """
+
+    settings: RecorderSettings
+    step: int
+    time: float
+    records: int
+    table: SeriesTable
+    incidents: IncidentLog
+    findings: Findings
+    overflow: OverflowRule
+    gaps: Gaps
+    counters: dict[str, Any]
+    newest: Callable[[], tuple[int, float] | None]
+
+    @property
+    def files(self) -> list[WriterThread]:
+        """Every sink of records and of the journal."""
 
 
-def status_of(session: "Session", state: str) -> dict[str, Any]:
-    """Return the status; `state` is `running`, or says how the run ended."""
+def status_of(session: Recording, state: str) -> dict[str, Any]:
+    """Return the content of `status.json`; `state` is `running`, or says how the run ended."""
     lag_steps, lag_seconds = lag_of(session.step, session.time, session.newest())
     return {
         "schema_version": SCHEMA_VERSION,
         "state": state,
-        "rank": session.hello.rank,
+        "rank": session.settings.rank,
         "step": session.step,
         "records": session.records,
         "series": len(session.table.series),
@@ -31,14 +56,14 @@ def status_of(session: "Session", state: str) -> dict[str, Any]:
         "gaps": session.gaps.to_json(),
         "lag_steps": lag_steps,
         "lag_seconds": lag_seconds,
-        "recorders_started": session.hello.relay + 1,
+        "recorders_started": session.settings.relay + 1,
         "updated": time.time(),
         **session.counters,
     }
 
 
 def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[int, float]:
-    """Return steps and seconds from the record that was handled last, made at `made`, to the trainer's `newest`.
+    """Return the steps and seconds between the last record, made at `made`, and the trainer's `newest`.
 
     >>> lag_of(7, 100.0, (9, 100.5)), lag_of(9, 100.5, (9, 100.5)), lag_of(-1, 0.0, None)
     ((2, 0.5), (0, 0.0), (0, 0.0))
@@ -49,11 +74,11 @@ def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[in
 
 
 KINDS: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off": messages.FAILURE}
-"""What the trainer is told of a sink's news."""
+"""The message to the trainer for each kind of a sink's news."""
 
 
 class Standing:
-    """Sends what is new of sinks and of the gaps, which the trainer keeps for a successor."""
+    """Sends the news of sinks, and the gaps, which the trainer keeps for a successor."""
 
     def __init__(self, gaps: Gaps, send: Callable[[dict[str, Any]], None]) -> None:
         self.gaps = gaps
@@ -61,7 +86,7 @@ class Standing:
         self._told = 0
 
     def tell(self, sinks: Iterable[WriterThread]) -> None:
-        """Tell what is new."""
+        """Send the news since the last call."""
         for sink in sinks:
             for news in sink.take_news():
                 self._send({"type": KINDS[news.what], "part": sink.name, "message": news.reason, "step": news.step})
@@ -70,7 +95,7 @@ class Standing:
             self._send({"type": messages.GAPS, "gaps": self.gaps.to_json()})
 
     def tell_end(self, files: Iterable[WriterThread]) -> None:
-        """Tell that all is over: every gap, and, where nothing at all could be written to `files`, why."""
+        """Send the end of the recording: every gap, and the reason when nothing could be written to `files`."""
         gaps = self.gaps.to_json()
         why = next((gap["reason"] for gap in gaps), None)
         nothing = None if any(sink.written for sink in files) else why

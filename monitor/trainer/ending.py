@@ -69,7 +69,7 @@ def _write_last_status(loop: StepLoop, root: Path) -> None:
         "rank": loop.rank,
     }
     replace_json(
-        root / f"rank{loop.rank}" / loop.link.hello.own_name("status.json"),
+        root / f"rank{loop.rank}" / loop.link.settings.own_name("status.json"),
         {
             **status,
             "step": loop.step - 1,

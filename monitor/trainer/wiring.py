@@ -4,7 +4,6 @@ import platform
 import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from trainsentry.collectors.backend import Framework, ModelWatch
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv.writer import next_restart
+from trainsentry.exporters.registry import missing_package, switched_on
+from trainsentry.exporters.registry import table as exporter_table
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.ranks.rank_group import RankGroup
@@ -32,9 +33,9 @@ _claimed: dict[Path, int] = {}
 
 
 def claim_restart(directory: Path, *, writes: bool = True) -> Claim:
-    """Claim this start's number in a directory, which another run, of this process or of any other, may use too.
+    """Claim this start's number in a directory that other runs, of this or another process, may use too.
 
-    A rank that writes nothing yet leaves no trace there; its recorder claims the number when it begins to.
+    A rank that writes nothing yet leaves no trace there; its recorder claims the number with the first file.
     """
     number = max(next_restart(directory), _claimed.get(directory, -1) + 1)
     claim = claim_start(directory, number) if writes else Claim(None, number)
@@ -42,30 +43,16 @@ def claim_restart(directory: Path, *, writes: bool = True) -> Claim:
     return claim
 
 
-def hello_for(
+def recorder_settings(
     config: MonitorConfig, root: Path, rank: int, start_step: int, claim: Claim, ranks: int = 1
 ) -> RecorderSettings:
-    """Return what the recorder of this rank is told; `ranks` are watched."""
+    """Return the settings of this rank's recorder, where `ranks` ranks are watched and share the false alarms."""
     return RecorderSettings(
+        config.model_dump(mode="json"),
         output_dir=str(root),
         rank=rank,
-        statistics=tuple(config.statistics),
-        csv_steps_per_file=config.export.csv.steps_per_file if config.export.csv else None,
-        report=config.export.report,
-        finished_blocks=config.export.csv.finished_blocks if config.export.csv else "csv",
-        prometheus=config.export.prometheus.model_dump() if config.export.prometheus else None,
-        wandb=config.export.wandb.model_dump() if config.export.wandb else None,
-        mlflow=config.export.mlflow.model_dump() if config.export.mlflow else None,
-        webhook=config.export.webhook.model_dump() if config.export.webhook else None,
-        tensorboard=config.export.tensorboard.model_dump() if config.export.tensorboard else None,
-        detect=config.detect.settings(ranks) if config.detect is not None else None,
-        max_wait=config.export.max_wait,
         start_step=start_step,
-        disk_quota=config.disk_quota,
-        ring_size=config.ring_size // 8 * 8,
-        overflow_check=config.overflow_check is not None,
-        overflow_check_on_incident=config.on_incident is not None and config.on_incident.overflow_check,
-        slowest_every=max((block.every for _, block in config.collect if block is not None), default=1),
+        detect=config.detect.settings(ranks) if config.detect is not None else None,
         restart=claim.restart,
         claim=claim.to_json(),
         beside=claim.beside,
@@ -104,10 +91,10 @@ def check_number(name: str, value: Any, least: int) -> None:
 
 
 def check_alone(config: MonitorConfig, world_size: int) -> None:
-    """Check that nothing is asked of a rank by itself that only all ranks can do together.
+    """Check that the configuration asks for no common decision of ranks that cannot agree.
 
     Raises:
-        ConfigError: for a stop, where the ranks of a run cannot agree on one.
+        ConfigError: for a stop with several ranks.
 
     """
     if world_size == 1:
@@ -122,7 +109,7 @@ def check_alone(config: MonitorConfig, world_size: int) -> None:
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a run starts with: `framework` supplies the collectors; `rank_group` is None on a single rank."""
+    """The facts at the start of a run: `framework` supplies the collectors; `rank_group` is None on a single rank."""
 
     config: MonitorConfig
     framework: Framework
@@ -135,7 +122,7 @@ class RunStart:
 
 @dataclass(frozen=True)
 class MonitorView:
-    """What the monitor that the user holds shares with its loop."""
+    """State that the user's `TrainMonitor` shares with its step loop."""
 
     table: SeriesTable
     guard: Guard
@@ -147,40 +134,41 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     """Start the recorder; return the loop that follows the steps of the framework's watched model."""
     config, table, guard = run.config, shared.table, shared.guard
     _check_detectors(config)
-    _check_installed(config)
+    check_installed(config)
     root = Path(config.output_dir).absolute()
     rank_group = run.rank_group
     claim = claim_restart(root / f"rank{run.rank}", writes=rank_group is None or not rank_group.quiet)
     if claim.rivals:
         guard.warn_once("output_dir", _rivals_in_words(claim, root))
-    hello = hello_for(config, root, run.rank, run.start_step, claim, len(config.watched_ranks(run.world_size)))
+    watched = config.watched_ranks(run.world_size)
+    settings = recorder_settings(config, root, run.rank, run.start_step, claim, len(watched))
     if rank_group is not None:
-        hello = replace(hello, position=rank_group.position, quiet=rank_group.quiet)
+        settings = replace(settings, position=rank_group.position, quiet=rank_group.quiet)
     try:
-        link = RecorderLink(hello, table)
+        link = RecorderLink(settings, table)
     except BaseException:
-        release(hello.claim)  # the next start in this directory is the first
+        release(settings.claim)  # the next start in this directory is the first
         raise
     schedule = rank_group.schedule if rank_group is not None else Schedule(config, several_ranks=run.world_size > 1)
     triggers = Triggers(config.on_incident, schedule, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
     same_step = watch.on_host
-    settings = config.on_incident.dump if config.on_incident else None
-    if settings is not None:
-        same_step = watch.on_host if settings.same_step == "auto" else bool(settings.same_step)
+    dump = config.on_incident.dump if config.on_incident else None
+    if dump is not None:
+        same_step = watch.on_host if dump.same_step == "auto" else bool(dump.same_step)
         triggers.dump = TargetedDump(
-            settings,
-            root / hello.own_name("dump"),
+            dump,
+            root / settings.own_name("dump"),
             rank=run.rank,
             capture=watch.capture,
             optimizers=watch.optimizers,
             save=run.framework.saving,
             quota=config.disk_quota,
             done=triggers.note_action,
-            replay=watch.replay() if settings.replay else None,
+            replay=watch.replay() if dump.replay else None,
             overflow_check=config.on_incident is not None and config.on_incident.overflow_check,
         )
-    speaks = rank_group.speaks if rank_group is not None else run.rank == config.watched_ranks(run.world_size)[0]
+    speaks = rank_group.speaks if rank_group is not None else run.rank == watched[0]
     if speaks:
         described = describe_run(config, run.framework, run.world_size, run.start_step, claim.restart)
         link.send(messages.RUN, run=described)
@@ -208,39 +196,31 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
 
 
 def _rivals_in_words(claim: Claim, root: Path) -> str:
-    """Return what is said where another run writes to the same directory."""
+    """Return the warning that another run writes to the same directory."""
     own = f"is number {claim.restart} there, and its tables carry .r{claim.restart}"
     if claim.beside:
         own += f", as do its status.r{claim.restart}.json, incidents.r{claim.restart}.jsonl and all its other files"
     return f"another run is writing to {root} ({', '.join(claim.rivals)}): this one {own}. Give each its own output_dir"
 
 
-def _check_installed(config: MonitorConfig) -> None:
-    """Check that what the exporters need is installed.
+def check_installed(config: MonitorConfig) -> None:
+    """Check that the packages are installed that the exporters of a configuration need.
 
     Raises:
-        ConfigError: when it is not.
+        ConfigError: for the first package that is missing; it says how to install it.
 
     """
-    finished = config.export.csv.finished_blocks if config.export.csv is not None else "csv"
-    needs = {"parquet": ("pyarrow", "parquet"), "zstd": ("zstandard", "zstd")}
-    if finished in needs and find_spec(needs[finished][0]) is None:
-        package, extra = needs[finished]
-        raise ConfigError(
-            f"export.csv.finished_blocks: {finished!r} needs {package}; allowed: pip install 'trainsentry[{extra}]'"
-        )
-    for name in ("wandb", "mlflow"):
-        if getattr(config.export, name) is not None and find_spec(name) is None:
-            raise ConfigError(f"export.{name}: {name} is not installed; allowed: pip install {name}")
-    if config.export.prometheus is not None and find_spec("prometheus_client") is None:
-        raise ConfigError("export.prometheus: needs prometheus-client; allowed: pip install 'trainsentry[prometheus]'")
+    for entry, block in switched_on(config.model_dump(mode="json")["export"], exporter_table()):
+        missing = missing_package(entry, block)
+        if missing is not None:
+            raise ConfigError(missing)
 
 
 def _check_detectors(config: MonitorConfig) -> None:
-    """Load the user's own detectors here too, where a mistake is seen: the recorder loads them for itself.
+    """Load the user's own detectors in the trainer too, so that a mistake is an error before the first step.
 
     Raises:
-        ConfigError: for one that cannot be loaded.
+        ConfigError: for a detector that cannot be loaded.
 
     """
     try:

@@ -131,19 +131,22 @@ def test_a_browser_draws_it_without_an_error_with_the_suspect_on_the_first_scree
 
 
 def test_the_report_is_written_when_a_run_ends_with_an_incident(tmp_path, monkeypatch):
+    from dataclasses import replace
     from types import SimpleNamespace
 
-    from trainsentry.monitor.recorder import last_report
+    from trainsentry.collectors.series import SeriesTable
+    from trainsentry.exporters.exporter import ExportPlace
+    from trainsentry.exporters.report import exporter
 
     started = []
     fake = SimpleNamespace(DEVNULL=None, Popen=lambda command, **_: started.append(command))
-    monkeypatch.setattr(last_report, "subprocess", fake)
-    monkeypatch.delenv(last_report.SWITCH, raising=False)
+    monkeypatch.setattr(exporter, "subprocess", fake)
+    monkeypatch.delenv(exporter.SWITCH, raising=False)
     root = make_run(tmp_path)
-    hello = SimpleNamespace(report=True, beside=False, output_dir=str(root))
-    with_incident = SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={1: object()}))
-    last_report.begin_report(with_incident)
-    last_report.begin_report(SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={})))
+    place = ExportPlace(root, root / "rank0", 0, SeriesTable(), ())
+    exporter.report_of(None, place)(1)
+    exporter.report_of(None, place)(0)
+    exporter.report_of(None, replace(place, beside=True))(1)
     assert len(started) == 1
     subprocess.run(started[0], check=True)
     assert json.loads((root / "incidents.jsonl").read_text())["name"] in (root / "report.html").read_text()

@@ -13,9 +13,9 @@ import torch
 from tiny_models import flip_bit, mlp, train
 
 import trainsentry
+from trainsentry.exporters import webhook
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.exporters.prometheus import registry_of, write_textfile
-from trainsentry.monitor.recorder import webhook
 
 SETTINGS = {"url_env": "HOOK", "token_env": "TOKEN", "style": "json", "timeout": 2.0, "retries": 3, "pause": 0.01}
 INCIDENT = {
@@ -79,8 +79,7 @@ def test_an_address_that_nobody_answers_is_given_up_and_not_told(monkeypatch):
 
 
 def test_a_port_whose_rank_has_ended_is_taken_over_by_another(tmp_path, monkeypatch):
-    from trainsentry.exporters import prometheus
-    from trainsentry.monitor.recorder.sinks import metrics
+    from trainsentry.exporters import metrics, prometheus
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -89,7 +88,7 @@ def test_a_port_whose_rank_has_ended_is_taken_over_by_another(tmp_path, monkeypa
     start = prometheus.start_http_server
     monkeypatch.setattr(prometheus, "start_http_server", lambda *a, **k: servers.append(start(*a, **k)[0]))
     monkeypatch.setattr(metrics, "TAKE_OVER_SECONDS", 0.0)
-    first, second = (metrics.Metrics({"port": port, "address": "127.0.0.1"}, tmp_path, first=r == 0) for r in (0, 1))
+    first, second = (metrics.Metrics(metrics.Prometheus(port), tmp_path, first=r == 0) for r in (0, 1))
     first.begin()
     second.begin()
     second.renew()
@@ -295,3 +294,17 @@ def test_the_endpoint_serves_while_the_run_goes_on(out):
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     assert 'trainsentry_step{rank="0"} 4.0' in page
     assert "fc" not in page
+    assert json.loads((out / "rank0" / "status.json").read_text())["gaps"] == []
+
+
+def test_the_textfile_is_renewed_a_last_time_when_the_run_ends_and_lacks_no_step(out, tmp_path, capsys):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    textfile = tmp_path / "metrics" / "run.prom"
+    config = {"output_dir": str(out), "export": {"prometheus": {"port": None, "textfile": str(textfile)}}}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        train(model, optimizer, 5, monitor)
+    assert 'trainsentry_step{rank="0"} 4.0' in textfile.read_text()
+    assert "trainsentry_ranks_running 0.0" in textfile.read_text()
+    assert "lacks" not in capsys.readouterr().err

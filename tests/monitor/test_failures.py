@@ -92,7 +92,7 @@ def in_thread(monkeypatch):
     from trainsentry.monitor.recorder import link as module
 
     original = module.RecorderLink.__init__
-    monkeypatch.setattr(link, lambda self, hello, table: original(self, hello, table, ThreadRecorder))
+    monkeypatch.setattr(link, lambda self, settings, table: original(self, settings, table, ThreadRecorder))
 
 
 def test_an_exception_in_detection_leaves_the_records_written(out, monkeypatch, caplog, in_thread):
@@ -385,7 +385,8 @@ def test_a_record_whose_series_could_not_be_told_is_left_out(out):
 
     from trainsentry.collectors.record import StepRecord
     from trainsentry.collectors.series import Layout, Series, SeriesTable
-    from trainsentry.collectors.statistics import COLUMNS, STATISTICS
+    from trainsentry.collectors.statistics import COLUMNS
+    from trainsentry.monitor.config.files import load_config
     from trainsentry.monitor.recorder.link import RecorderLink
     from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 
@@ -402,8 +403,8 @@ def test_a_record_whose_series_could_not_be_told_is_left_out(out):
             pass
 
     table = SeriesTable()
-    hello = RecorderSettings(str(out), 0, STATISTICS, 1000, False, True, 0.01, 0, 2**30, 2**12)
-    link = RecorderLink(hello, table, Nobody)
+    config = load_config({"export": {"max_wait": 0.01}}).model_dump(mode="json") | {"ring_size": 2**12}
+    link = RecorderLink(RecorderSettings(config, str(out), 0), table, Nobody)
     while link.ring.write(9, [bytes(200)]):
         pass
     layout = table.layout_id(Layout((1,), "float32", 1))

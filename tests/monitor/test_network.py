@@ -244,11 +244,11 @@ def test_a_recorder_without_a_descriptor_left_lets_nobody_in_for_a_while_and_the
         def accept(self):
             raise OSError(errno.EMFILE, "too many open files")
 
-    recorder_address = parent._strangers._listening
+    listening = parent._strangers._listening
     parent._strangers._listening = NoneLeft()
     with socket.create_connection(parent.endpoint):
         list(parent.pump())
-        parent._strangers._listening = recorder_address
+        parent._strangers._listening = listening
         with new_selector() as selector:
             parent.register(selector)
             assert selector.select(0) == []  # it does not spin

@@ -4,17 +4,14 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trainsentry.exporters.files.json_files import append_lines, replace_json, write_run
 from trainsentry.monitor.recorder.sinks.claim import renew
 
-if TYPE_CHECKING:
-    from trainsentry.monitor.recorder.session import Session
-
 
 class OutputDirectory:
-    """Holds a directory, so that its removal shows: its number in the file system is not given to another meanwhile."""
+    """Holds a directory open, so that its removal shows: the file system gives its inode to no other meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,19 +40,25 @@ class OutputDirectory:
             there = self.path.stat()
         except FileNotFoundError:
             return False
-        except OSError:  # not to be told now
+        except OSError:  # the file system does not say it now
             return True
         return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)
 
 
-def write_anew(session: "Session") -> None:
-    """Write again what is replaced as a whole, and the incidents: somebody has removed the directory."""
-    session.gaps.add("journal", session.hello.start_step, max(session.step, 0), f"{session.directory} was removed")
-    renew(session.hello.claim)
-    if session.graph:
-        replace_json(session.own_file("graph.json"), session.graph)
-    if session.run and not session.run_file.exists():
-        write_run(session.run_file, session.run)
-    if session.is_root and not session.incidents_file.exists():
-        incidents = tuple(session.incidents.incidents.values())
-        append_lines(session.incidents_file, [incident.to_json() for incident in incidents])
+def write_again(
+    claim: dict[str, Any],
+    graph: tuple[Path, dict[str, Any]],
+    run: tuple[Path, dict[str, Any]],
+    incidents: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    """Write again, after a removal: the claim, `graph.json`, and, where they are missing, `run.json` and the incidents.
+
+    Each pair is a path and its content; empty content is left out.
+    """
+    renew(claim)
+    if graph[1]:
+        replace_json(*graph)
+    if run[1] and not run[0].exists():
+        write_run(*run)
+    if not incidents[0].exists():
+        append_lines(*incidents)

@@ -1,6 +1,6 @@
-"""The writers of a directory's tables and event file, each with a thread that may fail without the others."""
+"""The exporters that write the records of one directory, each in a thread that may fail without the others."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -8,120 +8,106 @@ from typing import Any, Final
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.exporters.csv.writer import CsvWriter
-from trainsentry.exporters.exporter import Exporter, ScalarExporter
+from trainsentry.exporters.exporter import (
+    Exporter,
+    ExporterEntry,
+    IncidentExporter,
+    OpeningExporter,
+    RestartingExporter,
+    ScalarExporter,
+    SettingsExporter,
+)
+from trainsentry.exporters.registry import make_exporter
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
 from trainsentry.monitor.recorder.sinks.writer_thread import FINISH_SECONDS, WriterThread
 
 LOG_SECONDS: Final = 45.0
-"""How long the end of an experiment's log is waited for: what waits is sent, and some libraries upload files then."""
+"""Seconds that the end of an exporter that is not patient may take: it sends its queue, and some libraries upload
+files then."""
 
 GLOBAL: Final = "global"
-"""The folder of what was put together from all ranks."""
+"""The folder of the statistics over all ranks."""
 
 
 class Writers:
-    """Writes records to `directory` as the configuration asks for; what is not written becomes one of the `gaps`."""
+    """Writes records to `directory` with every exporter that the configuration switches on.
+
+    Records that an exporter does not write become one of the `gaps`. `restart` is the number of this start in the
+    directory.
+    """
 
     def __init__(
-        self,
-        hello: RecorderSettings,
-        directory: Path,
-        table: SeriesTable,
-        restart: int,
-        gaps: Gaps,
+        self, settings: RecorderSettings, directory: Path, table: SeriesTable, restart: int, gaps: Gaps
     ) -> None:
         self.restart = restart
-        self.gaps = gaps
-        where = "global " if directory.name == GLOBAL else ""
         self.exporters: list[tuple[WriterThread, Exporter]] = []
-        if hello.quiet:
+        if settings.quiet:
             return
-        if hello.csv_steps_per_file is not None:
-            csv = CsvWriter(
-                directory,
-                table,
-                hello.statistics,
-                steps_per_file=hello.csv_steps_per_file,
-                start_step=hello.start_step,
-                restart=restart,
-                finished_blocks=hello.finished_blocks,
-                lost=partial(gaps.add, f"{where}csv"),
-            )
-            self.exporters.append((WriterThread(f"{where}csv", gaps, hello.max_wait), csv))
-        if hello.rank == 0 and not where:
-            self._add_experiment_logs(hello, table)
-        if hello.tensorboard is not None:
-            from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
-
-            events = Path(hello.output_dir) / "tensorboard" / directory.name
-            name = f"{where}tensorboard"
-            writer = TensorBoardWriter(
-                events, table, hello.statistics, lost=partial(gaps.add, name), **hello.tensorboard
-            )
-            self.exporters.append((WriterThread(name, gaps, hello.max_wait), writer))
-
-    def _add_experiment_logs(self, hello: RecorderSettings, table: SeriesTable) -> None:
-        if hello.wandb is None and hello.mlflow is None:
-            return
-        from trainsentry.exporters.experiment_log import ExperimentLog, MlflowRun, WandbRun
-
-        logs = []
-        if hello.wandb is not None:
-            logs.append(ExperimentLog("wandb", table, partial(WandbRun, hello.wandb, hello.output_dir)))
-        if hello.mlflow is not None:
-            logs.append(ExperimentLog("mlflow", table, partial(MlflowRun, hello.mlflow)))
-        for log in logs:
-            sink = WriterThread(log.name, self.gaps, hello.max_wait, patient=False)
-            sink.submit(log.open, hello.start_step)  # these libraries take seconds to load
-            self.exporters.append((sink, log))
+        is_global = directory.name == GLOBAL
+        for entry, block in settings.exporters_at("record"):
+            if not _runs(entry, settings.rank, is_global=is_global):
+                continue
+            name = f"global {entry.key}" if is_global else entry.key
+            place = settings.place(directory, table, restart, partial(gaps.add, name))
+            exporter: Exporter = make_exporter(entry, block, place)
+            sink = WriterThread(name, gaps, settings.max_wait, patient=entry.patient)
+            if isinstance(exporter, OpeningExporter):
+                sink.submit(exporter.open, settings.start_step)
+            self.exporters.append((sink, exporter))
 
     @property
     def sinks(self) -> list[WriterThread]:
-        """The places that are written."""
+        """The threads of the exporters."""
         return [sink for sink, _ in self.exporters]
 
     def write(self, record: StepRecord) -> None:
-        """Have every writer write a record."""
+        """Have every exporter write a record."""
         for sink, exporter in self.exporters:
-            sink.submit(lambda e=exporter: e.write(record), record.step, record.nbytes)  # type: ignore[misc]
+            sink.submit(partial(exporter.write, record), record.step, record.nbytes)
         for sink, _ in self.exporters:
             sink.settle()
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Have numbers that belong to no record written, where there is a place for them."""
+        """Have numbers written that belong to no record, by the exporters that show them."""
         for sink, exporter in self.exporters:
             if isinstance(exporter, ScalarExporter):
-                sink.submit(lambda e=exporter: e.write_scalars(step, scalars), step)  # type: ignore[misc]
-                sink.settle()
+                _do(sink, partial(exporter.write_scalars, step, scalars), step)
 
     def write_incident(self, incident: Incident) -> None:
-        """Have an incident shown beside the records, where there is a place for it."""
-        self._show("write_incident", incident, incident.last_seen)
+        """Have an incident written beside the records, by the exporters that show it."""
+        for sink, exporter in self.exporters:
+            if isinstance(exporter, IncidentExporter):
+                _do(sink, partial(exporter.write_incident, incident), incident.last_seen)
 
     def write_settings(self, run: Mapping[str, Any], step: int) -> None:
-        """Have the run's configuration shown beside the records, where there is a place for it."""
-        self._show("write_settings", run, step)
-
-    def _show(self, what: str, content: Any, step: int) -> None:
+        """Have the content of `run.json` written beside the records, by the exporters that show it."""
         for sink, exporter in self.exporters:
-            show = getattr(exporter, what, None)
-            if show is not None:
-                sink.submit(lambda f=show: f(content), step)  # type: ignore[misc]
-                sink.settle()
+            if isinstance(exporter, SettingsExporter):
+                _do(sink, partial(exporter.write_settings, run), step)
 
     def begin_again(self, step: int) -> int:
-        """Go on from an earlier step in new files; return the number of the start that they carry."""
+        """Continue from an earlier step in new files; return the number of the start that they carry."""
         for sink, exporter in self.exporters:
-            if isinstance(exporter, CsvWriter):
-                sink.submit(lambda e=exporter: e.begin_again(step), step)  # type: ignore[misc]
-                sink.settle()
-                self.restart = exporter.restart
+            if isinstance(exporter, RestartingExporter):
+                _do(sink, partial(exporter.begin_again, step), step)
+                self.restart = max(self.restart, exporter.restart)
         return self.restart
 
     def close(self, step: int) -> None:
-        """Close every writer."""
+        """Close every exporter."""
         for sink, exporter in self.exporters:
             sink.submit(exporter.close, step, last=True)
             sink.close(FINISH_SECONDS if sink.patient else LOG_SECONDS)
+
+
+def _runs(entry: ExporterEntry, rank: int, *, is_global: bool) -> bool:
+    """Return whether an exporter writes the records of a directory: `global`, or a rank's own."""
+    if is_global:
+        return "global" in entry.places
+    return "rank" in entry.places or (rank == 0 and "rank 0" in entry.places)
+
+
+def _do(sink: WriterThread, job: Callable[[], object], step: int) -> None:
+    sink.submit(job, step)
+    sink.settle()

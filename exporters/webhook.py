@@ -1,4 +1,4 @@
-"""Sends one incident to a webhook, in a process of its own that nobody waits for, and writes down how that went."""
+"""The webhook exporter: a process of its own posts each incident, nobody waits for it, and it logs the result."""
 
 import contextlib
 import http.client
@@ -9,10 +9,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace
 from trainsentry.exporters.files.json_files import append_lines
 
 DELIVERIES: Final = "deliveries.jsonl"
@@ -20,20 +22,36 @@ FIRST_PAUSE: Final = 1.0
 """Seconds before the second try; each pause is twice the one before."""
 
 MAX_PAUSE: Final = 60.0
+"""Seconds of the longest pause between two tries."""
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Each incident is posted once to the address in the environment variable `url_env`.
+
+    `style`: `json` sends the incident's line, `text` its sentence as chats take it. `token_env` names the variable that
+    holds a bearer token. `timeout` in seconds, `retries` after the first try.
+    """
+
+    url_env: str = field(default="TRAINSENTRY_WEBHOOK_URL", metadata={"pattern": r"^[A-Z_][A-Z0-9_]*$"})
+    token_env: str | None = field(default=None, metadata={"pattern": r"^[A-Z_][A-Z0-9_]*$"})
+    style: Literal["json", "text"] = "json"
+    timeout: float = field(default=10.0, metadata={"gt": 0, "le": 120})
+    retries: int = field(default=5, metadata={"ge": 0, "le": 20})
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: the token is for one address, and a redirected POST would arrive as a GET."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Have the redirect's own status be the answer."""
+        """Return nothing, so that the redirect's own status is the answer."""
 
 
 _opener = urllib.request.build_opener(_NoRedirect)
 
 
 def payload_of(incident: Mapping[str, Any], style: str) -> bytes:
-    """Return what is sent: the incident's line, or its sentence as chats take it (`text`)."""
+    """Return the body of the request: the incident's line, or its sentence in the form of chats (`text`)."""
     if style == "text":
         where = f"{incident['name']} ({incident['quantity']}, rank {incident['rank']})"
         return json.dumps({"text": f"{incident['severity']}: {incident['summary']}\nFirst suspect: {where}"}).encode()
@@ -41,7 +59,7 @@ def payload_of(incident: Mapping[str, Any], style: str) -> bytes:
 
 
 def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[bool, int, str]:
-    """Send an incident; return whether it arrived, how many tries it took, and what the last one said."""
+    """Send an incident; return whether it arrived, the number of tries, and the result of the last one."""
     url = os.environ.get(settings["url_env"], "")
     if not url.startswith(("http://", "https://")):
         return False, 0, f"{settings['url_env']} holds no http address"
@@ -58,7 +76,7 @@ def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[b
         except urllib.error.HTTPError as error:
             said = f"status {error.code}"
             if error.code < 500 and error.code not in {408, 429}:
-                return False, attempt, said  # asking again would not change it
+                return False, attempt, said  # another try would end the same
         except (OSError, ValueError, http.client.HTTPException) as error:
             said = type(error).__name__  # its text may hold the address
         if attempt <= settings["retries"]:
@@ -67,27 +85,12 @@ def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[b
     return False, settings["retries"] + 1, said
 
 
-def main() -> None:
-    """Send the incident on standard input, and write down how that went."""
-    order = json.loads(sys.stdin.buffer.read())
-    arrived, tries, said = deliver(order["settings"], order["incident"])
-    line = {"incident": order["incident"]["id"], "sink": "webhook", "arrived": arrived, "tries": tries, "said": said}
-    append_lines(Path(order["root"]) / DELIVERIES, [line | {"time": time.time()}])
-
-
-if __name__ == "__main__":
-    main()
-
-
-DELIVERY: Final = "trainsentry.monitor.recorder.webhook"
-
-
 def begin_alert(settings: Mapping[str, Any], root: str, incident: Mapping[str, Any]) -> None:
-    """Start sending an incident; the address is read from the environment there, and stands nowhere else."""
+    """Start the process that sends an incident; only that process reads the address, and it writes it nowhere."""
     order = json.dumps({"settings": dict(settings), "root": root, "incident": dict(incident)})
     with contextlib.suppress(OSError):
         child = subprocess.Popen(
-            [sys.executable, "-m", DELIVERY],
+            [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -96,3 +99,24 @@ def begin_alert(settings: Mapping[str, Any], root: str, incident: Mapping[str, A
         assert child.stdin is not None
         child.stdin.write(order.encode())
         child.stdin.close()
+
+
+def alert_of(block: Webhook, place: ExportPlace) -> Callable[[Mapping[str, Any]], None]:
+    """Return the function that starts to send an incident's line."""
+    settings, root = asdict(block), str(place.output_dir)
+    return lambda incident: begin_alert(settings, root, incident)
+
+
+WEBHOOK = ExporterEntry("webhook", alert_of, Webhook, at="incident")
+
+
+def main() -> None:
+    """Send the incident on standard input, and append the result to `deliveries.jsonl`."""
+    order = json.loads(sys.stdin.buffer.read())
+    arrived, tries, said = deliver(order["settings"], order["incident"])
+    line = {"incident": order["incident"]["id"], "sink": "webhook", "arrived": arrived, "tries": tries, "said": said}
+    append_lines(Path(order["root"]) / DELIVERIES, [line | {"time": time.time()}])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The CSV exporter: its settings, and its writer for one place."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed
+
+
+@dataclass(frozen=True)
+class Csv:
+    """CSV tables.
+
+    `finished_blocks` says what becomes of a block when the next one begins: it stays CSV, or is turned into CSV under
+    zstd or into Parquet (zstd), by a process that nobody waits for.
+    """
+
+    steps_per_file: int = field(default=1000, metadata={"ge": 1})
+    finished_blocks: Literal["csv", "zstd", "parquet"] = "csv"
+
+
+def csv_writer(block: Csv, place: ExportPlace) -> CsvWriter:
+    """Return the writer of a directory's tables."""
+    return CsvWriter(
+        place.directory,
+        place.table,
+        place.statistics,
+        steps_per_file=block.steps_per_file,
+        finished_blocks=block.finished_blocks,
+        start_step=place.start_step,
+        restart=place.restart,
+        lost=place.lost,
+    )
+
+
+CSV = ExporterEntry(
+    "csv",
+    csv_writer,
+    Csv,
+    on=True,
+    needs=(
+        Needed(
+            "pyarrow",
+            "'parquet' needs pyarrow; allowed: pip install 'trainsentry[parquet]'",
+            setting="finished_blocks",
+            value="parquet",
+        ),
+        Needed(
+            "zstandard",
+            "'zstd' needs zstandard; allowed: pip install 'trainsentry[zstd]'",
+            setting="finished_blocks",
+            value="zstd",
+        ),
+    ),
+)

@@ -1,0 +1,74 @@
+"""The Prometheus exporter: its settings, the endpoint that one rank of a node serves, and the textfile."""
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed
+
+RENEW_SECONDS: Final = 10.0
+"""Seconds between two writes of the textfile; the node exporter reads it a few times a minute."""
+
+TAKE_OVER_SECONDS: Final = 30.0
+"""Seconds between two checks that some rank still serves the port: Prometheus misses two scrapes at most."""
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """Metrics: an endpoint of the node (the first rank there that has the port serves all), or a textfile."""
+
+    port: int | None = field(default=9464, metadata={"ge": 1, "le": 65535})
+    address: str = "127.0.0.1"
+    textfile: str | None = None
+
+
+class Metrics:
+    """Serves or writes the metrics of the run in `root`; only the `first` rank writes the textfile."""
+
+    def __init__(self, settings: Prometheus, root: Path, *, first: bool) -> None:
+        self.settings = settings
+        self.root = root
+        self._textfile = Path(settings.textfile) if settings.textfile and first else None
+        self._written = self._looked = 0.0
+        self._serves = settings.port is None
+
+    def begin(self) -> None:
+        """Serve the metrics, unless another rank of this run and node does; `renew` takes over when that one ends.
+
+        Raises:
+            OSError: when another program has the port.
+
+        """
+        if not self._serves and self.settings.port is not None:
+            from trainsentry.exporters.prometheus import serve
+
+            self._looked = time.monotonic()
+            self._serves = serve(self.root, self.settings.port, self.settings.address)
+
+    def renew(self, *, now: bool = False) -> None:
+        """Take over the port of a rank that has ended, and write the textfile, each if it is time."""
+        if not self._serves and time.monotonic() - self._looked >= TAKE_OVER_SECONDS:
+            with contextlib.suppress(OSError):  # the port is busy: the next check tries again
+                self.begin()
+        if self._textfile is None or (not now and time.monotonic() - self._written < RENEW_SECONDS):
+            return
+        from trainsentry.exporters.prometheus import write_textfile
+
+        self._written = time.monotonic()
+        write_textfile(self.root, self._textfile)
+
+
+def metrics_of(block: Prometheus, place: ExportPlace) -> Metrics:
+    """Return the metrics of the run that this rank serves or writes."""
+    return Metrics(block, place.output_dir, first=place.rank == 0)
+
+
+PROMETHEUS = ExporterEntry(
+    "prometheus",
+    metrics_of,
+    Prometheus,
+    at="status",
+    needs=(Needed("prometheus_client", "needs prometheus-client; allowed: pip install 'trainsentry[prometheus]'"),),
+)
