@@ -26,10 +26,10 @@ class Recording:
         self.out = out
         self.recorder_address = socket.create_server(("127.0.0.1", 0))
         self.endpoint = self.recorder_address.getsockname()
-        place = TreePosition(0, RANKS, RANKS[1:], None, "word", self.recorder_address.fileno())
+        position = TreePosition(0, RANKS, RANKS[1:], None, "word", self.recorder_address.fileno())
         self.table = SeriesTable()
         hello = RecorderSettings(
-            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, place=place
+            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, position=position
         )
         self.link = RecorderLink(hello, self.table)
         self.heard = []
