@@ -1,4 +1,4 @@
-"""Sends one incident to a webhook, in a process of its own that nobody waits for, and writes down how that went."""
+"""Sends incidents to a webhook, each in a detached process that records the outcome in `deliveries.jsonl`."""
 
 import contextlib
 import http.client
@@ -16,24 +16,27 @@ from typing import Any, Final
 from trainsentry.exporters.files.json_files import append_lines
 
 DELIVERIES: Final = "deliveries.jsonl"
+"""File of the output directory with one line per incident sent."""
+
 FIRST_PAUSE: Final = 1.0
 """Seconds before the second try; each pause is twice the one before."""
 
 MAX_PAUSE: Final = 60.0
+"""Longest pause between two tries, in seconds: an alert that is later than this is of little use."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the token is for one address, and a redirected POST would arrive as a GET."""
+    """Follows no redirect: the token belongs to one address, and a redirected POST would arrive as a GET."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Have the redirect's own status be the answer."""
+        """Return no request, so that the redirect's own status is the answer."""
 
 
 _opener = urllib.request.build_opener(_NoRedirect)
 
 
 def payload_of(incident: Mapping[str, Any], style: str) -> bytes:
-    """Return what is sent: the incident's line, or its sentence as chats take it (`text`)."""
+    """Return the request's body: the incident's line (`json`), or its sentence in the form chats take (`text`)."""
     if style == "text":
         where = f"{incident['name']} ({incident['quantity']}, rank {incident['rank']})"
         return json.dumps({"text": f"{incident['severity']}: {incident['summary']}\nFirst suspect: {where}"}).encode()
@@ -41,7 +44,7 @@ def payload_of(incident: Mapping[str, Any], style: str) -> bytes:
 
 
 def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[bool, int, str]:
-    """Send an incident; return whether it arrived, how many tries it took, and what the last one said."""
+    """Send an incident; return whether it arrived, the number of tries, and the outcome of the last one."""
     url = os.environ.get(settings["url_env"], "")
     if not url.startswith(("http://", "https://")):
         return False, 0, f"{settings['url_env']} holds no http address"
@@ -58,7 +61,7 @@ def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[b
         except urllib.error.HTTPError as error:
             said = f"status {error.code}"
             if error.code < 500 and error.code not in {408, 429}:
-                return False, attempt, said  # asking again would not change it
+                return False, attempt, said  # another try would get the same answer
         except (OSError, ValueError, http.client.HTTPException) as error:
             said = type(error).__name__  # its text may hold the address
         if attempt <= settings["retries"]:
@@ -68,7 +71,7 @@ def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[b
 
 
 def main() -> None:
-    """Send the incident on standard input, and write down how that went."""
+    """Send the incident on standard input and append the outcome to `deliveries.jsonl`."""
     order = json.loads(sys.stdin.buffer.read())
     arrived, tries, said = deliver(order["settings"], order["incident"])
     line = {"incident": order["incident"]["id"], "sink": "webhook", "arrived": arrived, "tries": tries, "said": said}
@@ -83,7 +86,7 @@ DELIVERY: Final = "trainsentry.monitor.recorder.webhook"
 
 
 def begin_alert(settings: Mapping[str, Any], root: str, incident: Mapping[str, Any]) -> None:
-    """Start sending an incident; the address is read from the environment there, and stands nowhere else."""
+    """Start the process that sends an incident; it reads the address from the environment, where alone it stands."""
     order = json.dumps({"settings": dict(settings), "root": root, "incident": dict(incident)})
     with contextlib.suppress(OSError):
         child = subprocess.Popen(
