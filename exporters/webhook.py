@@ -18,6 +18,8 @@ from trainsentry.exporters.exporter import ExporterEntry, ExportPlace
 from trainsentry.exporters.files.json_files import append_lines
 
 DELIVERIES: Final = "deliveries.jsonl"
+"""File of the output directory with one line per incident sent."""
+
 FIRST_PAUSE: Final = 1.0
 """Seconds before the second try; each pause is twice the one before."""
 
@@ -41,7 +43,7 @@ class Webhook:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the token is for one address, and a redirected POST would arrive as a GET."""
+    """Follows no redirect: the token belongs to one address, and a redirected POST would arrive as a GET."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """Return nothing, so that the redirect's own status is the answer."""

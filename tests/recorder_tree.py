@@ -64,13 +64,17 @@ class Owner:
     def __init__(self):
         self.table, self.found, self.taken, self.written, self.failures = SeriesTable(), [], [], [], []
 
-    def take_found(self, found, step, *, activations):
+    @property
+    def incidents(self):
+        return self
+
+    def observe(self, found, step, *, activations):
         self.taken += found
 
     def settle_all(self):
         pass
 
-    def take_parted(self, found, step):
+    def take_between_ranks(self, found, step):
         self.found += [(step, a.rank, a.detector, a.passed_on) for a in found]
 
     def write_global(self, record):

@@ -27,10 +27,10 @@ class Recording:
         self.out = out
         self.recorder_address = socket.create_server(("127.0.0.1", 0))
         self.endpoint = self.recorder_address.getsockname()
-        place = TreePosition(0, RANKS, RANKS[1:], None, "word", self.recorder_address.fileno())
+        position = TreePosition(0, RANKS, RANKS[1:], None, "word", self.recorder_address.fileno())
         self.table = SeriesTable()
         config = load_config({"statistics": ["min", "max", "norm"], "export": {"max_wait": 20.0}, "ring_size": 2**20})
-        settings = RecorderSettings(config.model_dump(mode="json"), str(out), 0, position=place)
+        settings = RecorderSettings(config.model_dump(mode="json"), str(out), 0, position=position)
         self.link = RecorderLink(settings, self.table)
         self.heard = []
         self.steps = 0

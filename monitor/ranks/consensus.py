@@ -1,4 +1,4 @@
-"""What all ranks decide together, at boundaries that the step's number alone determines."""
+"""Decisions that all ranks take together, at step boundaries that the step number alone determines."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,25 +12,26 @@ from trainsentry.monitor.schedule import Schedule
 PART: Final = "agreement of the ranks"
 
 AT_LEAST_EVERY: Final = 10
-"""Steps between two exchanges where nothing is sampled in between: how late a stop can come."""
+"""Steps between two exchanges if nothing is sampled in between; a stop comes at most this much later."""
 
 MANY_RANKS: Final = 64
-"""Ranks from which on an exchange is given `LAG` steps: a ring of 4,096 takes 0.4 s where a message takes 50 µs."""
+"""With at least this many ranks, an answer is taken after `LAG` steps: a ring of 4,096 ranks takes 0.4 s where a
+message takes 50 µs."""
 
 LAG: Final = 5
-"""Steps after which the answer is taken where there are many ranks; exchanges are then `AT_LEAST_EVERY` steps apart."""
+"""Steps from an exchange to its answer with many ranks; exchanges are then `AT_LEAST_EVERY` steps apart."""
 
 NO_STOP, STOP, OVERFLOW_STOP = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What one rank would like, or what all have agreed on: of everything the greatest counts.
+    """One rank's proposal, or the ranks' agreement: the element-wise maximum of all proposals.
 
-    `ahead` and `behind` are the step's number and minus it: they tell whether all ranks are at one step. `dense_until`
-    is the step up to which everything is to be sampled; `unheard` is minus the number of settled incidents that the
-    rank has heard of, so that all act on one only when the last has heard of it. `costs` are the overhead budget's
-    numbers.
+    `dense_until` is the step before which everything is sampled. `unheard` is minus the number of settled incidents
+    that a rank has heard of, so that the maximum counts the incidents that every rank has heard of. `costs` are the
+    numbers of the overhead budget. `ahead` is the step number and `behind` is minus it: unless they add up to 0, the
+    ranks are at different steps.
     """
 
     stop: int = NO_STOP
@@ -41,60 +42,72 @@ class Proposal:
     behind: int = 0
 
     def numbers(self, width: int) -> list[float]:
-        """Return the wishes as numbers, of which `width` are costs: as many on every rank, whatever it wishes."""
+        """Return the proposal as numbers, the last `width` of them costs: the same length on every rank."""
         costs = [*self.costs, *[float("-inf")] * width][:width]  # gloo ends a process whose message has another size
         return [*map(float, (self.stop, self.dense_until, self.unheard, self.ahead, self.behind)), *costs]
 
     @classmethod
     def of(cls, numbers: list[float]) -> "Proposal":
-        """Rebuild wishes from numbers."""
+        """Rebuild a proposal from its numbers."""
         stop, dense_until, unheard, ahead, behind = map(int, numbers[:5])
         return cls(stop, dense_until, unheard, tuple(numbers[5:]), ahead, behind)
 
 
 class Consensus:
-    """Exchanges wishes at one boundary and has the answer at a later one; between them a step's time passes.
+    """Exchanges proposals at one boundary and takes the answer at a later one, so that no rank waits for another.
 
-    A rank whose own monitor has failed, or that is not watched, goes on taking part. Once an answer fails to come,
-    this rank takes no more part, and no more common decisions are taken.
+    A single rank (`rendezvous` is None) agrees with itself at once. A rank that is not watched, or whose monitor has
+    failed, goes on taking part with empty proposals. After an answer that did not come, this rank takes part no more.
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, max_reduce: MaxReduce, schedule: Schedule, guard: Guard, *, costs: int
+        self,
+        rendezvous: Rendezvous | None,
+        max_reduce: MaxReduce | None,
+        schedule: Schedule,
+        guard: Guard,
+        *,
+        costs: int,
     ) -> None:
         self.rendezvous = rendezvous
         self.max_reduce = max_reduce
         self.schedule = schedule
         self.guard = guard
-        self.rank = rendezvous.rank
         self.hangs: HangWatch | None = None
         self._costs = costs
-        self._many = rendezvous.size >= MANY_RANKS
+        self._many = rendezvous is not None and rendezvous.size >= MANY_RANKS
         self._every = AT_LEAST_EVERY if self._many else min([AT_LEAST_EVERY, *schedule.every.values()])
         self._proposed_at: int | None = None
 
-    def exchanges(self, step: int) -> bool:
-        """Whether wishes are exchanged at the end of `step`.
+    @classmethod
+    def of_one(cls, schedule: Schedule, guard: Guard) -> "Consensus":
+        """Return the consensus of a single rank."""
+        return cls(None, None, schedule, guard, costs=0)
 
-        That follows from the step's number and from what was agreed on: a rank that went by its own sampling, which a
-        failure may have changed, would leave the others waiting.
-        """
-        return step % self._every == 0 or (not self._many and step in self.schedule.dense)
+    @property
+    def is_of_one(self) -> bool:
+        """Whether there is a single rank, which decides at once."""
+        return self.rendezvous is None
 
-    def _answer_is_due(self, step: int) -> bool:
-        return self._proposed_at is not None and step - self._proposed_at >= (LAG if self._many else 1)
+    @property
+    def delay(self) -> int:
+        """Steps from a proposal to its answer, with up to `MANY_RANKS` ranks."""
+        return 0 if self.is_of_one else 1
 
     def at_boundary(self, step: int, proposal: Proposal) -> Proposal | None:
-        """Return what was agreed on since the last boundary, and tell the others this rank's wishes."""
+        """Return the answer that is due at the end of `step`, if there is one, and exchange proposals if it is time."""
+        if self.is_of_one:
+            self._sample_densely(step + 1, proposal.dense_until)
+            return proposal
         agreed: Proposal | None = None
         if self._answer_is_due(step):
             self._proposed_at = None
             agreed = self.guard.run(PART, self._result)
         if self.hangs is not None:
             self.hangs.step_ended()
-        if agreed is not None and agreed.ahead <= step:  # else asked for before a rollback
+        if agreed is not None and agreed.ahead <= step:  # else it was proposed before a rollback
             self._sample_densely(step + 1, agreed.dense_until)
-        if self.exchanges(step):
+        if self.max_reduce is not None and self.exchanges(step):
             proposal = replace(proposal, ahead=step, behind=-step)
             self.guard.run(PART, self.max_reduce.propose, proposal.numbers(self._costs))
             self._proposed_at = step
@@ -106,37 +119,57 @@ class Consensus:
             )
         return agreed
 
+    def exchanges(self, step: int) -> bool:
+        """Whether proposals are exchanged at the end of `step`.
+
+        This depends on the step number and earlier agreements only. A rank that asked its own sampling, which a failure
+        may have changed, would leave the others waiting.
+        """
+        return step % self._every == 0 or (not self._many and step in self.schedule.dense)
+
+    def _answer_is_due(self, step: int) -> bool:
+        return self._proposed_at is not None and step - self._proposed_at >= (LAG if self._many else 1)
+
+    def _sample_densely(self, step: int, until: int) -> None:
+        """Sample every step before `until`; done here, so that it happens even if the rest of the monitor failed."""
+        if until > step:
+            self.schedule.sample_every_step(step, until - step)
+
+    def _result(self) -> Proposal | None:
+        numbers = None if self.max_reduce is None else self.max_reduce.result()
+        return Proposal.of(numbers) if numbers is not None else None
+
+    def stop_after(self, step: int, agreed: Proposal | None, own: TrainingStopped | None) -> TrainingStopped | None:
+        """Return the stop to raise at the end of `step`, on every rank the same; `own` is the one asked for here."""
+        if self.rendezvous is None:
+            return own
+        stops = agreed is not None and agreed.stop
+        return self._stop_of_all(self.rendezvous, step, own) if stops else None
+
+    def _stop_of_all(self, rendezvous: Rendezvous, step: int, own: TrainingStopped | None) -> TrainingStopped:
+        """Return the stop asked for by the lowest rank that asked for one."""
+        mine = None if own is None else (isinstance(own, OverflowLimitReached), own.reason)
+        told = self.guard.run(PART, rendezvous.exchange, mine) or [mine]
+        asked = [(rank, *said) for rank, said in enumerate(told) if isinstance(said, list | tuple) and len(said) == 2]
+        here = rendezvous.rank
+        rank, overflow, reason = asked[0] if asked else (here, False, "another rank asked for a stop")
+        kind = OverflowLimitReached if overflow else TrainingStopped
+        where = "" if rank == here else f"rank {rank}: "
+        return kind(step, f"{where}{reason}", own.incident if own is not None else None)
+
     @property
     def broken(self) -> bool:
         """Whether an exchange has failed."""
         return PART in self.guard.disabled
 
-    def _sample_densely(self, step: int, until: int) -> None:
-        """Sample as all have agreed on, here, where it happens whatever else of the monitor has failed."""
-        if until > step:
-            self.schedule.sample_every_step(step, until - step)
-
-    def _result(self) -> Proposal | None:
-        numbers = self.max_reduce.result()
-        return Proposal.of(numbers) if numbers is not None else None
-
     def close(self) -> None:
-        """Take the last answer, for which the others wait as well."""
-        self.guard.run(PART, self.max_reduce.result)
-
-    def stop_together(self, step: int, own: TrainingStopped | None) -> TrainingStopped:
-        """Return the stop that all ranks raise, once they have agreed to: the lowest rank's that asked for one."""
-        mine = None if own is None else (isinstance(own, OverflowLimitReached), own.reason)
-        told = self.guard.run(PART, self.rendezvous.exchange, mine) or [mine]
-        asked = [(rank, *said) for rank, said in enumerate(told) if isinstance(said, list | tuple) and len(said) == 2]
-        rank, overflow, reason = asked[0] if asked else (self.rank, False, "another rank asked for a stop")
-        kind = OverflowLimitReached if overflow else TrainingStopped
-        where = "" if rank == self.rank else f"rank {rank}: "
-        return kind(step, f"{where}{reason}", own.incident if own is not None else None)
+        """Take the last answer, which the other ranks wait for too."""
+        if self.max_reduce is not None:
+            self.guard.run(PART, self.max_reduce.result)
 
 
 def kind_of(stop: TrainingStopped | None) -> int:
-    """Return the number by which the ranks tell each other of a stop."""
+    """Return the number that stands for a stop in a proposal."""
     if stop is None:
         return NO_STOP
     return OVERFLOW_STOP if isinstance(stop, OverflowLimitReached) else STOP

@@ -1,4 +1,4 @@
-"""The ranks of a run together: their meeting, what they decide, and the place of this rank's recorder among theirs."""
+"""The ranks of a run: their rendezvous, their consensus, and the position of this rank's recorder in the tree."""
 
 import hashlib
 import json
@@ -16,16 +16,15 @@ from trainsentry.monitor.ranks.recorder_address import RecorderAddress, find_pla
 from trainsentry.monitor.schedule import Schedule
 
 PATIENCE_SECONDS: Final = 60.0
-"""How long a rank waits for one that is late with its wishes (it saves a checkpoint, it compiles), once in a run."""
-
+"""Seconds, once in a run, that a rank waits for a late proposal (of a rank that saves a checkpoint or compiles)."""
 
 MANY_RANKS: Final = 64
-"""Ranks from which on one of each host writes its files, and others once they are suspected: 4,096 ranks would make
-some forty thousand files, and a shared file system is slowest at opening them."""
+"""With at least this many ranks, only one rank per host writes files; others start when an incident names them. 4,096
+ranks would write some forty thousand files, and shared file systems are slowest at opening files."""
 
 
 class RankGroup:
-    """What a rank has to do with the others; every rank has one, watched or not."""
+    """One rank's connections to the others; watched and unwatched ranks have one each."""
 
     def __init__(
         self, config: MonitorConfig, framework: Framework, rendezvous: Rendezvous, watched: list[int], guard: Guard
@@ -52,7 +51,7 @@ class RankGroup:
         self.quiet = many and self.position is not None and not self.position.heads
 
     def watch_for_hangs(self, config: MonitorConfig, report: Callable[[], dict[str, Any]]) -> None:
-        """Notice when no step ends any more, if that is asked for; `report` says what this rank is doing."""
+        """Start the watch for hangs, if configured; `report` returns what this rank is doing."""
         settings, rank = config.hang_check, self.rendezvous.rank
         if settings is None:
             return
@@ -62,13 +61,13 @@ class RankGroup:
         self.common.hangs = self.hangs
 
     def stop_listening(self) -> None:
-        """Take no calls of other ranks' recorders any more: there is none here to answer them."""
+        """Close the address for other ranks' recorders: this rank has no recorder to answer them."""
         if self._recorder_address is not None:
             self._recorder_address.close()
             self._recorder_address = None
 
     def close(self) -> None:
-        """Leave the others, who go on without this rank."""
+        """Leave the group; the other ranks go on."""
         if self.hangs is not None:
             self.hangs.close()
         self.stop_listening()
@@ -77,10 +76,10 @@ class RankGroup:
 
 
 def _check_same(config: MonitorConfig, rendezvous: Rendezvous) -> None:
-    """Check that all ranks have one configuration, without which they would not sample the same steps.
+    """Check that all ranks have the same configuration, so that they sample the same steps.
 
     Raises:
-        ConfigError: when another rank has another, naming the rank and a key.
+        ConfigError: when another rank has a different one; names the rank and a key.
 
     """
     own = config.model_dump(mode="json")

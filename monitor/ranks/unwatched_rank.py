@@ -64,9 +64,10 @@ class UnwatchedRank:
         """
         step, self.step = self.step, self.step + 1
         agreed = self.common.at_boundary(step, Proposal(stop=kind_of(self.stop)))
-        if agreed is not None and agreed.stop:
-            stop, self.stop = self.stop, None
-            raise self.common.stop_together(step, stop)
+        stop = self.common.stop_after(step, agreed, self.stop)
+        if stop is not None:
+            self.stop = None
+            raise stop
 
     def step_marked(self) -> None:
         """Take the program's own mark of a step's end, where no optimizer's call has told of it."""

@@ -1,4 +1,4 @@
-"""What the training process says of a step that does not end, as an anomaly."""
+"""Reads the training process's report of a hanging step as an anomaly."""
 
 import math
 from pathlib import Path
@@ -11,36 +11,41 @@ from trainsentry.exporters.files.foreign_files import read_object
 NAME: Final = "hang"
 
 SCORE: Final = 100.0
-"""As strong as what is not finite: nobody waits that long for nothing."""
+"""Score of a hang, the same as of a non-finite value: no healthy step takes that long."""
 
 
 class HangReport:
-    """Reads `hang.json`, which the watch for hangs writes: a thread beside a stuck loop may not use the ring."""
+    """Reads `hang.json`. The watch for hangs writes a file because its thread may not use the ring of a stuck loop."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "hang.json"
         self._seen = self._written_at()
 
     def news(self) -> Anomaly | None:
-        """Return what was written since the last call."""
+        """Return the hang reported since the last call, or None."""
         written = self._written_at()
         if written == self._seen:
             return None
         self._seen = written
         try:
             return anomaly_of(read_object(self._path))
-        except (OSError, ValueError, KeyError, TypeError, IndexError):  # what a person put there
+        except (OSError, ValueError, KeyError, TypeError, IndexError):  # not a hang report
             return None
 
     def _written_at(self) -> float:
         try:
             return self._path.stat().st_mtime
-        except OSError:  # there is none
+        except OSError:  # no such file
             return 0.0
 
 
 def anomaly_of(told: dict[str, Any]) -> Anomaly:
-    """Return the anomaly: the missing rank, and the collective that the others wait in, or the step."""
+    """Return the anomaly: the missing rank, and the collective in which the others wait, or else the step.
+
+    Raises:
+        KeyError, TypeError, IndexError: when `told` is not the content of a `hang.json`.
+
+    """
     call = told["call"]
     name = f"{call['group']}.{call['op']}" if call else "step"
     return Anomaly(

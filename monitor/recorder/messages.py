@@ -1,4 +1,4 @@
-"""What goes through the ring, and what comes back through the socket as JSON lines."""
+"""The kinds of messages between trainer and recorder: through the ring, and back through a socket as JSON lines."""
 
 import json
 from typing import Any, Final
@@ -7,7 +7,7 @@ DEFINITIONS: Final = 1
 RECORD: Final = 2
 CONTROL: Final = 3
 FRAGMENT: Final = 4
-"""A piece of a control message that is larger than the ring takes; the last piece is a CONTROL."""
+"""A piece of a control message too large for the ring; the last piece is a CONTROL."""
 
 FLUSH: Final = "flush"
 CLOSE: Final = "close"
@@ -38,18 +38,23 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Return the message of `encode`."""
+    """Return the message in bytes made by `encode`.
+
+    Raises:
+        ValueError: when `data` is not JSON.
+
+    """
     value: dict[str, Any] = json.loads(data)
     return value
 
 
 class LineReader:
-    """Cuts a byte stream into JSON messages, one a line."""
+    """Cuts a byte stream into JSON messages, one per line."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Take bytes as they come; return the messages they complete."""
+        """Take the next bytes; return the messages that they complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [decode(line) for line in lines if line]

@@ -1,4 +1,4 @@
-"""One rank's recording: takes records in, judges them, writes them, and tells the trainer what it found."""
+"""One rank's recording: takes its records, has them judged and written, and answers the trainer."""
 
 import math
 import time
@@ -11,18 +11,14 @@ from typing import Any, Final
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import detection_for
-from trainsentry.anomaly.incident import Incident
-from trainsentry.anomaly.incidents.incident_log import QUIET_STEPS, IncidentLog
-from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv.writer import next_restart
 from trainsentry.exporters.files.json_files import append_lines, replace_json, write_run
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.hang_report import HangReport
-from trainsentry.monitor.recorder.publisher import Findings, IncidentBook, next_incident_id
+from trainsentry.monitor.recorder.publisher import IncidentPublisher
 from trainsentry.monitor.recorder.ranks.rank_tree import RankTree
-from trainsentry.monitor.recorder.ranks.shard_assembly import PENDING_STEPS
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.claim import RENEW_SECONDS, claim_start, release, renew
@@ -35,23 +31,26 @@ from trainsentry.monitor.recorder.sinks.writers import Writers
 from trainsentry.monitor.recorder.status import Standing, status_of
 
 STATUS_SECONDS: Final = 1.0
-"""How often `status.json` is renewed: often enough for a person, seldom enough for a shared file system."""
+"""Seconds between two writes of `status.json`: fresh enough for a person, rare enough for a shared file system."""
 
 JOURNAL: Final = "journal"
-"""The sink of everything that is no table: incidents, anomalies, overflows, status, graph."""
+"""The sink that writes everything but tables and curves: incidents, anomalies, overflows, status, graph."""
 
 DETECTION: Final = "detection"
-"""The part that judges records; what it did not judge is a gap as well."""
+"""The part that judges records; records it did not judge are a gap too."""
 
 KEPT_RECORDS: Final = 20
-"""Records that a quiet rank keeps, so that its files begin before the trouble does."""
+"""Records that a quiet rank keeps, so that its files begin before the incident does."""
 
 QUOTA_STEPS: Final = 100
-"""Records between two looks at the disk quota."""
+"""Records between two checks of the disk quota."""
 
 
 class Session:
-    """Everything that happens behind the ring. `send` carries messages to the trainer and never blocks."""
+    """Handles the messages of one rank's ring. `send` carries messages to the trainer and never blocks.
+
+    A quiet rank, one of many, writes no files of its own until an incident names it.
+    """
 
     def __init__(self, settings: RecorderSettings, send: Callable[[dict[str, Any]], None]) -> None:
         self.settings = settings
@@ -63,10 +62,7 @@ class Session:
         self.directory = self.root / f"rank{settings.rank}"
         self.incidents_file, self.run_file = (self.root / settings.own_name(n) for n in ("incidents.jsonl", "run.json"))
         self.detection = detection_for(self.table, settings.detect)
-        rank_alone = settings.rank if settings.position is None else 0
-        first_id = next_incident_id(self.incidents_file, rank_alone)
-        self.incidents = IncidentLog(self.table, first_id, max(QUIET_STEPS, 2 * settings.slowest_every))
-        self.overflow = OverflowRule(self.table)
+        self.incidents = IncidentPublisher(self)
         self.gaps = Gaps(settings.gaps)
         self.standing = Standing(self.gaps, send)
         self.journal = WriterThread(JOURNAL, self.gaps, settings.max_wait)
@@ -81,11 +77,6 @@ class Session:
         self.restart = settings.restart
         self.time = 0.0
         self.newest: Callable[[], tuple[int, float] | None] = lambda: None
-        self.findings = Findings(self.directory, self.table, self.overflow, settings.own_name)
-        self.book = IncidentBook(
-            self.incidents, self.table, self._tell_trainers, self._write_incident, self._alert, self._reached
-        )
-        self._told_incident: int | None = None
         self.graph: dict[str, Any] = {}
         self.run: dict[str, Any] = {}
         self._home = OutputDirectory(self.directory)
@@ -97,7 +88,7 @@ class Session:
         self.status_exporters = StatusExporters(settings, self.directory, self.table, self.gaps)
 
     def _join(self, position: TreePosition) -> None:
-        """Take this rank's place among the others."""
+        """Connect to the recorders of the other ranks; at the root, open the writers of whole tensors."""
         self.rank_tree = RankTree(position, self, self.settings.max_wait)
         if self.rank_tree.is_root and self.rank_tree.assembly is not None:
             directory = self.root / "global"
@@ -107,13 +98,13 @@ class Session:
 
     @property
     def is_root(self) -> bool:
-        """Whether incidents are made here: on a single rank, at the root of several, on one that is cut off."""
+        """Whether incidents are made here: on a single rank, at the root of several ranks, or on a rank cut off."""
         return self.rank_tree is None or self.rank_tree.is_root or self.rank_tree.alone
 
     # ------------------------------------------------------------------ records
 
     def take_record(self, record: StepRecord) -> None:
-        """Judge a record first, so that the trainer hears of trouble soon; then write it."""
+        """Judge a record first, so that the trainer hears of an incident early; then write it."""
         self.step, self.records = max(self.step, record.step), self.records + 1
         self.time = record.time
         found = self._judge(record)
@@ -125,11 +116,7 @@ class Session:
         if self.rank_tree is not None:
             self.rank_tree.take_own(record)
             self.rank_tree.pump()
-        checks_overflow = self.settings.checks_overflow(in_incident=self.current_id is not None)
-        for path, lines in self.findings.take(
-            record, found, self.current_id, self.restart, checks_overflow=checks_overflow
-        ):
-            self._write_own(lambda p=path, x=lines: append_lines(p, x), record.step)  # type: ignore[misc]
+        self.incidents.write_found(record, found)
         self.journal.settle()
         if self.records % QUOTA_STEPS == 0:
             self._keep_quota()
@@ -137,14 +124,15 @@ class Session:
         self._renew_status()
 
     def _judge(self, record: StepRecord) -> list[Anomaly]:
-        """Run the detectors; should they fail, records are still written."""
+        """Run the detectors and update the incidents; if either fails, records are still written."""
         if self._blind is not None:
             self.gaps.note(DETECTION, record.step, record.step, self._blind)
         if self.detection is None:
             return []
         try:
             found = self.detection.judge(record)
-            self._follow(record, found)
+            activations = bool(found) and bool(self.detection.facts.activation[record.ids].any())
+            self.incidents.take(record, found, activations=activations)
         except Exception as error:  # noqa: BLE001 - the edge of detection
             self.detection, self._blind = None, f"{type(error).__name__}: {error}"
             self.failed(DETECTION, error, record.step)
@@ -152,41 +140,21 @@ class Session:
         return found
 
     def failed(self, part: str, error: Exception, step: int) -> None:
-        """Report a fault of ours to the trainer, whose log is where people look."""
+        """Report a fault of ours to the trainer, which logs it where people look."""
         trace = "".join(traceback.format_exception(error))
         self.gaps.note(part, max(step, 0), max(step, 0), f"{type(error).__name__}: {error}")
-        if part != DETECTION:  # which will judge nothing more
+        if part != DETECTION:  # detection stays off, so its gap stays open
             self.gaps.end(part)
         self.send({"type": messages.FAILURE, "part": part, "message": trace, "step": step})
 
-    def _follow(self, record: StepRecord, found: list[Anomaly]) -> None:
-        """Update the incidents, or have the root do it, and tell the trainer what is new about them."""
-        activations = bool(self.detection.facts.activation[record.ids].any()) if found and self.detection else False
-        if not self.is_root and self.rank_tree is not None:
-            self.rank_tree.send_found(record, found, activations=activations)
-            return
-        self.book.observe(found, record.step, activations=activations)
-        self.book.settle(record)
-
-    def take_found(self, found: list[Anomaly], step: int, *, activations: bool) -> None:
-        """Take anomalies of another rank."""
-        self.book.observe(found, step, activations=activations)
-
-    def take_parted(self, found: list[Anomaly], step: int) -> None:
-        """Take what only the comparison of ranks shows: it is written here, for no rank has it."""
-        self.take_found(found, step, activations=False)
-        self.findings.anomalies += len(found)
-        lines = [{**a.to_json(), "restart": self.restart} for a in found]
-        self.journal.submit(lambda: append_lines(self.own_file("anomalies.jsonl"), lines), step)
-
     def look_around(self) -> None:
-        """Do, once a second, what no record sets off: tell of sinks, keep the claim, look for a step that hangs."""
+        """Once a second: report on the sinks, renew the claim on the directory, look for a step that hangs."""
         now = time.monotonic()
         if now - self._looked_at < STATUS_SECONDS:
             return
         self._looked_at = now
         self.standing.tell(self.sinks)
-        self._write_own(lambda: self._home.look(self._write_again), self.step)
+        self.write_own(lambda: self._home.look(self._write_again), self.step)
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
             self.journal.submit(lambda: renew(self.settings.claim), self.step)
@@ -205,47 +173,24 @@ class Session:
         )
 
     def _look_for_hang(self) -> None:
-        """Make an incident of a step that does not end, for the training process cannot say it."""
+        """Make an incident of a step that hangs: the training process cannot report it through the ring."""
         found = self._hang.news()
         if found is not None:
-            self.take_parted([found], found.step)
+            self.incidents.take_between_ranks([found], found.step)
             self.settle_all()
 
-    def _reached(self) -> int | None:
-        """Up to which step every rank has been heard, or is not waited for any more; None where there is one."""
-        assembly = None if self.rank_tree is None else self.rank_tree.assembly
-        return None if assembly is None else max(assembly.done, self.step - PENDING_STEPS)
-
-    def _tell_trainers(self, message: dict[str, Any]) -> None:
-        """Tell this rank's trainer, and from the root all others."""
-        self.send(message)
-        if self.rank_tree is not None and self.is_root:
-            self.rank_tree.tell_all(message)
-
-    @property
-    def current_id(self) -> int | None:
-        """The id of the open incident, as far as it is known here."""
-        return self.incidents.current_id if self.is_root else self._told_incident
-
-    def take_action(self, message: dict[str, Any]) -> None:
-        """Write down what was done about an incident, or have the root do it."""
-        if not self.is_root and self.rank_tree is not None:
-            self.rank_tree.tell_root(message)
-            return
-        self.book.add_action(message["incident"], message["action"])
-
     def take_from_root(self, message: dict[str, Any]) -> None:
-        """Pass on what the root says to this rank's trainer, unless it is for another's."""
+        """Pass a message of the root on to this rank's trainer, unless it is addressed to another rank."""
         if message.get("for", self.settings.rank) != self.settings.rank:
             return
         if message["type"] == messages.INCIDENT:
-            self._told_incident = message["incident"]["id"]
+            self.incidents.take_from_root(message["incident"])
             if self.settings.quiet and message["incident"]["rank"] == self.settings.rank:
                 self._speak_up()
         self.send(message)
 
     def _speak_up(self) -> None:
-        """Write this rank's own files from here on, and what was kept of the last steps: it is suspected."""
+        """Begin to write this rank's own files, with the records kept of the last steps: an incident names it."""
         claim = claim_start(self.directory, self.settings.restart)
         self.restart = claim.restart
         self.settings = replace(
@@ -256,7 +201,7 @@ class Session:
             self.writers.write(record)
         self._kept.clear()
         graph = self.graph
-        self._write_own(lambda: replace_json(self.own_file("graph.json"), graph), self.step)
+        self.write_own(lambda: replace_json(self.own_file("graph.json"), graph), self.step)
         self._renew_status("running")
 
     def write_global(self, record: StepRecord) -> None:
@@ -264,19 +209,10 @@ class Session:
         if self.global_writers is not None:
             self.global_writers.write(record)
 
-    def _write_incident(self, incident: Incident) -> None:
-        line = incident.to_json()
-        self.journal.submit(lambda: append_lines(self.incidents_file, [line]), incident.last_seen)
-        self.writers.write_incident(incident)
-
-    def _alert(self, incident: Incident) -> None:
-        if self.is_root:
-            self.alerts.send(incident.to_json(), incident.last_seen)
-
     # ------------------------------------------------------------------ control
 
     def take_control(self, message: dict[str, Any]) -> bool:
-        """Do what the trainer asks; return False when it was to close."""
+        """Handle a control message of the trainer; return False if it closes the recording."""
         kind = message["type"]
         if kind == messages.COUNTERS:
             self.counters = message["counters"]
@@ -284,16 +220,16 @@ class Session:
             self._write_cost()
         elif kind == messages.SAMPLING:
             line = message["line"]
-            self._write_own(lambda: append_lines(self.own_file("sampling.jsonl"), [line]), line["step"])
+            self.write_own(lambda: append_lines(self.own_file("sampling.jsonl"), [line]), line["step"])
         elif kind == messages.GRAPH:
             self.graph = message["graph"]
-            self._write_own(lambda: replace_json(self.own_file("graph.json"), message["graph"]), self.step)
+            self.write_own(lambda: replace_json(self.own_file("graph.json"), message["graph"]), self.step)
         elif kind == messages.RUN:
             self.run = message["run"]
             self.journal.submit(lambda: write_run(self.run_file, message["run"]), self.step)
             self.writers.write_settings(message["run"], self.step)
         elif kind == messages.ACTION:
-            self.take_action(message)
+            self.incidents.take_action(message)
         elif kind == messages.DATA_PARALLEL and self.rank_tree is not None:
             self.rank_tree.note_data_parallel(message)
         elif kind == messages.GAP:
@@ -313,19 +249,18 @@ class Session:
         return bool(kind != messages.CLOSE)
 
     def _write_cost(self) -> None:
-        """Show the monitor's own cost beside what it records, in TensorBoard."""
+        """Write the monitor's own cost as scalars, where an exporter shows scalars (TensorBoard)."""
         cost = self.counters["cost"]
         shown = {"monitor_share": cost["recent_share"], "monitor_seconds_a_step": cost["seconds_a_step"]}
         self.writers.write_scalars(self.step, shown)
 
     def _load(self, state: dict[str, Any] | None, step: int) -> None:
-        """Go on from a checkpoint: with its detectors' state, and in new files when the steps go back."""
+        """Resume from a checkpoint: load its detector state, and open new files if the steps go back."""
         if self.detection is not None and state:
             self.detection.load(state)
         if step > self.step:
             return
-        self.incidents.close_current()
-        self.overflow.go_back()
+        self.incidents.go_back()
         self.step = step - 1
         if self.rank_tree is not None:
             self.rank_tree.go_back(step)
@@ -334,7 +269,7 @@ class Session:
         self.restart = self.writers.begin_again(step)
 
     def close(self, state: str) -> None:
-        """Write what is still to be written. `state` says how the run ended, for `status.json`."""
+        """Write everything that is left. `state` says in `status.json` how the run ended."""
         self.settle_all()
         if self.rank_tree is not None:
             self.rank_tree.close()
@@ -351,8 +286,8 @@ class Session:
         self.standing.tell_end(self.files)
 
     def settle_all(self) -> None:
-        """Bring every incident to its end: what is known of it by now is written and told."""
-        self.book.settle_all()
+        """Settle every incident, so that its last state is written and sent to the trainers."""
+        self.incidents.settle_all()
         self._renew_status("running")
         self.journal.settle()
 
@@ -360,13 +295,13 @@ class Session:
 
     @property
     def files(self) -> list[WriterThread]:
-        """Every place where records are written here."""
+        """The threads that write files here."""
         others = self.global_writers.sinks if self.global_writers is not None else []
         return [*self.writers.sinks, *others, self.journal]
 
     @property
     def sinks(self) -> list[WriterThread]:
-        """The files, and the exporters that show the status."""
+        """The threads that write files, and those of the exporters that show the status."""
         return [*self.files, *self.status_exporters.sinks]
 
     def own_file(self, name: str) -> Path:
@@ -383,12 +318,12 @@ class Session:
             return
         self._status_at = now
         data = status_of(self, state or "running")
-        self._write_own(lambda: replace_json(self.own_file("status.json"), data), self.step, last=state is not None)
+        self.write_own(lambda: replace_json(self.own_file("status.json"), data), self.step, last=state is not None)
         if state is not None:
             self.journal.settle()  # the exporters read the file
         self.status_exporters.renew(self.step, now=state is not None)
 
-    def _write_own(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
-        """Have a file of this rank written, unless it is one of many that keep quiet."""
+    def write_own(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
+        """Write a file of this rank, unless the rank is quiet."""
         if not self.settings.quiet:
             self.journal.submit(work, step, last=last)

@@ -4,18 +4,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-from trainsentry.anomaly.incidents.incident_log import IncidentLog
-from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.files.json_files import SCHEMA_VERSION
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.publisher import Findings
+from trainsentry.monitor.recorder.publisher import IncidentPublisher
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
 from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
 
 
-class Recording(Protocol):
+class ShownRecording(Protocol):
     """The parts of a session that its status shows.
 
     `newest` returns step and time of the trainer's newest record; `counters` are the trainer's.
@@ -26,9 +24,7 @@ class Recording(Protocol):
     time: float
     records: int
     table: SeriesTable
-    incidents: IncidentLog
-    findings: Findings
-    overflow: OverflowRule
+    incidents: IncidentPublisher
     gaps: Gaps
     counters: dict[str, Any]
     newest: Callable[[], tuple[int, float] | None]
@@ -38,7 +34,7 @@ class Recording(Protocol):
         """Every sink of records and of the journal."""
 
 
-def status_of(session: Recording, state: str) -> dict[str, Any]:
+def status_of(session: ShownRecording, state: str) -> dict[str, Any]:
     """Return the content of `status.json`; `state` is `running`, or says how the run ended."""
     lag_steps, lag_seconds = lag_of(session.step, session.time, session.newest())
     return {
@@ -49,9 +45,9 @@ def status_of(session: Recording, state: str) -> dict[str, Any]:
         "records": session.records,
         "series": len(session.table.series),
         "incidents": len(session.incidents.incidents),
-        "anomalies": session.findings.anomalies,
-        "overflow_steps": session.overflow.count,
-        "skipped_overflow_steps": session.overflow.skipped,
+        "anomalies": session.incidents.anomalies,
+        "overflow_steps": session.incidents.overflow.count,
+        "skipped_overflow_steps": session.incidents.overflow.skipped,
         "exporters": {sink.name: sink.state for sink in session.files},
         "gaps": session.gaps.to_json(),
         "lag_steps": lag_steps,

@@ -54,7 +54,7 @@ def end_recorder(loop: StepLoop, root: Path) -> None:
     loop.counters.tell()
     heard, answer = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
     loop.triggers.hear(heard)
-    loop.triggers.grant_last()
+    loop.triggers.announce_rest()
     loop.counters.tell()
     loop.triggers.hear(loop.link.close(FLUSH_SECONDS if answer is not None else 0.0))
     if loop.link.dead not in {None, CLOSED} and not loop.link.drained:

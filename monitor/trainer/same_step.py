@@ -1,18 +1,21 @@
-"""Looks at a step before its update makes use of it, and acts in time."""
+"""Judges a step before its update, and dumps or stops in time."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainsentry.monitor.config.schema import MonitorConfig
 
 if TYPE_CHECKING:
     from trainsentry.monitor.trainer.step_loop import StepLoop
 
+EXAMINATION_DISTANCE: Final = 100
+"""Least number of steps between two examinations without a dump's `cooldown_steps`, of which this is the default."""
+
 
 class SameStep:
-    """With `same_step` a step is judged, dumped and stopped before its update.
+    """With `same_step`, a step is judged, dumped and stopped before its update.
 
-    `seen` is the record that was judged, with how many rows it had, so that it need not be made a second time;
-    `judged` says that the overflow rule has seen the step.
+    `seen` is the record that was judged and its number of rows, so that it is not built twice; `judged` says that the
+    overflow rule has seen the step.
     """
 
     def __init__(self, loop: "StepLoop", config: MonitorConfig) -> None:
@@ -20,22 +23,23 @@ class SameStep:
         self.seen: tuple[int, Any] = (0, None)
         self.judged = False
         settings = config.on_incident.dump if config.on_incident else None
-        self._distance = settings.cooldown_steps if settings else 100
+        self._distance = settings.cooldown_steps if settings else EXAMINATION_DISTANCE
         self._last: int | None = None
 
     def begin_step(self) -> None:
-        """Forget what was seen of the last step."""
+        """Forget the record of the last step."""
         self.seen, self.judged = (0, None), False
 
     def go_back(self) -> None:
-        """Go on from another step: the next examination need not keep a distance to the last."""
+        """Go on from another step; the next examination may come at once."""
         self._last = None
 
     def judge(self) -> None:
-        """With `same_step`, look at what was collected before the update makes use of it.
+        """Check the rows collected so far before the update uses the values; examine the step if one is wrong.
 
         Raises:
-            OverflowLimitReached: at the `overflow_nums`-th step with an overflow, before its update.
+            TrainingStopped: on a single rank, when an incident asks for a stop.
+            OverflowLimitReached: on a single rank, at the `overflow_nums`-th step with an overflow.
 
         """
         loop = self.loop
@@ -51,35 +55,33 @@ class SameStep:
         if loop.triggers.stop is not None:
             self.stop_before_update()
 
-    def stop_before_update(self) -> None:
-        """Raise the stop that was asked for; several ranks agree on it at the boundary.
-
-        Raises:
-            TrainingStopped: the stop.
-
-        """
-        loop = self.loop
-        if loop.common is None:
-            self._hand_over()
-            loop.triggers.raise_stop()
-
     def _examine(self) -> None:
-        """Read weights and state out of turn, have the step ranked at once, and act before the update."""
+        """Read weights and state out of turn, wait for the recorder's verdict, and act on it before the update."""
         loop = self.loop
         if self._last is not None and loop.step - self._last < self._distance:
             return
         self._last = loop.step
         loop.watch.examine()
         self._hand_over(examined=True)
-        heard = loop.link.wait_for_verdict(loop.step)
-        loop.triggers.hear(heard)
-        if loop.common is None:
-            loop.triggers.grant(loop.step + 1, under_way=loop.step)
-        else:
-            loop.triggers.dump_now(loop.step)
+        loop.triggers.hear(loop.link.wait_for_verdict(loop.step))
+        loop.triggers.act_before_update(loop.step)
+
+    def stop_before_update(self) -> None:
+        """Raise the stop that was asked for; several ranks agree on it at the boundary instead.
+
+        Raises:
+            TrainingStopped: the stop, on a single rank.
+
+        """
+        if not self.loop.common.is_of_one:
+            return
+        self._hand_over()
+        stop = self.loop.triggers.take_stop()
+        if stop is not None:
+            raise stop
 
     def _hand_over(self, *, examined: bool = False) -> None:
-        """Hand over the part of the step that has been collected so far."""
+        """Hand over the rows collected so far as a record of their own."""
         loop = self.loop
         self.seen = (0, None)
         if len(loop.watch.rows):

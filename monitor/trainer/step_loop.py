@@ -53,7 +53,7 @@ class StepLoop:
         triggers: Triggers,
         schedule: Schedule,
         overhead: Overhead,
-        common: Consensus | None,
+        common: Consensus,
         *,
         rank: int,
         start_step: int,
@@ -157,7 +157,7 @@ class StepLoop:
         if PART in self.guard.disabled and not self._shut and self.guard.in_training_process:
             self._shut = True
             # With other ranks the steps go on being counted: they decide and stop together.
-            self.guard.run("close", self.watch.close if self.common is None else self.watch.stop_reading)
+            self.guard.run("close", self.watch.close if self.common.is_of_one else self.watch.stop_reading)
 
     # ------------------------------------------------------------------ a step
 
@@ -221,16 +221,13 @@ class StepLoop:
         """
         self._run(self._close)
         step, self.step = self.step, self.step + 1
-        agreed = None
-        if self.common is not None:
-            working = PART not in self.guard.disabled
-            proposal = self.triggers.proposal(self.step, self.overhead.costs(step)) if working else Proposal()
-            agreed = self.common.at_boundary(step, proposal)
+        proposal = self.guard.run(PART, lambda: self.triggers.proposal(self.step, self.overhead.costs(step)))
+        agreed = self.common.at_boundary(step, proposal or Proposal())
         self._run(self._begin, agreed)
-        if self.common is None:
-            self.triggers.raise_stop()
-        elif agreed is not None and agreed.stop:
-            raise self.common.stop_together(step, self.triggers.take_stop())
+        stop = self.common.stop_after(step, agreed, self.triggers.stop)
+        if stop is not None:
+            self.triggers.take_stop()
+            raise stop
 
     def _close(self) -> None:
         """Close the step's rows, hand over what has arrived, and hear of what was found."""
@@ -277,12 +274,8 @@ class StepLoop:
     def _begin(self, agreed: Proposal | None) -> None:
         """Grant requests and open the next step."""
         self._begin_step()
-        if self.common is None:
-            self.triggers.grant(self.step)
-        elif agreed is not None:
-            self.triggers.grant_agreed(agreed, self.step)
-        costs = self.overhead.costs(self.step - 1) if self.common is None else agreed.costs if agreed else ()
-        if self.overhead.decide(costs):
+        self.triggers.grant(agreed, self.step)
+        if self.overhead.decide(agreed.costs if agreed is not None else ()):
             self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))
         self.counters.tell_now_and_then()
         self._open()

@@ -1,4 +1,4 @@
-"""Writes the suspects' tensors to disk, within a byte budget and no more often than the cool-down allows."""
+"""Writes the tensors of an incident's suspects to disk, within a byte budget and a cool-down."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,15 +14,15 @@ from trainsentry.monitor.config.schema import Dump
 PART: Final = "dump"
 
 OVERFLOWS: Final = frozenset({"nonfinite", "overflow"})
-"""Kinds of incidents that set off an overflow check."""
+"""Kinds of incidents after which the dumped step is also checked for overflowing calls."""
 
 
 class TargetedDump:
     """Dumps the tensors of an incident's suspects.
 
-    Weights, gradients and optimizer state are taken before an update, activations and their gradients as they pass.
-    With `now` the step that is under way is dumped, whose activations are gone; with `arm` whole later steps.
-    `capture` and `save` come from the framework's collectors.
+    `now` dumps the step under way: weights, gradients and optimizer state; its activations are gone. `arm` dumps whole
+    later steps: activations and their gradients as they pass, the rest just before the update. `capture` finds and
+    `save` stores tensors of the framework. `done` takes an incident's id and a sentence about what was written.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TargetedDump:
         self._until = step + self.settings.steps
 
     def open_step(self, step: int) -> None:
-        """Watch the suspects' modules through the coming step, if it is to be dumped."""
+        """Watch the suspects' modules during the coming step, if it is to be dumped."""
         self.capture.close()
         if self._incident is None:
             return
@@ -102,7 +102,7 @@ class TargetedDump:
             self._check = (checked, self.capture.check_overflow(checked))
 
     def before_update(self, step: int) -> None:
-        """Add weights, gradients and optimizer state to the dump of the step, if there is one."""
+        """Add weights, gradients and optimizer state to the dump of `step`, if there is one."""
         if self._folder is not None and self._step == step:
             self._take_held()
 
@@ -114,7 +114,7 @@ class TargetedDump:
         self._end_check()
 
     def abandon(self) -> None:
-        """Give up the dump under way: remove its hooks, keep what is written."""
+        """Give up the dump under way: remove its hooks and keep the files written so far."""
         folder, self._folder, self._incident = self._folder, None, None
         self.capture.close()
         check, self._check = self._check, None
@@ -123,12 +123,12 @@ class TargetedDump:
                 dump.close()
 
     def go_back(self) -> None:
-        """Give up what is armed; the next dump need not keep a distance to the last."""
+        """Give up the armed dump; the next one may begin within the cool-down of the last."""
         self.abandon()
         self._last_step = None
 
     def _end_check(self) -> None:
-        """Write what the overflow check of the step has found."""
+        """Write the result of the step's overflow check."""
         check, self._check = self._check, None
         if check is None:
             return
@@ -173,7 +173,7 @@ class TargetedDump:
         return StepDump(directory, self._head(directory, step))
 
     def _head(self, directory: Path, step: int) -> dict[str, Any]:
-        """Return what a dump begins with."""
+        """Return the first members of `dump.json`."""
         assert self._incident is not None
         return {
             "task": "tensor",
@@ -196,7 +196,7 @@ class TargetedDump:
         return list(dict.fromkeys(s.module for s in self._incident.suspects if not s.is_scalar))
 
     def _keep(self, piece: Any) -> None:
-        """Save one tensor that the step holds, unless it is there already or the budget is spent."""
+        """Save one weight, gradient or state tensor, unless the dump has it or the budget is spent."""
         folder = self._folder
         if folder is None or piece.entry in folder.names:
             return
@@ -215,7 +215,7 @@ class TargetedDump:
             entry.setdefault(piece.key, []).append(described)
 
     def _may_save(self, name: str, tensor: Any) -> bool:
-        """Take a tensor's size from the budget; where that is spent, note what was left out."""
+        """Take a tensor's size from the budget; if too little is left, note the tensor as left out."""
         size = self.save.stored_bytes(tensor)
         if size > self._budget:
             self._left_out.append(name)
@@ -240,7 +240,7 @@ class TargetedDump:
 
 
 def verdict_on_replays(a: RankDump, b: RankDump) -> str:
-    """Return what two runs of one forward pass say: equal results come of data or numerics, others of the device."""
+    """Return the conclusion from two runs of one forward pass: equal results acquit the device."""
     for row in compare_dumps(a, b, {}):
         if row.status != EQUAL:
             return (

@@ -1,4 +1,4 @@
-"""What an incident sets off, granted by the training process at a step boundary."""
+"""Acts on incidents at step boundaries: samples densely, dumps, calls back, stops."""
 
 import logging
 from collections.abc import Callable
@@ -9,10 +9,9 @@ from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.guard import Guard
 from trainsentry.monitor.config.schema import OnIncident
 from trainsentry.monitor.errors import OverflowLimitReached, TrainingStopped
-from trainsentry.monitor.ranks.consensus import Proposal, kind_of
+from trainsentry.monitor.ranks.consensus import Consensus, Proposal, kind_of
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
 from trainsentry.monitor.trainer.targeted_dump import TargetedDump
 
@@ -23,24 +22,25 @@ WRITERS: Final = {
     "tensorboard": "tensorboard (the event file)",
     "journal": "journal (incidents.jsonl, anomalies.jsonl, status.json)",
 }
-"""What the recorder's writers write, for people."""
+"""The recorder's writers as messages to people name them."""
 
 LOOK_DISTANCE: Final = 10
-"""Least number of steps between two closer looks, so that they cost no more than the usual sampling."""
+"""Least number of steps between two steps sampled for a suspicion, so that they cost no more than usual sampling."""
 
 Callback = Callable[[Incident], None]
 
 
 class Triggers:
-    """Hears of incidents and grants what the configuration asks for.
+    """Acts once on each incident, as the configuration asks.
 
-    An incident is acted upon once, when its ranking has settled: when the weights have been looked at since the
-    trouble began. Until then, steps are sampled densely, which is what settles it.
+    The way of an incident: `hear` takes it from the recorder, `proposal` counts it, the ranks agree that all of them
+    have heard of it (a single rank agrees with itself), and `grant` acts on it. Until an incident has settled, steps
+    are sampled densely, so that the weights are read and its ranking settles.
     """
 
-    def __init__(self, settings: OnIncident | None, schedule: Schedule, link: RecorderLink, guard: Guard) -> None:
+    def __init__(self, settings: OnIncident | None, common: Consensus, link: RecorderLink, guard: Guard) -> None:
         self.settings = settings
-        self.schedule = schedule
+        self.common = common
         self.link = link
         self.guard = guard
         self.dump: TargetedDump | None = None
@@ -49,23 +49,18 @@ class Triggers:
         self.stop: TrainingStopped | None = None
         self.stop_after_dump: int | None = None
         self.stop_before_update = False
-        self._acted: set[int] = set()
         self._looked: int | None = None
-        self._new: list[int] = []
-        self._due: list[int] = []
         self._suspicion = False
+        self._new: list[int] = []
+        self._asked: list[int] = []
         self._settled: dict[int, int] = {}
+        self._just_settled: list[int] = []
         self._granted = 0
 
-    def note_action(self, incident_id: int, action: str) -> None:
-        """Write down, with the incident, what was done about it."""
-        known = self.incidents.get(incident_id)
-        if known is not None:
-            self.incidents[incident_id] = known.with_action(action)
-        self.link.send(messages.ACTION, incident=incident_id, action=action)
+    # ------------------------------------------------------------------ hear
 
     def hear(self, heard: list[dict[str, Any]]) -> None:
-        """Take the recorder's messages; what they ask for is granted at the next boundary."""
+        """Take the recorder's messages; `grant` acts on them."""
         for message in heard:
             if message["type"] == messages.INCIDENT:
                 self._hear_incident(message)
@@ -76,17 +71,6 @@ class Triggers:
             elif message["type"] == messages.GOES_ON:
                 logger.warning("trainsentry: %s goes on", WRITERS.get(message["part"], message["part"]))
 
-    def _hear_trouble(self, message: dict[str, Any]) -> None:
-        """Tell of a part of the recorder that failed for good, or that cannot write now."""
-        part, text = message["part"], message["message"]
-        since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start on"
-        if message["type"] == messages.FAILURE:
-            logger.error("trainsentry: %s is switched off %s: %s", WRITERS.get(part, part), since, text)
-        else:
-            name = WRITERS.get(part, part)
-            logger.error("trainsentry: %s cannot be written %s, and is tried again: %s", name, since, text)
-        self.guard.note_failure(part, text)
-
     def _hear_incident(self, message: dict[str, Any]) -> None:
         incident = Incident.from_json(message["incident"])
         known = self.incidents.get(incident.id)
@@ -95,85 +79,80 @@ class Triggers:
         self.incidents[incident.id] = incident
         if known is None:
             self._new.append(incident.id)
-        if message["settled"] and incident.id not in self._acted:
-            self._acted.add(incident.id)
-            self._due.append(incident.id)
-            self._settled[message["settled"]] = incident.id
+        if message["settled"] and incident.id not in self._settled.values():
+            # A recorder that took over from one that died counts from 1 again.
+            number = max(message["settled"], max(self._settled, default=0) + 1)
+            self._settled[number] = incident.id
+            self._just_settled.append(incident.id)
 
-    def grant(self, next_step: int, *, under_way: int | None = None) -> None:
-        """Do what was asked for. `next_step` is the first that is not open yet.
+    def _hear_trouble(self, message: dict[str, Any]) -> None:
+        """Log that a part of the recorder failed for good, or that it cannot write now."""
+        part, text = message["part"], message["message"]
+        name = WRITERS.get(part, part)
+        since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start on"
+        if message["type"] == messages.FAILURE:
+            logger.error("trainsentry: %s is switched off %s: %s", name, since, text)
+        else:
+            logger.error("trainsentry: %s cannot be written %s, and is tried again: %s", name, since, text)
+        self.guard.note_failure(part, text)
 
-        `under_way` is the step whose update has not happened yet, when this is called in the midst of it.
-        """
-        self._sample_densely(next_step)
-        due, self._due = self._due, []
-        for incident_id in due:
-            self._act(self.incidents[incident_id], next_step, under_way)
+    def note_action(self, incident_id: int, action: str) -> None:
+        """Record with an incident what was done about it."""
+        known = self.incidents.get(incident_id)
+        if known is not None:
+            self.incidents[incident_id] = known.with_action(action)
+        self.link.send(messages.ACTION, incident=incident_id, action=action)
 
-    # ------------------------------------------------------------------ with other ranks
+    # ------------------------------------------------------------------ agree
 
-    def proposal(self, next_step: int, costs: tuple[float, ...]) -> Proposal:
-        """Return what this rank would like to be decided; the answer comes at the next boundary."""
-        dense = 0
-        if self.settings is not None and self.settings.sample_every_step_for:
-            if self._new:
-                dense = next_step + 1 + self.settings.sample_every_step_for
-            elif self._suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE):
-                self._looked, dense = next_step, next_step + 2
-        self._new, self._suspicion, self._due = [], False, []
+    def proposal(self, next_step: int, costs: tuple[float, ...] = ()) -> Proposal:
+        """Return this rank's proposal; `next_step` is the first step that is not open yet."""
+        self._asked, self._new, self._just_settled = self._new, [], []
+        suspicion, self._suspicion = self._suspicion, False
+        steps = self.settings.sample_every_step_for if self.settings is not None else 0
+        if steps and not self._asked:
+            # A suspicion is too little for an incident; one step with everything sampled may show its cause.
+            steps = 1 if suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE) else 0
+            self._looked = next_step if steps else self._looked
+        dense = next_step + self.common.delay + steps if steps else 0
         return Proposal(kind_of(self.stop), dense, -max(self._settled, default=0), costs)
 
-    def grant_agreed(self, agreed: Proposal, next_step: int) -> None:
-        """Do what all ranks have agreed on."""
-        if agreed.dense_until > next_step:
-            steps = agreed.dense_until - next_step
-            if steps > 1 and self.incidents:
-                incident_id = max(self.incidents)
-                self.note_action(incident_id, f"sampling every step from step {next_step} on, for {steps} steps")
-        for number in range(self._granted + 1, -agreed.unheard + 1):
-            incident = self.incidents.get(self._settled.get(number, 0))
-            if incident is not None:
-                self._act(incident, next_step, None)
-        self._granted = max(self._granted, -agreed.unheard)
+    def act_before_update(self, step: int) -> None:
+        """Act on incidents that settled in `step`, whose update has not happened yet.
 
-    def dump_now(self, step: int) -> None:
-        """Dump what the step under way still holds, on the rank that is suspected."""
-        for incident_id in self._due:
+        A single rank decides now. Several decide at the boundary, so only the suspected rank dumps, and only what the
+        update is about to change.
+        """
+        just_settled = self._just_settled
+        if self.common.is_of_one:
+            agreed = self.common.at_boundary(step, self.proposal(step + 1))
+            self.grant(agreed, step + 1, under_way=step)
+            return
+        for incident_id in just_settled:
             incident = self.incidents[incident_id]
             if self.dump is not None and incident.rank == self.dump.rank and self.dump.allows(step):
                 self.guard.run(DUMP, self.dump.now, incident, step)
 
-    def take_stop(self) -> TrainingStopped | None:
-        """Return the stop that this rank asked for, if it did, and forget it."""
-        stop, self.stop, self.stop_before_update = self.stop, None, False
-        return stop
+    # ------------------------------------------------------------------ act
 
-    def go_back(self) -> None:
-        """Forget what was set off for steps that are no longer to come."""
-        self.schedule.dense = range(0)
-        self._looked = self.stop_after_dump = None
-        if self.dump is not None:
-            self.guard.run(DUMP, self.dump.go_back)
+    def grant(self, agreed: Proposal | None, next_step: int, *, under_way: int | None = None) -> None:
+        """Act on what all ranks have agreed on; `next_step` is the first step that is not open yet.
 
-    def grant_last(self) -> None:
-        """Tell the callbacks of incidents that were heard of as the run ended."""
-        due, self._due = self._due, []
-        for incident_id in due:
-            self._announce(self.incidents[incident_id])
-
-    def _sample_densely(self, next_step: int) -> None:
-        steps = self.settings.sample_every_step_for if self.settings is not None else 0
-        new, self._new = self._new, []
-        suspicion, self._suspicion = self._suspicion, False
-        if not steps:
+        `under_way` is the step whose update has not happened yet, when this is called before an update.
+        """
+        if agreed is None:
             return
-        for incident_id in new:
-            self.schedule.sample_every_step(next_step, steps)
+        self._note_dense_sampling(agreed.dense_until - next_step, next_step)
+        for number in sorted(self._settled):
+            if self._granted < number <= -agreed.unheard:
+                self._granted = number
+                self._act(self.incidents[self._settled[number]], next_step, under_way)
+
+    def _note_dense_sampling(self, steps: int, next_step: int) -> None:
+        """Record the coming `steps` of dense sampling with their incidents; a suspicion's single step has none."""
+        newest = [max(self.incidents)] if steps > 1 and self.incidents else []
+        for incident_id in (self._asked or newest) if steps > 0 else ():
             self.note_action(incident_id, f"sampling every step from step {next_step} on, for {steps} steps")
-        # What was too little for an incident may show its cause when everything is collected at one step.
-        if suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE):
-            self._looked = next_step
-            self.schedule.sample_every_step(next_step, 1)
 
     def _act(self, incident: Incident, next_step: int, under_way: int | None) -> None:
         step = next_step if under_way is None else under_way
@@ -190,30 +169,10 @@ class Triggers:
             self._stop_for(incident.id, step, after_dump=dumping and under_way is None)
 
     def _announce(self, incident: Incident) -> None:
+        """Log an incident and call the callbacks."""
         logger.warning("trainsentry: incident %d: %s", incident.id, incident.summary)
         for callback in self.callbacks:
             self._call(callback, incident)
-
-    def _stop_for(self, incident_id: int, step: int, *, after_dump: bool) -> None:
-        if after_dump and self.dump is not None and self.dump.last_step is not None:
-            step = self.dump.last_step
-            self.stop_after_dump = incident_id
-        else:
-            incident = self.incidents[incident_id]
-            self.stop = TrainingStopped(step, incident.summary, incident)
-        self.note_action(incident_id, f"stop at step {step}")
-
-    def dump_taken(self, step: int) -> None:
-        """Note that the dump has what it needs of `step`: a stop that waited for that is due before the update."""
-        if self.stop_after_dump is None or self.dump is None:
-            return
-        if self.dump.last_step is not None and step < self.dump.last_step and DUMP not in self.guard.disabled:
-            return
-        self.guard.run(DUMP, self.dump.end_step)
-        incident = self.incidents[self.stop_after_dump]
-        self.stop_after_dump = None
-        self.stop = TrainingStopped(step, incident.summary, incident)
-        self.stop_before_update = True
 
     def _call(self, callback: Callback, incident: Incident) -> None:
         try:
@@ -226,20 +185,52 @@ class Triggers:
             logger.exception("trainsentry: a callback of on_incident failed; training goes on")
             self.guard.note_failure("on_incident", f"{type(error).__name__}: {error}")
 
-    def raise_stop(self) -> None:
-        """Raise the stop that was asked for, once.
+    def announce_rest(self) -> None:
+        """Announce the incidents that settled as the run ended, too late to act on them."""
+        for number in sorted(self._settled):
+            if number > self._granted:
+                self._granted = number
+                self._announce(self.incidents[self._settled[number]])
 
-        Raises:
-            TrainingStopped: when an incident, a request or the overflow limit asked for a stop.
+    # ------------------------------------------------------------------ stop
 
-        """
-        stop = self.take_stop()
-        if stop is not None:
-            raise stop
+    def _stop_for(self, incident_id: int, step: int, *, after_dump: bool) -> None:
+        """Ask for a stop at `step`, or once the dump that begins then is complete."""
+        if after_dump and self.dump is not None and self.dump.last_step is not None:
+            step = self.dump.last_step
+            self.stop_after_dump = incident_id
+        else:
+            incident = self.incidents[incident_id]
+            self.stop = TrainingStopped(step, incident.summary, incident)
+        self.note_action(incident_id, f"stop at step {step}")
+
+    def dump_taken(self, step: int) -> None:
+        """Note that the dump of `step` is complete: a stop that waited for it is due before the update."""
+        if self.stop_after_dump is None or self.dump is None:
+            return
+        if self.dump.last_step is not None and step < self.dump.last_step and DUMP not in self.guard.disabled:
+            return
+        self.guard.run(DUMP, self.dump.end_step)
+        incident = self.incidents[self.stop_after_dump]
+        self.stop_after_dump = None
+        self.stop = TrainingStopped(step, incident.summary, incident)
+        self.stop_before_update = True
+
+    def take_stop(self) -> TrainingStopped | None:
+        """Return the stop that this rank asked for, if it did, and forget it."""
+        stop, self.stop, self.stop_before_update = self.stop, None, False
+        return stop
+
+    def go_back(self) -> None:
+        """Forget dense sampling, a waiting stop and a dump of steps that are run again."""
+        self.common.schedule.dense = range(0)
+        self._looked = self.stop_after_dump = None
+        if self.dump is not None:
+            self.guard.run(DUMP, self.dump.go_back)
 
 
 class OverflowLimit:
-    """Asks for a stop once, when as many steps had an overflow as are allowed; never with -1."""
+    """Asks once for a stop, when `nums` steps had an overflow; never with -1."""
 
     def __init__(self, overflow: OverflowRule, nums: int, triggers: Triggers) -> None:
         self.overflow = overflow

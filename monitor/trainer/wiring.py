@@ -17,6 +17,7 @@ from trainsentry.exporters.registry import missing_package, switched_on
 from trainsentry.exporters.registry import table as exporter_table
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
+from trainsentry.monitor.ranks.consensus import Consensus
 from trainsentry.monitor.ranks.rank_group import RankGroup
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
@@ -150,7 +151,8 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
         release(settings.claim)  # the next start in this directory is the first
         raise
     schedule = rank_group.schedule if rank_group is not None else Schedule(config, several_ranks=run.world_size > 1)
-    triggers = Triggers(config.on_incident, schedule, link, guard)
+    common = rank_group.common if rank_group is not None else Consensus.of_one(schedule, guard)
+    triggers = Triggers(config.on_incident, common, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
     same_step = watch.on_host
     dump = config.on_incident.dump if config.on_incident else None
@@ -178,7 +180,6 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     if run.saved_state is not None:
         link.send(messages.LOAD_STATE, state=detection_for(run.rank, run.saved_state), step=run.start_step)
     overhead = Overhead(guard, schedule, config.overhead_budget)
-    common = rank_group.common if rank_group is not None else None
     return StepLoop(
         config,
         watch,

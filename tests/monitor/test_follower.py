@@ -27,7 +27,7 @@ def counted():
 
 def follow(tmp_path, counted, steps):
     """Return a monitor that is not watched here, and its follower."""
-    common = SimpleNamespace(at_boundary=lambda step, proposal: counted.append(step))
+    common = SimpleNamespace(at_boundary=lambda step, proposal: counted.append(step), stop_after=lambda *_: None)
     monitor = TrainMonitor({"output_dir": str(tmp_path)})
     monitor._unwatched_rank = unwatched_rank = UnwatchedRank(common, SimpleNamespace(dense=range(0)), Guard(), 0)
     unwatched_rank.follow(steps)

@@ -1,6 +1,7 @@
 """What an incident sets off: dumps of the right step, dense sampling, overflow counting, stops."""
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -9,7 +10,13 @@ from tiny_models import mlp, read_json_lines, train
 
 import trainsentry
 from trainsentry import OverflowLimitReached, TrainingStopped
+from trainsentry.anomaly.incident import Incident
+from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.saving import load_tensor
+from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.ranks.consensus import Consensus
+from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.trainer.triggers import Triggers
 
 SEEN = 10  # a step at which weights are sampled by default
 FLIP = 13  # and one at which they are not
@@ -435,3 +442,16 @@ def test_without_overflow_check_there_is_none(out):
     with monitor:
         train(model, optimizer, FLIP + 3, monitor, before_step=break_weight(model))
     assert not (out / "overflow").exists()
+
+
+def test_incidents_of_a_recorder_that_took_over_are_acted_on_although_it_counts_from_one_again():
+    guard, seen = Guard(), []
+    common = Consensus.of_one(Schedule(MonitorConfig()), guard)
+    triggers = Triggers(None, common, SimpleNamespace(send=lambda *_, **__: True), guard)
+    triggers.callbacks.append(lambda incident: seen.append(incident.id))
+    for incident_id, settled in ((1, 0), (1, 1), (2, 2), (3, 1), (3, 1)):
+        suspect = (incident_id, 5, 0, "w", "gradient", "nans", "nonfinite", "critical", 9.0, "w is NaN", (), (), 5, 5)
+        message = {"type": "incident", "incident": Incident(*suspect).to_json(), "settled": settled}
+        triggers.hear([message])
+        triggers.grant(common.at_boundary(5, triggers.proposal(6)), 6)
+    assert seen == [1, 2, 3]

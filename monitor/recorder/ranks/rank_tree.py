@@ -1,4 +1,4 @@
-"""What a rank's recorder has to do with the others': records and anomalies go up the tree, incidents come down."""
+"""One recorder in the tree of all ranks' recorders: records and anomalies go up, incidents come down."""
 
 import time
 from collections import Counter
@@ -32,31 +32,39 @@ from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 from trainsentry.monitor.recorder.ranks.uplink import Uplink
 
 TOLD_AT_ONCE: Final = 5_000
-"""Anomalies told of in one message: some two million bytes, and as many as an incident keeps."""
+"""Anomalies in one message: about 2 MB, and as many as an incident keeps."""
 
 MESSAGES: Final = "messages of other ranks"
-"""The part that is said to have failed where another rank's message cannot be taken."""
+"""The part named as failed when another rank's message cannot be used."""
+
+
+class TreeIncidents(Protocol):
+    """The session's publisher of incidents, as the tree uses it."""
+
+    def observe(self, found: list[Anomaly], step: int, *, activations: bool) -> None:
+        """Take anomalies of another rank."""
+
+    def take_between_ranks(self, found: list[Anomaly], step: int) -> None:
+        """Take anomalies that only the comparison of ranks shows."""
+
+    def take_action(self, message: dict[str, Any]) -> None:
+        """Take a trainer's note about an incident."""
 
 
 class TreeOwner(Protocol):
-    """The session, as far as the other ranks concern it."""
+    """The session, as the tree uses it."""
 
     table: SeriesTable
 
-    def take_found(self, found: list[Anomaly], step: int, *, activations: bool) -> None:
-        """Take anomalies of another rank."""
-
-    def take_parted(self, found: list[Anomaly], step: int) -> None:
-        """Take what only the comparison of ranks shows."""
+    @property
+    def incidents(self) -> TreeIncidents:
+        """The publisher of incidents."""
 
     def take_from_root(self, message: dict[str, Any]) -> None:
-        """Take what the root says to all."""
-
-    def take_action(self, message: dict[str, Any]) -> None:
-        """Take what was done about an incident."""
+        """Take a message of the root to all ranks."""
 
     def settle_all(self) -> None:
-        """Bring every incident to its end, as before a flush is answered."""
+        """Settle every incident, before a flush is answered."""
 
     def write_global(self, record: StepRecord) -> None:
         """Write statistics of whole tensors."""
@@ -66,9 +74,9 @@ class TreeOwner(Protocol):
 
 
 class RankTree:
-    """Sends what this rank saw to its parent in the tree of recorders, or puts it together where it has none.
+    """Sends this rank's rows and anomalies to its parent in the tree; at the root, combines and compares all ranks'.
 
-    A rank whose parent cannot be reached goes on by itself: `alone` says so.
+    A rank that cannot reach its parent goes on by itself; it is `alone`.
     """
 
     def __init__(self, position: TreePosition, owner: TreeOwner, max_wait: float) -> None:
@@ -102,7 +110,7 @@ class RankTree:
     # ------------------------------------------------------------------ from this rank
 
     def take_own(self, record: StepRecord) -> None:
-        """Send this rank's part of tensors that the ranks hold together, or keep it until all have come."""
+        """Send this rank's shards and compared rows up, or keep them until the other ranks' have come."""
         new = self.owner.table.series[len(self._wanted) :]
         if new:
             self._wanted = np.append(self._wanted, [is_global(s) or is_compared(s) for s in new])
@@ -114,7 +122,7 @@ class RankTree:
             self.up.record(self.owner.table, rows)
 
     def _take(self, assembly: ShardAssembly, rank: int, record: StepRecord) -> None:
-        """Take a rank's record, unless it is from before a rollback, or from a step where no other can be by now."""
+        """Take a rank's record, unless it is from before a rollback or impossibly far ahead of the other ranks."""
         if assembly.is_far_ahead(rank, record.step):
             self._tell_of_step(rank, record.step)
             return
@@ -125,42 +133,31 @@ class RankTree:
             self.comparison.take(rank, assembly.table_of(rank), record)
 
     def _tell_of_step(self, rank: int, step: int) -> None:
-        """Say once of a rank that its records are left out."""
+        """Report once for each rank that its records are left out."""
         if rank not in self._far_ahead:
             self._far_ahead.add(rank)
             error = Nonsense(f"rank {rank} speaks of step {step}, far ahead of all others: such records are left out")
             self.owner.failed(MESSAGES, error, -1)
 
     def send_found(self, record: StepRecord, found: list[Anomaly], *, activations: bool) -> None:
-        """Send anomalies to the root, and ask for its verdict where the trainer waits for one."""
+        """Send anomalies to the root, and ask for its verdict if this rank's trainer waits for it."""
         if not found and not record.examined:
             return
         lines = [a.to_json() for a in found]
+        head = {"type": FOUND, "rank": self.position.rank, "step": record.step, "activations": activations}
         for start in range(0, max(len(lines), 1), TOLD_AT_ONCE):
             last = start + TOLD_AT_ONCE >= len(lines)
-            self.up.message(
-                {
-                    "type": FOUND,
-                    "rank": self.position.rank,
-                    "step": record.step,
-                    "anomalies": lines[start : start + TOLD_AT_ONCE],
-                    "activations": activations,
-                    "examined": record.examined and last,
-                }
-            )
+            part = {"anomalies": lines[start : start + TOLD_AT_ONCE], "examined": record.examined and last}
+            self.up.message(head | part)
 
     def note_data_parallel(self, message: dict[str, Any]) -> None:
-        """Note that a rank is to have data of its own; every recorder on the way to the root compares some."""
+        """Note that a rank trains on its own data, here and in every recorder on the way to the root."""
         self.comparison.data_parallel.add(message["rank"])
         if not self.is_root:
             self.up.message(message)
 
-    def tell_root(self, message: dict[str, Any]) -> None:
-        """Send a message up the tree."""
-        self.up.message(message)
-
     def ask_flush(self, token: int) -> None:
-        """Have the root answer when it has judged what was sent."""
+        """Ask the root to answer once it has judged everything sent before."""
         self._asked.add(token)
         self.up.message({"type": messages.FLUSH, "for": self.position.rank, "token": token})
 
@@ -169,7 +166,7 @@ class RankTree:
         self.network.tell_children(message)
 
     def go_back(self, step: int) -> None:
-        """Take steps from `step` on anew."""
+        """Expect steps from `step` on a second time."""
         self._ended = min(self._ended, step - 1)
         if self.assembly is not None:
             self.comparison.go_back(step, self.assembly.go_back(self.position.rank, step))
@@ -179,7 +176,7 @@ class RankTree:
     # ------------------------------------------------------------------ from the others
 
     def pump(self) -> None:
-        """Send and receive what is possible now, without waiting."""
+        """Send and receive without waiting."""
         try:
             for rank, kind, data in self.network.pump():
                 self._handle_guarded(rank, kind, data)
@@ -195,18 +192,18 @@ class RankTree:
                 self.owner.take_from_root({"type": messages.FLUSHED, "token": token})
 
     def cut_off(self, error: Exception) -> None:
-        """Go on recording without the others, after a fault of ours in what connects this recorder to theirs."""
+        """Go on recording without the other ranks after a fault of ours in the connections."""
         self.network.close()
         self.network.lose_parent()
         self.owner.failed("connections between recorders", error, -1)
 
     def _handle_guarded(self, rank: int, kind: int, data: bytes) -> None:
-        """Take a message; what cannot be taken costs the rank that it comes from, and no other."""
+        """Take a message; an unusable one costs only the rank that sent it."""
         if rank in self.network.banned:
             return
         try:
             self._handle(rank, kind, data)
-        except Exception as error:  # noqa: BLE001 - one message of another must not end all
+        except Exception as error:  # noqa: BLE001 - one bad message must not end the recording
             self._nonsense[rank] += 1
             self.owner.failed(MESSAGES, error, -1)
             if self._nonsense[rank] == MOST_NONSENSE:
@@ -215,7 +212,7 @@ class RankTree:
     def _hear_no_more(self, rank: int) -> None:
         """Go on without a rank whose messages make no sense."""
         if self._is_parent(rank):
-            self.network.lose_parent()  # which is said: this rank is alone
+            self.network.lose_parent()  # reported as being alone
             return
         self.network.ban(rank)
         if self.assembly is not None:
@@ -227,7 +224,7 @@ class RankTree:
         return self.network.parent is not None and rank == self.network.parent.rank
 
     def _say_alone(self) -> None:
-        """Tell the trainer, whose log is where people look, that this rank is judged by itself from here on."""
+        """Tell the trainer, which logs it, that this rank is judged by itself from now on."""
         if self.alone and not self._told_alone:
             self._told_alone = True
             error = ConnectionError(
@@ -248,7 +245,7 @@ class RankTree:
             self._hear_of_child(rank, self._heard.of_child(data))
 
     def _hear_of_child(self, rank: int, message: dict[str, Any]) -> None:
-        """Take what a rank that reports here says of itself, or hands on."""
+        """Take a message of a child: its own, or one of a rank below it."""
         if message["type"] in {BACK, DEFINE, PARTS, DONE}:
             if self.assembly is not None:
                 self._hear_child(self.assembly, rank, message)
@@ -259,13 +256,13 @@ class RankTree:
         elif message["type"] == FOUND:
             self._judge(message, outdated=self.assembly is not None and self.assembly.is_outdated(rank))
         elif message["type"] == messages.ACTION:
-            self.owner.take_action(message)
+            self.owner.incidents.take_action(message)
         elif message["type"] == messages.FLUSH:
             self.owner.settle_all()
             self.tell_all({"type": messages.FLUSHED, "for": message["for"], "token": message["token"]})
 
     def _hear_child(self, assembly: ShardAssembly, rank: int, message: dict[str, Any]) -> None:
-        """Take what tells of the records of a rank that reports here."""
+        """Take a message about the records of a child."""
         if message["type"] == PARTS and assembly.is_far_ahead(rank, message["step"]):
             self._tell_of_step(rank, message["step"])
         elif message["type"] == BACK:
@@ -290,22 +287,22 @@ class RankTree:
         self.owner.take_from_root(message)
 
     def _judge(self, message: dict[str, Any], *, outdated: bool) -> None:
-        """Take what a rank has found, unless it is from before a rollback, and answer where its trainer waits."""
+        """Take a rank's anomalies, unless they are from before a rollback, and answer if its trainer waits."""
         if not outdated:
             found = [Anomaly.from_json(a) for a in message["anomalies"]]
-            self.owner.take_found(found, message["step"], activations=message["activations"])
+            self.owner.incidents.observe(found, message["step"], activations=message["activations"])
         if message["examined"]:
             self.tell_all({"type": messages.EXAMINED, "for": message["rank"], "step": message["step"]})
 
     def _greet_parent(self) -> None:
-        """Tell a parent that has come, perhaps another's successor, what it must know, and ask again what was asked."""
+        """Repeat notes and open questions for a parent that has connected, perhaps the successor of another."""
         for rank in self.comparison.data_parallel:
             self.up.message({"type": messages.DATA_PARALLEL, "rank": rank})
         for token in self._asked:
             self.up.message({"type": messages.FLUSH, "for": self.position.rank, "token": token})
 
     def _note_coming_and_going(self) -> None:
-        """Define everything anew for a new parent; wait no longer for children that are gone or never came."""
+        """Define all series again for a new parent; stop waiting for children that are gone or never came."""
         self.up.note_connection()
         children = set(self.network.children)
         if self.assembly is not None:
@@ -320,7 +317,7 @@ class RankTree:
         self._known_children |= children
 
     def _pass_on_complete(self) -> None:
-        """Put together what is complete; an error of ours costs that, and not the recorder."""
+        """Combine complete steps, or pass them on; an error of ours here does not end the recorder."""
         if self.assembly is None:
             return
         try:
@@ -329,32 +326,32 @@ class RankTree:
                 self._conclude(self.assembly)
             else:
                 self._hand_on(self.assembly)
-        except Exception as error:  # noqa: BLE001 - the edge of what ranks do together
+        except Exception as error:  # noqa: BLE001 - the edge of the comparison
             self.owner.failed("comparison of ranks", error, -1)
 
     def _conclude(self, assembly: ShardAssembly) -> None:
-        """Write what is whole, and say what the ranks show together."""
+        """Write complete records of whole tensors, and take the anomalies that the comparison of ranks shows."""
         for record in assembly.complete():
             if self.is_root:
                 self.owner.write_global(record)
         settled = max(assembly.settled, self.comparison.overdue)
         for step, found in differences(assembly, list(self.comparison.judge(settled))):
-            self.owner.take_parted(found, step)
+            self.owner.incidents.take_between_ranks(found, step)
 
     def _hand_on(self, assembly: ShardAssembly) -> None:
-        """Send what is complete up, step by step: its record, and then what else is told of it, which ends the step."""
+        """Send complete steps up, one by one: the record first, then the rest of the step, which ends it."""
         for record in assembly.complete():
             self._end_steps(assembly, record.step - 1)
             self.up.record(assembly.table, record)
             self._end_steps(assembly, record.step)
         settled = max(assembly.settled, self.comparison.overdue)
         self._end_steps(assembly, settled)
-        if self._ended < settled < ALL:  # steps of which nothing is to be told have ended too
+        if self._ended < settled < ALL:  # steps without anything to send have ended too
             self._ended = settled
             self.up.message({"type": DONE, "rank": self.position.rank, "step": settled})
 
     def _end_steps(self, assembly: ShardAssembly, settled: int) -> None:
-        """Judge calls among the ranks that report here; send up the rest of steps up to `settled`."""
+        """Judge collectives among the ranks below; send up everything else about steps up to `settled`."""
         for step, found in differences(assembly, list(self.comparison.judge(settled, final=False))):
             self.comparison.take_found(step, found)
         for parts in self.comparison.left(settled, assembly.copies.left(settled)):
@@ -363,7 +360,7 @@ class RankTree:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Send what is still to be sent; at the root, wait for the others to end, at most `max_wait` seconds."""
+        """Send everything that is left; at the root, wait at most `max_wait` seconds for the others to end."""
         if self.assembly is not None:
             self.assembly.finish(self.position.rank, ALL)
         self._wait_until(lambda: self.assembly is None or self.assembly.done == ALL)
@@ -385,13 +382,13 @@ class RankTree:
             self._pass_on_complete()
 
     def _sleep(self, left: float) -> None:
-        """Wait for the connections for a moment, or as long as is left."""
+        """Wait for the connections for 0.1 s, or for the `left` seconds if fewer."""
         try:
             with new_selector() as selector:
                 self.network.register(selector)
                 if selector.get_map():
                     selector.select(min(left, 0.1))
                     return
-        except (OSError, ValueError, KeyError) as error:  # a socket that is none any more
+        except (OSError, ValueError, KeyError) as error:  # a closed socket
             self.cut_off(error)
         time.sleep(min(left, 0.05))

@@ -225,6 +225,10 @@ class ShardAssembly:
         """The last step that every rank has sent."""
         return min((source.done for source in self._sources.values()), default=ALL)
 
+    def heard_up_to(self, step: int) -> int:
+        """Return the last step that every rank has sent or is no longer waited for; `step` is this rank's newest."""
+        return max(self.done, step - PENDING_STEPS)
+
     def complete(self) -> Iterator[StepRecord]:
         """Yield the records of steps that every rank has sent, in order, and of those that have waited too long."""
         done = self.done
