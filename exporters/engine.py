@@ -12,28 +12,28 @@ WORKERS: Final = 2
 """Processes of a dask cluster that is started here; one that is there already is given by its scheduler's address."""
 
 
-class Each(Protocol):
+class Mapper(Protocol):
     """Applies a function to items and returns the results in their order."""
 
     def __call__(self, function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterable[Result]:
         """Return `function(item)` for each item."""
 
 
-def here(function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterable[Result]:
+def map_locally(function: Callable[[Item], Result], items: Sequence[Item], /) -> Iterable[Result]:
     """Apply a function to items, one after the other."""
     return map(function, items)
 
 
 @contextmanager
-def engine(name: str, scheduler: str | None = None) -> Iterator[Each]:
-    """Yield what applies functions: `here`, or the cluster of a scheduler, or one of WORKERS processes of this machine.
+def engine(name: str, scheduler: str | None = None) -> Iterator[Mapper]:
+    """Yield what applies functions: `map_locally`, or the cluster of a scheduler, or one of WORKERS processes of this machine.
 
     Raises:
         ValueError: for an engine that there is not, or that is not installed.
 
     """
     if name == "local":
-        yield here
+        yield map_locally
         return
     if name != "dask":
         raise ValueError(f"--engine: {name!r}; allowed: {', '.join(ENGINES)}")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, MetricsHandler
 
-MOST_CONNECTIONS: Final = 16
+MAX_CONNECTIONS: Final = 16
 """Connections at once; there are as many scrapers as Prometheus servers, one or two."""
 
 REQUEST_SECONDS: Final = 5.0
@@ -30,7 +30,7 @@ class MetricsServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection, after the oldest of too many is cut off."""
         with self._opening:
-            if len(self._open) >= MOST_CONNECTIONS:
+            if len(self._open) >= MAX_CONNECTIONS:
                 with contextlib.suppress(OSError):
                     self._open.pop(next(iter(self._open))).shutdown(socket.SHUT_RDWR)  # its thread ends
             self._open[id(request)] = request

@@ -21,7 +21,7 @@ from trainsentry.exporters.files.foreign_fields import (
     whole,
 )
 from trainsentry.exporters.files.foreign_files import (
-    NotOurs,
+    InputError,
     Report,
     lines_of,
     open_file,
@@ -110,7 +110,7 @@ def tail(path: Path, size: int = TAIL_BYTES) -> list[str]:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - size))
             data = file.read(size)
-    except (NotOurs, OSError):
+    except (InputError, OSError):
         return []
     begin = 0 if end <= size else data.find(b"\n") + 1
     return data[begin : data.rfind(b"\n") + 1].decode("utf-8", "replace").split("\n")[:-1]
@@ -150,7 +150,7 @@ def anomalies_since(
                     found.append(value)
     except FileNotFoundError:
         pass
-    except (NotOurs, OSError) as error:
+    except (InputError, OSError) as error:
         report(path, 0, str(error).removeprefix(f"{path}: "))
     return found, more
 
@@ -164,7 +164,7 @@ def last_anomalies(directory: Path, size: int = TAIL_BYTES) -> list[dict[str, An
 def _anomaly(line: str | bytes | None) -> dict[str, Any] | None:
     try:
         value = checked(parse_json(line), _ANOMALY) if line is not None else {}
-    except NotOurs:
+    except InputError:
         return None
     return value if {"step", "name", "quantity"} <= value.keys() else None
 
@@ -174,7 +174,7 @@ def _object(path: Path, report: Report) -> dict[str, Any]:
         return read_object(path)
     except FileNotFoundError:
         return {}
-    except (NotOurs, OSError) as error:
+    except (InputError, OSError) as error:
         report(path, 0, str(error).removeprefix(f"{path}: "))
         return {}
 
@@ -184,6 +184,6 @@ def _incidents(path: Path, report: Report) -> list[dict[str, Any]]:
         return [checked(line, _INCIDENT) for _, line in read_lines(path, report)]
     except FileNotFoundError:
         return []
-    except (NotOurs, OSError) as error:
+    except (InputError, OSError) as error:
         report(path, 0, str(error).removeprefix(f"{path}: "))
         return []

@@ -10,7 +10,7 @@ from trainsentry.exporters.csv.chunks import Reading
 from trainsentry.exporters.csv.format import TableFile
 from trainsentry.exporters.csv.pieces import line_count
 from trainsentry.exporters.files.foreign_fields import Kind, anything, checked, whole
-from trainsentry.exporters.files.foreign_files import NotOurs, read_object
+from trainsentry.exporters.files.foreign_files import InputError, read_object
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.exporters.tensorboard.event_file import EVENTS
 
@@ -84,7 +84,7 @@ class ConversionState:
         path = table.directory / f"{table.suffix}.json"
         try:
             data = checked(read_object(path), _STATE)
-        except (OSError, NotOurs):
+        except (OSError, InputError):
             data = {}
         return cls(path, data if data.get("version") == STATE_VERSION else {})
 

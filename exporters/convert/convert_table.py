@@ -8,8 +8,8 @@ from pathlib import Path
 from trainsentry.exporters.convert.conversion_state import UNFINISHED, Choice, ConversionState, Table
 from trainsentry.exporters.convert.msprobe_tables import SCOPES
 from trainsentry.exporters.convert.table_tags import TableTags, Tagger
-from trainsentry.exporters.convert.thinning import bin_width, thinned
-from trainsentry.exporters.csv.chunks import Reading, as_it_is_now
+from trainsentry.exporters.convert.thinning import steps_per_bin, thinned
+from trainsentry.exporters.csv.chunks import Reading, current_file
 from trainsentry.exporters.csv.format import SCALARS, TableFile
 from trainsentry.exporters.csv.pieces import line_count
 from trainsentry.exporters.csv.reader import newest_steps
@@ -46,7 +46,7 @@ def convert_table(
     event files of before are replaced. `progress` hears of bytes that were read.
     """
     problems: list[tuple[Path, int, str]] = []
-    there = tuple(file for file in map(as_it_is_now, table.files) if file.path.exists())
+    there = tuple(file for file in map(current_file, table.files) if file.path.exists())
     if not there:
         return Converted(None, 0, 0, thinned=False, unchanged=True)
     table = replace(table, files=there)
@@ -85,7 +85,7 @@ def _write(
     if going_on and first is not None and first.step < (state.last_step or 0):
         return None
     rows_a_step = min((len(step_rows) for step_rows in ahead), default=1)
-    width = 1 if choice.full or first is None else bin_width(_expected_steps(table.files, rows_a_step, choice))
+    width = 1 if choice.full or first is None else steps_per_bin(_expected_steps(table.files, rows_a_step, choice))
     if going_on and width > 1:
         return None
     part = EventFile(table.directory, f"{table.suffix}.{state.part}", prefix=UNFINISHED)

@@ -15,7 +15,7 @@ from trainsentry.exporters.convert.msprobe_tables import Tables, msprobe_tables
 from trainsentry.exporters.convert.table_tags import Tagger
 from trainsentry.exporters.csv.format import SCALARS
 from trainsentry.exporters.csv.reader import rank_directories, table_files
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.files.foreign_files import InputError, Report
 from trainsentry.exporters.tensorboard.event_file import EVENTS, EventFile
 from trainsentry.exporters.tensorboard.quantity_view import overview
 from trainsentry.exporters.tensorboard.values import layout
@@ -64,7 +64,7 @@ def csv2tb(
     all layers and pictures of layers over steps are written; they always are. `jobs` tables are converted at a time.
 
     Raises:
-        NotOurs: when `source` holds no table of trainsentry's or msprobe's, or none of `quantities`.
+        InputError: when `source` holds no table of trainsentry's or msprobe's, or none of `quantities`.
         ValueError: for a time that is none.
 
     """
@@ -80,7 +80,7 @@ def csv2tb(
     ]
     if not found:
         known = sorted({table for tables in runs.values() for table in tables})
-        raise NotOurs(f"{source}: no table of {', '.join(quantities)}; there are {', '.join(known)}")
+        raise InputError(f"{source}: no table of {', '.join(quantities)}; there are {', '.join(known)}")
     raw = -1 if full or raw_tags < 0 else raw_tags // max(len(tables) for tables in runs.values())
     first, last = (steps[0], steps[-1]) if steps else (0, None)
     done = convert(found, Choice(first, last, every, full, raw, pages=True), our_tag, report, jobs, progress)
@@ -102,18 +102,18 @@ def tables_in(source: Path, time_start: str | None = None, time_end: str | None 
     """Return the files of each table of each run, ours or else msprobe's.
 
     Raises:
-        NotOurs: when there is none.
+        InputError: when there is none.
 
     """
     theirs = msprobe_tables(source, time_start, time_end)
     if theirs:
         return theirs
     if time_start is not None or time_end is not None:
-        raise NotOurs(f"{source}: holds no output of msprobe's monitor of that time")
+        raise InputError(f"{source}: holds no output of msprobe's monitor of that time")
     try:
         return {run: table_files(directory) for run, directory in rank_directories(source).items()}
-    except NotOurs as error:
-        raise NotOurs(f"{error}, nor of msprobe" if source.is_dir() else str(error)) from None
+    except InputError as error:
+        raise InputError(f"{error}, nor of msprobe" if source.is_dir() else str(error)) from None
 
 
 def convert(

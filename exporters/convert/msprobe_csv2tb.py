@@ -9,7 +9,7 @@ from trainsentry.exporters.convert.conversion_state import Choice, Table
 from trainsentry.exporters.convert.csv2tb import Conversion, convert
 from trainsentry.exporters.convert.msprobe_tables import msprobe_tables
 from trainsentry.exporters.csv.table_rows import RowKey
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.files.foreign_files import InputError, Report
 
 DATA_TYPES: Final = (
     "actv", "actv_grad", "exp_avg", "exp_avg_sq", "grad_unreduced", "grad_reduced", "param_origin", "param_updated",
@@ -34,7 +34,7 @@ def csv2tensorboard_by_step(
     stops at a step that stands twice, its newest rows are taken.
 
     Raises:
-        NotOurs: when there is nothing to convert.
+        InputError: when there is nothing to convert.
         ValueError: for a process number, a type or a time that is not allowed.
 
     """
@@ -53,7 +53,7 @@ def csv2tensorboard_by_step(
         if name in wanted
     ]
     if not tables:
-        raise NotOurs(f"{source}: holds no output of msprobe's monitor of that time and type")
+        raise InputError(f"{source}: holds no output of msprobe's monitor of that time and type")
     return convert(tables, Choice(full=True), _their_tag, report, process_num, lambda *_: None)
 
 

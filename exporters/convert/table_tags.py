@@ -8,7 +8,7 @@ import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.convert.msprobe_tables import SCOPES
-from trainsentry.exporters.convert.thinning import Picked
+from trainsentry.exporters.convert.thinning import KeptValues
 from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, TableRows
 from trainsentry.exporters.tensorboard.quantity_view import SUMMARY, LayoutSizes, QuantityView, summary_tag
 
@@ -40,19 +40,19 @@ class TableTags:
         self._groups: list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
         self._sizes = LayoutSizes(self.keys)
 
-    def pick(self, rows: TableRows) -> Picked:
+    def pick(self, rows: TableRows) -> KeptValues:
         """Return a step's values with their slots; the very same slots while the rows' keys stay."""
         last = self._last
         if last is None or last[1] != rows.numbers or not np.array_equal(last[0], rows.keys):
             self._choose(rows)
         raw = rows.values.ravel() if not self.too_many else np.empty(0)
         if not self._groups:
-            return Picked(rows.step, self._slots, raw)
+            return KeptValues(rows.step, self._slots, raw)
         sizes = self._sizes.all()
         numbers = [n for view, at, layers in self._groups for n in view.take_rows(rows, sizes, layers, at)]
-        return Picked(rows.step, self._slots, np.concatenate([raw, numbers]))
+        return KeptValues(rows.step, self._slots, np.concatenate([raw, numbers]))
 
-    def tags(self, picked: Picked) -> list[str]:
+    def tags(self, picked: KeptValues) -> list[str]:
         """Return the tags of what was picked; the very same list for the whole of rows whose keys stay."""
         whole = picked.slots is self._slots
         if whole and self._names:

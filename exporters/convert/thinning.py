@@ -17,7 +17,7 @@ POINTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picked:
+class KeptValues:
     """Values of a step that were kept: key and number of each as one slot, `key * columns + column`."""
 
     step: int
@@ -25,7 +25,7 @@ class Picked:
     values: npt.NDArray[np.float64]
 
 
-def bin_width(steps: int, points: int = POINTS) -> int:
+def steps_per_bin(steps: int, points: int = POINTS) -> int:
     """Return how many steps share a bin so that at most `points` of `steps` are left; 1 where all may stay.
 
     A bin keeps up to three points: lowest, highest and the first that is not a number. First and last step stay.
@@ -64,7 +64,7 @@ class _Bin:
         first = np.isnan(values) & (self.nan_step[slots] < 0)
         self.nan_step[slots[first]] = step
 
-    def empty(self) -> Iterator[Picked]:
+    def empty(self) -> Iterator[KeptValues]:
         """Yield what was kept, step by step, and begin anew."""
         low, nan = np.flatnonzero(self.low_step >= 0), np.flatnonzero(self.nan_step >= 0)
         high = np.flatnonzero((self.high_step >= 0) & (self.high_step != self.low_step))
@@ -77,15 +77,15 @@ class _Bin:
         parts = zip(np.split(steps, cuts), np.split(slots, cuts), np.split(values, cuts), strict=True)
         for step, slot, value in parts:
             if len(step):
-                yield Picked(int(step[0]), slot, value)
+                yield KeptValues(int(step[0]), slot, value)
         self.low[:], self.high[:] = np.inf, -np.inf
         self.low_step[:] = self.high_step[:] = self.nan_step[:] = -1
 
 
-def thinned(steps: Iterable[Picked], width: int) -> Iterator[Picked]:
+def thinned(steps: Iterable[KeptValues], width: int) -> Iterator[KeptValues]:
     """Yield what is left of steps when `width` of them share a bin."""
     bin_ = _Bin()
-    last: Picked | None = None
+    last: KeptValues | None = None
     filled, begun = 0, False
     for whole in steps:
         if width == 1 or not begun:

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from trainsentry.exporters.csv.format import TableFile
-from trainsentry.exporters.csv.header import RANGES, WHOLE, Header, parse_header
+from trainsentry.exporters.csv.header import INTEGER_COLUMNS, RANGES, Header, parse_header
 from trainsentry.exporters.csv.lines import parse_lines
 from trainsentry.exporters.csv.parquet import parquet_frames
-from trainsentry.exporters.csv.pieces import LONGEST_LINE, open_table, pieces, skip
+from trainsentry.exporters.csv.pieces import MAX_LINE_BYTES, open_table, pieces, skip
 from trainsentry.exporters.csv.table_rows import Ids, RowKey, RowKeys, TableRows, by_step, joined
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.files.foreign_files import InputError, Report
 
 _NOT_A_NUMBER: Final = ["nan", "NaN", "-nan", "NAN"]
 
@@ -54,11 +54,11 @@ def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[TableR
 
 def _parts(reading: Reading, keys: RowKeys, report: Report) -> Iterator[TableRows]:
     """Yield the rows of a file as they stand; where it cannot be read on, that is reported."""
-    file = reading.file = as_it_is_now(reading.file)
+    file = reading.file = current_file(reading.file)
     parts = _parts_of_parquet if file.path.suffix == ".parquet" else _parts_of_csv
     try:
         yield from parts(reading, keys, report)
-    except (NotOurs, OSError, MemoryError) as error:
+    except (InputError, OSError, MemoryError) as error:
         report(file.path, reading.lines + 2 if reading.offset else 1, _without(str(error), file.path))
 
 
@@ -70,7 +70,7 @@ def _without(message: str, path: Path) -> str:
 def _parts_of_csv(reading: Reading, keys: RowKeys, report: Report) -> Iterator[TableRows]:
     file = reading.file
     with open_table(file.path) as stream:
-        first = stream.readline(LONGEST_LINE)
+        first = stream.readline(MAX_LINE_BYTES)
         header = _header(first, file, report)
         if header is None:
             return
@@ -80,7 +80,7 @@ def _parts_of_csv(reading: Reading, keys: RowKeys, report: Report) -> Iterator[T
         reading.offset = stream.tell()
         for piece in pieces(stream):
             if piece.data is None:
-                report(file.path, number, f"the line has more than {LONGEST_LINE} bytes")
+                report(file.path, number, f"the line has more than {MAX_LINE_BYTES} bytes")
                 reading.offset, reading.lines, number = reading.offset + piece.size, reading.lines + 1, number + 1
                 continue
             lines = piece.data.count(b"\n")
@@ -101,8 +101,8 @@ def _parts_of_csv(reading: Reading, keys: RowKeys, report: Report) -> Iterator[T
 
 def _header(line: bytes, file: TableFile, report: Report) -> Header | None:
     """Return what the first line of a table says; None, and a word about it, where the table cannot be read."""
-    if len(line) >= LONGEST_LINE:
-        report(file.path, 1, f"the header has {LONGEST_LINE} bytes or more; the file is left out")
+    if len(line) >= MAX_LINE_BYTES:
+        report(file.path, 1, f"the header has {MAX_LINE_BYTES} bytes or more; the file is left out")
         return None
     try:
         columns = next(csv.reader([line.decode("utf-8-sig", "replace")]), [])
@@ -132,7 +132,7 @@ def _parts_of_parquet(reading: Reading, keys: RowKeys, report: Report) -> Iterat
     reading.offset = file.path.stat().st_size
 
 
-def as_it_is_now(file: TableFile) -> TableFile:
+def current_file(file: TableFile) -> TableFile:
     """Return a block under the name that it has now: it may have been turned into another form meanwhile."""
     if file.path.exists() or file.path.suffix != ".csv":
         return file
@@ -149,13 +149,13 @@ def frames_of(file: TableFile) -> "Iterator[pd.DataFrame]":
     """
     with open_table(file.path) as stream:
         problems: list[str] = []
-        header = _header(stream.readline(LONGEST_LINE), file, lambda *problem: problems.append(problem[2]))
+        header = _header(stream.readline(MAX_LINE_BYTES), file, lambda *problem: problems.append(problem[2]))
         if header is None:
-            raise NotOurs(f"{file.path}: the header cannot be read: {', '.join(problems)}")
+            raise InputError(f"{file.path}: the header cannot be read: {', '.join(problems)}")
         for piece in pieces(stream):
             frame = _frame(piece.data, header) if piece.data is not None else None
             if frame is None:
-                raise NotOurs(f"{file.path}: has a line that cannot be read")
+                raise InputError(f"{file.path}: has a line that cannot be read")
             yield frame.astype({name: str for name in frame.columns if frame[name].dtype == "category"})
 
 
@@ -175,7 +175,7 @@ def _frame(piece: bytes, header: Header) -> "pd.DataFrame | None":
     empty = ending.isna() if header.ending in header.numbers else ending == ""
     if bool(empty.any()) and not _whole(piece, len(frame), len(header.columns)):
         return None
-    if any(len(text) > LONGEST_LINE for name in header.texts for text in frame[name].cat.categories):
+    if any(len(text) > MAX_LINE_BYTES for name in header.texts for text in frame[name].cat.categories):
         return None
     return frame if bool(_in_range(frame).all()) else None
 
@@ -183,7 +183,7 @@ def _frame(piece: bytes, header: Header) -> "pd.DataFrame | None":
 def _read(piece: bytes, header: Header, texts: str) -> "pd.DataFrame":
     types: dict[str, Any] = dict.fromkeys(header.columns, texts)
     types |= dict.fromkeys(header.numbers, "float64")
-    types |= {column: "int64" for column in WHOLE if column in types}
+    types |= {column: "int64" for column in INTEGER_COLUMNS if column in types}
     with np.errstate(invalid="ignore"):  # Inf in a column of whole numbers is an error further down
         return pd.read_csv(
             io.BytesIO(piece),
@@ -227,12 +227,12 @@ def _rows(frame: pd.DataFrame, header: Header, restart: int, keys: RowKeys) -> t
     dtypes, dtype_codes = _category(frame, "dtype")
     stages, micro_steps = numbers("vpp_stage"), numbers("micro_step")
     counted = "micro_step" in header.columns
-    first, inverse = _alike(name_codes, scope_codes, stages + 1, micro_steps + 1)
+    first, inverse = _group_rows(name_codes, scope_codes, stages + 1, micro_steps + 1)
     ids = [
         keys.key_id(RowKey(int(stages[i]), names[name_codes[i]], int(micro_steps[i]) if counted else -1, scopes[scope]))
         for i, scope in zip(first.tolist(), scope_codes[first].tolist(), strict=True)
     ]
-    first_layouts, layout_inverse = _alike(shape_codes, dtype_codes)
+    first_layouts, layout_inverse = _group_rows(shape_codes, dtype_codes)
     layout_ids = [keys.layout_id((shapes[shape_codes[i]], dtypes[dtype_codes[i]])) for i in first_layouts.tolist()]
     rows = TableRows(
         0,
@@ -246,7 +246,7 @@ def _rows(frame: pd.DataFrame, header: Header, restart: int, keys: RowKeys) -> t
     return rows, numbers("step")
 
 
-def _alike(*columns: Ids) -> tuple[Ids, Ids]:
+def _group_rows(*columns: Ids) -> tuple[Ids, Ids]:
     """Return the first of the rows that are alike in all columns of whole numbers from 0 on, and each row's group.
 
     >>> first, groups = _alike(np.array([3, 3, 0]), np.array([1 << 40, 1 << 40, 0]))

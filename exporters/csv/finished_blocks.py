@@ -17,7 +17,7 @@ LEVEL: Final = 6
 """zstd's level: a third of the size at a speed above what one run writes."""
 
 
-def begin_compacting(paths: Sequence[Path], form: str) -> None:
+def start_compacting(paths: Sequence[Path], form: str) -> None:
     """Start turning finished blocks into `form`, one after the other; nothing is lost where that cannot be started."""
     with contextlib.suppress(OSError):
         subprocess.Popen(

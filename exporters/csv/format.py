@@ -16,11 +16,11 @@ from trainsentry.collectors.series import (
 )
 
 SCALARS: Final = "scalars"
-LEAD: Final = ("vpp_stage", "name", "step", "micro_step", "order")
-TAIL: Final = ("shape", "dtype")
+FIRST_COLUMNS: Final = ("vpp_stage", "name", "step", "micro_step", "order")
+LAST_COLUMNS: Final = ("shape", "dtype")
 SCALAR_COLUMNS: Final = ("name", "step", "micro_step", "value")
 
-LAST: Final = {
+EXTRA_COLUMNS: Final = {
     GRADIENT_UNREDUCED: ("holds",),
     COMMUNICATION_INPUT: ("op", "group", "sequence", "bytes", "seconds"),
     COMMUNICATION_OUTPUT: ("op", "group", "sequence", "bytes", "seconds"),
@@ -92,10 +92,10 @@ def columns_of(table: str, statistics: tuple[str, ...]) -> tuple[str, ...]:
     if table == SCALARS:
         return SCALAR_COLUMNS
     extra = ("ratio",) if table == UPDATE else ()
-    return (*LEAD, *statistics, *extra, *TAIL, *LAST.get(table, ()))
+    return (*FIRST_COLUMNS, *statistics, *extra, *LAST_COLUMNS, *EXTRA_COLUMNS.get(table, ()))
 
 
-def sizes_of(shape: str) -> tuple[int, ...]:
+def parse_shape(shape: str) -> tuple[int, ...]:
     """Return the sizes that a row's text of a shape says; what is no number, or no size of a tensor, is left out.
 
     >>> sizes_of("[2, 3]"), sizes_of("[]"), sizes_of("[" + "9" * 5000 + "]")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv.format import LAST, LEAD, SCALAR_COLUMNS, SCALARS, TAIL
+from trainsentry.exporters.csv.format import EXTRA_COLUMNS, FIRST_COLUMNS, LAST_COLUMNS, SCALAR_COLUMNS, SCALARS
 from trainsentry.exporters.short_text import shorten
 
 MSPROBE_NUMBERS: Final = frozenset(
@@ -25,12 +25,14 @@ RANGES: Final = {
 """Columns of whole numbers, their smallest and largest: a step that a float64 still holds, and more chunks of a model,
 micro-steps and rows of a step than there can be. -1 is msprobe's for none."""
 
-WHOLE: Final = tuple(RANGES)
+INTEGER_COLUMNS: Final = tuple(RANGES)
 
-SHOWN: Final = 8
+MAX_NAMED_COLUMNS: Final = 8
 """Unknown columns that are named."""
 
-_OTHERS: Final = frozenset({*LEAD, *TAIL, "module_name", "scope"} | {c for extra in LAST.values() for c in extra})
+_OTHER_COLUMNS: Final = frozenset(
+    {*FIRST_COLUMNS, *LAST_COLUMNS, "module_name", "scope"} | {c for extra in EXTRA_COLUMNS.values() for c in extra}
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Header:
     @property
     def texts(self) -> tuple[str, ...]:
         """The columns that hold texts."""
-        return tuple(column for column in self.columns if column not in self.numbers and column not in WHOLE)
+        return tuple(column for column in self.columns if column not in self.numbers and column not in INTEGER_COLUMNS)
 
 
 def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list[str], Header | None]:
@@ -68,7 +70,7 @@ def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list
     if foreign:
         needed: tuple[str, ...] = ("vpp_stage", name, "step")
     else:
-        needed = SCALAR_COLUMNS if table == SCALARS else (*LEAD, *TAIL)
+        needed = SCALAR_COLUMNS if table == SCALARS else (*FIRST_COLUMNS, *LAST_COLUMNS)
     known = MSPROBE_NUMBERS if foreign else {"value"} if table == SCALARS else {*STATISTICS, "ratio"}
     missing = [column for column in needed if column not in columns]
     twice = sorted({column for column in columns if columns.count(column) > 1})
@@ -76,7 +78,9 @@ def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list
     if missing or twice or not numbers:
         what = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(twice)} twice"] * bool(twice)
         return [f"the header {' and '.join(what) or 'has no statistics'}; the file is left out"], None
-    unknown = [column for column in columns if column not in known and column not in _OTHERS]
-    named = ", ".join(shorten(column, 60) for column in unknown[:SHOWN]) + " …" * (len(unknown) > SHOWN)
+    unknown = [column for column in columns if column not in known and column not in _OTHER_COLUMNS]
+    named = ", ".join(shorten(column, 60) for column in unknown[:MAX_NAMED_COLUMNS]) + " …" * (
+        len(unknown) > MAX_NAMED_COLUMNS
+    )
     wrong = [f"the header has unknown columns, which are left out: {named}"] * bool(unknown)
     return wrong, Header(tuple(columns), numbers, name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainsentry.exporters.csv.format import TableFile
 from trainsentry.exporters.csv.header import RANGES, Header
-from trainsentry.exporters.csv.pieces import LONGEST_LINE
+from trainsentry.exporters.csv.pieces import MAX_LINE_BYTES
 from trainsentry.exporters.csv.table_rows import Ids, RowKey, RowKeys, TableRows
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.short_text import shorten
@@ -80,8 +80,8 @@ def _row(
 
     if len(fields) != len(at):
         raise ValueError(f"{len(fields)} fields, expected {len(at)}")
-    if sum(map(len, fields)) > LONGEST_LINE:
-        raise ValueError(f"the line has more than {LONGEST_LINE} bytes")
+    if sum(map(len, fields)) > MAX_LINE_BYTES:
+        raise ValueError(f"the line has more than {MAX_LINE_BYTES} bytes")
     values = [number(name, float) for name in header.numbers]
     step = whole("step")
     micro_step = whole("micro_step") if "micro_step" in at else -1

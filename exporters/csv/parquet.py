@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from trainsentry.exporters.csv.format import TableFile
-from trainsentry.exporters.csv.header import MAX_COLUMNS, WHOLE, Header, parse_header
+from trainsentry.exporters.csv.header import INTEGER_COLUMNS, MAX_COLUMNS, Header, parse_header
 from trainsentry.exporters.csv.pieces import allowed_bytes
-from trainsentry.exporters.files.foreign_files import NotOurs, open_file
+from trainsentry.exporters.files.foreign_files import InputError, open_file
 
 ROWS: Final = 1 << 16
 """Rows read at a time: a piece of CSV has about as many."""
@@ -23,7 +23,7 @@ def parquet_frames(file: TableFile, wrong: list[str]) -> Iterator[tuple[Header, 
     """Yield the rows of a table some at a time, with texts as categories; `wrong` gets what the header lacks.
 
     Raises:
-        NotOurs: when it is no Parquet, its columns hold something else, or it becomes too large.
+        InputError: when it is no Parquet, its columns hold something else, or it becomes too large.
         OSError: when it cannot be read.
 
     """
@@ -36,25 +36,25 @@ def parquet_frames(file: TableFile, wrong: list[str]) -> Iterator[tuple[Header, 
         if header is None:
             return
         if stored.metadata.num_rows * len(names) * 8 > allowed_bytes(path):
-            raise NotOurs(f"{path}: says that it has {stored.metadata.num_rows} rows, too many for its size")
+            raise InputError(f"{path}: says that it has {stored.metadata.num_rows} rows, too many for its size")
         try:
             stored = _opened(path, stream, read_dictionary=list(header.texts))
             for batch in stored.iter_batches(ROWS):
                 yield header, _as_written(batch.to_pandas(), header)
         except _WRONG as error:
-            raise NotOurs(f"{path}: {_first_line(error)}") from None
+            raise InputError(f"{path}: {_first_line(error)}") from None
 
 
 def _opened(path: Path, stream: Any, **options: Any) -> Any:
     try:
         import pyarrow.parquet as pq
     except ImportError:
-        raise NotOurs(f"{path}: is Parquet; allowed: pip install 'trainsentry[parquet]'") from None
+        raise InputError(f"{path}: is Parquet; allowed: pip install 'trainsentry[parquet]'") from None
     try:
         stream.seek(0)
         return pq.ParquetFile(stream, **options)
     except _WRONG as error:
-        raise NotOurs(f"{path}: {_first_line(error)}") from None
+        raise InputError(f"{path}: {_first_line(error)}") from None
 
 
 def _first_line(error: BaseException) -> str:
@@ -73,7 +73,7 @@ def _as_written(frame: pd.DataFrame, header: Header) -> pd.DataFrame:
         column = frame[name]
         if name in header.numbers:
             made[name] = column.to_numpy(np.float64)
-        elif name in WHOLE:
+        elif name in INTEGER_COLUMNS:
             if not pd.api.types.is_integer_dtype(column.dtype):
                 raise ValueError(f"{name}: holds {column.dtype}, expected whole numbers")
             made[name] = column.to_numpy(np.int64)
@@ -89,5 +89,5 @@ def row_count(path: Path) -> int:
     try:
         with open_file(path) as stream:
             return int(_opened(path, stream).metadata.num_rows)
-    except (NotOurs, OSError):
+    except (InputError, OSError):
         return 0

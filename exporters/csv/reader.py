@@ -9,7 +9,7 @@ from pathlib import Path
 from trainsentry.exporters.csv.chunks import Reading, steps_in
 from trainsentry.exporters.csv.format import SCALARS, TableFile, parse_file_name, table_paths
 from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.files.foreign_files import InputError, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def table_files(directory: Path) -> dict[str, list[TableFile]]:
     """Return the CSV tables in a rank's directory by table name.
 
     Raises:
-        NotOurs: when there is none.
+        InputError: when there is none.
 
     """
     tables: dict[str, list[TableFile]] = defaultdict(list)
@@ -40,7 +40,7 @@ def table_files(directory: Path) -> dict[str, list[TableFile]]:
         if file is not None:
             tables[file.table].append(file)
     if not tables:
-        raise NotOurs(f"{directory}: holds no table such as gradient_0-999.csv")
+        raise InputError(f"{directory}: holds no table such as gradient_0-999.csv")
     return dict(tables)
 
 
@@ -104,14 +104,14 @@ def rank_directories(source: Path) -> dict[str, Path]:
     """Return the directories that hold tables, by run name: `rank0`, …, `global`, or the directory itself.
 
     Raises:
-        NotOurs: when there is none, or `source` is no directory.
+        InputError: when there is none, or `source` is no directory.
 
     """
     if not source.is_dir():
-        raise NotOurs(f"{source}: no such directory")
+        raise InputError(f"{source}: no such directory")
     found = {path.name: path for path in sorted(source.iterdir()) if path.is_dir() and table_paths(path)}
     if not found and table_paths(source):
         return {source.resolve().name: source}
     if not found:
-        raise NotOurs(f"{source}: holds no output of trainsentry (expected rank0/ with tables in it)")
+        raise InputError(f"{source}: holds no output of trainsentry (expected rank0/ with tables in it)")
     return found

@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 
 Ids = npt.NDArray[np.int64]
 
-MOST_KEYS: Final = 1 << 19
+MAX_KEYS: Final = 1 << 19
 """Rows of a table that are told apart, by name, chunk and micro-step; a model of a hundred thousand layers has as many
 in five micro-steps. Each takes some kilobytes where it is followed."""
 
@@ -42,13 +42,13 @@ class RowKeys:
         """Return the number of a key.
 
         Raises:
-            NotOurs: when it is one more than MOST_KEYS.
+            InputError: when it is one more than MAX_KEYS.
 
         """
         found = self._key_ids.get(key)
         if found is None:
-            if len(self.keys) >= MOST_KEYS:
-                raise NotOurs(f"the table has more than {MOST_KEYS} different rows a step")
+            if len(self.keys) >= MAX_KEYS:
+                raise InputError(f"the table has more than {MAX_KEYS} different rows a step")
             found = self._key_ids[key] = len(self.keys)
             self.keys.append(key)
         return found
@@ -57,13 +57,13 @@ class RowKeys:
         """Return the number of a layout.
 
         Raises:
-            NotOurs: when it is one more than MOST_KEYS.
+            InputError: when it is one more than MAX_KEYS.
 
         """
         found = self._layout_ids.get(layout)
         if found is None:
-            if len(self.layouts) >= MOST_KEYS:
-                raise NotOurs(f"the table has more than {MOST_KEYS} different shapes and dtypes")
+            if len(self.layouts) >= MAX_KEYS:
+                raise InputError(f"the table has more than {MAX_KEYS} different shapes and dtypes")
             found = self._layout_ids[layout] = len(self.layouts)
             self.layouts.append(layout)
         return found

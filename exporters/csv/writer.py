@@ -10,9 +10,9 @@ from typing import BinaryIO
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, GRADIENT_UNREDUCED, UPDATE, Series, SeriesTable
 from trainsentry.collectors.statistics import COUNTS, STATISTICS, VALUE
-from trainsentry.exporters.csv.finished_blocks import begin_compacting
+from trainsentry.exporters.csv.finished_blocks import start_compacting
 from trainsentry.exporters.csv.format import (
-    LAST,
+    EXTRA_COLUMNS,
     SCALARS,
     TableFile,
     bytes_of,
@@ -30,7 +30,7 @@ from trainsentry.exporters.files.whole_writes import LOOK_SECONDS, append_whole,
 
 
 @dataclass
-class _Open:
+class _OpenTable:
     """A table that is being written, and the newest step in it."""
 
     table: TableFile
@@ -68,7 +68,7 @@ class CsvWriter:
         self._checked_at = 0.0
         self._columns = [STATISTICS.index(name) for name in statistics]
         self._counts = tuple(name in COUNTS for name in statistics)
-        self._files: dict[str, _Open] = {}
+        self._files: dict[str, _OpenTable] = {}
         self._leads: dict[int, tuple[str, str, int]] = {}
         self._tails: dict[int, str] = {}
         self._call_ids: set[int] = set()
@@ -84,7 +84,7 @@ class CsvWriter:
         """
         self._append(record.step, self._texts(record))
         if self._finished and self.finished_blocks != "csv":
-            begin_compacting(self._finished, self.finished_blocks)
+            start_compacting(self._finished, self.finished_blocks)
         self._finished = []
 
     def _texts(self, record: StepRecord) -> dict[str, list[str]]:
@@ -104,7 +104,7 @@ class CsvWriter:
             elif table == COMMUNICATION_CALL:
                 continue
             else:
-                last = self._last(table, self.table.series[series_id], layout, calls) if table in LAST else ""
+                last = self._last(table, self.table.series[series_id], layout, calls) if table in EXTRA_COLUMNS else ""
                 line = f"{lead}{middle}{micro_step},{order},{number}{self._tail(layout)}{last}\n"
             texts.setdefault(table, []).append(line)
         return texts
@@ -119,7 +119,7 @@ class CsvWriter:
                 known, new = self._file(table, step)
                 size = known.file.seek(0, os.SEEK_END)
                 begun.append((known.file, size))
-                append_whole(known.file, data[_there_already(known.table.path, size, data) if new else 0 :])
+                append_whole(known.file, data[_already_written(known.table.path, size, data) if new else 0 :])
                 known.newest = max(known.newest, step)
         except OSError:
             for file, size in begun:
@@ -163,7 +163,7 @@ class CsvWriter:
         number = "" if math.isnan(sequence) else int(sequence)
         return f",{op},{quote(group)},{number},{bytes_of(self.table.layouts[layout])},{ended}"
 
-    def begin_again(self, step: int) -> None:
+    def roll_back(self, step: int) -> None:
         """Go on from an earlier step in new files beside the old."""
         self.close()
         self.start_step = step
@@ -201,7 +201,7 @@ class CsvWriter:
             known = self._tails[layout_id] = f",{quote(str(list(layout.shape)))},{layout.dtype}"
         return known
 
-    def _file(self, table: str, step: int) -> tuple[_Open, bool]:
+    def _file(self, table: str, step: int) -> tuple[_OpenTable, bool]:
         """Return the file for a step's rows, and whether it was opened just now and held rows already."""
         block = step // self.steps_per_file * self.steps_per_file
         last = block + self.steps_per_file - 1
@@ -218,14 +218,14 @@ class CsvWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         cut_torn_line(path)
         file = path.open("ab", buffering=0)
-        known = self._files[table] = _Open(TableFile(path, table, first, last, self.restart), file, step)
+        known = self._files[table] = _OpenTable(TableFile(path, table, first, last, self.restart), file, step)
         if file.tell() > 0:
             return known, True
         append_whole(file, (",".join(columns_of(table, self.statistics)) + "\n").encode())
         return known, False
 
 
-def _there_already(path: Path, size: int, data: bytes) -> int:
+def _already_written(path: Path, size: int, data: bytes) -> int:
     """Return how much of `data` a writer that was killed has left at the end of a file: whole lines of it."""
     with path.open("rb") as file:
         file.seek(max(size - len(data), 0))

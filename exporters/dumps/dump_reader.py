@@ -11,14 +11,14 @@ from typing import Any, Final
 from trainsentry.collectors.series import writable
 from trainsentry.exporters.files.foreign_fields import Kind, checked, sizes, statistic, text, texts
 from trainsentry.exporters.files.foreign_files import (
-    MOST_OF_OBJECT,
-    NotOurs,
+    MAX_OBJECT_BYTES,
+    InputError,
     Report,
+    complete_members,
     lines_of,
     open_file,
     parse_json,
     read_bytes,
-    whole_members,
 )
 
 _STEP: Final = re.compile(r"step(\d{1,16})$", re.ASCII)
@@ -95,64 +95,64 @@ def read_dumps(path: Path, report: Report = lambda *_: None) -> list[RankDump]:
     One that cannot be read is reported and left out, and so is a call that is no object.
 
     Raises:
-        NotOurs: when there is none.
+        InputError: when there is none.
 
     """
     files = sorted({*path.glob("dump.json"), *path.glob("*/dump.json"), *path.glob("*/*/dump.json")})
     if not files:
-        raise NotOurs(f"{path}: holds no dump (expected step<N>/rank<R>/dump.json, or a part of that)")
+        raise InputError(f"{path}: holds no dump (expected step<N>/rank<R>/dump.json, or a part of that)")
     found = []
     for file in files:
         try:
             found.append(_read_rank(file.parent, report))
-        except (NotOurs, OSError) as error:
+        except (InputError, OSError) as error:
             if len(files) == 1:
                 raise
             report(file, 0, str(error).removeprefix(f"{file}: "))
     if not found:
-        raise NotOurs(f"{path}: none of its {len(files)} dumps can be read")
+        raise InputError(f"{path}: none of its {len(files)} dumps can be read")
     return sorted(found, key=lambda d: (d.step, d.rank))
 
 
-def read_mended(path: Path) -> tuple[dict[str, Any], bool]:
+def read_possibly_torn(path: Path) -> tuple[dict[str, Any], bool]:
     """Return the object in a JSON file, and whether the file was torn: then what is whole of it, two objects deep.
 
     Raises:
-        NotOurs: when the file holds no object.
+        InputError: when the file holds no object.
         OSError: when it cannot be read.
 
     """
-    data = read_bytes(path, MOST_OF_OBJECT).decode("utf-8", "replace")
+    data = read_bytes(path, MAX_OBJECT_BYTES).decode("utf-8", "replace")
     try:
         content = parse_json(data)
-    except NotOurs as error:
+    except InputError as error:
         if "nested" in str(error):
-            raise NotOurs(f"{path}: {error}") from None
+            raise InputError(f"{path}: {error}") from None
         try:
-            return whole_members(data, 2), True
-        except NotOurs:
-            raise NotOurs(f"{path}: is {error}") from None
+            return complete_members(data, 2), True
+        except InputError:
+            raise InputError(f"{path}: is {error}") from None
     if not isinstance(content, dict):
-        raise NotOurs(f"{path}: holds a {type(content).__name__}, expected an object")
+        raise InputError(f"{path}: holds a {type(content).__name__}, expected an object")
     return content, False
 
 
 def _object_or_nothing(path: Path) -> dict[str, Any]:
     """Return the object in a file beside a dump, which may be missing."""
     try:
-        return read_mended(path)[0]
-    except (NotOurs, OSError):
+        return read_possibly_torn(path)[0]
+    except (InputError, OSError):
         return {}
 
 
 def _read_rank(directory: Path, report: Report) -> RankDump:
     path = directory / "dump.json"
-    content, torn = read_mended(path)
+    content, torn = read_possibly_torn(path)
     data = content.pop("data", {})
     if not isinstance(data, dict):
-        raise NotOurs(f"{path}: data: holds a {type(data).__name__}, expected an object")
+        raise InputError(f"{path}: data: holds a {type(data).__name__}, expected an object")
     calls = {name: entry for name, entry in data.items() if isinstance(entry, dict)}
-    for name in list(data.keys() - calls.keys())[:SHOWN]:
+    for name in list(data.keys() - calls.keys())[:MAX_REPORTED]:
         report(path, 0, f"{name!r}: is no object")
     places = [directory.name, directory.parent.name]
     step = next((int(m[1]) for m in map(_STEP.match, places) if m), 0)
@@ -161,7 +161,7 @@ def _read_rank(directory: Path, report: Report) -> RankDump:
     return RankDump(directory, step, rank, {**content, "long_names": names}, calls, torn)
 
 
-SHOWN: Final = 8
+MAX_REPORTED: Final = 8
 """Calls of a dump that are named when they are left out."""
 
 
@@ -173,7 +173,7 @@ def _long_names(path: Path) -> dict[str, str]:
                 fields = next(csv.reader([(line or b"").decode("utf-8", "replace")]), [])
                 if len(fields) == 2:
                     found[fields[0]] = fields[1]
-    except (NotOurs, OSError, csv.Error):
+    except (InputError, OSError, csv.Error):
         return found
     return found
 

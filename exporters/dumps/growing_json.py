@@ -16,7 +16,7 @@ import orjson
 quoted: Final = encode_basestring_ascii
 """Writes a text as JSON."""
 
-_encode_slowly = json.JSONEncoder(check_circular=False).encode
+_encode_with_json = json.JSONEncoder(check_circular=False).encode
 """What is written is made of fresh lists and mappings, none of which holds itself."""
 
 
@@ -25,8 +25,8 @@ def _encode(value: Any) -> bytes:
     try:
         text = orjson.dumps(value)
     except TypeError:  # a whole number of more than 64 bits, half of a surrogate pair
-        return _encode_slowly(value).encode()
-    return text if b"null" not in text or _is_finite(value) else _encode_slowly(value).encode()
+        return _encode_with_json(value).encode()
+    return text if b"null" not in text or _is_finite(value) else _encode_with_json(value).encode()
 
 
 def _is_finite(value: Any) -> bool:

@@ -17,7 +17,7 @@ TENSORS: Final = "dump_tensor_data"
 MAX_NAME: Final = 255
 """Bytes that a file's name may have; longer ones are numbered, and `mapping.csv` says which is which."""
 
-_ROOM: Final = 96
+_SPARE_BYTES: Final = 96
 """Bytes kept free behind the names of a stack, for those that follow; doubled when they are used up."""
 
 
@@ -141,7 +141,7 @@ class _StackFile:
 
     def _place(self, number: int) -> None:
         names = json.dumps(self._names[number])[:-1]
-        room = max(_ROOM, len(names))
+        room = max(_SPARE_BYTES, len(names))
         # One write: the names, the room, and the lines.
         key, lines = json.dumps(str(number)), json.dumps(list(self._lines[number]))
         begins = self._file.add_text(key, f"[{names}{' ' * room}], {lines}]".encode())

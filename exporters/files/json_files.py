@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from trainsentry.exporters.files.foreign_files import NotOurs, read_object
+from trainsentry.exporters.files.foreign_files import InputError, read_object
 from trainsentry.exporters.files.whole_writes import append_whole
 
 
@@ -62,6 +62,6 @@ def write_run(path: Path, start: dict[str, Any]) -> None:
     try:
         known = read_object(path)
         known["starts"].append(moment)
-    except (OSError, NotOurs, KeyError, AttributeError):
+    except (OSError, InputError, KeyError, AttributeError):
         known = {"schema_version": SCHEMA_VERSION, **start, "starts": [moment]}
     replace_json(path, known)

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from trainsentry.exporters.csv.format import SCALARS, TableFile
 from trainsentry.exporters.csv.reader import read_steps, table_files
 from trainsentry.exporters.csv.table_rows import RowKeys
-from trainsentry.exporters.engine import Each, here
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.engine import Mapper, map_locally
+from trainsentry.exporters.files.foreign_files import InputError, Report
 from trainsentry.exporters.run_reader import RecordedRun, anomalies_since, read_run
 from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 from trainsentry.exporters.tensorboard.quantity_view import LayoutSizes, QuantityView
@@ -74,19 +74,19 @@ def kind_of(name: str) -> str:
 
 
 def gather(
-    root: Path, report: Report, progress: Callable[[str], None] = lambda _: None, each: Each = here
+    root: Path, report: Report, progress: Callable[[str], None] = lambda _: None, mapper: Mapper = map_locally
 ) -> ReportData:
     """Read a run; malformed lines are reported and left out. Memory is bounded, however long the run.
 
-    `each` says where the tables are read.
+    `mapper` says where the tables are read.
 
     Raises:
-        NotOurs: when `root` holds nothing of ours.
+        InputError: when `root` holds nothing of ours.
 
     """
     run = read_run(root, report)
     if not run.ranks:
-        raise NotOurs(f"{root}: holds no output of trainsentry (expected rank0/ with status.json in it)")
+        raise InputError(f"{root}: holds no output of trainsentry (expected rank0/ with status.json in it)")
     data = ReportData(run)
     suspects = [s for incident in run.incidents[:3] for s in incident.get("suspects", [])[:8]]
     whole = next(iter([s["rank"] for s in suspects if s.get("rank") in run.ranks]), next(iter(run.ranks)))
@@ -98,7 +98,7 @@ def gather(
         directory = root / f"rank{rank}"
         try:
             tables = table_files(directory)
-        except NotOurs:
+        except InputError:
             continue
         for name, files in tables.items():
             if name == SCALARS and rank == whole:
@@ -110,7 +110,7 @@ def gather(
             data.anomalies += found
             data.more_anomalies += more
     progress(f"{len(wanted_tables)} tables")
-    for (rank, name, _), (matrix, problems) in zip(wanted_tables, each(_matrix, wanted_tables), strict=True):
+    for (rank, name, _), (matrix, problems) in zip(wanted_tables, mapper(_matrix, wanted_tables), strict=True):
         progress(f"rank{rank}/{name}")
         data.matrices[rank, name] = matrix
         for problem in problems:

@@ -13,7 +13,7 @@ from bokeh.embed import components
 from bokeh.resources import Resources
 
 from trainsentry.collectors.series import writable
-from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.report.data import ReportData, gather
 from trainsentry.exporters.report.figures import curves, heatmap
@@ -27,7 +27,7 @@ SHOWN_LAYERS: Final = 60
 
 
 @dataclass(frozen=True)
-class Shown:
+class ReportFigure:
     """A figure with its caption, and its numbers as a table for whoever does not see it."""
 
     title: str
@@ -42,16 +42,16 @@ def write_report(
     out: Path | None = None,
     report: Report = lambda *_: None,
     progress: Callable[[str], None] = lambda _: None,
-    each: Each = here,
+    mapper: Mapper = map_locally,
 ) -> Path:
     """Write the report of the run in `root` to `out` (`root/report.html`); return its path.
 
     Raises:
-        NotOurs: when `root` holds nothing of ours.
+        InputError: when `root` holds nothing of ours.
 
     """
     path = out or root / "report.html"
-    data = gather(root, report, progress, each)
+    data = gather(root, report, progress, mapper)
     figures = [*_suspects(data), *_scalars(data), *_heatmaps(data)]
     text = _render(data, figures)
     while len(text.encode()) > MAX_BYTES and figures:
@@ -63,7 +63,7 @@ def write_report(
     return path
 
 
-def _render(data: ReportData, figures: list[Shown]) -> str:
+def _render(data: ReportData, figures: list[ReportFigure]) -> str:
     script, divs = components([shown.figure for shown in figures]) if figures else ("", [])
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -90,9 +90,9 @@ def _marks(data: ReportData) -> list[int]:
     return sorted({incident["first_seen"] for incident in data.run.incidents[:8] if "first_seen" in incident})
 
 
-def _suspects(data: ReportData) -> list[Shown]:
+def _suspects(data: ReportData) -> list[ReportFigure]:
     """Return, for the first suspects, their curves beside siblings and beside other ranks."""
-    shown: list[Shown] = []
+    shown: list[ReportFigure] = []
     seen: set[tuple[int, str, str]] = set()
     for incident in data.run.incidents[:3]:
         for suspect in incident.get("suspects", [])[:2]:
@@ -110,22 +110,22 @@ def _suspects(data: ReportData) -> list[Shown]:
                     figure = curves("root mean square", (name, *own), others, _marks(data))
                     caption = f"The suspect (red, thick) beside {what}; magenta: not finite, dashed: an incident."
                     rows = tuple((step, number(value)) for step, value in list(zip(*own, strict=True))[-20:])
-                    shown.append(Shown(title, caption, figure, ("step", "root mean square"), rows))
+                    shown.append(ReportFigure(title, caption, figure, ("step", "root mean square"), rows))
     return shown
 
 
-def _scalars(data: ReportData) -> list[Shown]:
+def _scalars(data: ReportData) -> list[ReportFigure]:
     shown = []
     for name in ("loss", "grad_norm", "learning_rate", "loss_scale"):
         if name in data.scalars:
             steps, values = data.scalars[name]
             figure = curves(name, (name, steps, values), [], _marks(data), log=False)
             rows = tuple((step, number(value)) for step, value in list(zip(steps, values, strict=True))[-20:])
-            shown.append(Shown(name, "Dashed: an incident.", figure, ("step", name), rows))
+            shown.append(ReportFigure(name, "Dashed: an incident.", figure, ("step", name), rows))
     return shown
 
 
-def _heatmaps(data: ReportData) -> list[Shown]:
+def _heatmaps(data: ReportData) -> list[ReportFigure]:
     names = [str(s["name"]) for incident in data.run.incidents[:3] for s in incident.get("suspects", [])[:3]]
     order = [str(s["quantity"]) for incident in data.run.incidents for s in incident.get("suspects", [])]
     first = next(iter(data.matrices), (0, ""))[0]
@@ -133,7 +133,7 @@ def _heatmaps(data: ReportData) -> list[Shown]:
     found.sort(key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     caption = "Root mean square of a layer at a step, log colour; magenta: not finite. Drag to zoom, hover to read."
     return [
-        Shown(
+        ReportFigure(
             f"{quantity}: layers by steps, rank {first}",
             caption,
             heatmap(matrix, _marks(data), names),

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from trainsentry.exporters.csv.format import elements_of, sizes_of
+from trainsentry.exporters.csv.format import elements_of, parse_shape
 from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
 from trainsentry.exporters.tensorboard.heatmap import picture
 from trainsentry.exporters.tensorboard.layer_matrix import MAX_COLUMNS, LayerMatrix
@@ -40,7 +40,7 @@ class LayoutSizes:
     def all(self) -> npt.NDArray[np.float64]:
         """Return the elements of each layout met so far."""
         for shape, _ in self.keys.layouts[len(self._sizes) :]:
-            self._sizes.append(float(elements_of(sizes_of(shape))))
+            self._sizes.append(float(elements_of(parse_shape(shape))))
         return np.asarray(self._sizes)
 
 

@@ -25,7 +25,7 @@ MAX_FILE_BYTES: Final = 64 * 2**20
 MAX_RAW_TAGS: Final = 5000
 """Tags of single series: TensorBoard takes minutes to list twelve thousand. With more, they are left out."""
 
-RENEW_EVERY: Final = 100
+PICTURES_EVERY: Final = 100
 """Least steps between two pictures of layers over steps; in a long run a tenth of it, as TensorBoard keeps ten."""
 
 
@@ -48,7 +48,7 @@ class TensorBoardWriter:
         *,
         raw: Sequence[str] = ("*",),
         max_raw_tags: int = MAX_RAW_TAGS,
-        renew_every: int = RENEW_EVERY,
+        renew_every: int = PICTURES_EVERY,
         lost: Lost = nothing_lost,
     ) -> None:
         self.directory = directory

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.files.foreign_files import NotOurs, read_object
-from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, Problems, bad_input, err, out
+from trainsentry.exporters.files.foreign_files import InputError, read_object
+from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, ProblemPrinter, bad_input, err, out
 from trainsentry.monitor.offline.compare_runs import Compared, compare
 
 SHOWN = 20
@@ -34,8 +34,8 @@ def compare_command(
     Exit status 1 when they part. Example: trainsentry compare dump_cpu dump_npu --names names.json
     """
     try:
-        with engine(engine_name, scheduler) as each:
-            compared = compare(a, b, _read_names(names), each, Problems())
+        with engine(engine_name, scheduler) as mapper:
+            compared = compare(a, b, _read_names(names), mapper, ProblemPrinter())
     except (ValueError, OSError) as error:
         bad_input(str(error))
     try:
@@ -53,7 +53,7 @@ def _read_names(path: Path | None) -> dict[str, str]:
         return {}
     try:
         found = read_object(path)
-    except (OSError, NotOurs) as error:
+    except (OSError, InputError) as error:
         bad_input(f"--names: {error}")
     if not all(isinstance(v, str) for v in found.values()):
         bad_input(f"--names: {path}; allowed: an object of texts")

@@ -46,7 +46,7 @@ out = PlainConsole()
 err = PlainConsole(stderr=True)
 
 
-class Problems:
+class ProblemPrinter:
     """Shows what could not be read, a line each, and counts it; of one file at most `shown` lines."""
 
     def __init__(self, shown: int = 20) -> None:
@@ -58,10 +58,10 @@ class Problems:
         self.of_file[path] += 1
         if self.of_file[path] <= self._shown:
             place = f"{path}:{line}:" if line else f"{path}:"
-            err.print(Text.assemble((place, "yellow"), f" {shorten(message, LONGEST)}; left out"), soft_wrap=True)
+            err.print(Text.assemble((place, "yellow"), f" {shorten(message, MAX_MESSAGE)}; left out"), soft_wrap=True)
 
 
-LONGEST: Final = 1000
+MAX_MESSAGE: Final = 1000
 """Characters of the longest message that is shown."""
 
 FOUND = 1

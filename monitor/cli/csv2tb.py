@@ -7,7 +7,14 @@ import typer
 
 from trainsentry.exporters.convert.csv2tb import csv2tb
 from trainsentry.exporters.tensorboard.writer import MAX_RAW_TAGS
-from trainsentry.monitor.cli.console import Problems, bad_input, out, parse_steps, progress_bar, tensorboard_command
+from trainsentry.monitor.cli.console import (
+    ProblemPrinter,
+    bad_input,
+    out,
+    parse_steps,
+    progress_bar,
+    tensorboard_command,
+)
 
 
 def csv2tb_command(
@@ -30,7 +37,7 @@ def csv2tb_command(
     Example: trainsentry csv2tb monitor_output --quantity gradient --steps 100-200
     """
     out_dir = target or source / "tensorboard_csv"
-    problems = Problems()
+    problems = ProblemPrinter()
     with progress_bar() as bar:
         task = bar.add_task("converting", total=_bytes(source))
         try:

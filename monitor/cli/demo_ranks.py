@@ -11,14 +11,14 @@ from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.files.foreign_files import read_lines
-from trainsentry.monitor.cli.console import FOUND, Problems, bad_input, out
+from trainsentry.monitor.cli.console import FOUND, ProblemPrinter, bad_input, out
 from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
 from trainsentry.monitor.demo.ranks import DemoTask, lines_of, start_ranks
 
 END_SECONDS: Final = 600.0
 """How long a rank may take to end after the first has trained: busy cores stretch it, and only a hang reaches this."""
 
-WHAT = {
+STRATEGY_TEXTS = {
     "ddp": "DistributedDataParallel: every rank holds everything",
     "fsdp2": "fully_shard: every rank holds a shard of each parameter",
     "zero3": "DeepSpeed ZeRO stage 3: everything is partitioned",
@@ -29,7 +29,7 @@ def demo_on_ranks(task: DemoTask, ranks: int, directory: Path) -> None:
     """Run the demo on several ranks and show what was found."""
     if task.strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         bad_input("--strategy zero3 needs DeepSpeed: pip install 'trainsentry[deepspeed]'")
-    how = f": a byte-level GPT on {ranks} ranks, {WHAT[task.strategy]}"
+    how = f": a byte-level GPT on {ranks} ranks, {STRATEGY_TEXTS[task.strategy]}"
     out.print(Text.assemble(("trainsentry demo", "bold"), how))
     started = time.monotonic()
     processes = start_ranks(task, ranks)
@@ -103,5 +103,5 @@ def _incidents(path: Path) -> list[Incident]:
     """Return the incidents of a run, the newest line of each."""
     if not path.is_file():
         return []
-    newest = {line.get("id"): line for _, line in read_lines(path, Problems())}
+    newest = {line.get("id"): line for _, line in read_lines(path, ProblemPrinter())}
     return [Incident.from_json(line) for line in newest.values()]

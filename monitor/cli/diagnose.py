@@ -9,8 +9,16 @@ from rich.text import Text
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.csv.format import table_paths
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.files.foreign_files import NotOurs
-from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, Problems, bad_input, out, parse_steps
+from trainsentry.exporters.files.foreign_files import InputError
+from trainsentry.monitor.cli.console import (
+    ENGINE_HELP,
+    FOUND,
+    SCHEDULER_HELP,
+    ProblemPrinter,
+    bad_input,
+    out,
+    parse_steps,
+)
 from trainsentry.monitor.offline.history import diagnose
 
 
@@ -30,8 +38,8 @@ def diagnose_command(
     """
     wanted = parse_steps(steps)
     try:
-        with engine(engine_name, scheduler) as each:
-            incidents = diagnose(recorded_ranks(directory), Problems(), wanted, each, anew=anew)
+        with engine(engine_name, scheduler) as mapper:
+            incidents = diagnose(recorded_ranks(directory), ProblemPrinter(), wanted, mapper, anew=anew)
     except (ValueError, OSError) as error:
         bad_input(str(error))
     if not incidents:
@@ -46,15 +54,15 @@ def recorded_ranks(directory: Path) -> list[Path]:
     """Return the directories of ranks with tables or anomalies: below `directory`, or itself.
 
     Raises:
-        NotOurs: when there is none.
+        InputError: when there is none.
 
     """
     if not directory.is_dir():
-        raise NotOurs(f"{directory}: no such directory")
+        raise InputError(f"{directory}: no such directory")
     candidates = [*sorted(directory.glob("rank*"), key=lambda p: (len(p.name), p.name)), directory]
     found = [p for p in candidates if _is_rank(p)]
     if not found:
-        raise NotOurs(f"{directory}: holds no output of trainsentry (expected rank0/ with tables in it)")
+        raise InputError(f"{directory}: holds no output of trainsentry (expected rank0/ with tables in it)")
     return found
 
 

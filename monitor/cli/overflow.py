@@ -8,8 +8,8 @@ from rich.text import Text
 
 from trainsentry.anomaly.dumps.first_overflow import FirstOverflow, first_overflows
 from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
-from trainsentry.exporters.files.foreign_files import NotOurs
-from trainsentry.monitor.cli.console import FOUND, Problems, bad_input, out
+from trainsentry.exporters.files.foreign_files import InputError
+from trainsentry.monitor.cli.console import FOUND, ProblemPrinter, bad_input, out
 
 SHOWN_LINES = 4
 """Lines of a call's stack that are shown."""
@@ -23,8 +23,8 @@ def overflow_command(
     Exit status 1 when there is one. Example: trainsentry overflow dump/step12
     """
     try:
-        dumps = read_dumps(dump, Problems())
-    except (NotOurs, OSError) as error:
+        dumps = read_dumps(dump, ProblemPrinter())
+    except (InputError, OSError) as error:
         bad_input(str(error))
     for step in sorted({d.step for d in dumps}):
         ranks = [d for d in dumps if d.step == step]

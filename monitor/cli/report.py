@@ -8,7 +8,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trainsentry.exporters.engine import engine
 from trainsentry.exporters.report.page import write_report
-from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, Problems, bad_input, err, out
+from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, ProblemPrinter, bad_input, err, out
 
 
 def report_command(
@@ -21,13 +21,15 @@ def report_command(
 
     Example: trainsentry report monitor_output
     """
-    problems = Problems(5)
+    problems = ProblemPrinter(5)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("reading")
         try:
-            with engine(engine_name, scheduler) as each:
-                path = write_report(directory, output, problems, lambda what: bar.update(task, description=what), each)
+            with engine(engine_name, scheduler) as mapper:
+                path = write_report(
+                    directory, output, problems, lambda what: bar.update(task, description=what), mapper
+                )
         except (ValueError, OSError) as error:
             bad_input(str(error))
     out.print(f"{path}: {path.stat().st_size / 2**20:.1f} MB", soft_wrap=True)

@@ -23,7 +23,7 @@ _OTHER_TASKS: Final = {
     "diff_check": "tensor, then trainsentry compare A B",
     "free_benchmark": "tensor on two devices or dtypes, then trainsentry compare A B",
 }
-MOST_NUMBERS: Final = 1_000_000
+MAX_NUMBERS: Final = 1_000_000
 """Steps or ranks that can be chosen: their numbers are held one by one."""
 
 _OPERATION: Final = re.compile(r"[A-Za-z_]\w*\..+\.\d+\.(forward|backward)$")
@@ -42,8 +42,8 @@ def _numbers(value: Any) -> Any:
     for item in value:
         match = re.fullmatch(r"(\d{1,16})-(\d{1,16})", item, re.ASCII) if isinstance(item, str) else None
         if match is not None and int(match[1]) <= int(match[2]):
-            if len(found) + int(match[2]) - int(match[1]) >= MOST_NUMBERS:
-                raise ValueError(f"{item!r}; allowed: at most {MOST_NUMBERS} steps or ranks in all")
+            if len(found) + int(match[2]) - int(match[1]) >= MAX_NUMBERS:
+                raise ValueError(f"{item!r}; allowed: at most {MAX_NUMBERS} steps or ranks in all")
             found.extend(range(int(match[1]), int(match[2]) + 1))
         elif isinstance(item, int) and not isinstance(item, bool) and item >= 0:
             found.append(item)

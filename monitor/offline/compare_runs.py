@@ -14,9 +14,9 @@ from trainsentry.anomaly.dumps.dump_comparison import EQUAL, Row, compare_dumps,
 from trainsentry.anomaly.dumps.tensor_difference import Difference, of_values
 from trainsentry.exporters.csv.reader import CsvRow, rank_directories, read_table, table_files
 from trainsentry.exporters.dumps.dump_reader import DumpedTensor, RankDump, read_dumps
-from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_arrays import read_array
-from trainsentry.exporters.files.foreign_files import NotOurs, Report, open_file
+from trainsentry.exporters.files.foreign_files import InputError, Report, open_file
 
 DUMP_COLUMNS: Final = (
     "step",
@@ -35,7 +35,7 @@ DUMP_COLUMNS: Final = (
 RUN_COLUMNS: Final = ("step", "rank", "table", "name", "statistic", "a", "b", "relative")
 PROBE_COLUMNS: Final = ("step", "rank", "parameter", "similarity")
 
-EXPANDED: Final = 1 << 30
+MAX_EXPANDED_BYTES: Final = 1 << 30
 """Bytes of the largest tensor that repeats what its file holds once."""
 
 SAME_RUN: Final = 1e-6
@@ -62,33 +62,33 @@ def compare(
     a: Path,
     b: Path,
     names: Mapping[str, str] | None = None,
-    each: Each = here,
+    mapper: Mapper = map_locally,
     report: Report = lambda *_: None,
 ) -> Compared:
-    """Compare two folders of one kind; `each` says where the ranks of runs are read.
+    """Compare two folders of one kind; `mapper` says where the ranks of runs are read.
 
     What cannot be read is reported and left out. `names` map beginnings of names in `a` to what they are in `b`.
 
     Raises:
-        NotOurs: when one of them holds nothing that can be compared, or they are of different kinds.
+        InputError: when one of them holds nothing that can be compared, or they are of different kinds.
 
     """
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
-        raise NotOurs(f"{a} holds {kinds[0]}, {b} holds {kinds[1]}; allowed: two of one kind")
+        raise InputError(f"{a} holds {kinds[0]}, {b} holds {kinds[1]}; allowed: two of one kind")
     if kinds[0] == "a run":
-        return _compare_runs(a, b, names or {}, each, report)
+        return _compare_runs(a, b, names or {}, mapper, report)
     return _compare_dumps(a, b, names or {}, report) if kinds[0] == "a dump" else _compare_probes(a, b, names or {})
 
 
 def _kind(path: Path) -> str:
     if not path.is_dir():
-        raise NotOurs(f"{path}: no such directory")
+        raise InputError(f"{path}: no such directory")
     if any(path.glob("rank*/grad_summary_*.csv")) or any(path.glob("grad_summary_*.csv")):
         return "gradients"
     try:
         rank_directories(path)
-    except NotOurs:
+    except InputError:
         read_dumps(path)
         return "a dump"
     return "a run"
@@ -101,7 +101,7 @@ def _compare_dumps(a: Path, b: Path, names: Mapping[str, str], report: Report) -
     else:
         pairs = [(ours[key], theirs[key]) for key in sorted(set(ours) & set(theirs))]
     if not pairs:
-        raise NotOurs(f"{a} and {b} have no step and rank in common")
+        raise InputError(f"{a} and {b} have no step and rank in common")
     rows: list[tuple[Any, ...]] = []
     worst: list[tuple[Any, ...]] = []
     only = len(ours) + len(theirs) - 2 * len(pairs)  # steps and ranks that only one of them has
@@ -146,26 +146,26 @@ class _Values:
         try:
             return of_values(*arrays)
         except MemoryError:
-            raise NotOurs(f"{paths[0]}: is larger than the memory") from None
+            raise InputError(f"{paths[0]}: is larger than the memory") from None
 
 
 def load_array(path: Path) -> Any:
     """Return a dumped tensor as an array; no code in the file is run.
 
     Raises:
-        NotOurs: when it holds none.
+        InputError: when it holds none.
         OSError: when it cannot be read.
 
     """
     if path.suffix == ".npy":
         return read_array(path)
     with open_file(path) as file:
-        most = max(os.fstat(file.fileno()).st_size, EXPANDED)
+        most = max(os.fstat(file.fileno()).st_size, MAX_EXPANDED_BYTES)
     try:
         return _load(path, most)
     except Exception as error:
         first = str(error).partition("\n")[0] or type(error).__name__
-        raise NotOurs(f"{path}: cannot be loaded as a tensor: {first}") from error
+        raise InputError(f"{path}: cannot be loaded as a tensor: {first}") from error
 
 
 def _load(path: Path, most: int) -> Any:
@@ -173,18 +173,18 @@ def _load(path: Path, most: int) -> Any:
 
     tensor = load_tensor(path).resolve_conj().resolve_neg()
     if tensor.numel() * tensor.element_size() > most:
-        raise NotOurs(f"says that it has {tensor.numel()} elements, too many for its size")
+        raise InputError(f"says that it has {tensor.numel()} elements, too many for its size")
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
 
 
-def _compare_runs(a: Path, b: Path, names: Mapping[str, str], each: Each, report: Report) -> Compared:
+def _compare_runs(a: Path, b: Path, names: Mapping[str, str], mapper: Mapper, report: Report) -> Compared:
     ranks_a, ranks_b = rank_directories(a), rank_directories(b)
     if not ranks_a.keys() & ranks_b.keys():
-        raise NotOurs(f"{a} and {b} have no rank in common")
+        raise InputError(f"{a} and {b} have no rank in common")
     ordered: list[tuple[int, tuple[Any, ...]]] = []
     only = len(ranks_a.keys() ^ ranks_b.keys())
     shared = [(name, ranks_a[name], ranks_b[name], dict(names)) for name in ranks_a if name in ranks_b]
-    for found, missing, problems in each(_compare_tables, shared):
+    for found, missing, problems in mapper(_compare_tables, shared):
         ordered.extend(found)
         only += missing
         for problem in problems:
@@ -241,10 +241,12 @@ def _side_by_side(
         step = min(rows[0].step for rows in steps if rows)
         found = []
         for i, rows in enumerate(steps):
-            here = rows is not None and rows[0].step == step
+            is_current = rows is not None and rows[0].step == step
             new = names if i == 0 else {}
-            found.append({(renamed(r.name, new), r.vpp_stage, r.micro_step): r for r in rows} if here and rows else {})
-            if here:
+            found.append(
+                {(renamed(r.name, new), r.vpp_stage, r.micro_step): r for r in rows} if is_current and rows else {}
+            )
+            if is_current:
                 steps[i] = next(tables[i], None)
         yield found[0], found[1]
 
@@ -284,7 +286,7 @@ def _compare_probes(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
         rank = place.parts[0] if place.parts[0].startswith("rank") else "rank0"
         rows.append((int(file.parent.name[4:]), rank, file.stem, same))
     if not rows:
-        raise NotOurs(f"{a} and {b} have no signs of gradients in common (grad_level L1 or L2 writes them)")
+        raise InputError(f"{a} and {b} have no signs of gradients in common (grad_level L1 or L2 writes them)")
     worst = [row for row in rows if not row[3] >= SIMILAR]
     first = worst[0] if worst else None
     text = (

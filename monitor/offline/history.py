@@ -19,9 +19,9 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, Series, SeriesTable
 from trainsentry.exporters.csv.format import TableFile, table_paths
 from trainsentry.exporters.csv.reader import read_steps, table_files
-from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_fields import objects, whole
-from trainsentry.exporters.files.foreign_files import MOST_OF_OBJECT, NotOurs, Report, read_lines, read_object
+from trainsentry.exporters.files.foreign_files import MAX_OBJECT_BYTES, InputError, Report, read_lines, read_object
 from trainsentry.monitor.offline.recorded_ranks import differences_of_ranks, graph_of
 from trainsentry.monitor.offline.recorded_table import RecordedRows, RecordedTable
 from trainsentry.monitor.recorder import hang_report
@@ -44,7 +44,7 @@ def records_of(directory: Path, table: SeriesTable, report: Report) -> Iterator[
     """Yield the records of one rank's tables, step by step; series and layouts are defined in `table`.
 
     Raises:
-        NotOurs: when the directory holds no table.
+        InputError: when the directory holds no table.
 
     """
     rank = rank_number(directory)
@@ -85,27 +85,32 @@ def _starts(path: Path) -> dict[int, int]:
     """Return the first step of each start of a run, by its number, as far as `run.json` says."""
     try:
         starts = _STARTS(read_object(path).get("starts")) or []
-    except (NotOurs, OSError):
+    except (InputError, OSError):
         return {}
     return {start["restart"]: start["start_step"] for start in starts}
 
 
 def diagnose(
-    directories: Iterable[Path], report: Report, steps: range | None = None, each: Each = here, *, anew: bool = False
+    directories: Iterable[Path],
+    report: Report,
+    steps: range | None = None,
+    mapper: Mapper = map_locally,
+    *,
+    anew: bool = False,
 ) -> tuple[Incident, ...]:
     """Rank what was recorded by one or several ranks: from their anomalies, else from their tables.
 
-    `each` says where the ranks are read. With `anew` their tables are judged again where there are any; of the
+    `mapper` says where the ranks are read. With `anew` their tables are judged again where there are any; of the
     anomalies only those that the comparison of ranks found are taken.
 
     Raises:
-        NotOurs: when a directory holds neither.
+        InputError: when a directory holds neither.
 
     """
     table = SeriesTable()
     starts: dict[int, list[Anomaly]] = {}
     directories = list(directories)
-    for directory, (found, problems) in zip(directories, each(partial(_judged, anew=anew), directories), strict=True):
+    for directory, (found, problems) in zip(directories, mapper(partial(_judged, anew=anew), directories), strict=True):
         _define_parameters(directory, table, report)
         for problem in problems:
             report(*problem)
@@ -186,10 +191,10 @@ def _define_parameters(directory: Path, table: SeriesTable, report: Report) -> N
     """Tell the ranker how many parameters there are, from `graph.json` where it exists."""
     path = directory / "graph.json"
     try:
-        parameters = read_object(path, MOST_OF_OBJECT).get("parameters")
+        parameters = read_object(path, MAX_OBJECT_BYTES).get("parameters")
     except FileNotFoundError:
         return
-    except (NotOurs, OSError) as error:
+    except (InputError, OSError) as error:
         report(path, 0, str(error).removeprefix(f"{path}: "))
         return
     for name, module in parameters.items() if isinstance(parameters, dict) else ():

@@ -22,7 +22,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import COLUMNS
 from trainsentry.exporters.files.foreign_fields import Kind, checked, objects, sizes, text
-from trainsentry.exporters.files.foreign_files import MOST_OF_OBJECT, NotOurs, read_object
+from trainsentry.exporters.files.foreign_files import MAX_OBJECT_BYTES, InputError, read_object
 from trainsentry.monitor.recorder.ranks.comparison import Comparison, differences, is_compared
 from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_global
 
@@ -62,8 +62,8 @@ def differences_of_ranks(
 def graph_of(directory: Path) -> dict[str, Any]:
     """Return what is compared of a rank's `graph.json`; nothing where it cannot be read."""
     try:
-        return checked(read_object(directory / "graph.json", MOST_OF_OBJECT), _GRAPH)
-    except (OSError, NotOurs):
+        return checked(read_object(directory / "graph.json", MAX_OBJECT_BYTES), _GRAPH)
+    except (OSError, InputError):
         return {}
 
 

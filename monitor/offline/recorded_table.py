@@ -17,7 +17,7 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import COLUMNS, INFS, NANS, STATISTICS, VALUE
-from trainsentry.exporters.csv.format import SCALARS, elements_of, sizes_of
+from trainsentry.exporters.csv.format import SCALARS, elements_of, parse_shape
 from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, TableRows
 
 # The last part named input or output is ours; earlier ones belong to the user's module names.
@@ -119,5 +119,5 @@ def layout_of(shape: str, dtype: str) -> Layout:
     >>> layout_of("[2, 3]", "float32").numel
     6
     """
-    sizes = sizes_of(shape)
+    sizes = parse_shape(shape)
     return Layout(sizes, dtype, elements_of(sizes))

@@ -23,7 +23,7 @@ logger = logging.getLogger("trainsentry")
 FIRST_STEPS: Final = 2
 """Steps that may take any time: kernels are compiled and memory is laid out in them."""
 
-GATHERING_SECONDS: Final = 5.0
+REPORT_SECONDS: Final = 5.0
 """How long the ranks' reports are waited for beyond the time in which each of them looks."""
 
 FRAMEWORKS: Final = frozenset({"torch", "deepspeed", "mindspore"})
@@ -93,7 +93,7 @@ class HangWatch:
         self._write_stacks()
         self._leave(json.dumps(own))
         self._reported = True
-        self._ended.wait(self._interval + GATHERING_SECONDS)
+        self._ended.wait(self._interval + REPORT_SECONDS)
         if self._steps != steps:
             return  # it went on meanwhile
         reports = {**self._reports(), self.rank: own}

@@ -32,7 +32,7 @@ def steps_in(ring: Ring) -> tuple[int, int] | None:
         own.close()
 
 
-def write_rest(
+def write_remaining(
     hello: RecorderSettings, ring: Ring, state: str, counters: Mapping[str, Any], seconds: float = DRAIN_SECONDS
 ) -> list[dict[str, Any]] | None:
     """Write what is in the ring, and the last status, which says `state`; return what the session has to tell.

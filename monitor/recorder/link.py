@@ -16,7 +16,7 @@ from typing import Any, Final
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.drain import steps_in, write_rest
+from trainsentry.monitor.recorder.drain import steps_in, write_remaining
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings, for_successor
 from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.sinks.known_gaps import KnownGaps
@@ -27,7 +27,7 @@ logger = logging.getLogger("trainsentry")
 MAX_RECORDERS: Final = 4
 """Recorders started in one run: one, and three successors; what kills four will kill the fifth."""
 
-DEFINITIONS_AT_ONCE: Final = 1000
+SERIES_PER_MESSAGE: Final = 1000
 """Series defined in one message, about 200 kB; fewer where the ring is small or the names are long."""
 
 CLOSED: Final = "closed"
@@ -122,7 +122,7 @@ class RecorderLink:
 
     def _send_definitions(self) -> bool:
         series, layouts = len(self.table.series), len(self.table.layouts)
-        at_once = DEFINITIONS_AT_ONCE
+        at_once = SERIES_PER_MESSAGE
         while self._sent_series < series or self._sent_layouts < layouts:
             part = self.table.definitions(self._sent_series, self._sent_layouts, at_once)
             data = messages.encode(part)
@@ -353,7 +353,7 @@ class RecorderLink:
         if gone:
             logger.error("trainsentry: %s; the training process writes what is left: %s.", self.dead, steps)
             state = f"recorder dead: {self.dead}"
-            heard = write_rest(self._successor(), self.ring, state, self._counters)
+            heard = write_remaining(self._successor(), self.ring, state, self._counters)
         if heard is None:
             if left is not None:
                 self.gaps.add("recorder", *left, self.dead)

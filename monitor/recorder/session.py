@@ -28,7 +28,7 @@ from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.claim import RENEW_SECONDS, claim_start, release, renew
 from trainsentry.monitor.recorder.sinks.disk_quota import quota_works
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.home import OutputDirectory, write_anew
+from trainsentry.monitor.recorder.sinks.home import DirectoryWatch, rewrite_removed_files
 from trainsentry.monitor.recorder.sinks.metrics import Metrics, MetricsSink
 from trainsentry.monitor.recorder.sinks.writer_thread import LAST_SECONDS, WriterThread
 from trainsentry.monitor.recorder.sinks.writers import Writers
@@ -89,7 +89,7 @@ class Session:
         self._told_incident: int | None = None
         self.graph: dict[str, Any] = {}
         self.run: dict[str, Any] = {}
-        self._home = OutputDirectory(self.directory)
+        self._home = DirectoryWatch(self.directory)
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = self._looked_at = self._renewed_at = -math.inf
         self._blind: str | None = None
@@ -191,7 +191,7 @@ class Session:
             return
         self._looked_at = now
         self.standing.tell(self.sinks)
-        self._write_own(lambda: self._home.look(lambda: write_anew(self)), self.step)
+        self._write_own(lambda: self._home.look(lambda: rewrite_removed_files(self)), self.step)
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
             self.journal.submit(lambda: renew(self.hello.claim), self.step)
@@ -322,8 +322,8 @@ class Session:
         if self.rank_tree is not None:
             self.rank_tree.go_back(step)
             if self.global_writers is not None:
-                self.global_writers.begin_again(step)
-        self.restart = self.writers.begin_again(step)
+                self.global_writers.roll_back(step)
+        self.restart = self.writers.roll_back(step)
 
     def close(self, state: str) -> None:
         """Write what is still to be written. `state` says how the run ended, for `status.json`."""

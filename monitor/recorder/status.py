@@ -63,7 +63,7 @@ class Standing:
     def tell(self, sinks: Iterable[WriterThread]) -> None:
         """Tell what is new."""
         for sink in sinks:
-            for news in sink.take_news():
+            for news in sink.take_events():
                 self._send({"type": KINDS[news.what], "part": sink.name, "message": news.reason, "step": news.step})
         if self.gaps.changes != self._told:
             self._told = self.gaps.changes

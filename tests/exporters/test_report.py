@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from recorded_runs import CULPRIT, make_run
 
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.report.data import gather
 from trainsentry.exporters.report.page import MAX_BYTES, write_report
 
@@ -99,7 +99,7 @@ def test_files_that_are_missing_or_half_written_cost_their_own_part_only(tmp_pat
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(NotOurs):
+    with pytest.raises(InputError):
         write_report(tmp_path)
 
 

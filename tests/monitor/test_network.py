@@ -362,5 +362,5 @@ def test_a_message_of_absurd_length_ends_the_link(pair):
 def test_a_message_that_the_other_side_would_not_take_is_not_sent(pair):
     _, child = pair
     with pytest.raises(ValueError, match="at most"):
-        child.send_up(JSON, bytes(framing.LARGEST[JSON] + 1))
+        child.send_up(JSON, bytes(framing.MAX_MESSAGE_BYTES[JSON] + 1))
     assert child.unsent == 0

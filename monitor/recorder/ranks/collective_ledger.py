@@ -19,7 +19,7 @@ REDUCED: Final = frozenset({"all_reduce", "reduce_scatter_tensor", "reduce_scatt
 WAITING_STEPS: Final = 64
 """Steps whose calls wait for ranks that report elsewhere, as many as records wait for."""
 
-MOST_COUNTED: Final = 2.0**53
+MAX_COUNT: Final = 2.0**53
 """Up to which a float counts."""
 
 Key = tuple[str, str, int, int]
@@ -61,7 +61,7 @@ class Side:
 
 def _counted(number: float) -> int:
     """Return a number of a call; 0 for what counts nothing."""
-    return int(number) if abs(number) < MOST_COUNTED else 0  # of what is no number neither holds
+    return int(number) if abs(number) < MAX_COUNT else 0  # of what is no number neither holds
 
 
 class CollectiveLedger:

@@ -16,10 +16,10 @@ _HEAD: Final = _FRAME.size + TAG_BYTES
 JSON: Final = 1
 RECORD: Final = 2
 
-LARGEST: Final[Mapping[int, int]] = {JSON: 2**24, RECORD: 2**26}
+MAX_MESSAGE_BYTES: Final[Mapping[int, int]] = {JSON: 2**24, RECORD: 2**26}
 """Bytes of a message of each kind: a record of 100,000 series has 8 million, what is told of a step of as many less."""
 
-MOST_UNSENT: Final = 2**26
+MAX_UNSENT_BYTES: Final = 2**26
 """Bytes that are kept for a parent that does not read; beyond them the link is given up."""
 
 READ_AT_ONCE: Final = 2**22
@@ -50,9 +50,9 @@ class FramedConnection:
         """
         if self.mute or self.closed:
             return
-        if len(data) > LARGEST[kind]:
-            raise ValueError(f"a message of {len(data)} bytes; other recorders take at most {LARGEST[kind]}")
-        if len(self.outbox) + len(data) > MOST_UNSENT:
+        if len(data) > MAX_MESSAGE_BYTES[kind]:
+            raise ValueError(f"a message of {len(data)} bytes; other recorders take at most {MAX_MESSAGE_BYTES[kind]}")
+        if len(self.outbox) + len(data) > MAX_UNSENT_BYTES:
             self.closed = True
             return
         head = _FRAME.pack(kind, len(data))
@@ -74,7 +74,7 @@ class FramedConnection:
         self._read()
         while len(self.inbox) >= _HEAD:
             kind, size = _FRAME.unpack_from(self.inbox)
-            if size > LARGEST.get(kind, -1):
+            if size > MAX_MESSAGE_BYTES.get(kind, -1):
                 self.closed = True
                 return
             if len(self.inbox) < _HEAD + size:

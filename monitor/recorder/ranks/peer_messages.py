@@ -25,22 +25,22 @@ ALL: Final = 2**62
 LAST_STEP: Final = 2**53
 """The last step that can be counted: beyond it, numbers of steps would not survive their way through a float."""
 
-MOST_ELEMENTS: Final = 2**44
+MAX_ELEMENTS: Final = 2**44
 """Elements of a tensor: thirty times as many as the largest models have parameters."""
 
-LONGEST_TEXT: Final = 2**14
+MAX_TEXT: Final = 2**14
 """Characters of a name or a sentence; the longest name of a series that is known has some 400."""
 
-MOST_OF_A_STEP: Final = 100_000
+MAX_ITEMS: Final = 100_000
 """Parts of a step in one message: calls, copies, anomalies, ranks. A message of 16 MB hardly holds more."""
 
-MOST_NONSENSE: Final = 8
+MAX_INVALID: Final = 8
 """Messages of one rank that cannot be, or cannot be taken, until it is heard no more."""
 
 Check = Callable[[Any], bool]
 
 
-class Nonsense(ValueError):
+class InvalidMessage(ValueError):
     """What another rank's recorder says cannot be."""
 
 
@@ -61,10 +61,10 @@ def _flag(x: Any) -> bool:
 
 
 def _text(x: Any) -> bool:
-    return isinstance(x, str) and len(x) <= LONGEST_TEXT
+    return isinstance(x, str) and len(x) <= MAX_TEXT
 
 
-def _each(check: Check, most: int = MOST_OF_A_STEP, least: int = 0) -> Check:
+def _each(check: Check, most: int = MAX_ITEMS, least: int = 0) -> Check:
     return lambda x: isinstance(x, list | tuple) and least <= len(x) <= most and all(map(check, x))
 
 
@@ -95,7 +95,7 @@ def _square(x: Any) -> bool:
 
 _STEP: Final = _whole(0, LAST_STEP)
 _SMALL: Final = _whole(-(2**31), 2**31)
-_COUNT: Final = _whole(0, MOST_ELEMENTS)
+_COUNT: Final = _whole(0, MAX_ELEMENTS)
 _TOTAL: Final = _whole(0, 2**62)
 _SHAPE: Final = _each(_COUNT, most=64)
 _NUMBER: Final = _maybe(_number)
@@ -110,7 +110,7 @@ _SUMS: Final = _members({"total": _number, "norm": _number, "numel": _TOTAL, "fi
 
 
 def _sums_of_parameters(x: Any) -> bool:
-    return isinstance(x, dict) and len(x) <= MOST_OF_A_STEP and all(map(_row(_number, _number), x.values()))
+    return isinstance(x, dict) and len(x) <= MAX_ITEMS and all(map(_row(_number, _number), x.values()))
 
 
 def _call(rank: Check) -> Check:
@@ -181,7 +181,7 @@ class PeerMessages:
         """Return the message of a rank that reports here.
 
         Raises:
-            Nonsense: when it cannot be.
+            InvalidMessage: when it cannot be.
 
         """
         return _checked(data, self._of_child)
@@ -190,7 +190,7 @@ class PeerMessages:
         """Return the message of the root, which a parent hands on.
 
         Raises:
-            Nonsense: when it cannot be.
+            InvalidMessage: when it cannot be.
 
         """
         return _checked(data, self._of_root)
@@ -200,11 +200,11 @@ def _checked(data: bytes, checks: Mapping[str, Check]) -> dict[str, Any]:
     try:
         said = messages.decode(data)
     except (ValueError, RecursionError) as error:
-        raise Nonsense(f"no JSON: {type(error).__name__}") from None
+        raise InvalidMessage(f"no JSON: {type(error).__name__}") from None
     kind = said.get("type") if isinstance(said, dict) else None
     check = checks.get(kind) if isinstance(kind, str) else None
     if check is None or not check({key: value for key, value in said.items() if key != "type"}):
-        raise Nonsense(f"a message of the type {str(kind)[:32]!r} that cannot be")
+        raise InvalidMessage(f"a message of the type {str(kind)[:32]!r} that cannot be")
     return said
 
 
@@ -212,18 +212,18 @@ def checked_record(data: bytes, table: SeriesTable) -> StepRecord:
     """Return the record of a rank whose series are those of `table`.
 
     Raises:
-        Nonsense: when it cannot be.
+        InvalidMessage: when it cannot be.
 
     """
     try:
         record = StepRecord.decode(data)
     except ValueError as error:
-        raise Nonsense(str(error)) from None
+        raise InvalidMessage(str(error)) from None
     if not 0 <= record.step <= LAST_STEP:
-        raise Nonsense(f"a record of step {record.step}")
+        raise InvalidMessage(f"a record of step {record.step}")
     for ids, known in ((record.ids, len(table.series)), (record.layouts, len(table.layouts))):
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= known):
-            raise Nonsense("a record of series that are not defined")
+            raise InvalidMessage("a record of series that are not defined")
     return record
 
 
@@ -231,10 +231,10 @@ def check_definitions(definitions: Mapping[str, Any], table: SeriesTable) -> Non
     """Check that definitions go on where those of `table` end, and are such.
 
     Raises:
-        Nonsense: when they cannot be.
+        InvalidMessage: when they cannot be.
 
     """
     for what, check in (("series", SERIES), ("layouts", LAYOUT)):
         begins, rows = definitions[f"{what}_from"], definitions[what]
         if not _whole(0, len(getattr(table, what)))(begins) or not _each(check, most=2**20)(rows):
-            raise Nonsense(f"{what} that cannot be")
+            raise InvalidMessage(f"{what} that cannot be")

@@ -21,9 +21,9 @@ from trainsentry.monitor.recorder.ranks.peer_messages import (
     DONE,
     END,
     FOUND,
-    MOST_NONSENSE,
+    MAX_INVALID,
     PARTS,
-    Nonsense,
+    InvalidMessage,
     PeerMessages,
     checked_record,
 )
@@ -31,7 +31,7 @@ from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 from trainsentry.monitor.recorder.ranks.uplink import Uplink
 
-TOLD_AT_ONCE: Final = 5_000
+ANOMALIES_PER_MESSAGE: Final = 5_000
 """Anomalies told of in one message: some two million bytes, and as many as an incident keeps."""
 
 MESSAGES: Final = "messages of other ranks"
@@ -128,7 +128,9 @@ class RankTree:
         """Say once of a rank that its records are left out."""
         if rank not in self._far_ahead:
             self._far_ahead.add(rank)
-            error = Nonsense(f"rank {rank} speaks of step {step}, far ahead of all others: such records are left out")
+            error = InvalidMessage(
+                f"rank {rank} speaks of step {step}, far ahead of all others: such records are left out"
+            )
             self.owner.failed(MESSAGES, error, -1)
 
     def send_found(self, record: StepRecord, found: list[Anomaly], *, activations: bool) -> None:
@@ -136,14 +138,14 @@ class RankTree:
         if not found and not record.examined:
             return
         lines = [a.to_json() for a in found]
-        for start in range(0, max(len(lines), 1), TOLD_AT_ONCE):
-            last = start + TOLD_AT_ONCE >= len(lines)
+        for start in range(0, max(len(lines), 1), ANOMALIES_PER_MESSAGE):
+            last = start + ANOMALIES_PER_MESSAGE >= len(lines)
             self.up.message(
                 {
                     "type": FOUND,
                     "rank": self.position.rank,
                     "step": record.step,
-                    "anomalies": lines[start : start + TOLD_AT_ONCE],
+                    "anomalies": lines[start : start + ANOMALIES_PER_MESSAGE],
                     "activations": activations,
                     "examined": record.examined and last,
                 }
@@ -209,7 +211,7 @@ class RankTree:
         except Exception as error:  # noqa: BLE001 - one message of another must not end all
             self._nonsense[rank] += 1
             self.owner.failed(MESSAGES, error, -1)
-            if self._nonsense[rank] == MOST_NONSENSE:
+            if self._nonsense[rank] == MAX_INVALID:
                 self._hear_no_more(rank)
 
     def _hear_no_more(self, rank: int) -> None:
@@ -220,7 +222,7 @@ class RankTree:
         self.network.ban(rank)
         if self.assembly is not None:
             self.assembly.leave_out(rank)
-        error = ConnectionError(f"the recorder of rank {rank} has sent {MOST_NONSENSE} messages that make no sense")
+        error = ConnectionError(f"the recorder of rank {rank} has sent {MAX_INVALID} messages that make no sense")
         self.owner.failed(f"what the recorder of rank {rank} sends", error, -1)
 
     def _is_parent(self, rank: int) -> bool:
@@ -239,7 +241,7 @@ class RankTree:
     def _handle(self, rank: int, kind: int, data: bytes) -> None:
         if self._is_parent(rank):
             if kind != framing.JSON:
-                raise Nonsense("a record from a parent")
+                raise InvalidMessage("a record from a parent")
             self._hear_root(self._heard.of_root(data))
         elif kind == framing.RECORD:
             if self.assembly is not None:

@@ -19,7 +19,7 @@ from trainsentry.collectors.statistics import fingerprints
 PARTED: Final = -1
 """Stands where a fingerprint would, in a row for ranks whose copies differ."""
 
-MOST_TOLD: Final = 64
+MAX_SENT_TENSORS: Final = 64
 """Tensors of a step whose differing copies are sent on: the first of them tell which rank has parted."""
 
 Ints = npt.NDArray[np.int64]
@@ -112,7 +112,7 @@ class ReplicaGroups:
         if self.judges:
             self.parted += found
         elif differing:
-            self._left[step] = [copy for copies in differing[:MOST_TOLD] for copy in self._rank_by_rank(copies)]
+            self._left[step] = [copy for copies in differing[:MAX_SENT_TENSORS] for copy in self._rank_by_rank(copies)]
         return differing
 
     def _rank_by_rank(self, copies: ReplicasOfStep) -> list[Copy]:

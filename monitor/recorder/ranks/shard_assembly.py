@@ -21,23 +21,23 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import VALUE, combine
-from trainsentry.monitor.recorder.ranks.peer_messages import ALL, Nonsense, check_definitions
+from trainsentry.monitor.recorder.ranks.peer_messages import ALL, InvalidMessage, check_definitions
 from trainsentry.monitor.recorder.ranks.replica_groups import PARTED, ReplicaGroups, outvoted
 
 PENDING_STEPS: Final = 64
 """Steps that may wait for a slow rank: with 10,000 series and 8 ranks a step takes 6 MB."""
 
-FAR_AHEAD: Final = 1_000_000
+MAX_STEPS_AHEAD: Final = 1_000_000
 """Steps that a rank may be ahead of all others. Ranks that train together are a step apart, and their recorders as many
 as a ring holds: some ten thousand. What is further ahead would have all that is waited for given up."""
 
-MOST_BACKS: Final = 8
+MAX_ROLLBACKS_AHEAD: Final = 8
 """Times that a rank may have gone back to an earlier step more often than all others: they go together."""
 
-MOST_DEFINED: Final = 2**19
+MAX_DEFINED: Final = 2**19
 """Series, and layouts, that one rank may bring in: a model of 100,000 parameters has as many with its optimizer."""
 
-MOST_QUANTITIES: Final = 64
+MAX_QUANTITIES: Final = 64
 """Quantities of all ranks together: each has a file of its own."""
 
 
@@ -86,7 +86,7 @@ class ShardAssembly:
         """Take the series that a rank has defined; one that defines all of them anew may number them otherwise.
 
         Raises:
-            Nonsense: when they cannot be, or are too many.
+            InvalidMessage: when they cannot be, or are too many.
 
         """
         source = self._sources.get(rank)
@@ -97,8 +97,8 @@ class ShardAssembly:
         check_definitions(definitions, table)
         quantities = self._quantities | {s["quantity"] for s in definitions["series"] if not s.get("scalar")}
         most = max(len(table.series) + len(definitions["series"]), len(table.layouts) + len(definitions["layouts"]))
-        if len(quantities) > MOST_QUANTITIES or max(most, source.brought) > MOST_DEFINED:
-            raise Nonsense(f"rank {rank} defines more series, or quantities, than can be")
+        if len(quantities) > MAX_QUANTITIES or max(most, source.brought) > MAX_DEFINED:
+            raise InvalidMessage(f"rank {rank} defines more series, or quantities, than can be")
         if anew:
             source.table, source.series, source.layouts = table, [], []
         table.define(definitions)
@@ -173,7 +173,7 @@ class ShardAssembly:
     def is_far_ahead(self, rank: int, step: int) -> bool:
         """Whether a step is further ahead of all other ranks than a rank can be."""
         others = [s.newest for r, s in self._sources.items() if r != rank and s.newest >= 0 and s.done < ALL]
-        return bool(others) and step > max(others) + FAR_AHEAD
+        return bool(others) and step > max(others) + MAX_STEPS_AHEAD
 
     def has_gone_back(self, rank: int, step: int) -> bool:
         """Whether a record of an outdated rank shows that it has gone back, though its word of it was lost."""
@@ -189,14 +189,17 @@ class ShardAssembly:
         What ranks have sent that have not gone back yet belongs to the steps of before, and meets no new ones.
 
         Raises:
-            Nonsense: when it has gone back much more often than all others.
+            InvalidMessage: when it has gone back much more often than all others.
 
         """
         source = self._sources.get(rank)
         if source is None:
             return []
-        if source.backs - max((s.backs for s in self._sources.values() if s is not source), default=0) >= MOST_BACKS:
-            raise Nonsense(f"rank {rank} goes back again and again, and no other does")
+        if (
+            source.backs - max((s.backs for s in self._sources.values() if s is not source), default=0)
+            >= MAX_ROLLBACKS_AHEAD
+        ):
+            raise InvalidMessage(f"rank {rank} goes back again and again, and no other does")
         source.backs += 1
         source.done = source.newest = step - 1
         source.outdated = 0

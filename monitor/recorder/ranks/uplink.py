@@ -11,7 +11,7 @@ from trainsentry.monitor.recorder.ranks import framing
 from trainsentry.monitor.recorder.ranks.network import Network
 from trainsentry.monitor.recorder.ranks.peer_messages import DEFINE
 
-DEFINED_AT_ONCE: Final = 5_000
+SERIES_PER_MESSAGE: Final = 5_000
 """Series told of in one message: some million bytes; names may be ten times as long."""
 
 
@@ -57,16 +57,16 @@ class Uplink:
             self._keep((table, record), record.nbytes)
             return
         self._define(table)
-        for part in record.parts(framing.LARGEST[framing.RECORD]):
+        for part in record.parts(framing.MAX_MESSAGE_BYTES[framing.RECORD]):
             self.network.send_up(framing.RECORD, b"".join(part.encode()))
 
     def _define(self, table: SeriesTable) -> None:
         """Tell the parent of the series and layouts that it does not know yet."""
         series, layouts = self._sent
         while len(table.series) > series or len(table.layouts) > layouts:
-            self.network.tell_parent({"type": DEFINE, **table.definitions(series, layouts, DEFINED_AT_ONCE)})
-            series = min(series + DEFINED_AT_ONCE, len(table.series))
-            layouts = min(layouts + DEFINED_AT_ONCE, len(table.layouts))
+            self.network.tell_parent({"type": DEFINE, **table.definitions(series, layouts, SERIES_PER_MESSAGE)})
+            series = min(series + SERIES_PER_MESSAGE, len(table.series))
+            layouts = min(layouts + SERIES_PER_MESSAGE, len(table.layouts))
         self._sent = (series, layouts)
 
     def message(self, message: dict[str, Any]) -> None:
@@ -79,6 +79,6 @@ class Uplink:
 
     def _keep(self, what: tuple[SeriesTable, StepRecord] | dict[str, Any], size: int) -> None:
         """Keep what is for a parent that is not there yet; the trainer is told when it never comes."""
-        if not self.network.lost_parent and self._waiting_bytes + size <= framing.MOST_UNSENT:
+        if not self.network.lost_parent and self._waiting_bytes + size <= framing.MAX_UNSENT_BYTES:
             self._waiting.append(what)
             self._waiting_bytes += size

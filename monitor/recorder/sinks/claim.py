@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-HEARD_SECONDS: Final = 600.0
+STALE_SECONDS: Final = 600.0
 """Age from which on the claim of another host is taken for left behind: it is renewed ten times as often."""
 
 RENEW_SECONDS: Final = 60.0
@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _is_alive(holder: dict[str, Any], age: float) -> bool:
     if not _is_here(holder):
-        return age < HEARD_SECONDS
+        return age < STALE_SECONDS
     return _began(holder.get("pid")) == holder.get("began")
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainsentry.monitor.recorder.session import Session
 
 
-class OutputDirectory:
+class DirectoryWatch:
     """Holds a directory, so that its removal shows: its number in the file system is not given to another meanwhile."""
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class OutputDirectory:
         return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)
 
 
-def write_anew(session: "Session") -> None:
+def rewrite_removed_files(session: "Session") -> None:
     """Write again what is replaced as a whole, and the incidents: somebody has removed the directory."""
     session.gaps.add("journal", session.hello.start_step, max(session.step, 0), f"{session.directory} was removed")
     renew(session.hello.claim)

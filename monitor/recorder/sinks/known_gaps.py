@@ -7,7 +7,7 @@ from trainsentry.monitor.recorder import messages
 RING: Final = "ring"
 """The sink of records that found no room in the ring, and so reached none."""
 
-MAX_TOLD: Final = 5
+MAX_LOGGED: Final = 5
 """Gaps that are logged one by one; a recorder that is too slow all the time fills nobody's log."""
 
 
@@ -41,7 +41,7 @@ class KnownGaps:
             return False
         self.dropped = {"sink": RING, "first_step": step, "last_step": step, "reason": reason}
         self._logged += 1
-        return self._logged <= MAX_TOLD
+        return self._logged <= MAX_LOGGED
 
     def add(self, sink: str, first: int, last: int, reason: str) -> None:
         """Note a gap."""

@@ -32,12 +32,12 @@ LAST_SECONDS: Final = 1.0
 FINISH_SECONDS: Final = 30.0
 """How long the writes that are left at the end may take: 16 MB of rows are written in a few seconds."""
 
-MAX_TOLD: Final = 5
+MAX_REPORTED: Final = 5
 """Troubles of one place that are told one by one; a disk that is full every minute fills nobody's log."""
 
 
 @dataclass(frozen=True)
-class News:
+class SinkEvent:
     """What became of a sink: it has `trouble` and goes on trying, it `goes_on`, or it is `off` for good."""
 
     what: Literal["trouble", "goes_on", "off"]
@@ -84,7 +84,7 @@ class WriterThread:
         self._began: float | None = None
         self._failing = self._closing = self._refusing = False
         self._faults = self._told = 0
-        self._news: list[News] = []
+        self._news: list[SinkEvent] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = threading.Thread(
             target=self._work, name=f"trainsentry-{name}", daemon=True
@@ -108,7 +108,7 @@ class WriterThread:
         with self._changed:
             return bool(self._writes)
 
-    def take_news(self) -> list[News]:
+    def take_events(self) -> list[SinkEvent]:
         """Return what has become of it since the last call."""
         with self._changed:
             news, self._news = self._news, []
@@ -251,5 +251,5 @@ class WriterThread:
         self.trouble = reason
 
     def _tell(self, what: Literal["trouble", "goes_on", "off"], reason: str, step: int) -> None:
-        if self._told <= MAX_TOLD or what == "off":
-            self._news.append(News(what, reason, step))
+        if self._told <= MAX_REPORTED or what == "off":
+            self._news.append(SinkEvent(what, reason, step))

@@ -111,11 +111,11 @@ class Writers:
                 sink.submit(lambda f=show: f(content), step)  # type: ignore[misc]
                 sink.settle()
 
-    def begin_again(self, step: int) -> int:
+    def roll_back(self, step: int) -> int:
         """Go on from an earlier step in new files; return the number of the start that they carry."""
         for sink, exporter in self.exporters:
             if isinstance(exporter, CsvWriter):
-                sink.submit(lambda e=exporter: e.begin_again(step), step)  # type: ignore[misc]
+                sink.submit(lambda e=exporter: e.roll_back(step), step)  # type: ignore[misc]
                 sink.settle()
                 self.restart = exporter.restart
         return self.restart

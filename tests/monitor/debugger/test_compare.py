@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import trainsentry
 from trainsentry import PrecisionDebugger
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.offline.compare_runs import compare
 
@@ -142,7 +142,7 @@ def test_nothing_in_a_tensor_file_is_run(tmp_path):
     for path in (tmp_path / "b").glob("dump/*/*/dump_tensor_data/*.pt"):
         path.unlink()
         path.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(NotOurs, match="cannot be loaded as a tensor"):
+    with pytest.raises(InputError, match="cannot be loaded as a tensor"):
         compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump")
     assert not marker.exists()
 
@@ -174,5 +174,5 @@ def test_arrays_of_the_other_framework_are_loaded_without_pickles(tmp_path):
     np.save(tmp_path / "a.npy", np.ones(3))
     assert load_array(tmp_path / "a.npy").sum() == 3
     np.save(tmp_path / "b.npy", np.array([object()]), allow_pickle=True)
-    with pytest.raises(NotOurs, match="expected numbers"):
+    with pytest.raises(InputError, match="expected numbers"):
         load_array(tmp_path / "b.npy")
