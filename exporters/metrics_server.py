@@ -1,4 +1,4 @@
-"""The HTTP endpoint of the metrics, within bounds: it takes descriptors and threads of the recorder that serves it."""
+"""Serves the metrics over HTTP, with limits, as each connection costs the recorder a descriptor and a thread."""
 
 import contextlib
 import socket
@@ -9,14 +9,14 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, MetricsHandler
 
 MAX_CONNECTIONS: Final = 16
-"""Connections at once; there are as many scrapers as Prometheus servers, one or two."""
+"""Simultaneous connections; one or two Prometheus servers scrape a run."""
 
 REQUEST_SECONDS: Final = 5.0
-"""How long a connection may say nothing."""
+"""Seconds that a connection may stay idle."""
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Answers each connection in a thread of its own; when there are too many, the one that is oldest is cut off."""
+    """Answers each connection in its own thread; when there are too many, closes the oldest."""
 
     daemon_threads = True
 
@@ -28,7 +28,7 @@ class MetricsServer(ThreadingHTTPServer):
         super().__init__((address, port), handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection, after the oldest of too many is cut off."""
+        """Answer a connection; first close the oldest if there are too many."""
         with self._opening:
             if len(self._open) >= MAX_CONNECTIONS:
                 with contextlib.suppress(OSError):
@@ -43,14 +43,14 @@ class MetricsServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a connection that was broken off: whoever calls can do that."""
+        """Log nothing about a broken connection: any client can cause one."""
 
 
 def start_http_server(port: int, address: str, registry: CollectorRegistry) -> tuple[MetricsServer, threading.Thread]:
     """Serve the metrics in a thread.
 
     Raises:
-        OSError: when the port cannot be had.
+        OSError: when the port cannot be bound.
 
     """
     server = MetricsServer(address, port, registry)

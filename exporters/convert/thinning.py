@@ -1,7 +1,7 @@
-"""Thins a long series so that nothing that stands out is lost: of each bin of steps, the lowest and the highest value.
+"""Thins a long series without losing outliers: keeps the lowest and the highest value of each bin of steps.
 
-TensorBoard keeps 1,000 points of a tag, taken at random, so of a spike that lasts one step it shows one in ten at
-10,000 steps. Fewer points than that are all kept, so the choice is made here.
+TensorBoard keeps 1,000 random points of a tag, so at 10,000 steps it shows one in ten of the spikes that last one step.
+It keeps all points of a shorter series, so the thinning is done here.
 """
 
 import math
@@ -18,7 +18,7 @@ POINTS: Final = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptValues:
-    """Values of a step that were kept: key and number of each as one slot, `key * columns + column`."""
+    """The values kept of a step, with the slot (`key * columns + column`) of each."""
 
     step: int
     slots: npt.NDArray[np.int64]
@@ -26,18 +26,18 @@ class KeptValues:
 
 
 def steps_per_bin(steps: int, points: int = POINTS) -> int:
-    """Return how many steps share a bin so that at most `points` of `steps` are left; 1 where all may stay.
+    """Return how many steps share a bin so that at most `points` of `steps` remain; 1 keeps all.
 
-    A bin keeps up to three points: lowest, highest and the first that is not a number. First and last step stay.
+    A bin keeps up to three points: the lowest, the highest and the first NaN. The first and the last step are kept.
 
-    >>> bin_width(1000), bin_width(10_000)
+    >>> steps_per_bin(1000), steps_per_bin(10_000)
     (1, 31)
     """
     return 1 if steps <= points else math.ceil(steps / ((points - 2) // 3))
 
 
 class _Bin:
-    """The extremes of every slot since the bin was begun."""
+    """The extremes of every slot since the bin began."""
 
     def __init__(self) -> None:
         self.low = np.empty(0)
@@ -65,7 +65,7 @@ class _Bin:
         self.nan_step[slots[first]] = step
 
     def empty(self) -> Iterator[KeptValues]:
-        """Yield what was kept, step by step, and begin anew."""
+        """Yield the kept values step by step, and start the next bin."""
         low, nan = np.flatnonzero(self.low_step >= 0), np.flatnonzero(self.nan_step >= 0)
         high = np.flatnonzero((self.high_step >= 0) & (self.high_step != self.low_step))
         slots = np.concatenate([low, high, nan])
@@ -83,7 +83,7 @@ class _Bin:
 
 
 def thinned(steps: Iterable[KeptValues], width: int) -> Iterator[KeptValues]:
-    """Yield what is left of steps when `width` of them share a bin."""
+    """Yield the kept values of steps when `width` steps share a bin."""
     bin_ = _Bin()
     last: KeptValues | None = None
     filled, begun = 0, False

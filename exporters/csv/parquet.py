@@ -1,4 +1,4 @@
-"""Reads a table that was turned into Parquet: as frames like those of CSV, within the same bounds."""
+"""Reads a table in Parquet as frames like those of CSV, within the same limits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,17 +13,17 @@ from trainsentry.exporters.csv.pieces import allowed_bytes
 from trainsentry.exporters.files.foreign_files import InputError, open_file
 
 ROWS: Final = 1 << 16
-"""Rows read at a time: a piece of CSV has about as many."""
+"""Rows read at a time, about as many as a piece of CSV has."""
 
 _WRONG: Final = (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, MemoryError, OSError)
-"""What pyarrow raises of a file that is not as it should be; its own errors are kinds of these."""
+"""Exceptions that pyarrow raises for a damaged file; its own errors derive from these."""
 
 
 def parquet_frames(file: TableFile, wrong: list[str]) -> Iterator[tuple[Header, pd.DataFrame]]:
-    """Yield the rows of a table some at a time, with texts as categories; `wrong` gets what the header lacks.
+    """Yield the rows of a table in batches, with texts as categories; `wrong` gets the header's problems.
 
     Raises:
-        InputError: when it is no Parquet, its columns hold something else, or it becomes too large.
+        InputError: when it is not Parquet, a column has the wrong type, or it would become too large.
         OSError: when it cannot be read.
 
     """
@@ -36,7 +36,7 @@ def parquet_frames(file: TableFile, wrong: list[str]) -> Iterator[tuple[Header, 
         if header is None:
             return
         if stored.metadata.num_rows * len(names) * 8 > allowed_bytes(path):
-            raise InputError(f"{path}: says that it has {stored.metadata.num_rows} rows, too many for its size")
+            raise InputError(f"{path}: claims {stored.metadata.num_rows} rows, too many for its size")
         try:
             stored = _opened(path, stream, read_dictionary=list(header.texts))
             for batch in stored.iter_batches(ROWS):
@@ -62,10 +62,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _as_written(frame: pd.DataFrame, header: Header) -> pd.DataFrame:
-    """Return a frame whose columns have the types that those of a table have.
+    """Convert a frame's columns to the types of a CSV table.
 
     Raises:
-        ValueError: when a value of it has no such type.
+        ValueError: when a value cannot be converted.
 
     """
     made: pd.DataFrame = pd.DataFrame(index=frame.index)
@@ -85,7 +85,7 @@ def _as_written(frame: pd.DataFrame, header: Header) -> pd.DataFrame:
 
 
 def row_count(path: Path) -> int:
-    """Return how many rows a table says that it has; none where it cannot be read."""
+    """Return the number of rows that a table claims; 0 when it cannot be read."""
     try:
         with open_file(path) as stream:
             return int(_opened(path, stream).metadata.num_rows)

@@ -1,6 +1,7 @@
 """Writes the report of a run: one HTML file that opens without a network."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ SHOWN_LAYERS: Final = 60
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure with its caption, and its numbers as a table for whoever does not see it."""
+    """A figure with its caption, and its numbers as a table for readers who cannot see it."""
 
     title: str
     caption: str
@@ -47,7 +48,7 @@ def write_report(
     """Write the report of the run in `root` to `out` (`root/report.html`); return its path.
 
     Raises:
-        InputError: when `root` holds nothing of ours.
+        InputError: when `root` holds no output of trainsentry.
 
     """
     path = out or root / "report.html"
@@ -55,7 +56,7 @@ def write_report(
     figures = [*_suspects(data), *_scalars(data), *_heatmaps(data)]
     text = _render(data, figures)
     while len(text.encode()) > MAX_BYTES and figures:
-        figures.pop()  # the pictures that matter least come last
+        figures.pop()  # the least important figures come last
         text = _render(data, figures)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
@@ -91,25 +92,26 @@ def _marks(data: ReportData) -> list[int]:
 
 
 def _suspects(data: ReportData) -> list[ReportFigure]:
-    """Return, for the first suspects, their curves beside siblings and beside other ranks."""
+    """Return the curves of the first suspects, with those of sibling layers and of other ranks."""
     shown: list[ReportFigure] = []
     seen: set[tuple[int, str, str]] = set()
     for incident in data.run.incidents[:3]:
         for suspect in incident.get("suspects", [])[:2]:
             rank, quantity, name = suspect["rank"], suspect["quantity"], suspect["name"]
-            own = data.curve(rank, quantity, name)
-            if own is None or (rank, quantity, name) in seen:
+            curve_of_suspect = data.curve(rank, quantity, name)
+            if curve_of_suspect is None or (rank, quantity, name) in seen:
                 continue
             seen.add((rank, quantity, name))
             siblings = [(s, data.curve(rank, quantity, s)) for s in data.siblings(rank, quantity, name)]
             ranks = [(f"rank {r}", data.curve(r, quantity, name)) for r in data.run.ranks if r != rank]
             title = f"{name}: {quantity}, rank {rank}"
-            for what, found in (("layers of the same kind", siblings), ("the same on other ranks", ranks)):
+            for beside, found in (("layers of the same kind", siblings), ("the same layer on other ranks", ranks)):
                 others = [(label, *curve) for label, curve in found if curve is not None]
-                if others or what.startswith("layers"):
-                    figure = curves("root mean square", (name, *own), others, _marks(data))
-                    caption = f"The suspect (red, thick) beside {what}; magenta: not finite, dashed: an incident."
-                    rows = tuple((step, number(value)) for step, value in list(zip(*own, strict=True))[-20:])
+                if others or beside.startswith("layers"):
+                    figure = curves("root mean square", (name, *curve_of_suspect), others, _marks(data))
+                    caption = f"The suspect (red, thick) and {beside}; magenta: not finite, dashed: an incident."
+                    newest = list(zip(*curve_of_suspect, strict=True))[-20:]
+                    rows = tuple((step, number(value)) for step, value in newest)
                     shown.append(ReportFigure(title, caption, figure, ("step", "root mean square"), rows))
     return shown
 
@@ -145,7 +147,7 @@ def _heatmaps(data: ReportData) -> list[ReportFigure]:
 
 
 def _layer_rows(matrix: LayerMatrix) -> tuple[tuple[Any, ...], ...]:
-    """Return the layers of a picture in numbers, those first whose newest value is furthest from their median."""
+    """Return the layers of a picture as numbers, first those whose newest value is furthest from their median."""
     rows = []
     for layer, values in zip(matrix.names, matrix.table(), strict=True):
         seen = np.flatnonzero(~np.isnan(values))
@@ -175,8 +177,12 @@ def _facts(data: ReportData) -> list[tuple[str, str]]:
 
 
 def _moment(seconds: float) -> str:
-    """Return a time in words; of one that no calendar has, the number."""
+    """Format a time in seconds since the epoch; a time outside the calendar stays a number."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):
         return number(seconds)
+
+
+if __name__ == "__main__":
+    write_report(Path(sys.argv[1]))

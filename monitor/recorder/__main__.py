@@ -1,20 +1,24 @@
-"""Starts a recorder process: `python -m trainsentry.monitor.recorder`, with `RecorderSettings` on standard input."""
+"""Runs a recorder process: `python -m trainsentry.monitor.recorder`, with `RecorderSettings` on standard input."""
 
 import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
+from typing import Any, Final
 
-from trainsentry.monitor.recorder.last_report import begin_report
 from trainsentry.monitor.recorder.loop import Recorder
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.start import TERMINAL_SIGNALS
 
+REPORT_SWITCH: Final = "TRAINSENTRY_REPORT"
+"""Environment variable; 0 switches the report at the end of a run off."""
+
 
 def main() -> None:
-    """Serve until the trainer closes or is gone."""
+    """Serve the trainer until it closes the session or is gone, then start the report."""
     _step_aside()
     hello = RecorderSettings.decode(sys.stdin.buffer.read())
     ring_descriptor, socket_descriptor = hello.descriptors
@@ -22,22 +26,22 @@ def main() -> None:
     channel = socket.socket(fileno=socket_descriptor)
     recorder = Recorder(hello, ring, channel)
     recorder.serve()
-    begin_report(recorder.session)
+    start_report(recorder.session)
     sys.stdout.flush()
-    os._exit(0)  # a writer that hangs must not keep the process alive
+    os._exit(0)  # a hung writer must not keep the process alive
 
 
 def _step_aside() -> None:
-    """Leave Ctrl-C and a closed terminal to the trainer, and take the processor only when it has time.
+    """Ignore Ctrl-C and a closed terminal, which the trainer handles, and run only when a processor is idle.
 
-    A process group of its own, and not a session: Linux schedules each session as one group, inside which alone
-    `nice` counts. `benchmarks/niced_neighbour.py` shows what that does to a step of torch's busy threads. Batch
-    scheduling keeps the recorder from running in the trainer's place at the moment it is woken by it.
+    The recorder gets its own process group but no session: Linux schedules a session as one group, and `nice` counts
+    only inside it (`benchmarks/niced_neighbour.py` measures the effect on torch's busy threads). Batch scheduling
+    keeps the recorder from preempting the trainer when the trainer wakes it.
     """
     for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # blocked since before the process began
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # the parent blocked them before the start
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     if hasattr(os, "nice"):
@@ -45,6 +49,25 @@ def _step_aside() -> None:
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def start_report(session: Any) -> None:
+    """Start a process that writes the report, if this recorder has incidents and the configuration asks for it.
+
+    Nobody waits for that process. A directory's report belongs to the run that has the directory to itself.
+    """
+    if session.hello.beside or not session.hello.report or not session.is_root or not session.incidents.incidents:
+        return
+    if os.environ.get(REPORT_SWITCH) == "0":
+        return
+    with contextlib.suppress(OSError):  # the run is over, and all its records are written
+        subprocess.Popen(
+            [sys.executable, "-m", "trainsentry.exporters.report.page", session.hello.output_dir],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_a_bad_number_is_named_with_its_column(tmp_path):
     path.write_text(path.read_text().replace(",1.0,0,0,", ",one,0,0,"))
     problems = []
     assert rows(tmp_path, "gradient", lambda *p: problems.append(p)) == []
-    assert problems == [(path, 2, "norm: 'one' is no number")]
+    assert problems == [(path, 2, "norm: 'one' is not a number")]
 
 
 def test_starts_with_blocks_of_different_length_merge_by_step_and_the_newest_wins(tmp_path):

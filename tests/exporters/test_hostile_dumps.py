@@ -28,7 +28,7 @@ def dump(folder, data, **beside):
 
 
 def failed_parses(function):
-    """Return what a function gives, and how often a text was found to be no JSON on the way."""
+    """Return what a function gives, and how often a text was found not to be JSON on the way."""
     count = 0
 
     def seen(frame, event, _):
@@ -102,7 +102,7 @@ def test_one_dump_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     problems = []
     assert [d.rank for d in read_dumps(tmp_path, lambda *problem: problems.append(problem))] == [0]
     assert [path.parent.name for path, _, _ in problems] == ["rank1", "rank2"]
-    with pytest.raises(InputError, match=r"rank1.*no plain file"):
+    with pytest.raises(InputError, match=r"rank1.*not a regular file"):
         read_dumps(tmp_path / "step0" / "rank1")
 
 

@@ -139,7 +139,7 @@ def test_a_small_file_that_becomes_a_large_one_is_stopped_and_what_came_before_i
         tmp_path,
     )
     assert told.split("\n")[0] == "['a', 'b']"
-    assert "becomes more than 1000 times its size" in told
+    assert "decompresses to more than 1000 times its size" in told
 
 
 def test_damage_under_zstd_or_parquet_is_one_error_and_the_other_files_are_read(tmp_path):

@@ -41,7 +41,7 @@ def test_curves_stand_beside_siblings_and_other_ranks(tmp_path):
 
 def test_the_picture_of_layers_stands_in_numbers_too_those_that_differ_most_first(tmp_path):
     page = write_report(make_run(tmp_path)).read_text()
-    table = page[page.index("The layers that differ most") :]
+    table = page[page.index("Table of the layers furthest") :]
     first = re.search(r"<tbody><tr>(.*?)</tr>", table, re.DOTALL)[1]
     assert re.findall(r">([^<]+)</td>", first) == [CULPRIT, "1", "125", "not finite", "31"]
 
@@ -133,17 +133,17 @@ def test_a_browser_draws_it_without_an_error_with_the_suspect_on_the_first_scree
 def test_the_report_is_written_when_a_run_ends_with_an_incident(tmp_path, monkeypatch):
     from types import SimpleNamespace
 
-    from trainsentry.monitor.recorder import last_report
+    from trainsentry.monitor.recorder import __main__ as recorder_process
 
     started = []
     fake = SimpleNamespace(DEVNULL=None, Popen=lambda command, **_: started.append(command))
-    monkeypatch.setattr(last_report, "subprocess", fake)
-    monkeypatch.delenv(last_report.SWITCH, raising=False)
+    monkeypatch.setattr(recorder_process, "subprocess", fake)
+    monkeypatch.delenv(recorder_process.REPORT_SWITCH, raising=False)
     root = make_run(tmp_path)
     hello = SimpleNamespace(report=True, beside=False, output_dir=str(root))
     with_incident = SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={1: object()}))
-    last_report.begin_report(with_incident)
-    last_report.begin_report(SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={})))
+    recorder_process.start_report(with_incident)
+    recorder_process.start_report(SimpleNamespace(hello=hello, is_root=True, incidents=SimpleNamespace(incidents={})))
     assert len(started) == 1
     subprocess.run(started[0], check=True)
     assert json.loads((root / "incidents.jsonl").read_text())["name"] in (root / "report.html").read_text()

@@ -67,7 +67,7 @@ def test_a_torn_file_is_read_as_far_as_it_goes(tmp_path, cut):
     assert dump.torn
     assert len(dump.calls) >= 4
     (tmp_path / "dump.json").write_text("no json")
-    with pytest.raises(InputError, match="is no JSON"):
+    with pytest.raises(InputError, match="is not JSON"):
         read_possibly_torn(tmp_path / "dump.json")
 
 

@@ -59,7 +59,7 @@ def test_a_word_of_another_rank_that_is_no_report_ends_no_watch(tmp_path, word, 
         def all(self, prefix):
             return {1: word}
 
-    monkeypatch.setattr(hang_watch, "GATHERING_SECONDS", 0.0)
+    monkeypatch.setattr(hang_watch, "REPORT_SECONDS", 0.0)
     report = {"step": 3, "waits_for": None, "call": None, "open": []}
     watch = HangWatch(0.1, lambda: report, Board(), tmp_path, rank=0, abort=False)
     for _ in range(3):

@@ -343,7 +343,7 @@ def test_a_parent_that_is_not_there_yet_is_called_again_and_given_up_in_the_end(
 
 def test_a_parent_that_does_not_read_costs_no_more_memory_than_is_allowed(pair, monkeypatch):
     _, child = pair
-    monkeypatch.setattr(framing, "MOST_UNSENT", 2**22)
+    monkeypatch.setattr(framing, "MAX_UNSENT_BYTES", 2**22)
     for _ in range(200):
         child.send_up(RECORD, b"x" * 2**20)
         assert child.unsent <= 2**22

@@ -221,7 +221,7 @@ def test_a_rank_that_goes_back_again_and_again_does_not_have_the_others_left_out
 
 
 def test_a_rank_defines_no_more_than_memory_is_there_for(monkeypatch):
-    monkeypatch.setattr(shard_assembly, "MOST_DEFINED", 100)
+    monkeypatch.setattr(shard_assembly, "MAX_DEFINED", 100)
     root, leaf = tree()
     for turn in range(20):
         say(root, definitions([{"name": f"w{turn}.{i}", "quantity": "gradient"} for i in range(30)]))
