@@ -102,7 +102,7 @@ def run_files(data: bytes) -> None:
     """Watch a run and rank its anomalies."""
     from trainsentry.exporters.run_reader import anomalies_since, read_run
     from trainsentry.monitor.cli.console import PlainConsole
-    from trainsentry.monitor.cli.watch_view import view
+    from trainsentry.monitor.cli.watch import view
     from trainsentry.monitor.offline.history import diagnose
 
     folder = _fresh("run")

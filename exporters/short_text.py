@@ -26,6 +26,15 @@ def shorten(name: str, longest: int) -> str:
     return name if len(name) <= longest else f"…{name[-longest + 1 :]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in the right number.
+
+    >>> counted(1, "incident"), counted(2, "incident")
+    ('1 incident', '2 incidents')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def number(value: Any) -> str:
     """Format a value of a JSON line: numbers with five digits, null as an empty text."""
     if value is None:

@@ -1,4 +1,4 @@
-"""`trainsentry diagnose`."""
+"""`trainsentry diagnose`: ranks the suspects of a recorded run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,18 +23,18 @@ from trainsentry.monitor.offline.history import diagnose
 
 
 def diagnose_command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An output directory, or one rank's.")],
-    top: Annotated[int, typer.Option("-k", "--top", min=1, help="Suspects shown of each incident.")] = 8,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An output directory, or one rank's directory.")],
+    top: Annotated[int, typer.Option("-k", "--top", min=1, help="Suspects shown per incident.")] = 8,
     steps: Annotated[str | None, typer.Option(help="Only these steps, such as 10-20.")] = None,
     anew: Annotated[
-        bool, typer.Option("--anew", help="Judge the tables again, by the detectors of this version.")
+        bool, typer.Option("--anew", help="Judge the tables again with the detectors of this version.")
     ] = False,
     engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
     scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
-    """Rank what was recorded: from anomalies.jsonl, or from the CSV history where there is none.
+    """Rank the suspects of a recorded run: from anomalies.jsonl, or from the CSV tables if there is none.
 
-    Exit status 1 when an incident was found. Example: trainsentry diagnose monitor_output -k 3
+    Exit status 1 when there is an incident. Example: trainsentry diagnose monitor_output -k 3
     """
     wanted = parse_steps(steps)
     try:
@@ -51,7 +51,7 @@ def diagnose_command(
 
 
 def recorded_ranks(directory: Path) -> list[Path]:
-    """Return the directories of ranks with tables or anomalies: below `directory`, or itself.
+    """Return the rank directories in `directory`, and `directory` itself if it is one.
 
     Raises:
         InputError: when there is none.
@@ -67,7 +67,7 @@ def recorded_ranks(directory: Path) -> list[Path]:
 
 
 def _is_rank(path: Path) -> bool:
-    """Whether a directory was written by a rank, be it without tables or without anything abnormal."""
+    """Whether a rank wrote a directory, even without tables or anomalies."""
     ours = any((path / name).is_file() for name in ("anomalies.jsonl", "status.json"))
     return ours or bool(table_paths(path))
 

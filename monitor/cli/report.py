@@ -1,4 +1,4 @@
-"""`trainsentry report`."""
+"""`trainsentry report`: writes the report of a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ def report_command(
     engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
     scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
-    """Write one HTML page: the verdict, its evidence, layers over steps, curves, cost; it opens without a network.
+    """Write one HTML page with verdict, evidence, layers over steps, curves and cost; it opens without a network.
 
     Example: trainsentry report monitor_output
     """
