@@ -102,7 +102,7 @@ def test_a_late_write_is_waited_for_once_and_what_follows_is_kept(position):
     sink = WriterThread("place", gaps, 0.05)
     position.gate.clear()
     submit(sink, position, range(5))
-    assert sink.state.startswith("a write has not come back after 0.05 s")
+    assert sink.state.startswith("a write has not returned after 0.05 s")
     position.gate.set()
     sink.close()
     assert position.taken == list(range(5))

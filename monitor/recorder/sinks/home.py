@@ -1,4 +1,4 @@
-"""The directory that a rank writes to, which somebody may remove while the run goes on."""
+"""Watches the directory that a rank writes to, and writes its files again if somebody removes it."""
 
 import contextlib
 import os
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class DirectoryWatch:
-    """Holds a directory, so that its removal shows: its number in the file system is not given to another meanwhile."""
+    """Holds a directory open to detect its removal; while it is open, its inode number is not reused."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held = -1
 
     def look(self, removed: Callable[[], None]) -> None:
-        """Call `removed` when the directory is not the one that was there at the last look."""
+        """Call `removed` if the directory was removed or replaced since the last call."""
         if self._held < 0:
-            with contextlib.suppress(OSError):  # there is none yet
+            with contextlib.suppress(OSError):  # it does not exist yet
                 self._held = os.open(self.path, os.O_RDONLY)
             return
         if self._is_there():
@@ -32,7 +32,7 @@ class DirectoryWatch:
         removed()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
@@ -40,16 +40,16 @@ class DirectoryWatch:
     def _is_there(self) -> bool:
         held = os.fstat(self._held)
         try:
-            there = self.path.stat()
+            found = self.path.stat()
         except FileNotFoundError:
             return False
-        except OSError:  # not to be told now
+        except OSError:  # unknown for now
             return True
-        return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)
+        return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino)
 
 
 def rewrite_removed_files(session: "Session") -> None:
-    """Write again what is replaced as a whole, and the incidents: somebody has removed the directory."""
+    """Write the claim, `graph.json`, `run.json` and the incidents again after somebody removed the directory."""
     session.gaps.add("journal", session.hello.start_step, max(session.step, 0), f"{session.directory} was removed")
     renew(session.hello.claim)
     if session.graph:
