@@ -43,7 +43,7 @@ def steps_in(reading: Reading, keys: RowKeys, report: Report) -> Iterator[TableR
         if held and rows.step == held[0].step:
             held.append(rows)
         elif held and rows.step < held[0].step:
-            report(reading.file.path, 0, f"step {rows.step} stands after step {held[0].step}; its rows are left out")
+            report(reading.file.path, 0, f"step {rows.step} comes after step {held[0].step}; its rows are left out")
         else:
             if held:
                 yield joined(held).newest()

@@ -105,11 +105,11 @@ def _suspects(data: ReportData) -> list[ReportFigure]:
             siblings = [(s, data.curve(rank, quantity, s)) for s in data.siblings(rank, quantity, name)]
             ranks = [(f"rank {r}", data.curve(r, quantity, name)) for r in data.run.ranks if r != rank]
             title = f"{name}: {quantity}, rank {rank}"
-            for beside, found in (("layers of the same kind", siblings), ("the same layer on other ranks", ranks)):
+            for group, found in (("layers of the same kind", siblings), ("the same layer on other ranks", ranks)):
                 others = [(label, *curve) for label, curve in found if curve is not None]
-                if others or beside.startswith("layers"):
+                if others or group.startswith("layers"):
                     figure = curves("root mean square", (name, *curve_of_suspect), others, _marks(data))
-                    caption = f"The suspect (red, thick) and {beside}; magenta: not finite, dashed: an incident."
+                    caption = f"The suspect (red, thick) and {group}; magenta: not finite, dashed: an incident."
                     newest = list(zip(*curve_of_suspect, strict=True))[-20:]
                     rows = tuple((step, number(value)) for step, value in newest)
                     shown.append(ReportFigure(title, caption, figure, ("step", "root mean square"), rows))

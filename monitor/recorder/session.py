@@ -32,7 +32,7 @@ from trainsentry.monitor.recorder.sinks.home import DirectoryWatch, rewrite_remo
 from trainsentry.monitor.recorder.sinks.metrics import Metrics, MetricsSink
 from trainsentry.monitor.recorder.sinks.writer_thread import LAST_SECONDS, WriterThread
 from trainsentry.monitor.recorder.sinks.writers import Writers
-from trainsentry.monitor.recorder.status import Standing, status_of
+from trainsentry.monitor.recorder.status import StatusReporter, status_of
 from trainsentry.monitor.recorder.webhook import begin_alert
 
 STATUS_SECONDS: Final = 1.0
@@ -69,7 +69,7 @@ class Session:
         self.incidents = IncidentLog(self.table, first_id, max(QUIET_STEPS, 2 * hello.slowest_every))
         self.overflow = OverflowRule(self.table)
         self.gaps = Gaps(hello.gaps)
-        self.standing = Standing(self.gaps, send)
+        self.status_reporter = StatusReporter(self.gaps, send)
         self.journal = WriterThread(JOURNAL, self.gaps, hello.max_wait)
         self.writers = Writers(hello, self.directory, self.table, hello.restart, self.gaps)
         self.rank_tree: RankTree | None = None
@@ -138,7 +138,7 @@ class Session:
         self.journal.settle()
         if self.records % QUOTA_STEPS == 0:
             self._keep_quota()
-        self.standing.tell(self.sinks)
+        self.status_reporter.tell(self.sinks)
         self._renew_status()
 
     def _judge(self, record: StepRecord) -> list[Anomaly]:
@@ -190,7 +190,7 @@ class Session:
         if now - self._looked_at < STATUS_SECONDS:
             return
         self._looked_at = now
-        self.standing.tell(self.sinks)
+        self.status_reporter.tell(self.sinks)
         self._write_own(lambda: self._home.look(lambda: rewrite_removed_files(self)), self.step)
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
@@ -340,8 +340,8 @@ class Session:
         self._renew_status(state)
         self.journal.submit(lambda: release(self.hello.claim), self.step, last=True)
         self.journal.close()
-        self.standing.tell(self.sinks)
-        self.standing.tell_end(self.files)
+        self.status_reporter.tell(self.sinks)
+        self.status_reporter.tell_end(self.files)
 
     def settle_all(self) -> None:
         """Bring every incident to its end: what is known of it by now is written and told."""

@@ -52,7 +52,7 @@ KINDS: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off":
 """What the trainer is told of a sink's news."""
 
 
-class Standing:
+class StatusReporter:
     """Sends what is new of sinks and of the gaps, which the trainer keeps for a successor."""
 
     def __init__(self, gaps: Gaps, send: Callable[[dict[str, Any]], None]) -> None:
