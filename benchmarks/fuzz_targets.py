@@ -102,7 +102,7 @@ def run_files(data: bytes) -> None:
     """Watch a run and rank its anomalies."""
     from trainsentry.exporters.run_reader import anomalies_since, read_run
     from trainsentry.monitor.cli.console import PlainConsole
-    from trainsentry.monitor.cli.watch_view import view
+    from trainsentry.monitor.cli.watch import view
     from trainsentry.monitor.offline.history import diagnose
 
     folder = _fresh("run")
@@ -313,12 +313,12 @@ def main() -> None:
 
         if name in {"pt", "replay"}:  # torch takes seconds, which would be counted against an input
             import trainsentry.collectors.torch.calls.replay_call  # noqa: F401
-    from trainsentry.exporters.files.foreign_files import NotOurs
+    from trainsentry.exporters.files.foreign_files import InputError
 
     target = TARGETS[name]
 
     def once(data: bytes) -> None:
-        with contextlib.suppress(NotOurs):
+        with contextlib.suppress(InputError):
             target(data)
 
     kind = {"csv": csv_mutator, "json": json_mutator}.get(MUTATED.get(name, ""))

@@ -137,7 +137,7 @@ class RestartingExporter(Exporter, Protocol):
 
     restart: int
 
-    def begin_again(self, step: int) -> None:
+    def roll_back(self, step: int) -> None:
         """Continue from an earlier step in new files."""
 
 

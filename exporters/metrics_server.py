@@ -1,4 +1,4 @@
-"""The HTTP endpoint of the metrics. It is bounded, because it uses descriptors and threads of the recorder."""
+"""Serves the metrics over HTTP, with limits, as each connection costs the recorder a descriptor and a thread."""
 
 import contextlib
 import socket
@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, MetricsHandler
 
-MOST_CONNECTIONS: Final = 16
-"""Open connections; a Prometheus server needs one, and a run has one or two servers."""
+MAX_CONNECTIONS: Final = 16
+"""Simultaneous connections; one or two Prometheus servers scrape a run."""
 
 REQUEST_SECONDS: Final = 5.0
-"""Seconds that a connection may stay silent."""
+"""Seconds that a connection may stay idle."""
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Answers each connection in a thread of its own; when there are too many, it cuts off the oldest."""
+    """Answers each connection in its own thread; when there are too many, closes the oldest."""
 
     daemon_threads = True
 
@@ -28,9 +28,9 @@ class MetricsServer(ThreadingHTTPServer):
         super().__init__((address, port), handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection; when there are too many, cut off the oldest first."""
+        """Answer a connection; first close the oldest if there are too many."""
         with self._opening:
-            if len(self._open) >= MOST_CONNECTIONS:
+            if len(self._open) >= MAX_CONNECTIONS:
                 with contextlib.suppress(OSError):
                     self._open.pop(next(iter(self._open))).shutdown(socket.SHUT_RDWR)  # its thread ends
             self._open[id(request)] = request
@@ -43,14 +43,14 @@ class MetricsServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a broken connection: any caller can cause one."""
+        """Log nothing about a broken connection: any client can cause one."""
 
 
 def start_http_server(port: int, address: str, registry: CollectorRegistry) -> tuple[MetricsServer, threading.Thread]:
     """Serve the metrics in a thread.
 
     Raises:
-        OSError: when the port is not free or not allowed.
+        OSError: when the port cannot be bound.
 
     """
     server = MetricsServer(address, port, registry)

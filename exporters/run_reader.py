@@ -1,4 +1,4 @@
-"""Reads what a run has written so far, from its files alone, while it goes on or when it is over."""
+"""Reads the state of a running or finished run from its files."""
 
 import csv
 import os
@@ -21,7 +21,7 @@ from trainsentry.exporters.files.foreign_fields import (
     whole,
 )
 from trainsentry.exporters.files.foreign_files import (
-    NotOurs,
+    InputError,
     Report,
     lines_of,
     open_file,
@@ -31,7 +31,7 @@ from trainsentry.exporters.files.foreign_files import (
 )
 
 TAIL_BYTES: Final = 1 << 18
-"""Bytes read from the end of a file that grows: some thousands of scalars, a few hundred anomalies."""
+"""Bytes read from the end of a growing file: several thousand scalars, a few hundred anomalies."""
 
 _SEEN: Final[dict[str, Kind]] = {
     **dict.fromkeys(("name", "quantity", "statistic", "kind", "module", "evidence"), text),
@@ -63,12 +63,12 @@ _SETTINGS: Final[dict[str, Kind]] = {
     "versions": anything(dict),
     "configuration": anything(dict),
 }
-"""What is read of each file; see `foreign_fields`."""
+"""Members that are read of each file; see `foreign_fields`."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What is known of a run: `run.json`, each rank's `status.json`, and the newest line of each incident."""
+    """A run's `run.json`, each rank's `status.json`, and the newest line of each incident."""
 
     root: Path
     settings: dict[str, Any]
@@ -77,7 +77,7 @@ class RecordedRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether no rank is at work any more; a status from before the last start says nothing of it."""
+        """Whether every rank has finished; statuses from before the last start do not count."""
         began = self.settings.get("start_time", 0.0)
         return bool(self.ranks) and all(
             status.get("state", "running") != "running" and status.get("updated", began) >= began
@@ -86,9 +86,9 @@ class RecordedRun:
 
 
 def read_run(root: Path, report: Report = lambda *_: None) -> RecordedRun:
-    """Return what a run has written, as far as each member is what it should be; `report` hears of the rest.
+    """Read a run's files; members of the wrong type are dropped, and `report` gets unreadable files.
 
-    Files that are missing are as if they were empty.
+    Missing files count as empty.
     """
     ranks = {}
     for directory in root.glob("rank*"):
@@ -104,20 +104,20 @@ def read_run(root: Path, report: Report = lambda *_: None) -> RecordedRun:
 
 
 def tail(path: Path, size: int = TAIL_BYTES) -> list[str]:
-    """Return the whole lines at the end of a file, at most `size` bytes of them; nothing where there is no file."""
+    """Return the complete lines in the last `size` bytes of a file; none if there is no file."""
     try:
         with open_file(path) as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - size))
             data = file.read(size)
-    except (NotOurs, OSError):
+    except (InputError, OSError):
         return []
     begin = 0 if end <= size else data.find(b"\n") + 1
     return data[begin : data.rfind(b"\n") + 1].decode("utf-8", "replace").split("\n")[:-1]
 
 
 def last_scalars(directory: Path, size: int = TAIL_BYTES) -> dict[str, list[tuple[int, float]]]:
-    """Return the newest values of a rank's scalars by name: (step, value), ascending, of a step the newest."""
+    """Return the newest values of a rank's scalars by name, as (step, value) by ascending step, one per step."""
     files = [parse_file_name(path) for path in directory.glob(f"{SCALARS}_*.csv")]
     found: dict[str, dict[int, float]] = {}
     for file in sorted((f for f in files if f is not None), key=lambda f: (f.restart, f.first))[-2:]:
@@ -126,21 +126,21 @@ def last_scalars(directory: Path, size: int = TAIL_BYTES) -> dict[str, list[tupl
                 name, step, _, value = next(csv.reader([line]), [])
                 found.setdefault(name, {})[int(step[:16])] = float(value)
             except (ValueError, csv.Error):
-                continue  # the header, or a line that somebody has edited
+                continue  # the header, or an edited line
     return {name: sorted(values.items()) for name, values in found.items()}
 
 
 def anomalies_since(
-    directory: Path, step: int, most: int, report: Report = lambda *_: None
+    directory: Path, step: int, limit: int, report: Report = lambda *_: None
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the first `most` anomalies of a rank from `step` on, and how many come after them."""
+    """Return the first `limit` anomalies of a rank from `step` on, and how many follow them."""
     found: list[dict[str, Any]] = []
     more = 0
     path = directory / "anomalies.jsonl"
     try:
         with open_file(path) as file:
             for number_of_line, line in lines_of(file):
-                if len(found) >= most:
+                if len(found) >= limit:
                     more += 1
                     continue
                 value = _anomaly(line)
@@ -150,7 +150,7 @@ def anomalies_since(
                     found.append(value)
     except FileNotFoundError:
         pass
-    except (NotOurs, OSError) as error:
+    except (InputError, OSError) as error:
         report(path, 0, str(error).removeprefix(f"{path}: "))
     return found, more
 
@@ -164,7 +164,7 @@ def last_anomalies(directory: Path, size: int = TAIL_BYTES) -> list[dict[str, An
 def _anomaly(line: str | bytes | None) -> dict[str, Any] | None:
     try:
         value = checked(parse_json(line), _ANOMALY) if line is not None else {}
-    except NotOurs:
+    except InputError:
         return None
     return value if {"step", "name", "quantity"} <= value.keys() else None
 
@@ -174,7 +174,7 @@ def _object(path: Path, report: Report) -> dict[str, Any]:
         return read_object(path)
     except FileNotFoundError:
         return {}
-    except (NotOurs, OSError) as error:
+    except (InputError, OSError) as error:
         report(path, 0, str(error).removeprefix(f"{path}: "))
         return {}
 
@@ -184,6 +184,6 @@ def _incidents(path: Path, report: Report) -> list[dict[str, Any]]:
         return [checked(line, _INCIDENT) for _, line in read_lines(path, report)]
     except FileNotFoundError:
         return []
-    except (NotOurs, OSError) as error:
+    except (InputError, OSError) as error:
         report(path, 0, str(error).removeprefix(f"{path}: "))
         return []

@@ -1,15 +1,15 @@
-"""Names, numbers and settings as short text, for pictures, pages and the terminal."""
+"""Formats names, numbers and settings as short text for pictures, pages and the terminal."""
 
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 _CONTROLS: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal obeys, that turn the direction of a text, or that cannot be written; not a new line."""
+"""Control characters, direction marks and lone surrogates, but not a new line."""
 
 
 def plain(text: str) -> str:
-    r"""Return a text whose control characters stand as their escapes, so that a terminal shows and never obeys them.
+    r"""Escape the control characters of a text, so that a terminal shows them instead of obeying them.
 
     >>> plain("fc\x1b]0;title\x07")
     'fc\\x1b]0;title\\x07'
@@ -18,7 +18,7 @@ def plain(text: str) -> str:
 
 
 def shorten(name: str, longest: int) -> str:
-    """Return a name's end where it is too long: what tells layers apart stands there.
+    """Keep the end of a name that is too long; layer names differ there.
 
     >>> shorten("model.layers.12.mlp.weight", 12)
     '….mlp.weight'
@@ -26,15 +26,24 @@ def shorten(name: str, longest: int) -> str:
     return name if len(name) <= longest else f"…{name[-longest + 1 :]}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun in the right number.
+
+    >>> counted(1, "incident"), counted(2, "incident")
+    ('1 incident', '2 incidents')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def number(value: Any) -> str:
-    """Return a value of a JSON line, numbers with five digits; nothing for null."""
+    """Format a value of a JSON line: numbers with five digits, null as an empty text."""
     if value is None:
         return ""
     return f"{float(value):.5g}" if isinstance(value, (int, float)) else str(value)
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested mappings by their path.
+    """Return the leaves of nested mappings with their paths.
 
     >>> flat({"a": {"b": 1}, "c": [2]})
     [('a.b', 1), ('c', [2])]

@@ -1,4 +1,4 @@
-"""The exceptions a user meets."""
+"""The exceptions that users handle."""
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.guard import PassThrough
@@ -9,9 +9,9 @@ class ConfigError(ValueError):
 
 
 class TrainingStopped(PassThrough):
-    """Raised at a step boundary, on every rank at the same step, when a stop was asked for.
+    """Raised at a step boundary, on every rank at the same step, when a stop was requested.
 
-    `step` is the step at whose boundary it was raised, `incident` what led to it, if anything did.
+    `step` is the step at whose boundary it was raised, `incident` the incident that caused it, if any.
     """
 
     def __init__(self, step: int, reason: str, incident: Incident | None = None) -> None:

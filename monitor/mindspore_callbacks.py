@@ -11,38 +11,38 @@ from trainsentry.monitor.train_monitor import TrainMonitor
 
 
 class MsprobeStep(Callback):  # type: ignore[misc] # MindSpore has no types
-    """Starts a `PrecisionDebugger` at each step of `Model.train`, and ends its step, as msprobe's callback does."""
+    """Starts and ends the step of a `PrecisionDebugger` at each step of `Model.train`, as msprobe's callback does."""
 
     def __init__(self, debugger: PrecisionDebugger) -> None:
         super().__init__()
         self.debugger = debugger
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """Begin to dump."""
+        """Start dumping."""
         self.debugger.start(run_context.original_args().network)
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """Dump no more, and go on to the next step."""
+        """Stop dumping, and end the debugger's step."""
         del run_context
         self.debugger.stop()
         self.debugger.step()
 
 
 class MsprobeInitStep(Callback):  # type: ignore[misc] # MindSpore has no types
-    """Has a debugger count from the step that `Model.train` goes on from (its `initial_epoch`)."""
+    """Makes the debugger count from the step at which `Model.train` resumes (its `initial_epoch`)."""
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Take the first step's number."""
+        """Set the number of the first step."""
         first = int(getattr(run_context.original_args(), "initial_step", 0) or 0)
         if first:
             PrecisionDebugger.set_init_step(first)
 
 
 class MonitorStep(Callback):  # type: ignore[misc] # MindSpore has no types
-    """Logs the loss, and tells the monitor when a step is over: in compiled modes nobody else does.
+    """Logs the loss and ends the monitor's step, which in compiled modes nothing else does.
 
-    It works without `dataset_sink_mode`: with it the callback is called once for many steps. A stop that the monitor
-    asks for ends the training at the same step, and is raised when it has ended.
+    Use it without `dataset_sink_mode`, which calls the callback once for many steps. A stop ends the training at the
+    same step and is raised once the training has ended.
 
     >>> model.train(1, data, callbacks=[MonitorStep(monitor)])  # doctest: +SKIP
     """
@@ -53,12 +53,12 @@ class MonitorStep(Callback):  # type: ignore[misc] # MindSpore has no types
         self._stop: TrainingStopped | None = None
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Have steps end at this callback."""
+        """Make steps end at this callback."""
         del run_context
         self.monitor.ends_at_callback(True)
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """Log the loss of the step, and end it."""
+        """Log the loss of the step, and end the step."""
         outputs = run_context.original_args().net_outputs
         loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
         if isinstance(loss, Tensor) and loss.size == 1:
@@ -70,10 +70,10 @@ class MonitorStep(Callback):  # type: ignore[misc] # MindSpore has no types
             run_context.request_stop()
 
     def on_train_end(self, run_context: Any) -> None:
-        """Raise the stop that has ended the training.
+        """Raise the stop that ended the training.
 
         Raises:
-            TrainingStopped: when a stop was asked for.
+            TrainingStopped: when a stop was requested.
 
         """
         del run_context

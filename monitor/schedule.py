@@ -1,4 +1,4 @@
-"""Which parts of which steps are sampled."""
+"""Decides which parts of which steps are sampled."""
 
 from trainsentry.collectors.settings import COMMUNICATION, PARTS, Plan
 from trainsentry.monitor.config.schema import MonitorConfig
@@ -7,9 +7,9 @@ NOTHING: Plan = frozenset()
 
 
 class Schedule:
-    """Says what is collected at a step: a function of the step's number, of dense sampling, and of `stretch`.
+    """Selects the parts to collect at a step from the step's number, dense sampling, and `stretch`.
 
-    `stretch` multiplies the interval of a part, as a budget asks for; dense sampling goes before it.
+    `stretch` multiplies the interval of a part to keep an overhead budget; dense sampling overrides it.
     """
 
     def __init__(self, config: MonitorConfig, *, several_ranks: bool = False) -> None:
@@ -23,7 +23,7 @@ class Schedule:
 
     @property
     def stretched(self) -> dict[str, int]:
-        """The interval of each part, in steps, as it stands."""
+        """The current interval of each part, in steps."""
         return {part: every * self.stretch[part] for part, every in self.every.items()}
 
     def plan(self, step: int) -> Plan:
@@ -35,5 +35,5 @@ class Schedule:
         return frozenset(part for part, every in self.every.items() if step % (every * self.stretch[part]) == 0)
 
     def sample_every_step(self, step: int, steps: int) -> None:
-        """Collect everything at `steps` steps from `step` on."""
+        """Collect all parts for `steps` steps from `step` on."""
         self.dense = range(step, max(self.dense.stop, step + steps))

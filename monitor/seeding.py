@@ -1,4 +1,4 @@
-"""Seeds every source of random numbers of the frameworks that are in use."""
+"""Seeds every random number generator of the frameworks in use."""
 
 import os
 import random
@@ -12,18 +12,18 @@ import numpy as np
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
 
 MAX_SEED: Final = 2**32 - 1
-"""The highest seed that NumPy takes."""
+"""The highest seed that NumPy accepts."""
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> None:
-    """Seed random, NumPy, and the imported frameworks on every device; with `mode` choose deterministic algorithms.
+    """Seed random, NumPy, and the imported frameworks on every device; with `mode`, use deterministic algorithms.
 
-    With `rm_dropout` dropout passes its input on unchanged, as functions and as modules, for the rest of the process.
-    PYTHONHASHSEED is set for processes that are started from here on.
+    With `rm_dropout`, dropout functions and modules return their input for the rest of the process. PYTHONHASHSEED is
+    set for processes started later.
 
     Raises:
-        ValueError: for a seed that is not a whole number from 0 to 2^32 − 1.
-        TypeError: when `mode` or `rm_dropout` is neither True nor False.
+        ValueError: for a seed that is not an integer from 0 to 2^32 − 1.
+        TypeError: when `mode` or `rm_dropout` is not a bool.
 
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
@@ -33,7 +33,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
             raise TypeError(f"{name}: got {value!r}; allowed: True or False")
     os.environ["PYTHONHASHSEED"] = str(seed)
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - what scripts draw from
+    np.random.seed(seed)  # noqa: NPY002 - scripts draw from the global generator
     if "torch" not in sys.modules and "mindspore" not in sys.modules:  # called before the framework is imported
         import_module(next((name for name in ("torch", "mindspore") if find_spec(name) is not None), "random"))
     if "torch" in sys.modules and adapted_torch() is None:

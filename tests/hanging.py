@@ -14,7 +14,7 @@ from trainsentry.monitor.ranks import hang_watch
 
 def run(out, sleeper, ddp=False):
     """Sleep for a while on one rank at step 4; return what each rank was told, and the steps it did."""
-    hang_watch.GATHERING_SECONDS = 0.5
+    hang_watch.REPORT_SECONDS = 0.5
     model = nn.Linear(2, 2)
     wrapped = nn.parallel.DistributedDataParallel(model) if ddp else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -20,7 +20,7 @@ if not BENCHMARKS.is_dir():
 from fuzz_mutators import csv_mutator, json_mutator  # noqa: E402
 from fuzz_targets import MUTATED, TARGETS, seeds_of  # noqa: E402
 
-from trainsentry.exporters.files.foreign_files import NotOurs  # noqa: E402
+from trainsentry.exporters.files.foreign_files import InputError  # noqa: E402
 
 ON_TORCH = {"pt", "replay"}
 SLOW = {"report": 4, "csv2tb": 4, "run": 2}
@@ -58,7 +58,7 @@ def test_a_reader_ends_with_content_or_its_own_error(name):
     def survive(data, changes, cut):
         for seed in changes:
             data = change(data, 4000, seed)
-        with contextlib.suppress(NotOurs):
+        with contextlib.suppress(InputError):
             TARGETS[name](data[: cut or None])
 
     survive()

@@ -1,1 +1,1 @@
-"""Converts CSV tables, ours or msprobe's, to TensorBoard."""
+"""Converts CSV tables, ours or msprobe's, to TensorBoard event files."""

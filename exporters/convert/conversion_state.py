@@ -1,4 +1,4 @@
-"""What of a table was converted before, so that converting again goes on where it was left off."""
+"""Records how much of a table has been converted, so that a later conversion continues there."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,14 +10,14 @@ from trainsentry.exporters.csv.chunks import Reading
 from trainsentry.exporters.csv.format import TableFile
 from trainsentry.exporters.csv.pieces import line_count
 from trainsentry.exporters.files.foreign_fields import Kind, anything, checked, whole
-from trainsentry.exporters.files.foreign_files import NotOurs, read_object
+from trainsentry.exporters.files.foreign_files import InputError, read_object
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.exporters.tensorboard.event_file import EVENTS
 
 STATE_VERSION: Final = 4
 
 UNFINISHED: Final = ".converting"
-"""Begins the name of an event file that is being written, which TensorBoard does not look at."""
+"""Prefix of an event file that is being written; TensorBoard ignores it."""
 
 _STATE: Final[dict[str, Kind]] = {
     **dict.fromkeys(("version", "last_step", "parts"), whole),
@@ -28,10 +28,10 @@ _STATE: Final[dict[str, Kind]] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a table is converted: steps `first` to `last`, every `every`-th, thinned unless `full`.
+    """Which values of a table are converted: steps `first` to `last`, every `every`-th, thinned unless `full`.
 
-    With more than `raw_tags` tags (-1: any number) only numbers over all layers are written; they, and pictures of
-    layers over steps, with `pages`.
+    Above `raw_tags` tags (-1: no limit) only the numbers over all layers are written. `pages` adds these numbers and
+    pictures of layers over steps.
     """
 
     first: int = 0
@@ -48,7 +48,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Table:
-    """A table to be converted: its run, its name, its files, and the directory of its event files."""
+    """A table to convert: run, name, files, and the directory and name suffix of its event files."""
 
     run: str
     name: str
@@ -58,7 +58,7 @@ class Table:
 
 
 def _block(file: TableFile) -> str:
-    """Return what names a block, in whichever form it lies."""
+    """Return a block's name without the suffix of its form."""
     return str(file.path.with_name(file.path.name.partition(".csv")[0].removesuffix(".parquet")))
 
 
@@ -67,12 +67,12 @@ def _event_files(table: Table) -> list[Path]:
 
 
 def _sizes(table: Table) -> dict[str, int]:
-    """Return the size of each event file of a table: one that was cut off, or written into, is to be written anew."""
+    """Return the size of each event file of a table; a changed size means the table is converted from the start."""
     return {path.name: path.stat().st_size for path in _event_files(table)}
 
 
 class ConversionState:
-    """What was converted before, in a file beside the event files, so that converting again goes on."""
+    """The state of a table's conversion, in a file next to the event files."""
 
     def __init__(self, path: Path, data: dict[str, Any]) -> None:
         self.path = path
@@ -80,11 +80,11 @@ class ConversionState:
 
     @classmethod
     def load(cls, table: Table) -> "ConversionState":
-        """Return what is known of a table: nothing, where that cannot be read."""
+        """Load the state of a table; empty if it cannot be read."""
         path = table.directory / f"{table.suffix}.json"
         try:
             data = checked(read_object(path), _STATE)
-        except (OSError, NotOurs):
+        except (OSError, InputError):
             data = {}
         return cls(path, data if data.get("version") == STATE_VERSION else {})
 
@@ -95,11 +95,11 @@ class ConversionState:
 
     @property
     def part(self) -> int:
-        """The number of the coming event file."""
+        """The number of the next event file."""
         return int(self.data.get("parts", 0))
 
     def go_on(self, table: Table, choice: Choice) -> list[Reading] | None:
-        """Return what is still to be read, nothing where all was; None where it is to be begun anew."""
+        """Return the unread parts of a table, empty if up to date; None if it must be converted from the start."""
         written = self.data.get("events")
         if not written or self.data.get("choice") != asdict(choice) or _sizes(table) != written:
             return None
@@ -109,7 +109,7 @@ class ConversionState:
         readings = []
         for file in table.files:
             offset, lines, rows = known.get(_block(file), (0, 0, 0))
-            if file.path.suffix != ".csv" and rows:  # a block that was finished, and then turned into another form
+            if file.path.suffix != ".csv" and rows:  # a block that was read as CSV and compacted since
                 if line_count(file.path) - 1 != (rows if file.path.suffix == ".parquet" else lines or rows):
                     return None
                 continue
@@ -121,7 +121,7 @@ class ConversionState:
         return None if readings and self.data.get("thinned") else readings
 
     def forget(self, table: Table) -> None:
-        """Remove what was converted before, and what a conversion that was cut off has left."""
+        """Remove the table's event files, including those of an interrupted conversion."""
         self.data = {}
         for old in [*_event_files(table), *table.directory.glob(f"{UNFINISHED}.*{escape(table.suffix)}.*")]:
             old.unlink()
@@ -129,13 +129,13 @@ class ConversionState:
     def save(
         self, table: Table, choice: Choice, readings: Sequence[Reading], last_step: int | None, *, thinned: bool
     ) -> None:
-        """Note what has been converted."""
+        """Save the state after a conversion."""
         files = dict(self.data.get("files", {})) | {_block(r.file): (r.offset, r.lines, r.rows) for r in readings}
         data = {"version": STATE_VERSION, "choice": asdict(choice), "files": files, "last_step": last_step}
         replace_json(self.path, data | {"parts": self.part + 1, "events": _sizes(table), "thinned": thinned})
 
 
 def _numbers(read: Any) -> tuple[int, int, int]:
-    """Return bytes, lines and rows that were read of a block; nothing where a state says something else."""
+    """Return the bytes, lines and rows read of a block; zeros if the state is malformed."""
     known = [whole(n) for n in read] if isinstance(read, list) and len(read) == 3 else []
     return (known[0] or 0, known[1] or 0, known[2] or 0) if len(known) == 3 else (0, 0, 0)

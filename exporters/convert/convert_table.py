@@ -1,4 +1,4 @@
-"""Converts one table of one run to an event file, or goes on with one that was converted before."""
+"""Converts one table of one run to an event file, or continues an earlier conversion."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ from pathlib import Path
 from trainsentry.exporters.convert.conversion_state import UNFINISHED, Choice, ConversionState, Table
 from trainsentry.exporters.convert.msprobe_tables import SCOPES
 from trainsentry.exporters.convert.table_tags import TableTags, Tagger
-from trainsentry.exporters.convert.thinning import bin_width, thinned
-from trainsentry.exporters.csv.chunks import Reading, as_it_is_now
+from trainsentry.exporters.convert.thinning import steps_per_bin, thinned
+from trainsentry.exporters.csv.chunks import Reading, current_file
 from trainsentry.exporters.csv.format import SCALARS, TableFile
 from trainsentry.exporters.csv.pieces import line_count
 from trainsentry.exporters.csv.reader import newest_steps
@@ -20,7 +20,7 @@ from trainsentry.exporters.tensorboard.event_file import EVENTS, EventFile, tag
 
 @dataclass(frozen=True)
 class Converted:
-    """What was done with a table."""
+    """The result for one table."""
 
     file: Path | None
     events: int
@@ -32,7 +32,7 @@ class Converted:
 
 
 def our_tag(table: str, key: RowKey, column: str) -> str:
-    """Return the tag of a number in a table of ours, or in one of msprobe's under msprobe's word for the quantity."""
+    """Return the tag of a number; msprobe's tables keep msprobe's name of the quantity."""
     quantity = SCOPES.get(key.scope, key.scope) or table
     return tag(quantity, column, key.name, max(key.micro_step, 0), scalar=table == SCALARS, vpp_stage=key.vpp_stage)
 
@@ -40,16 +40,16 @@ def our_tag(table: str, key: RowKey, column: str) -> str:
 def convert_table(
     table: Table, choice: Choice, tagger: Tagger, progress: Callable[[int], None] = lambda _: None
 ) -> Converted:
-    """Write the table's event file, or what has come since it was written.
+    """Write the table's event file, or a further one with the rows added since.
 
-    Files that only grew, and new ones with later steps, are gone on with; else, and where the table is thinned, the
-    event files of before are replaced. `progress` hears of bytes that were read.
+    Files that only grew, and new files with later steps, are converted from where the last conversion ended. In all
+    other cases, and if the table is thinned, the old event files are replaced. `progress` gets the bytes read.
     """
     problems: list[tuple[Path, int, str]] = []
-    there = tuple(file for file in map(as_it_is_now, table.files) if file.path.exists())
-    if not there:
+    existing = tuple(file for file in map(current_file, table.files) if file.path.exists())
+    if not existing:
         return Converted(None, 0, 0, thinned=False, unchanged=True)
-    table = replace(table, files=there)
+    table = replace(table, files=existing)
     state = ConversionState.load(table)
     readings = state.go_on(table, choice)
     if readings is not None and not readings:
@@ -75,27 +75,27 @@ def _write(
     problem: Callable[[tuple[Path, int, str]], None],
     progress: Callable[[int], None],
 ) -> Converted | None:
-    """Write what `readings` still have; None when that goes back behind what was written."""
+    """Write the unread rows of `readings`; None if they go back to steps that were already written."""
     numbers = TableTags(table.name, tagger, choice.raw_tags, pages=choice.pages and table.name != SCALARS)
-    report: Report = lambda *what: problem(what)  # noqa: E731
+    report: Report = lambda *found: problem(found)  # noqa: E731
     rows = _chosen(newest_steps(readings, numbers.keys, report), choice, readings, progress)
     ahead = list(islice(rows, 2))
     first = ahead[0] if ahead else None
-    going_on = state.last_step is not None
-    if going_on and first is not None and first.step < (state.last_step or 0):
+    continued = state.last_step is not None
+    if continued and first is not None and first.step < (state.last_step or 0):
         return None
     rows_a_step = min((len(step_rows) for step_rows in ahead), default=1)
-    width = 1 if choice.full or first is None else bin_width(_expected_steps(table.files, rows_a_step, choice))
-    if going_on and width > 1:
+    width = 1 if choice.full or first is None else steps_per_bin(_expected_steps(table.files, rows_a_step, choice))
+    if continued and width > 1:
         return None
     part = EventFile(table.directory, f"{table.suffix}.{state.part}", prefix=UNFINISHED)
     events = scalars = 0
     last = state.last_step
     wall_time = max(file.path.stat().st_mtime for file in table.files)
-    for picked in thinned(map(numbers.pick, chain(ahead, rows)), width):
-        part.write(picked.step, wall_time, numbers.tags(picked), picked.values.tolist())
-        events, scalars, last = events + 1, scalars + len(picked.slots), picked.step
-    pages = [] if going_on else numbers.pages()  # a picture of what has come alone would tell less than the last one
+    for kept in thinned(map(numbers.pick, chain(ahead, rows)), width):
+        part.write(kept.step, wall_time, numbers.tags(kept), kept.values.tolist())
+        events, scalars, last = events + 1, scalars + len(kept.slots), kept.step
+    pages = [] if continued else numbers.pages()  # a picture of the new steps alone would show less than the last one
     if pages and last is not None:
         part.append(last, wall_time, pages)
     part.close()
@@ -104,7 +104,7 @@ def _write(
         part.path.replace(path)
     else:
         part.path.unlink()
-    if events or going_on:
+    if events or continued:
         state.save(table, choice, readings, last, thinned=width > 1)
     written = path if events else None
     return Converted(written, events, scalars, width > 1, too_many=numbers.too_many)
@@ -113,23 +113,23 @@ def _write(
 def _chosen(
     rows: Iterator[TableRows], choice: Choice, readings: Sequence[Reading], progress: Callable[[int], None]
 ) -> Iterator[TableRows]:
-    told = 0
+    reported = 0
     for step_rows in rows:
         offset = sum(reading.offset for reading in readings)
-        if offset != told:
-            progress(offset - told)
-            told = offset
+        if offset != reported:
+            progress(offset - reported)
+            reported = offset
         if choice.has(step_rows.step):
             yield step_rows
 
 
 def _expected_steps(files: Sequence[TableFile], rows_a_step: int, choice: Choice) -> int:
-    """Return about how many steps of a table are chosen, from its lines, the rows of one step and its files' names."""
+    """Estimate how many steps of a table are chosen, from its lines, the rows per step and its file names."""
     steps = 0.0
     for file in files:
         first, last = max(file.first, choice.first), min(file.last, file.last if choice.last is None else choice.last)
         share = max(last - first + 1, 0) / max(file.last - file.first + 1, 1)
         steps += max(line_count(file.path) - 1, 0) / max(rows_a_step, 1) * share
-        if choice.last is not None:  # the last block is seldom full
+        if choice.last is not None:  # the last block is rarely full
             steps = max(steps, min(max(last - first + 1, 0), line_count(file.path) / max(rows_a_step, 1)))
     return int(steps) // choice.every

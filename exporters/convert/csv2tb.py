@@ -15,7 +15,7 @@ from trainsentry.exporters.convert.msprobe_tables import Tables, msprobe_tables
 from trainsentry.exporters.convert.table_tags import Tagger
 from trainsentry.exporters.csv.format import SCALARS
 from trainsentry.exporters.csv.reader import rank_directories, table_files
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.files.foreign_files import InputError, Report
 from trainsentry.exporters.tensorboard.event_file import EVENTS, EventFile
 from trainsentry.exporters.tensorboard.quantity_view import overview
 from trainsentry.exporters.tensorboard.values import layout
@@ -24,7 +24,7 @@ from trainsentry.exporters.tensorboard.writer import MAX_RAW_TAGS
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was converted: runs and tables found, those that were up to date, thinned, or too many to show singly."""
+    """Counts of a conversion: runs, tables, and tables that were unchanged, thinned, or had too many raw tags."""
 
     runs: int
     tables: int
@@ -37,7 +37,7 @@ class Conversion:
 
 
 Progress = Callable[[str, int], None]
-"""Receives a table, such as `rank0/gradient`, and how many more of its bytes were read."""
+"""Receives a table, such as `rank0/gradient`, and the number of bytes read since the last call."""
 
 
 def csv2tb(
@@ -55,17 +55,17 @@ def csv2tb(
     time_end: str | None = None,
     progress: Progress = lambda *_: None,
 ) -> Conversion:
-    """Convert every rank below `source` into a run below `out`; malformed lines are reported and skipped.
+    """Convert every rank below `source` into a run below `out`; report and skip malformed lines.
 
-    Converting again goes on where files have grown, and replaces what has changed otherwise. `quantities` and `steps`
-    narrow what is converted, `every` takes every n-th step, `time_start` and `time_end` choose among msprobe's
-    directories. Tables with more steps than TensorBoard shows points are thinned to the lowest and the highest value
-    of each bin, unless `full`. Where a run's series make more than `raw_tags` tags (-1: any number), only numbers over
-    all layers and pictures of layers over steps are written; they always are. `jobs` tables are converted at a time.
+    A second conversion adds what files gained and replaces tables that changed otherwise. `quantities` and `steps`
+    select tables and steps, `every` takes every n-th step, `time_start` and `time_end` select msprobe's directories.
+    Tables with more steps than TensorBoard shows points are thinned to the lowest and highest value of each bin,
+    unless `full`. Numbers over all layers and pictures of layers over steps are always written; single series only if
+    a run has at most `raw_tags` tags (-1: no limit). `jobs` tables are converted at a time.
 
     Raises:
-        NotOurs: when `source` holds no table of trainsentry's or msprobe's, or none of `quantities`.
-        ValueError: for a time that is none.
+        InputError: when `source` holds no table of trainsentry or msprobe, or none of `quantities`.
+        ValueError: for an empty range of steps or an invalid time.
 
     """
     source, out = Path(source), Path(out)
@@ -80,7 +80,7 @@ def csv2tb(
     ]
     if not found:
         known = sorted({table for tables in runs.values() for table in tables})
-        raise NotOurs(f"{source}: no table of {', '.join(quantities)}; there are {', '.join(known)}")
+        raise InputError(f"{source}: no table of {', '.join(quantities)}; there are {', '.join(known)}")
     raw = -1 if full or raw_tags < 0 else raw_tags // max(len(tables) for tables in runs.values())
     first, last = (steps[0], steps[-1]) if steps else (0, None)
     done = convert(found, Choice(first, last, every, full, raw, pages=True), our_tag, report, jobs, progress)
@@ -90,7 +90,7 @@ def csv2tb(
 
 
 def _write_layout(directory: Path, quantities: list[str]) -> None:
-    """Write the layout of the overview, anew: TensorBoard takes the newest."""
+    """Replace the layout of the overview page."""
     for old in directory.glob(f"{EVENTS}.*.csv2tb_layout"):
         old.unlink()
     file = EventFile(directory, ".csv2tb_layout")
@@ -99,21 +99,21 @@ def _write_layout(directory: Path, quantities: list[str]) -> None:
 
 
 def tables_in(source: Path, time_start: str | None = None, time_end: str | None = None) -> Tables:
-    """Return the files of each table of each run, ours or else msprobe's.
+    """Return the files of each table of each run: msprobe's, else ours.
 
     Raises:
-        NotOurs: when there is none.
+        InputError: when there is no table.
 
     """
     theirs = msprobe_tables(source, time_start, time_end)
     if theirs:
         return theirs
     if time_start is not None or time_end is not None:
-        raise NotOurs(f"{source}: holds no output of msprobe's monitor of that time")
+        raise InputError(f"{source}: holds no output of msprobe's monitor from that time")
     try:
         return {run: table_files(directory) for run, directory in rank_directories(source).items()}
-    except NotOurs as error:
-        raise NotOurs(f"{error}, nor of msprobe" if source.is_dir() else str(error)) from None
+    except InputError as error:
+        raise InputError(f"{error}, nor of msprobe" if source.is_dir() else str(error)) from None
 
 
 def convert(
@@ -144,7 +144,7 @@ def _convert_all(
         for table in tables:
             yield convert_table(table, choice, tagger, partial(progress, f"{table.run}/{table.name}"))
         return
-    # A fresh interpreter a worker: forking beside the threads of a progress bar is not safe.
+    # Spawn, as forking is unsafe while the progress bar's threads run.
     with ProcessPoolExecutor(min(jobs, len(tables)), mp_context=get_context("spawn")) as pool:
         work = pool.map(partial(convert_table, choice=choice, tagger=tagger), tables)
         for table, result in zip(tables, work, strict=True):

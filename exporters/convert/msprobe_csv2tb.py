@@ -1,4 +1,4 @@
-"""msprobe's own call for the conversion, in the same words and with the same tags and directories."""
+"""Offers msprobe's conversion function with the same arguments, tags and directories."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,7 +9,7 @@ from trainsentry.exporters.convert.conversion_state import Choice, Table
 from trainsentry.exporters.convert.csv2tb import Conversion, convert
 from trainsentry.exporters.convert.msprobe_tables import msprobe_tables
 from trainsentry.exporters.csv.table_rows import RowKey
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.files.foreign_files import InputError, Report
 
 DATA_TYPES: Final = (
     "actv", "actv_grad", "exp_avg", "exp_avg_sq", "grad_unreduced", "grad_reduced", "param_origin", "param_updated",
@@ -30,12 +30,12 @@ def csv2tensorboard_by_step(
 ) -> Conversion:
     """Convert msprobe's monitor output as `msprobe.pytorch.monitor.csv2tb.csv2tensorboard_by_step` does.
 
-    Every value is written, into `rank<r>/<type>` with the tag `vp<stage>:<name>[:micro<n>]/<statistic>`. Where msprobe
-    stops at a step that stands twice, its newest rows are taken.
+    Every value goes to `rank<r>/<type>` with the tag `vp<stage>:<name>[:micro<n>]/<statistic>`. Of a step that occurs
+    twice, where msprobe stops, the newest rows are taken.
 
     Raises:
-        NotOurs: when there is nothing to convert.
-        ValueError: for a process number, a type or a time that is not allowed.
+        InputError: when there is nothing to convert.
+        ValueError: for an invalid process number, type or time.
 
     """
     if isinstance(process_num, bool) or not isinstance(process_num, int) or process_num < 1:
@@ -53,7 +53,7 @@ def csv2tensorboard_by_step(
         if name in wanted
     ]
     if not tables:
-        raise NotOurs(f"{source}: holds no output of msprobe's monitor of that time and type")
+        raise InputError(f"{source}: holds no output of msprobe's monitor from that time and of that type")
     return convert(tables, Choice(full=True), _their_tag, report, process_num, lambda *_: None)
 
 

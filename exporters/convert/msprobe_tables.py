@@ -24,20 +24,20 @@ SCOPES: Final = {
     "unreduced": "grad_unreduced",
     "reduced": "grad_reduced",
 }
-"""What the second generation's scopes are called in the first; the others have the same names."""
+"""First-generation names of the second generation's scopes; the other scopes have the same name in both."""
 
 Tables = dict[str, dict[str, list[TableFile]]]
 """The files of each table of each run."""
 
 
 def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | None = None) -> Tables:
-    """Return the files of each table by run (`rank0`, …); of a rank with several directories, the newest come last.
+    """Return the files of each table by run (`rank0`, …); if a rank has several directories, the newest come last.
 
-    Directories of the first generation can be narrowed to those begun between two times, both included, as in their
-    names (`Dec03_21-34-40`).
+    `time_start` and `time_end` (inclusive, as in the names, `Dec03_21-34-40`) select first-generation directories by
+    their start.
 
     Raises:
-        ValueError: for a time that is none.
+        ValueError: for an invalid time.
 
     """
     begin, end = _time(time_start), _time(time_end)
@@ -48,7 +48,7 @@ def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | 
             try:
                 time = _time(first["time"])
             except ValueError:
-                continue  # a name that only looks like one of theirs
+                continue  # only looks like one of msprobe's names
             if time is not None and (begin is None or time >= begin) and (end is None or time <= end):
                 found[int(first["rank"])].append((time, path))
         elif second is not None and path.is_dir() and begin is None and end is None:
@@ -65,7 +65,7 @@ def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | 
 
 
 def _in_order(directories: list[tuple[datetime, Path]]) -> list[tuple[datetime, Path]]:
-    """Return directories by time. Their names have no year: beside December, January is the next one's."""
+    """Sort directories by time. Names have no year: if autumn months occur too, the first half year counts as later."""
     months = {time.month for time, _ in directories}
     wraps = any(month >= 10 for month in months) and any(month <= 3 for month in months)
     return sorted((time.replace(year=2004) if wraps and time.month <= 6 else time, path) for time, path in directories)
@@ -85,7 +85,7 @@ def _time(text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        month = _MONTHS.index(text[:3]) + 1  # not by the locale, which may have other names
-        return datetime.strptime(f"2000-{month:02}-{text[3:]}", "%Y-%m-%d_%H-%M-%S")  # 2000 has every day
+        month = _MONTHS.index(text[:3]) + 1  # independent of the locale's month names
+        return datetime.strptime(f"2000-{month:02}-{text[3:]}", "%Y-%m-%d_%H-%M-%S")  # 2000 is a leap year
     except ValueError:
         raise ValueError(f"time {text!r}; allowed: as in the directories' names, such as Dec03_21-34-40") from None

@@ -1,4 +1,4 @@
-"""The tags of a table's numbers, and of those over all its layers."""
+"""Assigns TensorBoard tags to a table's numbers and to its numbers over all layers."""
 
 from collections.abc import Callable
 from typing import Final
@@ -8,18 +8,18 @@ import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.convert.msprobe_tables import SCOPES
-from trainsentry.exporters.convert.thinning import Picked
+from trainsentry.exporters.convert.thinning import KeptValues
 from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, TableRows
 from trainsentry.exporters.tensorboard.quantity_view import SUMMARY, LayoutSizes, QuantityView, summary_tag
 
 Tagger = Callable[[str, RowKey, str], str]
-"""Returns the tag of a number: of its table, its row's key and the column's name."""
+"""Returns the tag of a number, given its table, its row's key and its column."""
 
 WIDEST: Final = 64
-"""More columns of numbers than any table has: a slot is key * WIDEST + column."""
+"""Numeric columns of a table at most; a slot is key * WIDEST + column."""
 
 _OVER_LAYERS: Final = -2
-"""In the place of a model chunk, says that a key stands for all layers."""
+"""Replaces the model chunk in a key that stands for all layers."""
 
 
 class TableTags:
@@ -40,20 +40,20 @@ class TableTags:
         self._groups: list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
         self._sizes = LayoutSizes(self.keys)
 
-    def pick(self, rows: TableRows) -> Picked:
-        """Return a step's values with their slots; the very same slots while the rows' keys stay."""
+    def pick(self, rows: TableRows) -> KeptValues:
+        """Return a step's values with their slots; the slots are the same object while the rows' keys stay."""
         last = self._last
         if last is None or last[1] != rows.numbers or not np.array_equal(last[0], rows.keys):
             self._choose(rows)
         raw = rows.values.ravel() if not self.too_many else np.empty(0)
         if not self._groups:
-            return Picked(rows.step, self._slots, raw)
+            return KeptValues(rows.step, self._slots, raw)
         sizes = self._sizes.all()
         numbers = [n for view, at, layers in self._groups for n in view.take_rows(rows, sizes, layers, at)]
-        return Picked(rows.step, self._slots, np.concatenate([raw, numbers]))
+        return KeptValues(rows.step, self._slots, np.concatenate([raw, numbers]))
 
-    def tags(self, picked: Picked) -> list[str]:
-        """Return the tags of what was picked; the very same list for the whole of rows whose keys stay."""
+    def tags(self, picked: KeptValues) -> list[str]:
+        """Return the tags of the kept values; the same list object while all rows are kept and their keys stay."""
         whole = picked.slots is self._slots
         if whole and self._names:
             return self._names
@@ -81,18 +81,18 @@ class TableTags:
         self._slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _grouped(self, rows: TableRows) -> list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
-        """Return the quantities of rows: each with its rows and their rows in its picture."""
+        """Group rows by quantity: its view, its rows in the table, and their rows in its picture."""
         if self._views is None or "norm" not in rows.numbers:
             return []
         found: dict[str, list[int]] = {}
-        for place, key in enumerate(rows.keys.tolist()):
+        for row, key in enumerate(rows.keys.tolist()):
             scope = self.keys.keys[key].scope
-            found.setdefault(SCOPES.get(scope, scope) or self._table, []).append(place)
+            found.setdefault(SCOPES.get(scope, scope) or self._table, []).append(row)
         groups = []
-        for quantity, places in found.items():
+        for quantity, its_rows in found.items():
             view = self._views.setdefault(quantity, QuantityView(quantity))
-            names = [self.keys.keys[key].name for key in rows.keys[places].tolist()]
-            groups.append((view, np.asarray(places, np.intp), view.matrix.rows_of(names)))
+            names = [self.keys.keys[key].name for key in rows.keys[its_rows].tolist()]
+            groups.append((view, np.asarray(its_rows, np.intp), view.matrix.rows_of(names)))
         return groups
 
     def _column(self, name: str) -> int:

@@ -1,7 +1,7 @@
-"""Thins a long series so that nothing that stands out is lost: of each bin of steps, the lowest and the highest value.
+"""Thins a long series without losing outliers: keeps the lowest and the highest value of each bin of steps.
 
-TensorBoard keeps 1,000 points of a tag, taken at random, so of a spike that lasts one step it shows one in ten at
-10,000 steps. Fewer points than that are all kept, so the choice is made here.
+TensorBoard keeps 1,000 random points of a tag, so at 10,000 steps it shows one in ten of the spikes that last one step.
+It keeps all points of a shorter series, so the thinning is done here.
 """
 
 import math
@@ -17,27 +17,27 @@ POINTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picked:
-    """Values of a step that were kept: key and number of each as one slot, `key * columns + column`."""
+class KeptValues:
+    """The values kept of a step, with the slot (`key * columns + column`) of each."""
 
     step: int
     slots: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
 
 
-def bin_width(steps: int, points: int = POINTS) -> int:
-    """Return how many steps share a bin so that at most `points` of `steps` are left; 1 where all may stay.
+def steps_per_bin(steps: int, points: int = POINTS) -> int:
+    """Return how many steps share a bin so that at most `points` of `steps` remain; 1 keeps all.
 
-    A bin keeps up to three points: lowest, highest and the first that is not a number. First and last step stay.
+    A bin keeps up to three points: the lowest, the highest and the first NaN. The first and the last step are kept.
 
-    >>> bin_width(1000), bin_width(10_000)
+    >>> steps_per_bin(1000), steps_per_bin(10_000)
     (1, 31)
     """
     return 1 if steps <= points else math.ceil(steps / ((points - 2) // 3))
 
 
 class _Bin:
-    """The extremes of every slot since the bin was begun."""
+    """The extremes of every slot since the bin began."""
 
     def __init__(self) -> None:
         self.low = np.empty(0)
@@ -64,8 +64,8 @@ class _Bin:
         first = np.isnan(values) & (self.nan_step[slots] < 0)
         self.nan_step[slots[first]] = step
 
-    def empty(self) -> Iterator[Picked]:
-        """Yield what was kept, step by step, and begin anew."""
+    def empty(self) -> Iterator[KeptValues]:
+        """Yield the kept values step by step, and start the next bin."""
         low, nan = np.flatnonzero(self.low_step >= 0), np.flatnonzero(self.nan_step >= 0)
         high = np.flatnonzero((self.high_step >= 0) & (self.high_step != self.low_step))
         slots = np.concatenate([low, high, nan])
@@ -77,15 +77,15 @@ class _Bin:
         parts = zip(np.split(steps, cuts), np.split(slots, cuts), np.split(values, cuts), strict=True)
         for step, slot, value in parts:
             if len(step):
-                yield Picked(int(step[0]), slot, value)
+                yield KeptValues(int(step[0]), slot, value)
         self.low[:], self.high[:] = np.inf, -np.inf
         self.low_step[:] = self.high_step[:] = self.nan_step[:] = -1
 
 
-def thinned(steps: Iterable[Picked], width: int) -> Iterator[Picked]:
-    """Yield what is left of steps when `width` of them share a bin."""
+def thinned(steps: Iterable[KeptValues], width: int) -> Iterator[KeptValues]:
+    """Yield the kept values of steps when `width` steps share a bin."""
     bin_ = _Bin()
-    last: Picked | None = None
+    last: KeptValues | None = None
     filled, begun = 0, False
     for whole in steps:
         if width == 1 or not begun:

@@ -1,1 +1,1 @@
-"""The CSV tables: written, read in pieces, and kept inside a quota."""
+"""CSV tables: writer, reader, and disk quota."""

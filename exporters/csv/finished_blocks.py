@@ -1,7 +1,7 @@
-"""Turns a finished CSV block into a smaller file of the same rows: Parquet, or CSV under zstd.
+"""Compresses a finished CSV block into Parquet, or CSV under zstd, with the same rows.
 
-It is done by a process of its own, so that no writer waits for it. The CSV goes only when the new file is whole, so a
-kill in between costs nothing; readers take either.
+A separate process does it, so no writer waits. The CSV is deleted only once the new file is complete, so a kill loses
+nothing; readers accept either form.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from typing import Any, Final
 
 SUFFIXES: Final = {"parquet": ".parquet", "zstd": ".csv.zst"}
 LEVEL: Final = 6
-"""zstd's level: a third of the size at a speed above what one run writes."""
+"""zstd level: a third of the size, faster than one run writes."""
 
 
-def begin_compacting(paths: Sequence[Path], form: str) -> None:
-    """Start turning finished blocks into `form`, one after the other; nothing is lost where that cannot be started."""
+def start_compacting(paths: Sequence[Path], form: str) -> None:
+    """Start a process that converts finished blocks to `form` in turn; if it cannot start, the CSV stays."""
     with contextlib.suppress(OSError):
         subprocess.Popen(
             [sys.executable, "-m", __name__, form, *map(str, paths)],
@@ -31,10 +31,10 @@ def begin_compacting(paths: Sequence[Path], form: str) -> None:
 
 
 def compact(path: Path, form: str) -> Path:
-    """Turn a block of CSV into `form` (`parquet` or `zstd`); return the new file, in whose place the old was.
+    """Replace a CSV block by a file in `form` (`parquet` or `zstd`); return the new file.
 
     Raises:
-        ValueError: when a line of it cannot be read: then it stays as it is.
+        ValueError: when a line cannot be read; the CSV then stays.
 
     """
     target = path.with_name(path.name.removesuffix(".csv") + SUFFIXES[form])
@@ -67,7 +67,7 @@ def _to_parquet(path: Path, target: Path) -> None:
 
     file = parse_file_name(path)
     if file is None:
-        raise ValueError(f"{path}: no table of ours")
+        raise ValueError(f"{path}: is not a trainsentry table")
     writer: Any = None
     try:
         for frame in frames_of(file):
@@ -83,11 +83,11 @@ def _to_parquet(path: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """Turn the blocks that are given into the form that is given."""
+    """Compact the blocks named on the command line: FORM PATH…."""
     if hasattr(os, "nice"):
         os.nice(15)
     for path in sys.argv[2:]:
-        with contextlib.suppress(ValueError, OSError):  # it stays as it is, and the others are still to be done
+        with contextlib.suppress(ValueError, OSError):  # this block stays; go on with the others
             compact(Path(path), sys.argv[1])
 
 

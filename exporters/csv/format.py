@@ -1,10 +1,15 @@
-"""The CSV tables: file names, columns, and how a value is written."""
+"""The format of the CSV tables: file names, columns, and the text of a value."""
 
 import math
 import re
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import orjson
 
 from trainsentry.collectors.series import (
     COMMUNICATION_INPUT,
@@ -16,16 +21,16 @@ from trainsentry.collectors.series import (
 )
 
 SCALARS: Final = "scalars"
-LEAD: Final = ("vpp_stage", "name", "step", "micro_step", "order")
-TAIL: Final = ("shape", "dtype")
+FIRST_COLUMNS: Final = ("vpp_stage", "name", "step", "micro_step", "order")
+LAST_COLUMNS: Final = ("shape", "dtype")
 SCALAR_COLUMNS: Final = ("name", "step", "micro_step", "value")
 
-LAST: Final = {
+EXTRA_COLUMNS: Final = {
     GRADIENT_UNREDUCED: ("holds",),
     COMMUNICATION_INPUT: ("op", "group", "sequence", "bytes", "seconds"),
     COMMUNICATION_OUTPUT: ("op", "group", "sequence", "bytes", "seconds"),
 }
-"""Columns at the end of some tables."""
+"""Columns that some tables have after the others."""
 
 _FILE: Final = re.compile(
     r"(?P<table>.+)_(?P<first>\d{1,16})-(?P<last>\d{1,16})(?:\.r(?P<restart>\d{1,9}))?\.(?:csv|csv\.zst|parquet)",
@@ -33,14 +38,14 @@ _FILE: Final = re.compile(
 )
 
 MAX_DIMENSIONS: Final = 64
-"""Dimensions of a tensor: what NumPy and torch hold."""
+"""Dimensions of a tensor, the limit of NumPy and torch."""
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A CSV file: its table (a quantity or `scalars`), its steps, and which start of the run wrote it.
+    """A CSV file: its table (a quantity or `scalars`), its steps, and the number of the start that wrote it.
 
-    A `foreign` one is msprobe's.
+    `foreign` files are msprobe's.
     """
 
     path: Path
@@ -58,7 +63,7 @@ class TableFile:
 
 
 def parse_file_name(path: Path) -> TableFile | None:
-    """Return what a file's name says, or None when it is not a table of ours.
+    """Parse a file's name; return None when it is not a table of ours.
 
     >>> parse_file_name(Path("gradient_200-999.r1.csv")).restart
     1
@@ -71,7 +76,7 @@ def parse_file_name(path: Path) -> TableFile | None:
 
 
 def table_paths(directory: Path) -> list[Path]:
-    """Return the tables in a directory, by name; those that are being made are none."""
+    """Return the tables in a directory, sorted by name, without temporary files."""
     if not directory.is_dir():
         return []
     names = sorted(path for path in directory.iterdir() if path.suffix in {".csv", ".zst", ".parquet"})
@@ -92,13 +97,13 @@ def columns_of(table: str, statistics: tuple[str, ...]) -> tuple[str, ...]:
     if table == SCALARS:
         return SCALAR_COLUMNS
     extra = ("ratio",) if table == UPDATE else ()
-    return (*LEAD, *statistics, *extra, *TAIL, *LAST.get(table, ()))
+    return (*FIRST_COLUMNS, *statistics, *extra, *LAST_COLUMNS, *EXTRA_COLUMNS.get(table, ()))
 
 
-def sizes_of(shape: str) -> tuple[int, ...]:
-    """Return the sizes that a row's text of a shape says; what is no number, or no size of a tensor, is left out.
+def parse_shape(shape: str) -> tuple[int, ...]:
+    """Parse the text of a shape; anything but a size of a tensor is skipped.
 
-    >>> sizes_of("[2, 3]"), sizes_of("[]"), sizes_of("[" + "9" * 5000 + "]")
+    >>> parse_shape("[2, 3]"), parse_shape("[]"), parse_shape("[" + "9" * 5000 + "]")
     ((2, 3), (), ())
     """
     return tuple(int(n) for n in _SIZE.findall(shape)[:MAX_DIMENSIONS])
@@ -108,7 +113,7 @@ _SIZE: Final = re.compile(r"(?<!\d)\d{1,18}(?!\d)", re.ASCII)
 
 
 def elements_of(sizes: tuple[int, ...]) -> int:
-    """Return how many elements a tensor of these sizes has: at most what 64 bits count.
+    """Return the number of elements of a tensor of these sizes, clipped to 2^63 - 1.
 
     >>> elements_of((2, 3)), elements_of((10**18, 10**18))
     (6, 9223372036854775807)
@@ -117,15 +122,43 @@ def elements_of(sizes: tuple[int, ...]) -> int:
 
 
 def quote(text: str) -> str:
-    """Return a field, quoted where it needs to be (RFC 4180)."""
+    """Return a field, quoted where necessary (RFC 4180)."""
     if any(c in text for c in ',"\n\r'):
         return '"' + text.replace('"', '""') + '"'
     return text
 
 
 def format_value(value: float, *, count: bool = False) -> str:
-    """Return a number as text that reads back exactly; counts without a decimal point."""
+    """Return a number as text that reads back exactly; counts have no decimal point."""
     return str(int(value)) if count and not math.isnan(value) else repr(value)
+
+
+def row_texts(values: npt.NDArray[np.float64], counts: tuple[bool, ...]) -> list[str]:
+    """Return each row of `values`, shape (rows, columns), as text with commas between the numbers.
+
+    A number reads back to the same float64; the columns of `counts` are whole numbers, without a decimal point.
+
+    >>> row_texts(np.array([[0.1, 2.0], [np.nan, 0.0]]), (False, True))
+    ['0.1,2', 'nan,0']
+    """
+    if not len(values) or not counts:
+        return [""] * len(values)
+    finite = np.isfinite(values)
+    all_finite = bool(finite.all())
+    known = values if all_finite else np.where(finite, values, 0.0)
+    groups = [(count, [i for i, _ in items]) for count, items in groupby(enumerate(counts), key=lambda item: item[1])]
+    parts = [_texts(known[:, columns].astype(np.int64) if count else known[:, columns]) for count, columns in groups]
+    texts = parts[0] if len(parts) == 1 else [",".join(row) for row in zip(*parts, strict=True)]
+    if not all_finite:
+        for row in np.flatnonzero(~finite.all(axis=1)).tolist():
+            numbers = zip(values[row].tolist(), counts, strict=True)
+            texts[row] = ",".join(format_value(value, count=count and np.isfinite(value)) for value, count in numbers)
+    return texts
+
+
+def _texts(values: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> list[str]:
+    """Return the rows of a matrix of finite numbers as text; orjson writes the shortest text that reads back."""
+    return orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].decode().split("],[")
 
 
 def bytes_of(layout: Layout) -> int:

@@ -1,20 +1,20 @@
-"""What the header of a table says, ours or msprobe's."""
+"""Parses the header of a table, ours or msprobe's."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from trainsentry.collectors.statistics import STATISTICS
-from trainsentry.exporters.csv.format import LAST, LEAD, SCALAR_COLUMNS, SCALARS, TAIL
+from trainsentry.exporters.csv.format import EXTRA_COLUMNS, FIRST_COLUMNS, LAST_COLUMNS, SCALAR_COLUMNS, SCALARS
 from trainsentry.exporters.short_text import shorten
 
 MSPROBE_NUMBERS: Final = frozenset(
     {*STATISTICS, "id", "entropy", "softmax_max", "softmax", "sr", "kernel_norm", "eig"}
     | {"router_weight_similarity", "per_token_expert_entropy"}
 )
-"""Columns of numbers in msprobe's tables, its interpretability features included."""
+"""Numeric columns of msprobe's tables, including its interpretability features."""
 
 MAX_COLUMNS: Final = 256
-"""More columns than any table has: ours have some twenty, msprobe's one for each feature that is on."""
+"""Columns of a table at most: ours have about twenty, msprobe's one for each enabled feature."""
 
 RANGES: Final = {
     "vpp_stage": (-1, 1 << 15),
@@ -22,20 +22,22 @@ RANGES: Final = {
     "micro_step": (-1, 1 << 31),
     "order": (0, 1 << 31),
 }
-"""Columns of whole numbers, their smallest and largest: a step that a float64 still holds, and more chunks of a model,
-micro-steps and rows of a step than there can be. -1 is msprobe's for none."""
+"""Smallest and largest value of each integer column: a step that a float64 still holds exactly, and more model chunks,
+micro-steps and rows of a step than occur. msprobe writes -1 for none."""
 
-WHOLE: Final = tuple(RANGES)
+INTEGER_COLUMNS: Final = tuple(RANGES)
 
-SHOWN: Final = 8
-"""Unknown columns that are named."""
+MAX_NAMED_COLUMNS: Final = 8
+"""Unknown columns that a message names."""
 
-_OTHERS: Final = frozenset({*LEAD, *TAIL, "module_name", "scope"} | {c for extra in LAST.values() for c in extra})
+_OTHER_COLUMNS: Final = frozenset(
+    {*FIRST_COLUMNS, *LAST_COLUMNS, "module_name", "scope"} | {c for extra in EXTRA_COLUMNS.values() for c in extra}
+)
 
 
 @dataclass(frozen=True)
 class Header:
-    """A table's columns: all of them, those with numbers to read, and which one holds the names."""
+    """A table's columns, its numeric columns, and the column that holds the names."""
 
     columns: tuple[str, ...]
     numbers: tuple[str, ...]
@@ -43,19 +45,19 @@ class Header:
 
     @property
     def ending(self) -> str:
-        """The last column: where it is empty, a line may have too few fields."""
+        """The last column; where it is empty, the line may have too few fields."""
         return self.columns[-1]
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns that hold texts."""
-        return tuple(column for column in self.columns if column not in self.numbers and column not in WHOLE)
+        """The text columns."""
+        return tuple(column for column in self.columns if column not in self.numbers and column not in INTEGER_COLUMNS)
 
 
 def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list[str], Header | None]:
-    """Return what is wrong with a header, and what it says, or None when the file cannot be read.
+    """Return the problems of a header, and the parsed header, or None when the file cannot be read.
 
-    `foreign` tables are msprobe's, which lack columns that ours have.
+    `foreign` tables are msprobe's and lack some of our columns.
 
     >>> parse_header(["name", "step", "micro_step", "value"], "scalars", foreign=False)[1].numbers
     ('value',)
@@ -68,7 +70,7 @@ def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list
     if foreign:
         needed: tuple[str, ...] = ("vpp_stage", name, "step")
     else:
-        needed = SCALAR_COLUMNS if table == SCALARS else (*LEAD, *TAIL)
+        needed = SCALAR_COLUMNS if table == SCALARS else (*FIRST_COLUMNS, *LAST_COLUMNS)
     known = MSPROBE_NUMBERS if foreign else {"value"} if table == SCALARS else {*STATISTICS, "ratio"}
     missing = [column for column in needed if column not in columns]
     twice = sorted({column for column in columns if columns.count(column) > 1})
@@ -76,7 +78,9 @@ def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list
     if missing or twice or not numbers:
         what = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(twice)} twice"] * bool(twice)
         return [f"the header {' and '.join(what) or 'has no statistics'}; the file is left out"], None
-    unknown = [column for column in columns if column not in known and column not in _OTHERS]
-    named = ", ".join(shorten(column, 60) for column in unknown[:SHOWN]) + " …" * (len(unknown) > SHOWN)
+    unknown = [column for column in columns if column not in known and column not in _OTHER_COLUMNS]
+    named = ", ".join(shorten(column, 60) for column in unknown[:MAX_NAMED_COLUMNS]) + " …" * (
+        len(unknown) > MAX_NAMED_COLUMNS
+    )
     wrong = [f"the header has unknown columns, which are left out: {named}"] * bool(unknown)
     return wrong, Header(tuple(columns), numbers, name)

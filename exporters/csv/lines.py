@@ -1,4 +1,4 @@
-"""Reads lines of a table one by one and names those that are malformed: for pieces that cannot be read at once."""
+"""Reads a piece of a table line by line and reports malformed lines; used where pandas cannot read the piece."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ import numpy as np
 
 from trainsentry.exporters.csv.format import TableFile
 from trainsentry.exporters.csv.header import RANGES, Header
-from trainsentry.exporters.csv.pieces import LONGEST_LINE
+from trainsentry.exporters.csv.pieces import MAX_LINE_BYTES
 from trainsentry.exporters.csv.table_rows import Ids, RowKey, RowKeys, TableRows
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.short_text import shorten
@@ -20,7 +20,7 @@ Number = TypeVar("Number", int, float)
 def parse_lines(
     piece: bytes, header: Header, file: TableFile, first_line: int, keys: RowKeys, report: Report
 ) -> tuple[TableRows, Ids]:
-    """Return the rows of a piece of a file and their steps; `report` hears of every line that is left out."""
+    """Return the rows of a piece of a file and their steps; `report` gets every line that is skipped."""
     at = {name: i for i, name in enumerate(header.columns)}
     lines = csv.reader(io.StringIO(piece.decode("utf-8", "replace"), newline=""))
     found: list[tuple[int, int, int, int, list[float]]] = []
@@ -61,7 +61,7 @@ def _row(
         try:
             return kind(fields[at[name]])
         except ValueError:
-            raise ValueError(f"{name}: {shown(fields[at[name]])} is no number") from None
+            raise ValueError(f"{name}: {shown(fields[at[name]])} is not a number") from None
 
     def whole(name: str) -> int:
         if name not in at:
@@ -80,8 +80,8 @@ def _row(
 
     if len(fields) != len(at):
         raise ValueError(f"{len(fields)} fields, expected {len(at)}")
-    if sum(map(len, fields)) > LONGEST_LINE:
-        raise ValueError(f"the line has more than {LONGEST_LINE} bytes")
+    if sum(map(len, fields)) > MAX_LINE_BYTES:
+        raise ValueError(f"the line has more than {MAX_LINE_BYTES} bytes")
     values = [number(name, float) for name in header.numbers]
     step = whole("step")
     micro_step = whole("micro_step") if "micro_step" in at else -1

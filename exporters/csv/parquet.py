@@ -1,4 +1,4 @@
-"""Reads a table that was turned into Parquet: as frames like those of CSV, within the same bounds."""
+"""Reads a table in Parquet as frames like those of CSV, within the same limits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,22 +8,22 @@ import numpy as np
 import pandas as pd
 
 from trainsentry.exporters.csv.format import TableFile
-from trainsentry.exporters.csv.header import MAX_COLUMNS, WHOLE, Header, parse_header
+from trainsentry.exporters.csv.header import INTEGER_COLUMNS, MAX_COLUMNS, Header, parse_header
 from trainsentry.exporters.csv.pieces import allowed_bytes
-from trainsentry.exporters.files.foreign_files import NotOurs, open_file
+from trainsentry.exporters.files.foreign_files import InputError, open_file
 
 ROWS: Final = 1 << 16
-"""Rows read at a time: a piece of CSV has about as many."""
+"""Rows read at a time, about as many as a piece of CSV has."""
 
 _WRONG: Final = (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, MemoryError, OSError)
-"""What pyarrow raises of a file that is not as it should be; its own errors are kinds of these."""
+"""Exceptions that pyarrow raises for a damaged file; its own errors derive from these."""
 
 
 def parquet_frames(file: TableFile, wrong: list[str]) -> Iterator[tuple[Header, pd.DataFrame]]:
-    """Yield the rows of a table some at a time, with texts as categories; `wrong` gets what the header lacks.
+    """Yield the rows of a table in batches, with texts as categories; `wrong` gets the header's problems.
 
     Raises:
-        NotOurs: when it is no Parquet, its columns hold something else, or it becomes too large.
+        InputError: when it is not Parquet, a column has the wrong type, or it would become too large.
         OSError: when it cannot be read.
 
     """
@@ -36,25 +36,25 @@ def parquet_frames(file: TableFile, wrong: list[str]) -> Iterator[tuple[Header, 
         if header is None:
             return
         if stored.metadata.num_rows * len(names) * 8 > allowed_bytes(path):
-            raise NotOurs(f"{path}: says that it has {stored.metadata.num_rows} rows, too many for its size")
+            raise InputError(f"{path}: claims {stored.metadata.num_rows} rows, too many for its size")
         try:
             stored = _opened(path, stream, read_dictionary=list(header.texts))
             for batch in stored.iter_batches(ROWS):
                 yield header, _as_written(batch.to_pandas(), header)
         except _WRONG as error:
-            raise NotOurs(f"{path}: {_first_line(error)}") from None
+            raise InputError(f"{path}: {_first_line(error)}") from None
 
 
 def _opened(path: Path, stream: Any, **options: Any) -> Any:
     try:
         import pyarrow.parquet as pq
     except ImportError:
-        raise NotOurs(f"{path}: is Parquet; allowed: pip install 'trainsentry[parquet]'") from None
+        raise InputError(f"{path}: is Parquet; allowed: pip install 'trainsentry[parquet]'") from None
     try:
         stream.seek(0)
         return pq.ParquetFile(stream, **options)
     except _WRONG as error:
-        raise NotOurs(f"{path}: {_first_line(error)}") from None
+        raise InputError(f"{path}: {_first_line(error)}") from None
 
 
 def _first_line(error: BaseException) -> str:
@@ -62,10 +62,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _as_written(frame: pd.DataFrame, header: Header) -> pd.DataFrame:
-    """Return a frame whose columns have the types that those of a table have.
+    """Convert a frame's columns to the types of a CSV table.
 
     Raises:
-        ValueError: when a value of it has no such type.
+        ValueError: when a value cannot be converted.
 
     """
     made: pd.DataFrame = pd.DataFrame(index=frame.index)
@@ -73,7 +73,7 @@ def _as_written(frame: pd.DataFrame, header: Header) -> pd.DataFrame:
         column = frame[name]
         if name in header.numbers:
             made[name] = column.to_numpy(np.float64)
-        elif name in WHOLE:
+        elif name in INTEGER_COLUMNS:
             if not pd.api.types.is_integer_dtype(column.dtype):
                 raise ValueError(f"{name}: holds {column.dtype}, expected whole numbers")
             made[name] = column.to_numpy(np.int64)
@@ -85,9 +85,9 @@ def _as_written(frame: pd.DataFrame, header: Header) -> pd.DataFrame:
 
 
 def row_count(path: Path) -> int:
-    """Return how many rows a table says that it has; none where it cannot be read."""
+    """Return the number of rows that a table claims; 0 when it cannot be read."""
     try:
         with open_file(path) as stream:
             return int(_opened(path, stream).metadata.num_rows)
-    except (NotOurs, OSError):
+    except (InputError, OSError):
         return 0

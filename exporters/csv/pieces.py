@@ -1,4 +1,4 @@
-"""The bytes of a table, plain or under zstd: in pieces of whole lines, within bounds on a line and on what expands."""
+"""Reads a table, plain or under zstd, in pieces of whole lines, with limits on line length and decompressed size."""
 
 import io
 from collections.abc import Iterator
@@ -6,57 +6,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from trainsentry.exporters.files.foreign_files import NotOurs, open_file, pass_line
+from trainsentry.exporters.files.foreign_files import InputError, open_file, skip_line
 
 PIECE_BYTES: Final = 4 << 20
-"""Bytes read at a time: enough that pandas' overhead a piece vanishes, little beside its own memory."""
+"""Bytes read at a time: large enough to hide pandas' overhead per piece, small beside its memory."""
 
-LONGEST_LINE: Final = 1 << 16
-"""Bytes of the longest line of a table: a name has some hundred, and forty numbers a thousand."""
+MAX_LINE_BYTES: Final = 1 << 16
+"""Bytes of a line at most: a name has about a hundred, forty numbers about a thousand."""
 
-EXPANSION: Final = 1000
-"""How many times its size a compressed table may become: tables of one constant become four hundred times."""
+MAX_EXPANSION: Final = 1000
+"""Decompressed size at most, as a multiple of the file's: tables of one constant reach 400."""
 
-EXPANDS_ANYHOW: Final = 1 << 26
-"""Bytes that any compressed table may become: one piece after the other, they are read within a second."""
+MIN_EXPANDED_LIMIT: Final = 1 << 26
+"""Bytes that any table may decompress to; reading them piece by piece takes less than a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablePiece:
-    """Bytes of a table that end with a line, or with the file; `data` is None for `size` bytes of one endless line."""
+    """Bytes up to the end of a line or file; `data` is None for `size` bytes of a line that is too long."""
 
     data: bytes | None
     size: int
 
 
 def allowed_bytes(path: Path) -> int:
-    """Return how many bytes a compressed table may become."""
-    return max(EXPANDS_ANYHOW, EXPANSION * path.stat().st_size)
+    """Return the decompressed bytes that a table may have."""
+    return max(MIN_EXPANDED_LIMIT, MAX_EXPANSION * path.stat().st_size)
 
 
 def open_table(path: Path) -> BinaryIO:
-    """Open a CSV table, which may lie under zstd.
+    """Open a CSV table, plain or under zstd.
 
     Raises:
-        NotOurs: when it is no plain file, or lies under zstd, which is not installed.
+        InputError: when it is not a regular file, or is under zstd and zstandard is not installed.
         OSError: when it cannot be opened.
 
     """
     file = open_file(path)
     if path.suffix != ".zst":
         return file
-    return io.BufferedReader(_Expanded(file, path), PIECE_BYTES)
+    return io.BufferedReader(_Decompressed(file, path), PIECE_BYTES)
 
 
-class _Expanded(io.RawIOBase):
-    """What a file under zstd holds, up to what it may become."""
+class _Decompressed(io.RawIOBase):
+    """The decompressed bytes of a file under zstd, up to `allowed_bytes`."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         try:
             import zstandard
         except ImportError:
             file.close()
-            raise NotOurs(f"{path}: lies under zstd; allowed: pip install 'trainsentry[zstd]'") from None
+            raise InputError(f"{path}: is compressed by zstd; allowed: pip install 'trainsentry[zstd]'") from None
         self._wrong = zstandard.ZstdError
         self._reader: Any = zstandard.ZstdDecompressor().stream_reader(file, closefd=True)
         self._path = path
@@ -73,10 +73,10 @@ class _Expanded(io.RawIOBase):
         try:
             count: int = self._reader.readinto(buffer)
         except (self._wrong, MemoryError) as error:
-            raise NotOurs(f"{self._path}: {error}") from None
+            raise InputError(f"{self._path}: {error}") from None
         self._read += count
         if self._read > self._most:
-            raise NotOurs(f"{self._path}: becomes more than {EXPANSION} times its size")
+            raise InputError(f"{self._path}: decompresses to more than {MAX_EXPANSION} times its size")
         return count
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class _Expanded(io.RawIOBase):
 
 
 def skip(stream: BinaryIO, at: int, offset: int) -> int:
-    """Go from `at`, where line 2 begins, to `offset`; return the number of the line that begins there."""
+    """Skip from `at`, where line 2 begins, to `offset`; return the number of the line that begins there."""
     number, left = 2, offset - at
     while left > 0:
         data = stream.read(min(left, PIECE_BYTES))
@@ -105,8 +105,8 @@ def pieces(stream: BinaryIO) -> Iterator[TablePiece]:
         rest = data[cut:]
         if cut:
             yield TablePiece(data[:cut], cut)
-        if len(rest) > 2 * LONGEST_LINE:  # what a quote holds back, and a line
-            yield TablePiece(None, len(rest) + pass_line(stream))
+        if len(rest) > 2 * MAX_LINE_BYTES:  # an open quote may hold back one line's worth
+            yield TablePiece(None, len(rest) + skip_line(stream))
             rest = b""
     if rest:
         yield TablePiece(rest, len(rest))
@@ -118,12 +118,12 @@ def _cut(data: bytes) -> int:
     if data.count(b'"', 0, plain) % 2 == 0:
         return plain
     cut = data.rfind(b"\n", 0, data.rfind(b'"', 0, plain)) + 1
-    # A quote that is never closed must not hold back the rest of the file.
-    return cut if plain - cut < LONGEST_LINE else plain
+    # An unclosed quote must not hold back the rest of the file.
+    return cut if plain - cut < MAX_LINE_BYTES else plain
 
 
 def line_count(path: Path) -> int:
-    """Return how many lines a table has, its header counted; of one that cannot be read, as many as can."""
+    """Return the number of lines of a table, including its header; of a damaged file, the readable ones."""
     if path.suffix == ".parquet":
         from trainsentry.exporters.csv.parquet import row_count
 
@@ -133,6 +133,6 @@ def line_count(path: Path) -> int:
         with open_table(path) as stream:
             for data in iter(lambda: stream.read(PIECE_BYTES), b""):
                 count += data.count(b"\n")
-    except (NotOurs, OSError):
+    except (InputError, OSError):
         pass
     return count

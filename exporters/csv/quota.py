@@ -1,4 +1,4 @@
-"""Keeps the tables of a rank inside a disk quota: the oldest blocks outside incidents go first."""
+"""Keeps the tables of a rank within a disk quota; deletes the oldest blocks outside incidents first."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ def enforce_quota(
 ) -> list[Path]:
     """Delete the oldest finished files of a rank until they hold at most `quota` bytes; return them.
 
-    Counted are all files in `directory` and the event files in `events`. Deleted are tables and event files, by
-    age; not the tables of the block that `step` of this `restart` is in, nor the newest event file: those are being
-    written. Tables that hold steps of an incident (first and last step) go only when nothing else is left.
+    All files in `directory` and the event files in `events` count. Tables and event files are deleted by age, except
+    the block that holds `step` of this `restart` and the newest event file: both are being written. Tables that hold
+    steps of an incident (first and last step) are deleted only when nothing else is left.
     """
     sizes = {path: path.stat() for path in directory.iterdir() if path.is_file()}
     event_files = sorted(events.glob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime) if events else []

@@ -1,4 +1,4 @@
-"""Reads the CSV tables of a run: newest row of each step, malformed lines reported and left out."""
+"""Reads the CSV tables of a run: keeps the newest rows of each step, reports and skips malformed lines."""
 
 import heapq
 from collections import defaultdict
@@ -9,7 +9,7 @@ from pathlib import Path
 from trainsentry.exporters.csv.chunks import Reading, steps_in
 from trainsentry.exporters.csv.format import SCALARS, TableFile, parse_file_name, table_paths
 from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.files.foreign_files import InputError, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def table_files(directory: Path) -> dict[str, list[TableFile]]:
     """Return the CSV tables in a rank's directory by table name.
 
     Raises:
-        NotOurs: when there is none.
+        InputError: when there is none.
 
     """
     tables: dict[str, list[TableFile]] = defaultdict(list)
@@ -40,19 +40,19 @@ def table_files(directory: Path) -> dict[str, list[TableFile]]:
         if file is not None:
             tables[file.table].append(file)
     if not tables:
-        raise NotOurs(f"{directory}: holds no table such as gradient_0-999.csv")
+        raise InputError(f"{directory}: holds no table such as gradient_0-999.csv")
     return dict(tables)
 
 
 def read_steps(files: Sequence[TableFile], keys: RowKeys, report: Report) -> Iterator[TableRows]:
-    """Yield the rows of one table, step by step, ascending; of a step that was run twice, the newest."""
+    """Yield the rows of one table by ascending step; of a step that ran twice, the newest."""
     return newest_steps([Reading(file) for file in files], keys, report)
 
 
 def newest_steps(readings: Sequence[Reading], keys: RowKeys, report: Report) -> Iterator[TableRows]:
-    """Yield the rows of files read from where each was left off; of a step in several of them, the newest start's.
+    """Yield the rows of files, each read on from its offset; of a step in several files, those of the newest start.
 
-    Files that follow one another are opened one after the other.
+    Files whose steps do not overlap are opened one after the other.
     """
     pending: TableRows | None = None
     for group in _overlapping(readings):
@@ -61,13 +61,13 @@ def newest_steps(readings: Sequence[Reading], keys: RowKeys, report: Report) -> 
         for rows in merged if len(streams) > 1 else streams[0]:
             if pending is not None and rows.step != pending.step:
                 yield pending
-            pending = rows  # of one step, a later start comes later
+            pending = rows  # within a step, later starts come later
     if pending is not None:
         yield pending
 
 
 def _overlapping(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
-    """Yield files in groups: the steps in the names of one group come after those of the group before."""
+    """Group files whose step ranges overlap, by their names; groups are in step order."""
     group: list[Reading] = []
     last = -1
     for reading in sorted(readings, key=lambda r: (r.file.first, r.file.restart)):
@@ -81,7 +81,7 @@ def _overlapping(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
 
 
 def read_table(files: Sequence[TableFile], report: Report) -> Iterator[list[CsvRow]]:
-    """Yield the rows of one table as objects, step by step, as `read_steps` does."""
+    """Yield the rows of one table as objects, step by step; see `read_steps`."""
     keys = RowKeys()
     table = files[0].table if files else ""
     return (rows_of(rows, keys, table) for rows in read_steps(files, keys, report))
@@ -104,14 +104,14 @@ def rank_directories(source: Path) -> dict[str, Path]:
     """Return the directories that hold tables, by run name: `rank0`, …, `global`, or the directory itself.
 
     Raises:
-        NotOurs: when there is none, or `source` is no directory.
+        InputError: when there is none, or `source` is no directory.
 
     """
     if not source.is_dir():
-        raise NotOurs(f"{source}: no such directory")
+        raise InputError(f"{source}: no such directory")
     found = {path.name: path for path in sorted(source.iterdir()) if path.is_dir() and table_paths(path)}
     if not found and table_paths(source):
         return {source.resolve().name: source}
     if not found:
-        raise NotOurs(f"{source}: holds no output of trainsentry (expected rank0/ with tables in it)")
+        raise InputError(f"{source}: holds no output of trainsentry (expected rank0/ with tables in it)")
     return found

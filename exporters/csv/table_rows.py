@@ -1,4 +1,4 @@
-"""The rows of one table at one step, as arrays; names and layouts stand once and are referred to by number."""
+"""Holds the rows of one table at one step as arrays; numbers refer to names and layouts, which are stored once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 
 Ids = npt.NDArray[np.int64]
 
-MOST_KEYS: Final = 1 << 19
-"""Rows of a table that are told apart, by name, chunk and micro-step; a model of a hundred thousand layers has as many
-in five micro-steps. Each takes some kilobytes where it is followed."""
+MAX_KEYS: Final = 1 << 19
+"""Distinct rows (name, model chunk, micro-step) of a table; a model of 100,000 layers reaches this in five micro-steps.
+Each takes some kilobytes where its history is kept."""
 
 
 class RowKey(NamedTuple):
-    """What tells the rows of a step apart. `scope` is empty but in tables that hold several quantities.
+    """Identifies a row within a step. `scope` is empty except in tables that hold several quantities.
 
-    `micro_step` is -1 in a table of msprobe's that has no such column.
+    `micro_step` is -1 in msprobe tables without such a column.
     """
 
     vpp_stage: int
@@ -30,7 +30,7 @@ class RowKey(NamedTuple):
 
 
 class RowKeys:
-    """Gives keys and layouts (shape and dtype as they are written) their numbers, in the order they are met."""
+    """Numbers keys and layouts (shape and dtype as written) in the order they first appear."""
 
     def __init__(self) -> None:
         self.keys: list[RowKey] = []
@@ -42,13 +42,13 @@ class RowKeys:
         """Return the number of a key.
 
         Raises:
-            NotOurs: when it is one more than MOST_KEYS.
+            InputError: when there are more than MAX_KEYS keys.
 
         """
         found = self._key_ids.get(key)
         if found is None:
-            if len(self.keys) >= MOST_KEYS:
-                raise NotOurs(f"the table has more than {MOST_KEYS} different rows a step")
+            if len(self.keys) >= MAX_KEYS:
+                raise InputError(f"the table has more than {MAX_KEYS} different rows a step")
             found = self._key_ids[key] = len(self.keys)
             self.keys.append(key)
         return found
@@ -57,13 +57,13 @@ class RowKeys:
         """Return the number of a layout.
 
         Raises:
-            NotOurs: when it is one more than MOST_KEYS.
+            InputError: when there are more than MAX_KEYS layouts.
 
         """
         found = self._layout_ids.get(layout)
         if found is None:
-            if len(self.layouts) >= MOST_KEYS:
-                raise NotOurs(f"the table has more than {MOST_KEYS} different shapes and dtypes")
+            if len(self.layouts) >= MAX_KEYS:
+                raise InputError(f"the table has more than {MAX_KEYS} different shapes and dtypes")
             found = self._layout_ids[layout] = len(self.layouts)
             self.layouts.append(layout)
         return found
@@ -71,10 +71,10 @@ class RowKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableRows:
-    """Rows of one table and one step in the order they stand.
+    """Rows of one table and one step in file order.
 
     `keys`, `orders` and `layouts` have shape (n,), `values` (n, len(numbers)) in float64; `numbers` are the columns'
-    names. `restart` is which start of the run wrote them.
+    names. `restart` is the number of the start that wrote them.
     """
 
     step: int
@@ -91,7 +91,7 @@ class TableRows:
     def select(
         self, rows: "npt.NDArray[np.intp] | npt.NDArray[np.bool_] | slice", step: int | None = None
     ) -> "TableRows":
-        """Return some of the rows, said to be of `step` if that is given."""
+        """Return some of the rows, labelled with `step` if given."""
         return TableRows(
             self.step if step is None else step,
             self.restart,
@@ -103,7 +103,7 @@ class TableRows:
         )
 
     def newest(self) -> "TableRows":
-        """Return the rows without those whose key stands again further down."""
+        """Return the last row of each key."""
         backwards = self.keys[::-1]
         _, first = np.unique(backwards, return_index=True)
         if len(first) == len(self.keys):
@@ -112,7 +112,7 @@ class TableRows:
 
 
 def by_step(rows: TableRows, steps: Ids) -> Iterator[TableRows]:
-    """Cut rows of several steps (`steps`, shape (n,)) into one part a step, ascending, the order within kept."""
+    """Split rows of several steps (`steps`, shape (n,)) by step, ascending; rows keep their order within a step."""
     if len(steps) > 1 and bool((np.diff(steps) < 0).any()):
         order = np.argsort(steps, kind="stable")
         rows, steps = rows.select(order), steps[order]
@@ -123,7 +123,7 @@ def by_step(rows: TableRows, steps: Ids) -> Iterator[TableRows]:
 
 
 def joined(parts: Sequence[TableRows]) -> TableRows:
-    """Return parts of one step as one."""
+    """Concatenate parts of one step."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]

@@ -1,4 +1,4 @@
-"""Writes step records as CSV: one file per quantity and block of steps, whole after a kill."""
+"""Writes step records as CSV: one file per quantity and block of steps, readable after a kill."""
 
 import math
 import os
@@ -10,9 +10,9 @@ from typing import BinaryIO
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, GRADIENT_UNREDUCED, UPDATE, Series, SeriesTable
 from trainsentry.collectors.statistics import COUNTS, STATISTICS, VALUE
-from trainsentry.exporters.csv.finished_blocks import begin_compacting
+from trainsentry.exporters.csv.finished_blocks import start_compacting
 from trainsentry.exporters.csv.format import (
-    LAST,
+    EXTRA_COLUMNS,
     SCALARS,
     TableFile,
     bytes_of,
@@ -20,18 +20,18 @@ from trainsentry.exporters.csv.format import (
     format_value,
     parse_file_name,
     quote,
+    row_texts,
     table_of,
     table_paths,
 )
-from trainsentry.exporters.csv.number_text import row_texts
 from trainsentry.exporters.exporter import Lost, nothing_lost
 from trainsentry.exporters.files.json_files import cut_torn_line
 from trainsentry.exporters.files.whole_writes import LOOK_SECONDS, append_whole, cut_back, is_removed
 
 
 @dataclass
-class _Open:
-    """A table that is being written, and the newest step in it."""
+class _OpenTable:
+    """A table that is being written, and its newest step."""
 
     table: TableFile
     file: BinaryIO
@@ -39,10 +39,10 @@ class _Open:
 
 
 class CsvWriter:
-    """Appends each record's rows in one write per file, unbuffered, so that a kill loses no written step.
+    """Appends each record's rows in one unbuffered write per file, so that a kill loses no written step.
 
-    A record is written to all its tables or, where one of them cannot be written, to none: it can be tried again.
-    A file that somebody removes is begun anew; `lost` hears which steps went with it.
+    A record goes to all its tables or, if one cannot be written, to none, so it can be retried. A file that somebody
+    removes is created again, and `lost` gets the steps that went with it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CsvWriter:
         self._checked_at = 0.0
         self._columns = [STATISTICS.index(name) for name in statistics]
         self._counts = tuple(name in COUNTS for name in statistics)
-        self._files: dict[str, _Open] = {}
+        self._files: dict[str, _OpenTable] = {}
         self._leads: dict[int, tuple[str, str, int]] = {}
         self._tails: dict[int, str] = {}
         self._call_ids: set[int] = set()
@@ -79,12 +79,12 @@ class CsvWriter:
         """Append the record's rows to the files of their quantities.
 
         Raises:
-            OSError: when a file cannot be written; then none of the record's rows stands in any.
+            OSError: when a file cannot be written; then no file holds any row of the record.
 
         """
         self._append(record.step, self._texts(record))
         if self._finished and self.finished_blocks != "csv":
-            begin_compacting(self._finished, self.finished_blocks)
+            start_compacting(self._finished, self.finished_blocks)
         self._finished = []
 
     def _texts(self, record: StepRecord) -> dict[str, list[str]]:
@@ -104,7 +104,7 @@ class CsvWriter:
             elif table == COMMUNICATION_CALL:
                 continue
             else:
-                last = self._last(table, self.table.series[series_id], layout, calls) if table in LAST else ""
+                last = self._last(table, self.table.series[series_id], layout, calls) if table in EXTRA_COLUMNS else ""
                 line = f"{lead}{middle}{micro_step},{order},{number}{self._tail(layout)}{last}\n"
             texts.setdefault(table, []).append(line)
         return texts
@@ -119,16 +119,16 @@ class CsvWriter:
                 known, new = self._file(table, step)
                 size = known.file.seek(0, os.SEEK_END)
                 begun.append((known.file, size))
-                append_whole(known.file, data[_there_already(known.table.path, size, data) if new else 0 :])
+                append_whole(known.file, data[_already_written(known.table.path, size, data) if new else 0 :])
                 known.newest = max(known.newest, step)
         except OSError:
             for file, size in begun:
                 cut_back(file, size)
-            self._close_files()  # what could not be cut back is, when the file is opened for the next try
+            self._close_files()  # reopening cuts back any line that could not be cut here
             raise
 
     def _look_for_removed(self) -> None:
-        """Let go of files that somebody has removed."""
+        """Close files that somebody has removed, and report their steps as lost."""
         thorough = time.monotonic() - self._checked_at >= LOOK_SECONDS
         if thorough:
             self._checked_at = time.monotonic()
@@ -138,7 +138,7 @@ class CsvWriter:
             known.file.close()
         if removed:
             names = sorted(known.table.path.name for known in removed.values())
-            others = f" and {len(names) - 1} others" if names[1:] else ""
+            others = f" and {len(names) - 1} more" if names[1:] else ""
             first = min(known.table.first for known in removed.values())
             newest = max(known.newest for known in removed.values())
             self._lost(first, newest, f"{names[0]}{others} removed while the run went on")
@@ -154,7 +154,7 @@ class CsvWriter:
         return {self.table.series[i].name: tuple(record.values[row, :2].tolist()) for row, i in rows}
 
     def _last(self, table: str, series: Series, layout: int, calls: dict[str, tuple[float, float]]) -> str:
-        """Return the text of the columns at the end of a table."""
+        """Return the text of a table's extra columns."""
         if table == GRADIENT_UNREDUCED:
             return f",{series.index}"
         op, group, call = series.index.split("|")
@@ -163,8 +163,8 @@ class CsvWriter:
         number = "" if math.isnan(sequence) else int(sequence)
         return f",{op},{quote(group)},{number},{bytes_of(self.table.layouts[layout])},{ended}"
 
-    def begin_again(self, step: int) -> None:
-        """Go on from an earlier step in new files beside the old."""
+    def roll_back(self, step: int) -> None:
+        """Continue from an earlier step in new files; the old files stay."""
         self.close()
         self.start_step = step
         self.restart = max(next_restart(self.directory), self.restart + 1)
@@ -181,7 +181,7 @@ class CsvWriter:
         self._files.clear()
 
     def _lead(self, series_id: int) -> tuple[str, str, int]:
-        """Return a series' table, its text before the step, which is the same at every step, and its micro-step."""
+        """Return a series' table, the text before its step (constant over steps), and its micro-step."""
         known = self._leads.get(series_id)
         if known is None:
             series = self.table.series[series_id]
@@ -194,15 +194,15 @@ class CsvWriter:
         return known
 
     def _tail(self, layout_id: int) -> str:
-        """Return the text behind the numbers."""
+        """Return the text after the numbers: shape and dtype."""
         known = self._tails.get(layout_id)
         if known is None:
             layout = self.table.layouts[layout_id]
             known = self._tails[layout_id] = f",{quote(str(list(layout.shape)))},{layout.dtype}"
         return known
 
-    def _file(self, table: str, step: int) -> tuple[_Open, bool]:
-        """Return the file for a step's rows, and whether it was opened just now and held rows already."""
+    def _file(self, table: str, step: int) -> tuple[_OpenTable, bool]:
+        """Return the file for a step's rows, and whether it was just opened and already held rows."""
         block = step // self.steps_per_file * self.steps_per_file
         last = block + self.steps_per_file - 1
         known = self._files.get(table)
@@ -218,15 +218,15 @@ class CsvWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         cut_torn_line(path)
         file = path.open("ab", buffering=0)
-        known = self._files[table] = _Open(TableFile(path, table, first, last, self.restart), file, step)
+        known = self._files[table] = _OpenTable(TableFile(path, table, first, last, self.restart), file, step)
         if file.tell() > 0:
             return known, True
         append_whole(file, (",".join(columns_of(table, self.statistics)) + "\n").encode())
         return known, False
 
 
-def _there_already(path: Path, size: int, data: bytes) -> int:
-    """Return how much of `data` a writer that was killed has left at the end of a file: whole lines of it."""
+def _already_written(path: Path, size: int, data: bytes) -> int:
+    """Return how many bytes of `data`, in whole lines, a killed writer already left at the end of a file."""
     with path.open("rb") as file:
         file.seek(max(size - len(data), 0))
         end = file.read(len(data))
@@ -237,6 +237,6 @@ def _there_already(path: Path, size: int, data: bytes) -> int:
 
 
 def next_restart(directory: Path) -> int:
-    """Return the number of this start of a run: one more than any that has left tables in `directory`."""
+    """Return the number of this start of a run: one more than the highest in the tables of `directory`."""
     found = [parse_file_name(path) for path in table_paths(directory)]
     return max((f.restart + 1 for f in found if f is not None), default=0)

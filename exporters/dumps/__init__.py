@@ -1,1 +1,1 @@
-"""Dumps of tensors in msprobe's layout, written and read."""
+"""Writes and reads tensor dumps in msprobe's layout."""

@@ -1,4 +1,4 @@
-"""Reads dumps: ours, and those of msprobe's two generations. Nothing in them is run."""
+"""Reads dumps, ours and those of msprobe's two generations; runs nothing in them."""
 
 import csv
 import re
@@ -11,14 +11,14 @@ from typing import Any, Final
 from trainsentry.collectors.series import writable
 from trainsentry.exporters.files.foreign_fields import Kind, checked, sizes, statistic, text, texts
 from trainsentry.exporters.files.foreign_files import (
-    MOST_OF_OBJECT,
-    NotOurs,
+    MAX_OBJECT_BYTES,
+    InputError,
     Report,
+    complete_members,
     lines_of,
     open_file,
     parse_json,
     read_bytes,
-    whole_members,
 )
 
 _STEP: Final = re.compile(r"step(\d{1,16})$", re.ASCII)
@@ -29,12 +29,12 @@ _FACTS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("Max", "Min", "Mean", "Norm"), statistic),
     "shape": sizes,
 }
-"""What may be said of a tensor."""
+"""Members of a tensor's entry that are read."""
 
 
 @dataclass(frozen=True)
 class DumpedTensor:
-    """A tensor of a call: its place (`input.0`, `output.0`, `parameters.weight`) and what was said of it."""
+    """A tensor of a call: its place (`input.0`, `output.0`, `parameters.weight`) and the members of its entry."""
 
     place: str
     facts: dict[str, Any]
@@ -48,7 +48,7 @@ class DumpedTensor:
 
 @dataclass(frozen=True)
 class RankDump:
-    """What one rank dumped in one step; `calls` are the entries of dump.json, in the order they ended."""
+    """The dump of one rank and step; `calls` are the entries of dump.json in the order the calls ended."""
 
     directory: Path
     step: int
@@ -65,7 +65,7 @@ class RankDump:
         return self._tensors[call]
 
     def path_of(self, tensor: DumpedTensor) -> Path | None:
-        """Return where a tensor's file is; None when there is none. The name cannot leave the folder."""
+        """Return the path of a tensor's file, or None if it has none; the name cannot leave the folder."""
         if tensor.file_name is None:
             return None
         path = self.directory / "dump_tensor_data" / writable(Path(tensor.file_name).name)
@@ -73,87 +73,87 @@ class RankDump:
 
     @cached_property
     def parents(self) -> dict[str, str | None]:
-        """The tree of calls: each with the one around it."""
+        """The call tree: each call's parent."""
         found = _object_or_nothing(self.directory / "construct.json")
         return {call: parent if isinstance(parent, str) else None for call, parent in found.items()}
 
     @cached_property
     def stacks(self) -> dict[str, list[str]]:
-        """Where each call came from."""
+        """The stack of each call."""
         found: dict[str, list[str]] = {}
         for key, value in _object_or_nothing(self.directory / "stack.json").items():
             if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list):
-                found.update(dict.fromkeys(texts(value[0]) or [], texts(value[1]) or []))  # one stack, its calls first
+                found.update(dict.fromkeys(texts(value[0]) or [], texts(value[1]) or []))  # [calls, stack]
             elif isinstance(value, list):
                 found[key] = texts(value) or []
         return found
 
 
 def read_dumps(path: Path, report: Report = lambda *_: None) -> list[RankDump]:
-    """Return the dumps at `path`: of a rank, of a step, or of many steps, in the order of steps and ranks.
+    """Return the dumps at `path` (of a rank, a step, or many steps), sorted by step and rank.
 
-    One that cannot be read is reported and left out, and so is a call that is no object.
+    Dumps that cannot be read, and calls that are not objects, are reported and skipped.
 
     Raises:
-        NotOurs: when there is none.
+        InputError: when there is no readable dump.
 
     """
     files = sorted({*path.glob("dump.json"), *path.glob("*/dump.json"), *path.glob("*/*/dump.json")})
     if not files:
-        raise NotOurs(f"{path}: holds no dump (expected step<N>/rank<R>/dump.json, or a part of that)")
+        raise InputError(f"{path}: holds no dump (expected step<N>/rank<R>/dump.json, or a part of that)")
     found = []
     for file in files:
         try:
             found.append(_read_rank(file.parent, report))
-        except (NotOurs, OSError) as error:
+        except (InputError, OSError) as error:
             if len(files) == 1:
                 raise
             report(file, 0, str(error).removeprefix(f"{file}: "))
     if not found:
-        raise NotOurs(f"{path}: none of its {len(files)} dumps can be read")
+        raise InputError(f"{path}: none of its {len(files)} dumps can be read")
     return sorted(found, key=lambda d: (d.step, d.rank))
 
 
-def read_mended(path: Path) -> tuple[dict[str, Any], bool]:
-    """Return the object in a JSON file, and whether the file was torn: then what is whole of it, two objects deep.
+def read_possibly_torn(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return the object in a JSON file, and whether the file is truncated; then only members complete to two levels.
 
     Raises:
-        NotOurs: when the file holds no object.
+        InputError: when the file holds no object.
         OSError: when it cannot be read.
 
     """
-    data = read_bytes(path, MOST_OF_OBJECT).decode("utf-8", "replace")
+    data = read_bytes(path, MAX_OBJECT_BYTES).decode("utf-8", "replace")
     try:
         content = parse_json(data)
-    except NotOurs as error:
+    except InputError as error:
         if "nested" in str(error):
-            raise NotOurs(f"{path}: {error}") from None
+            raise InputError(f"{path}: {error}") from None
         try:
-            return whole_members(data, 2), True
-        except NotOurs:
-            raise NotOurs(f"{path}: is {error}") from None
+            return complete_members(data, 2), True
+        except InputError:
+            raise InputError(f"{path}: is {error}") from None
     if not isinstance(content, dict):
-        raise NotOurs(f"{path}: holds a {type(content).__name__}, expected an object")
+        raise InputError(f"{path}: holds a {type(content).__name__}, expected an object")
     return content, False
 
 
 def _object_or_nothing(path: Path) -> dict[str, Any]:
-    """Return the object in a file beside a dump, which may be missing."""
+    """Return the object in a dump's companion file; empty if missing or unreadable."""
     try:
-        return read_mended(path)[0]
-    except (NotOurs, OSError):
+        return read_possibly_torn(path)[0]
+    except (InputError, OSError):
         return {}
 
 
 def _read_rank(directory: Path, report: Report) -> RankDump:
     path = directory / "dump.json"
-    content, torn = read_mended(path)
+    content, torn = read_possibly_torn(path)
     data = content.pop("data", {})
     if not isinstance(data, dict):
-        raise NotOurs(f"{path}: data: holds a {type(data).__name__}, expected an object")
+        raise InputError(f"{path}: data: holds a {type(data).__name__}, expected an object")
     calls = {name: entry for name, entry in data.items() if isinstance(entry, dict)}
-    for name in list(data.keys() - calls.keys())[:SHOWN]:
-        report(path, 0, f"{name!r}: is no object")
+    for name in list(data.keys() - calls.keys())[:MAX_REPORTED]:
+        report(path, 0, f"{name!r}: is not an object")
     places = [directory.name, directory.parent.name]
     step = next((int(m[1]) for m in map(_STEP.match, places) if m), 0)
     rank = next((int(m[1] or 0) for m in map(_RANK.match, places) if m), 0)
@@ -161,8 +161,8 @@ def _read_rank(directory: Path, report: Report) -> RankDump:
     return RankDump(directory, step, rank, {**content, "long_names": names}, calls, torn)
 
 
-SHOWN: Final = 8
-"""Calls of a dump that are named when they are left out."""
+MAX_REPORTED: Final = 8
+"""Skipped calls of a dump that are reported by name."""
 
 
 def _long_names(path: Path) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _long_names(path: Path) -> dict[str, str]:
                 fields = next(csv.reader([(line or b"").decode("utf-8", "replace")]), [])
                 if len(fields) == 2:
                     found[fields[0]] = fields[1]
-    except (NotOurs, OSError, csv.Error):
+    except (InputError, OSError, csv.Error):
         return found
     return found
 

@@ -1,6 +1,6 @@
-"""A JSON object on disk that grows by a member at a time and is whole after each: a killed process leaves it readable.
+"""Writes a JSON object on disk member by member; the file is valid JSON after each, even if the process is killed.
 
-A member and what closes the object are written by one call of the operating system, over what closed it before.
+One system call writes a member and the closing brackets over the old closing brackets.
 """
 
 import json
@@ -14,23 +14,23 @@ from typing import Any, Final
 import orjson
 
 quoted: Final = encode_basestring_ascii
-"""Writes a text as JSON."""
+"""Encodes a text as JSON."""
 
-_encode_slowly = json.JSONEncoder(check_circular=False).encode
-"""What is written is made of fresh lists and mappings, none of which holds itself."""
+_encode_with_json = json.JSONEncoder(check_circular=False).encode
+"""Values are fresh lists and mappings without cycles, so the check for cycles is off."""
 
 
 def _encode(value: Any) -> bytes:
-    """Return JSON, by orjson where it writes the same: it has no word for NaN and Inf, and writes null for them."""
+    """Encode with orjson, or with json where they differ: orjson writes NaN and Inf as null."""
     try:
         text = orjson.dumps(value)
-    except TypeError:  # a whole number of more than 64 bits, half of a surrogate pair
-        return _encode_slowly(value).encode()
-    return text if b"null" not in text or _is_finite(value) else _encode_slowly(value).encode()
+    except TypeError:  # an integer of more than 64 bits, a lone surrogate
+        return _encode_with_json(value).encode()
+    return text if b"null" not in text or _is_finite(value) else _encode_with_json(value).encode()
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether no number in nested lists and mappings is NaN or Inf; quick, for it sees every entry with a null."""
+    """Whether nested lists and mappings hold no NaN or Inf; must be fast, as every entry with a null passes here."""
     items: Iterable[Any] = value.values() if isinstance(value, dict) else value
     for item in items if isinstance(value, (dict, list, tuple)) else (value,):
         kind = type(item)
@@ -45,9 +45,9 @@ _CONTAINERS: Final = frozenset({dict, list, tuple})
 
 
 class GrowingJson:
-    """The file of one object; `head` are its first members, `inside` the key of the object that grows within it.
+    """The file of one object; `head` holds its first members, `inside` is the key of the nested object that grows.
 
-    Without `inside` the object itself grows. A number that is not finite is written as NaN, Infinity or -Infinity.
+    Without `inside` the object itself grows. Non-finite numbers are written as NaN, Infinity or -Infinity.
     """
 
     def __init__(self, path: Path, head: dict[str, Any] | None = None, inside: str | None = None) -> None:
@@ -64,23 +64,23 @@ class GrowingJson:
         self._write(start.encode())
 
     def add(self, key: str, value: Any) -> int:
-        """Add a member; return where its value begins in the file."""
+        """Add a member; return the file offset of its value."""
         return self.add_text(quoted(key), _encode(value))
 
     def add_text(self, key: str, value: bytes) -> int:
-        """Add a member that is JSON already; return where its value begins in the file."""
+        """Add a member whose value is JSON text; return the file offset of its value."""
         lead = f"{',' if self.members else ''}\n  {key}: ".encode()
-        place = self._end + len(lead)
+        offset = self._end + len(lead)
         self._write(lead + value)
         self.members += 1
-        return place
+        return offset
 
-    def overwrite(self, place: int, text: bytes) -> None:
-        """Write over what stands at a place, as many bytes."""
-        os.pwrite(self._file, text, place)
+    def overwrite(self, offset: int, text: bytes) -> None:
+        """Overwrite bytes at a file offset."""
+        os.pwrite(self._file, text, offset)
 
     def end(self, tail: dict[str, Any]) -> None:
-        """Close the object that grows, and add last members to the one around it."""
+        """Close the nested object, and add last members to the outer one."""
         text = json.dumps(tail, indent=1)[1:-2]
         self._closing = b"\n}\n"
         self._write(f"\n }},{text}".encode())
@@ -94,6 +94,6 @@ class GrowingJson:
     def _write(self, text: bytes) -> None:
         data = text + self._closing
         written = os.pwrite(self._file, data, self._end)
-        while written < len(data):  # a signal or a full disk has cut it
+        while written < len(data):  # cut short by a signal or a full disk
             written += os.pwrite(self._file, data[written:], self._end + written)
         self._end += len(text)

@@ -1,4 +1,4 @@
-"""The dump of one step of one rank, in the layout of msprobe 26.2, each call on disk as soon as it is over."""
+"""Writes the dump of one step of one rank in the layout of msprobe 26.2; each call is on disk when it ends."""
 
 import contextlib
 import csv
@@ -15,10 +15,10 @@ from trainsentry.exporters.files.json_files import replace_json
 TENSORS: Final = "dump_tensor_data"
 
 MAX_NAME: Final = 255
-"""Bytes that a file's name may have; longer ones are numbered, and `mapping.csv` says which is which."""
+"""Bytes of a file name at most; longer names are numbered, and `mapping.csv` maps them."""
 
-_ROOM: Final = 96
-"""Bytes kept free behind the names of a stack, for those that follow; doubled when they are used up."""
+_SPARE_BYTES: Final = 96
+"""Bytes kept free after the names of a stack for later names; doubled when used up."""
 
 
 class StepDump:
@@ -34,27 +34,27 @@ class StepDump:
         self._construct = GrowingJson(directory / "construct.json") if extra_info else None
 
     def entry(self, name: str, content: dict[str, Any]) -> None:
-        """Write what is known of a call."""
+        """Write a call's entry."""
         self.names.add(name)
         self._data.add(name, content)
 
     def parent(self, name: str, parent: str | None) -> None:
-        """Write a call's place in the tree of calls."""
+        """Write a call's parent in the call tree."""
         if self._construct is not None and name not in self._parents:
             self._parents.add(name)
             self._construct.add(name, parent)
 
     def stack(self, name: str, number: int, lines: Sequence[str]) -> None:
-        """Write where a call came from."""
+        """Write a call's stack."""
         if self._stacks is not None:
             self._stacks.add(name, number, lines)
 
     def tensor_path(self, file_name: str) -> Path:
-        """Return the path for a tensor's file, whose folder then exists; the name cannot leave the folder."""
+        """Return the path for a tensor's file and create its folder; the name cannot leave the folder."""
         return self._files.path(file_name)
 
     def close(self, tail: dict[str, Any] | None = None) -> None:
-        """Close the files, dump.json with last members of its own; the stacks are written without room between them."""
+        """Close the files; `tail` adds last members to dump.json, and stack.json is rewritten without spare bytes."""
         if tail:
             self._data.end(tail)
         for file in (self._data, self._construct, self._stacks):
@@ -62,7 +62,7 @@ class StepDump:
                 file.close()
 
     def discard(self) -> None:
-        """Take the dump away: there was nothing to write."""
+        """Remove the dump: there was nothing to write."""
         self.close()
         for name in ("dump.json", "stack.json", "construct.json"):
             (self.directory / name).unlink(missing_ok=True)
@@ -72,7 +72,7 @@ class StepDump:
 
 
 class VariableFile:
-    """debug.json: variables that a script hands over; see `VariableWriter`."""
+    """debug.json: variables that a script saves; see `VariableWriter`."""
 
     def __init__(self, directory: Path, head: dict[str, Any]) -> None:
         self._files = _TensorFiles(directory / TENSORS)
@@ -92,7 +92,7 @@ class VariableFile:
 
 
 class _TensorFiles:
-    """The folder of tensors, made when the first one comes."""
+    """The folder of tensors, created with the first tensor."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -115,37 +115,37 @@ class _TensorFiles:
 
 
 class _StackFile:
-    """stack.json: each stack once, with the names of the calls that came from it.
+    """stack.json: each stack once, with the names of its calls.
 
-    A name goes into the room behind the earlier ones. When that is used up, the stack is written again with more;
-    readers of JSON take the last of equal keys. At the end the file is written anew.
+    A new name fills the spare bytes after the earlier ones. When they are used up, the stack is written again with
+    more; JSON readers take the last of equal keys. Closing rewrites the file without spare bytes.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = GrowingJson(path)
         self._names: dict[int, list[str]] = {}
         self._lines: dict[int, Sequence[str]] = {}
-        self._places: dict[int, tuple[int, int]] = {}
+        self._spare: dict[int, tuple[int, int]] = {}
 
     def add(self, name: str, number: int, lines: Sequence[str]) -> None:
         names = self._names.setdefault(number, [])
         names.append(name)
         self._lines[number] = lines
-        place, room = self._places.get(number, (0, 0))
+        offset, spare = self._spare.get(number, (0, 0))
         text = f", {quoted(name)}".encode()
-        if len(text) > room:
-            self._place(number)
+        if len(text) > spare:
+            self._write_stack(number)
             return
-        self._file.overwrite(place, text)
-        self._places[number] = (place + len(text), room - len(text))
+        self._file.overwrite(offset, text)
+        self._spare[number] = (offset + len(text), spare - len(text))
 
-    def _place(self, number: int) -> None:
+    def _write_stack(self, number: int) -> None:
         names = json.dumps(self._names[number])[:-1]
-        room = max(_ROOM, len(names))
-        # One write: the names, the room, and the lines.
+        spare = max(_SPARE_BYTES, len(names))
+        # One write: names, spare bytes, lines.
         key, lines = json.dumps(str(number)), json.dumps(list(self._lines[number]))
-        begins = self._file.add_text(key, f"[{names}{' ' * room}], {lines}]".encode())
-        self._places[number] = (begins + 1 + len(names.encode()), room)
+        begins = self._file.add_text(key, f"[{names}{' ' * spare}], {lines}]".encode())
+        self._spare[number] = (begins + 1 + len(names.encode()), spare)
 
     def close(self) -> None:
         self._file.close()

@@ -1,1 +1,1 @@
-"""Files on disk: writing them whole, and reading what somebody else wrote."""
+"""Files on disk: atomic writes, and safe reads of files from others."""

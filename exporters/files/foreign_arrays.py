@@ -1,4 +1,4 @@
-"""Reads NumPy's files that somebody else wrote: plain numbers, as many as the file holds."""
+"""Reads NumPy files that others wrote: numeric arrays only, no larger than the file."""
 
 import math
 import os
@@ -8,17 +8,17 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.exporters.files.foreign_files import NotOurs, open_file
+from trainsentry.exporters.files.foreign_files import InputError, open_file
 
 _NUMBERS: Final = "biufc"
-"""Kinds of dtype: bool, whole numbers, floating point, complex numbers."""
+"""Allowed dtype kinds: bool, integer, floating point, complex."""
 
 
 def read_array(path: Path) -> npt.NDArray[Any]:
-    """Return the array in a `.npy` file; its header is believed as far as the file is long enough for it.
+    """Return the array in a `.npy` file; the shape in its header must fit the file's size.
 
     Raises:
-        NotOurs: when it holds no array of plain numbers.
+        InputError: when it holds no numeric array.
         OSError: when it cannot be read.
 
     """
@@ -27,17 +27,17 @@ def read_array(path: Path) -> npt.NDArray[Any]:
             return _array(file)
         except OSError:
             raise
-        except Exception as error:  # NumPy reads a header as Python reads a program, and fails as that does
-            raise NotOurs(f"{path}: cannot be loaded as a tensor: {str(error) or type(error).__name__}") from error
+        except Exception as error:  # NumPy parses a header as a Python literal, with any of its errors
+            raise InputError(f"{path}: cannot be loaded as a tensor: {str(error) or type(error).__name__}") from error
 
 
 def _array(file: BinaryIO) -> npt.NDArray[Any]:
     shape, dtype = _header(file)
     if dtype.hasobject or dtype.kind not in _NUMBERS:
-        raise NotOurs(f"holds {dtype}, expected numbers")
-    needed, there = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
-    if needed > there or any(n < 0 for n in shape):
-        raise NotOurs(f"says that it has {needed} bytes, and has {there}")
+        raise InputError(f"holds {dtype}, expected numbers")
+    needed, stored = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
+    if needed > stored or any(n < 0 for n in shape):
+        raise InputError(f"claims {needed} bytes but has {stored}")
     file.seek(0)
     found: npt.NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
     return found
@@ -47,7 +47,7 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of the array in a file.
 
     Raises:
-        ValueError: when it begins with no such header.
+        ValueError: when it does not begin with such a header.
 
     """
     version = np.lib.format.read_magic(file)
@@ -56,5 +56,5 @@ def _header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
     elif version == (2, 0):
         shape, _, dtype = np.lib.format.read_array_header_2_0(file)
     else:
-        raise NotOurs(f"version {version} of the format; allowed: 1.0 and 2.0")
+        raise InputError(f"version {version} of the format; allowed: 1.0 and 2.0")
     return shape, dtype

@@ -1,18 +1,18 @@
-"""What the members of somebody else's JSON objects may be; a member that is something else is left out."""
+"""Checks the members of JSON objects that others wrote; drops members of the wrong type."""
 
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 LARGEST: Final = 1 << 53
-"""The largest whole number that is read: beyond it, a float64 of it is another number."""
+"""The largest integer that is read; float64 cannot hold larger ones exactly."""
 
 Kind = Callable[[Any], Any]
-"""Returns a value as it should be, or None where it is something else."""
+"""Returns a value of the expected type, or None for any other."""
 
 
 def checked(found: Any, kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """Return the members of an object that are named in `kinds` and are what they should be.
+    """Return the members of an object that `kinds` names and accepts.
 
     >>> checked({"step": 3, "name": 5, "other": 1}, {"step": whole, "name": text})
     {'step': 3}
@@ -24,12 +24,12 @@ def checked(found: Any, kinds: Mapping[str, Kind]) -> dict[str, Any]:
 
 
 def whole(value: Any) -> int | None:
-    """Return a whole number of a size that a float64 holds."""
+    """Return an integer that a float64 holds exactly."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST else None
 
 
 def number(value: Any) -> float | None:
-    """Return a number; one that a float64 does not hold is none, and one that it holds nearly is a float.
+    """Return a number; an integer that a float64 only approximates becomes a float, a larger one None.
 
     >>> number(3), number(2**64), number(10**400), number("3")
     (3, 1.8446744073709552e+19, None, None)
@@ -42,7 +42,7 @@ def number(value: Any) -> float | None:
 
 
 def statistic(value: Any) -> float | None:
-    """Return a number that was said of a tensor; true is 1, and a text may say nan or inf."""
+    """Return a statistic of a tensor; true is 1, and the texts nan, inf and -inf are read."""
     if isinstance(value, str):
         return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(value.lower())
     return float(value) if isinstance(value, bool) else number(value)
@@ -67,23 +67,23 @@ def texts(value: Any) -> list[str] | None:
 
 
 def sizes(value: Any) -> list[int] | None:
-    """Return the sizes of a tensor: a list of whole numbers from 0 on."""
+    """Return the sizes of a tensor: a list of integers from 0 on."""
     known = isinstance(value, list) and all(whole(n) is not None and n >= 0 for n in value)
     return list(value) if known else None
 
 
 def anything(kind: type) -> Kind:
-    """Return what takes a value of a type as it is: readers of it make no use of its parts but to show them."""
+    """Return a check that accepts any value of a type; its readers only display the content."""
     return lambda value: value if isinstance(value, kind) else None
 
 
 def an_object(kinds: Mapping[str, Kind]) -> Kind:
-    """Return what takes an object with members of these kinds."""
+    """Return a check that accepts an object and keeps its members of these kinds."""
     return lambda value: checked(value, kinds) if isinstance(value, dict) else None
 
 
 def objects(kinds: Mapping[str, Kind], needed: frozenset[str] = frozenset()) -> Kind:
-    """Return what takes a list of objects with members of these kinds; those that lack a needed one are left out."""
+    """Return a check that accepts a list of objects; it drops objects that lack a `needed` member."""
 
     def kind(value: Any) -> list[dict[str, Any]] | None:
         if not isinstance(value, list):

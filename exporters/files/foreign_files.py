@@ -1,6 +1,6 @@
-"""Reads files that somebody else wrote: plain files only, within bounds, with one kind of error that names the file.
+"""Reads files that others wrote: regular files only, within size limits, with one exception that names the file.
 
-Whatever a file holds, a reader ends with its content or with `NotOurs`; nothing in it is run.
+Whatever a file holds, a reader returns its content or raises `InputError`; it never runs anything in it.
 """
 
 import json
@@ -12,117 +12,117 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 Report = Callable[[Path, int, str], None]
-"""Receives file, line number (from 1) and what is wrong with the line."""
+"""Receives a problem: file, line number (from 1; 0 for the whole file) and message."""
 
 
-LONGEST_LINE: Final = 1 << 20
-"""Bytes of the longest line of JSON that is read: an incident with all its suspects has some ten thousand."""
+MAX_LINE_BYTES: Final = 1 << 20
+"""Bytes of a JSON line at most: an incident with all its suspects has about 10,000."""
 
-MOST_OF_LINES: Final = 1 << 28
-"""Bytes of a file of JSON lines that are read: half a million anomalies, which are half a gigabyte of objects."""
+MAX_LINES_BYTES: Final = 1 << 28
+"""Bytes read of a JSON-lines file: half a million anomalies, which take half a gigabyte as objects."""
 
-MOST_OF_OBJECT: Final = 1 << 29
-"""Bytes of the largest JSON object that is read: the dump of a step with half a million calls."""
+MAX_OBJECT_BYTES: Final = 1 << 29
+"""Bytes of a JSON object at most: the dump of a step with half a million calls."""
 
-MOST_OF_SETTINGS: Final = 1 << 24
-"""Bytes of the largest configuration, status or state that is read: a status has some thousand."""
+MAX_SETTINGS_BYTES: Final = 1 << 24
+"""Bytes of a configuration, status or state at most: a status has about 1,000."""
 
-DEEPEST: Final = 64
-"""Nested lists and objects of JSON: what is written here has up to ten, a tensor in a list in a mapping of a call."""
+MAX_DEPTH: Final = 64
+"""Nesting depth of JSON at most: our own files reach 10 (a tensor in a list in a mapping of a call)."""
 
 _BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
-_HALF_OF_A_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_LONE_SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _ESCAPE: Final = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 
-class NotOurs(ValueError):
-    """A directory or file that trainsentry did not write, or that is larger than it would write."""
+class InputError(ValueError):
+    """A directory or file that cannot be read: missing, damaged, too large, or of another format."""
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading, if it is a plain one: a pipe would wait, and a device would never end.
+    """Open a regular file for reading; a pipe would block, and a device would never end.
 
     Raises:
-        NotOurs: when it is no plain file.
+        InputError: when it is not a regular file.
         OSError: when it cannot be opened.
 
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise NotOurs(f"{path}: is no plain file")
+        raise InputError(f"{path}: is not a regular file")
     return os.fdopen(handle, "rb")
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a plain file of at most `most` bytes.
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes.
 
     Raises:
-        NotOurs: when it is no plain file, or larger.
+        InputError: when it is not a regular file, or larger.
         OSError: when it cannot be read.
 
     """
     with open_file(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise NotOurs(f"{path}: has more than {most} bytes")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise InputError(f"{path}: has more than {limit} bytes")
     return data
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text says; half of a surrogate pair, which nothing can write, is read as its escape.
+    """Parse a JSON text; a lone surrogate, which UTF-8 cannot hold, is kept as its escape.
 
     Raises:
-        NotOurs: when it is no JSON, or nested deeper than DEEPEST.
+        InputError: when it is not JSON, or nested deeper than MAX_DEPTH.
 
     """
     try:
         value = json.loads(_writable(text if isinstance(text, str) else text.decode("utf-8", "replace")))
     except RecursionError:
-        raise NotOurs(f"nested deeper than {DEEPEST}") from None
+        raise InputError(f"nested deeper than {MAX_DEPTH}") from None
     except MemoryError:
-        raise NotOurs("more than the memory holds") from None
+        raise InputError("does not fit in memory") from None
     except ValueError as error:
-        raise NotOurs(f"no JSON: {error}") from None
+        raise InputError(f"not JSON: {error}") from None
     if is_deep(value):
-        raise NotOurs(f"nested deeper than {DEEPEST}")
+        raise InputError(f"nested deeper than {MAX_DEPTH}")
     return value
 
 
 def _writable(text: str) -> str:
-    """Return a JSON text in which half of a surrogate pair is spelt out: nothing could write it as UTF-8."""
-    if not _HALF_OF_A_PAIR.search(text):
+    """Escape the lone surrogates of a JSON text; UTF-8 cannot hold them."""
+    if not _LONE_SURROGATE.search(text):
         return text
     return _ESCAPE.sub(lambda m: f"\\\\{m[1]}" if m[1] else m[0], text)
 
 
-def is_deep(value: Any, most: int | None = None) -> bool:
-    """Return whether lists and objects are nested deeper than DEEPEST, or have more than `most` items in all.
+def is_deep(value: Any, max_items: int | None = None) -> bool:
+    """Return whether lists and objects are nested deeper than MAX_DEPTH, or have over `max_items` items in total.
 
     >>> is_deep([[{"a": 1}]])
     False
     """
     level, count = [value], 0
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         level = [item for x in level for item in _items(x) if isinstance(item, (dict, list))]
-        count += sum(map(len, level)) if most is not None else 0
+        count += sum(map(len, level)) if max_items is not None else 0
         if not level:
             return False
-        if most is not None and count > most:
+        if max_items is not None and count > max_items:
             return True
     return True
 
 
-def whole_members(text: str, deep: int) -> dict[str, Any]:
-    """Return the members of an object whose text is torn at its end: those that are whole, `deep` objects deep.
+def complete_members(text: str, deep: int) -> dict[str, Any]:
+    """Return the complete members of an object whose text is truncated, down to `deep` nested objects.
 
-    The text is read once for each object that the tear is in, so a long one takes no longer a byte.
+    The text is read once per object that the cut falls into, so the time is linear in its length.
 
-    >>> whole_members('{"a": 1, "b": {"c": [2], "d": [3', 2)
+    >>> complete_members('{"a": 1, "b": {"c": [2], "d": [3', 2)
     {'a': 1, 'b': {'c': [2]}}
 
     Raises:
-        NotOurs: when it begins no object, or is nested deeper than DEEPEST.
+        InputError: when it does not begin with an object, or is nested deeper than MAX_DEPTH.
 
     """
     try:
@@ -130,7 +130,7 @@ def whole_members(text: str, deep: int) -> dict[str, Any]:
     except (RecursionError, MemoryError):
         found = None
     if found is None or is_deep(found):
-        raise NotOurs("no JSON")
+        raise InputError("not JSON")
     return found
 
 
@@ -167,68 +167,68 @@ def _items(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def read_object(path: Path, most: int = MOST_OF_SETTINGS) -> dict[str, Any]:
-    """Return the object in a JSON file of at most `most` bytes.
+def read_object(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """Return the object in a JSON file of at most `limit` bytes.
 
     Raises:
-        NotOurs: when it holds none.
+        InputError: when it holds no object.
         OSError: when it cannot be read.
 
     """
-    data = read_bytes(path, most)
+    data = read_bytes(path, limit)
     try:
         value = parse_json(data)
-    except NotOurs as error:
-        raise NotOurs(f"{path}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     if not isinstance(value, dict):
-        raise NotOurs(f"{path}: holds a {type(value).__name__}, expected an object")
+        raise InputError(f"{path}: holds a {type(value).__name__}, expected an object")
     return value
 
 
-def lines_of(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[tuple[int, bytes | None]]:
-    """Yield number and bytes of each line of a file; None for one longer than `longest`, which is passed over."""
+def lines_of(file: BinaryIO, longest: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes | None]]:
+    """Yield number and bytes of each line of a file; None for a line longer than `longest`, which is skipped."""
     number = 0
     while line := file.readline(longest + 1):
         number += 1
         if len(line) <= longest or line.endswith(b"\n"):
             yield number, line
             continue
-        pass_line(file)
+        skip_line(file)
         yield number, None
 
 
-def pass_line(file: BinaryIO, at_a_time: int = 1 << 20) -> int:
-    """Pass over the rest of a line, however long; return its bytes."""
-    passed = 0
+def skip_line(file: BinaryIO, at_a_time: int = 1 << 20) -> int:
+    """Skip the rest of a line, however long; return its number of bytes."""
+    skipped = 0
     while part := file.readline(at_a_time):
-        passed += len(part)
+        skipped += len(part)
         if part.endswith(b"\n"):
             break
-    return passed
+    return skipped
 
 
 def read_lines(path: Path, report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number and object of each line of a JSON-lines file; a malformed line is reported and left out.
+    """Yield line number and object of each line of a JSON-lines file; report and skip malformed lines.
 
     Raises:
-        NotOurs: when it is no plain file.
+        InputError: when it is not a regular file.
         OSError: when it cannot be opened.
 
     """
     with open_file(path) as file:
         for number, line in lines_of(file):
             if line is None:
-                report(path, number, f"the line has more than {LONGEST_LINE} bytes")
+                report(path, number, f"the line has more than {MAX_LINE_BYTES} bytes")
                 continue
             try:
                 value = parse_json(line)
-            except NotOurs as error:
+            except InputError as error:
                 report(path, number, str(error))
                 continue
             if isinstance(value, dict):
                 yield number, value
             else:
                 report(path, number, f"a {type(value).__name__}, expected an object")
-            if file.tell() > MOST_OF_LINES:
-                report(path, number + 1, f"what stands behind {MOST_OF_LINES} bytes is not read")
+            if file.tell() > MAX_LINES_BYTES:
+                report(path, number + 1, f"the file has more than {MAX_LINES_BYTES} bytes; the rest is not read")
                 return

@@ -1,4 +1,4 @@
-"""JSON files that are replaced as a whole, JSON-lines files that grow by a line, and `run.json`."""
+"""Writes JSON files that are replaced as a whole, JSON-lines files that are appended to, and `run.json`."""
 
 import contextlib
 import json
@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from trainsentry.exporters.files.foreign_files import NotOurs, read_object
+from trainsentry.exporters.files.foreign_files import InputError, read_object
 from trainsentry.exporters.files.whole_writes import append_whole
 
 
 def replace_json(path: Path, data: Any) -> None:
-    """Write `data` so that a reader sees either the old file or the whole new one."""
+    """Write `data` atomically: a reader sees the old file or the complete new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -24,7 +24,7 @@ def replace_json(path: Path, data: Any) -> None:
 
 
 def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Append JSON lines in one write, all or none; a torn last line of a killed writer is cut off first."""
+    """Append JSON lines in one write, all or none; first cut off a torn last line that a killed writer left."""
     if not lines:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut off what stands behind the last line break of a file, if it exists."""
+    """Cut off the incomplete last line of a file, if the file exists."""
     try:
         with path.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
@@ -53,15 +53,15 @@ def cut_torn_line(path: Path) -> None:
 
 
 SCHEMA_VERSION: Final = 1
-"""Version of everything in the output directory; it changes when a reader would have to."""
+"""Version of all files in the output directory; it changes when readers must change."""
 
 
 def write_run(path: Path, start: dict[str, Any]) -> None:
-    """Write the description of a run once; a later start in the same directory adds itself to `starts`."""
+    """Write the description of a run once; a later start in the same directory is added to `starts`."""
     moment = {key: start[key] for key in ("start_time", "start_step", "restart")}
     try:
         known = read_object(path)
         known["starts"].append(moment)
-    except (OSError, NotOurs, KeyError, AttributeError):
+    except (OSError, InputError, KeyError, AttributeError):
         known = {"schema_version": SCHEMA_VERSION, **start, "starts": [moment]}
     replace_json(path, known)

@@ -1,4 +1,4 @@
-"""Appends to files so that they stay readable: what is written is there whole, or not at all."""
+"""Appends to files atomically: a write is complete or leaves nothing."""
 
 import contextlib
 import errno
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 LOOK_SECONDS: Final = 1.0
-"""Seconds between two looks whether a path still leads to the open file: on a shared file system each asks a server."""
+"""Seconds between checks that a path still leads to the open file; on a shared file system each check asks a server."""
 
 
 def append_whole(file: BinaryIO, data: bytes) -> None:
-    """Append `data` to an unbuffered file; where that fails half-way, the file is cut back to what it was.
+    """Append `data` to an unbuffered file; on failure, cut the file back to its old size.
 
     Raises:
         OSError: when the data cannot be written, as on a full disk.
@@ -26,7 +26,7 @@ def append_whole(file: BinaryIO, data: bytes) -> None:
 
 
 def _write_all(file: BinaryIO, data: bytes) -> None:
-    """Write `data` in as many calls as it takes: an unbuffered file may take a part, and say so by a number only."""
+    """Write all of `data`; an unbuffered file may write only part of it per call."""
     rest = memoryview(data)
     while rest:
         written = file.write(rest)
@@ -36,22 +36,22 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def cut_back(file: BinaryIO, size: int) -> None:
-    """Cut a file back to `size` bytes, where it is one that can be cut."""
+    """Cut a file back to `size` bytes, if it can be truncated."""
     with contextlib.suppress(OSError):
         file.truncate(size)
 
 
 def is_removed(file: BinaryIO, path: Path, *, thorough: bool) -> bool:
-    """Whether somebody has removed an open file; `thorough` asks by its path too, as a shared file system needs it."""
-    here = os.fstat(file.fileno())
-    if here.st_nlink == 0:
+    """Whether somebody has removed an open file; `thorough` also checks the path, which shared file systems need."""
+    opened = os.fstat(file.fileno())
+    if opened.st_nlink == 0:
         return True
     if not thorough:
         return False
     try:
-        there = path.stat()
+        found = path.stat()
     except FileNotFoundError:
         return True
-    except OSError:  # not to be told now
+    except OSError:  # unknown for now
         return False
-    return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+    return (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino)

@@ -1,4 +1,4 @@
-"""What a report shows, read from the files of a run."""
+"""Reads the data of a report from the files of a run."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,26 +12,26 @@ import numpy.typing as npt
 from trainsentry.exporters.csv.format import SCALARS, TableFile
 from trainsentry.exporters.csv.reader import read_steps, table_files
 from trainsentry.exporters.csv.table_rows import RowKeys
-from trainsentry.exporters.engine import Each, here
-from trainsentry.exporters.files.foreign_files import NotOurs, Report
+from trainsentry.exporters.engine import Mapper, map_locally
+from trainsentry.exporters.files.foreign_files import InputError, Report
 from trainsentry.exporters.run_reader import RecordedRun, anomalies_since, read_run
 from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 from trainsentry.exporters.tensorboard.quantity_view import LayoutSizes, QuantityView
 
 COLUMNS: Final = 256
-"""Columns of a picture: steps, or bins of them."""
+"""Columns of a picture: steps, or bins of steps."""
 
 MAX_RANKS: Final = 8
-"""Ranks whose curves of a suspect stand beside each other."""
+"""Ranks whose curves of a suspect are shown together."""
 
 MAX_SIBLINGS: Final = 12
-"""Layers of the same kind as a suspect whose curves stand beside its own."""
+"""Layers of a suspect's kind whose curves are shown with its own."""
 
 MAX_ANOMALIES: Final = 1000
-"""Anomalies of a rank that are read, from the first incident on; those behind them are counted."""
+"""Anomalies of a rank that are read, from the first incident on; the rest is only counted."""
 
 MAX_POINTS: Final = 2000
-"""Points of a scalar's curve; of a longer one the extremes of each bin are kept."""
+"""Points of a scalar's curve; a longer one keeps the extremes of each bin."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class ReportData:
     problems: int = 0
 
     def curve(self, rank: int, quantity: str, name: str) -> tuple[list[int], list[float]] | None:
-        """Return a layer's root mean square over steps; None where it was not seen. Inf where it was not finite."""
+        """Return a layer's root mean square over steps (Inf: not finite); None if the layer was not recorded."""
         matrix = self.matrices.get((rank, quantity))
         if matrix is None or name not in matrix.names:
             return None
@@ -55,12 +55,12 @@ class ReportData:
         return [matrix.step_of(int(i)) for i in seen], row[seen].tolist()
 
     def siblings(self, rank: int, quantity: str, name: str) -> list[str]:
-        """Return layers of the same kind: whose names differ in numbers only, those nearest by first."""
+        """Return layers whose names differ only in numbers, nearest first."""
         matrix = self.matrices.get((rank, quantity))
         if matrix is None or name not in matrix.names:
             return []
-        kind, place = kind_of(name), matrix.names.index(name)
-        found = [(abs(i - place), other) for i, other in enumerate(matrix.names) if other != name]
+        kind, row = kind_of(name), matrix.names.index(name)
+        found = [(abs(i - row), other) for i, other in enumerate(matrix.names) if other != name]
         return [other for _, other in sorted(found) if kind_of(other) == kind][:MAX_SIBLINGS]
 
 
@@ -74,19 +74,19 @@ def kind_of(name: str) -> str:
 
 
 def gather(
-    root: Path, report: Report, progress: Callable[[str], None] = lambda _: None, each: Each = here
+    root: Path, report: Report, progress: Callable[[str], None] = lambda _: None, mapper: Mapper = map_locally
 ) -> ReportData:
-    """Read a run; malformed lines are reported and left out. Memory is bounded, however long the run.
+    """Read a run in bounded memory; report and skip malformed lines.
 
-    `each` says where the tables are read.
+    `mapper` applies the reader to the tables, here or on a cluster.
 
     Raises:
-        NotOurs: when `root` holds nothing of ours.
+        InputError: when `root` holds no output of trainsentry.
 
     """
     run = read_run(root, report)
     if not run.ranks:
-        raise NotOurs(f"{root}: holds no output of trainsentry (expected rank0/ with status.json in it)")
+        raise InputError(f"{root}: holds no output of trainsentry (expected rank0/ with status.json in it)")
     data = ReportData(run)
     suspects = [s for incident in run.incidents[:3] for s in incident.get("suspects", [])[:8]]
     whole = next(iter([s["rank"] for s in suspects if s.get("rank") in run.ranks]), next(iter(run.ranks)))
@@ -98,7 +98,7 @@ def gather(
         directory = root / f"rank{rank}"
         try:
             tables = table_files(directory)
-        except NotOurs:
+        except InputError:
             continue
         for name, files in tables.items():
             if name == SCALARS and rank == whole:
@@ -110,7 +110,7 @@ def gather(
             data.anomalies += found
             data.more_anomalies += more
     progress(f"{len(wanted_tables)} tables")
-    for (rank, name, _), (matrix, problems) in zip(wanted_tables, each(_matrix, wanted_tables), strict=True):
+    for (rank, name, _), (matrix, problems) in zip(wanted_tables, mapper(_matrix, wanted_tables), strict=True):
         progress(f"rank{rank}/{name}")
         data.matrices[rank, name] = matrix
         for problem in problems:
@@ -120,7 +120,7 @@ def gather(
 
 
 def _matrix(item: tuple[int, str, list[TableFile]]) -> tuple[LayerMatrix, list[tuple[Path, int, str]]]:
-    """Return the matrix of a table, and what could not be read of it."""
+    """Return the matrix of a table, and the problems of its files."""
     _, quantity, files = item
     problems: list[tuple[Path, int, str]] = []
     report: Report = lambda *problem: problems.append(problem)  # noqa: E731
@@ -132,7 +132,7 @@ def _matrix(item: tuple[int, str, list[TableFile]]) -> tuple[LayerMatrix, list[t
         if "norm" not in rows.numbers:
             continue
         key = rows.keys.tobytes()
-        if len(rows_of) >= 64:  # an order that changes with every step
+        if len(rows_of) >= 64:  # the order of rows changes with every step
             rows_of.clear()
         if key not in rows_of:
             rows_of[key] = view.matrix.rows_of([keys.keys[k].name for k in rows.keys.tolist()])
@@ -153,7 +153,7 @@ def _scalars(files: list[TableFile], report: Report) -> dict[str, tuple[list[int
 
 
 def _thin(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    """Return at most MAX_POINTS points; of each bin those with the lowest, the highest, and no finite value."""
+    """Return at most MAX_POINTS points: the lowest, the highest and the first non-finite value of each bin."""
     steps, values = np.asarray(list(points)), np.asarray(list(points.values()))
     if len(steps) > MAX_POINTS:
         kept: set[int] = {0, len(steps) - 1}

@@ -1,4 +1,4 @@
-"""The figures of a report, drawn by Bokeh in the browser; they work without a network."""
+"""Makes the figures of a report; Bokeh draws them in the browser, without a network."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -14,7 +14,7 @@ from trainsentry.exporters.tensorboard.heatmap import STOPS
 from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix, log_shares
 
 MAX_ROWS: Final = 300
-"""Rows of a heatmap; of more layers, neighbours share a row that shows their largest."""
+"""Rows of a heatmap; with more layers, neighbours share a row that shows their maximum."""
 
 LEVELS: Final = 250
 """Shades of a heatmap; cells are bytes, so that a page stays small."""
@@ -27,7 +27,7 @@ _OTHERS: Final = ("#4c78a8", "#72b7b2", "#9d755d", "#b279a2", "#eeca3b", "#54a24
 
 
 def heatmap(matrix: LayerMatrix, incidents: Sequence[int], suspects: Sequence[str]) -> Any:
-    """Return layers × steps with a log colour scale; one can zoom, and read each cell."""
+    """Return layers × steps with a log colour scale; each cell can be read, and the figure zoomed."""
     levels, names, low, high = _levels(matrix)
     rows, columns = levels.shape
     last = matrix.step_of(columns)
@@ -68,7 +68,7 @@ def curves(
     *,
     log: bool = True,
 ) -> Any:
-    """Return the suspect's curve, thick, beside those of others."""
+    """Return the suspect's curve, thick, with those of others."""
     made = _frame("step", label, height=300, log=log)
     for i, (label_of_it, its_steps, its_values) in enumerate(others):
         source = _source(label_of_it, its_steps, its_values, log=log)
@@ -111,7 +111,7 @@ def _frame(x: str, y: str, *, height: int, log: bool = False) -> Any:
 
 
 _SHOWN: Final = [("", "@name"), ("step", "@x"), ("", "@y")]
-"""Names are values of a column, which Bokeh escapes; in the template itself they would be read as HTML."""
+"""Names are column values, which Bokeh escapes; in the template itself they would be read as HTML."""
 
 
 def _source(name: str, steps: Sequence[int], values: Sequence[float], *, log: bool) -> ColumnDataSource:
@@ -125,7 +125,7 @@ def _drawn(steps: Sequence[int], values: Sequence[float], *, log: bool) -> tuple
 
 
 def _levels(matrix: LayerMatrix) -> tuple[npt.NDArray[np.uint8], list[str], float, float]:
-    """Return the matrix in shades, its rows' names, and the values of the first shade and the last."""
+    """Return the matrix in shades, its rows' names, and the values of the first and the last shade."""
     values, names = matrix.shown(MAX_ROWS)
     shares, low, high = log_shares(values)
     levels = shares * (LEVELS - 1)
@@ -136,8 +136,8 @@ def _levels(matrix: LayerMatrix) -> tuple[npt.NDArray[np.uint8], list[str], floa
 
 
 def _palette() -> list[str]:
-    """Return 256 colours: the shades, what was not sampled, and what is not finite."""
-    places = np.linspace(0, len(STOPS) - 1, LEVELS)
-    rgb = np.stack([np.interp(places, np.arange(len(STOPS)), STOPS[:, c]) for c in range(3)], axis=1).astype(int)
+    """Return 256 colours: the shades, not sampled, and not finite."""
+    positions = np.linspace(0, len(STOPS) - 1, LEVELS)
+    rgb = np.stack([np.interp(positions, np.arange(len(STOPS)), STOPS[:, c]) for c in range(3)], axis=1).astype(int)
     shades = [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in rgb.tolist()]
     return [*shades, *["#000000"] * (_NOTHING - LEVELS), "#c8c8cc", "#ff00ff"]

@@ -1,6 +1,7 @@
 """Writes the report of a run: one HTML file that opens without a network."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from bokeh.embed import components
 from bokeh.resources import Resources
 
 from trainsentry.collectors.series import writable
-from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.report.data import ReportData, gather
 from trainsentry.exporters.report.figures import curves, heatmap
@@ -27,8 +28,8 @@ SHOWN_LAYERS: Final = 60
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A figure with its caption, and its numbers as a table for whoever does not see it."""
+class ReportFigure:
+    """A figure with its caption, and its numbers as a table for readers who cannot see it."""
 
     title: str
     caption: str
@@ -42,20 +43,20 @@ def write_report(
     out: Path | None = None,
     report: Report = lambda *_: None,
     progress: Callable[[str], None] = lambda _: None,
-    each: Each = here,
+    mapper: Mapper = map_locally,
 ) -> Path:
     """Write the report of the run in `root` to `out` (`root/report.html`); return its path.
 
     Raises:
-        NotOurs: when `root` holds nothing of ours.
+        InputError: when `root` holds no output of trainsentry.
 
     """
     path = out or root / "report.html"
-    data = gather(root, report, progress, each)
+    data = gather(root, report, progress, mapper)
     figures = [*_suspects(data), *_scalars(data), *_heatmaps(data)]
     text = _render(data, figures)
     while len(text.encode()) > MAX_BYTES and figures:
-        figures.pop()  # the pictures that matter least come last
+        figures.pop()  # the least important figures come last
         text = _render(data, figures)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
@@ -63,7 +64,7 @@ def write_report(
     return path
 
 
-def _render(data: ReportData, figures: list[Shown]) -> str:
+def _render(data: ReportData, figures: list[ReportFigure]) -> str:
     script, divs = components([shown.figure for shown in figures]) if figures else ("", [])
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -90,42 +91,43 @@ def _marks(data: ReportData) -> list[int]:
     return sorted({incident["first_seen"] for incident in data.run.incidents[:8] if "first_seen" in incident})
 
 
-def _suspects(data: ReportData) -> list[Shown]:
-    """Return, for the first suspects, their curves beside siblings and beside other ranks."""
-    shown: list[Shown] = []
+def _suspects(data: ReportData) -> list[ReportFigure]:
+    """Return the curves of the first suspects, with those of sibling layers and of other ranks."""
+    shown: list[ReportFigure] = []
     seen: set[tuple[int, str, str]] = set()
     for incident in data.run.incidents[:3]:
         for suspect in incident.get("suspects", [])[:2]:
             rank, quantity, name = suspect["rank"], suspect["quantity"], suspect["name"]
-            own = data.curve(rank, quantity, name)
-            if own is None or (rank, quantity, name) in seen:
+            curve_of_suspect = data.curve(rank, quantity, name)
+            if curve_of_suspect is None or (rank, quantity, name) in seen:
                 continue
             seen.add((rank, quantity, name))
             siblings = [(s, data.curve(rank, quantity, s)) for s in data.siblings(rank, quantity, name)]
             ranks = [(f"rank {r}", data.curve(r, quantity, name)) for r in data.run.ranks if r != rank]
             title = f"{name}: {quantity}, rank {rank}"
-            for what, found in (("layers of the same kind", siblings), ("the same on other ranks", ranks)):
+            for group, found in (("layers of the same kind", siblings), ("the same layer on other ranks", ranks)):
                 others = [(label, *curve) for label, curve in found if curve is not None]
-                if others or what.startswith("layers"):
-                    figure = curves("root mean square", (name, *own), others, _marks(data))
-                    caption = f"The suspect (red, thick) beside {what}; magenta: not finite, dashed: an incident."
-                    rows = tuple((step, number(value)) for step, value in list(zip(*own, strict=True))[-20:])
-                    shown.append(Shown(title, caption, figure, ("step", "root mean square"), rows))
+                if others or group.startswith("layers"):
+                    figure = curves("root mean square", (name, *curve_of_suspect), others, _marks(data))
+                    caption = f"The suspect (red, thick) and {group}; magenta: not finite, dashed: an incident."
+                    newest = list(zip(*curve_of_suspect, strict=True))[-20:]
+                    rows = tuple((step, number(value)) for step, value in newest)
+                    shown.append(ReportFigure(title, caption, figure, ("step", "root mean square"), rows))
     return shown
 
 
-def _scalars(data: ReportData) -> list[Shown]:
+def _scalars(data: ReportData) -> list[ReportFigure]:
     shown = []
     for name in ("loss", "grad_norm", "learning_rate", "loss_scale"):
         if name in data.scalars:
             steps, values = data.scalars[name]
             figure = curves(name, (name, steps, values), [], _marks(data), log=False)
             rows = tuple((step, number(value)) for step, value in list(zip(steps, values, strict=True))[-20:])
-            shown.append(Shown(name, "Dashed: an incident.", figure, ("step", name), rows))
+            shown.append(ReportFigure(name, "Dashed: an incident.", figure, ("step", name), rows))
     return shown
 
 
-def _heatmaps(data: ReportData) -> list[Shown]:
+def _heatmaps(data: ReportData) -> list[ReportFigure]:
     names = [str(s["name"]) for incident in data.run.incidents[:3] for s in incident.get("suspects", [])[:3]]
     order = [str(s["quantity"]) for incident in data.run.incidents for s in incident.get("suspects", [])]
     first = next(iter(data.matrices), (0, ""))[0]
@@ -133,7 +135,7 @@ def _heatmaps(data: ReportData) -> list[Shown]:
     found.sort(key=lambda item: order.index(item[0]) if item[0] in order else len(order))
     caption = "Root mean square of a layer at a step, log colour; magenta: not finite. Drag to zoom, hover to read."
     return [
-        Shown(
+        ReportFigure(
             f"{quantity}: layers by steps, rank {first}",
             caption,
             heatmap(matrix, _marks(data), names),
@@ -145,7 +147,7 @@ def _heatmaps(data: ReportData) -> list[Shown]:
 
 
 def _layer_rows(matrix: LayerMatrix) -> tuple[tuple[Any, ...], ...]:
-    """Return the layers of a picture in numbers, those first whose newest value is furthest from their median."""
+    """Return the layers of a picture as numbers, first those whose newest value is furthest from their median."""
     rows = []
     for layer, values in zip(matrix.names, matrix.table(), strict=True):
         seen = np.flatnonzero(~np.isnan(values))
@@ -175,8 +177,12 @@ def _facts(data: ReportData) -> list[tuple[str, str]]:
 
 
 def _moment(seconds: float) -> str:
-    """Return a time in words; of one that no calendar has, the number."""
+    """Format a time in seconds since the epoch; a time outside the calendar stays a number."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):
         return number(seconds)
+
+
+if __name__ == "__main__":
+    write_report(Path(sys.argv[1]))

@@ -1,1 +1,1 @@
-"""TensorBoard event files and the pictures in them."""
+"""TensorBoard event files and their pictures."""

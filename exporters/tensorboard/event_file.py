@@ -1,7 +1,7 @@
-"""TensorBoard event files: one event per step with all its values.
+"""Writes TensorBoard event files: one event per step with all its values.
 
-The framing is TFRecord's: length, masked CRC-32C of the length, data, masked CRC-32C of the data. A native
-checksum and one event per step are what make it fast; the messages are TensorBoard's own protocol buffers.
+The framing is TFRecord's: length, masked CRC-32C of the length, data, masked CRC-32C of the data. A native checksum
+and one event per step make it fast; the messages are TensorBoard's own protocol buffers.
 """
 
 import os
@@ -20,13 +20,13 @@ from trainsentry.collectors.series import ACTIVATION_QUANTITIES, GRADIENT_UNREDU
 from trainsentry.exporters.files.whole_writes import append_whole, cut_back, is_removed
 
 EVENTS: Final = "events.out.tfevents"
-"""How the name of an event file begins."""
+"""Prefix of an event file's name."""
 
 _MASK: Final = 0xA282EAD8
 
 
 class EventFile:
-    """One event file, opened with the first event; readable by TensorBoard after every `write`, also one that fails."""
+    """One event file; TensorBoard can read it after every `write`, even a failed one."""
 
     def __init__(self, directory: Path, suffix: str = "", prefix: str = EVENTS) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -42,19 +42,19 @@ class EventFile:
     def write(self, step: int, wall_time: float, tags: Sequence[str], values: Sequence[float]) -> None:
         """Append one event with all values of a step.
 
-        Where `tags` is the very list of the call before, its message is filled with the new values.
+        If `tags` is the same list object as in the previous call, its message is reused with the new values.
         """
         if tags is not self._tags:
             self._tags = tags
             self._event = Event(summary=Summary(value=[Summary.Value(tag=writable(tag)) for tag in tags]))
             self._values = list(self._event.summary.value)
-        for place, value in zip(self._values, values, strict=True):
-            place.simple_value = value
+        for entry, value in zip(self._values, values, strict=True):
+            entry.simple_value = value
         self._event.step, self._event.wall_time = step, wall_time
         self._append(self._event)
 
     def append(self, step: int, wall_time: float, values: Sequence[Summary.Value]) -> None:
-        """Append one event with values that are no plain numbers: text, pictures, histograms."""
+        """Append one event with values other than numbers: text, pictures, histograms."""
         self._append(Event(wall_time=wall_time, step=step, summary=Summary(value=values)))
 
     @property
@@ -63,11 +63,11 @@ class EventFile:
         return self._file.seek(0, os.SEEK_END)
 
     def cut_back(self, size: int) -> None:
-        """Cut off what was written behind the first `size` bytes."""
+        """Cut the file back to `size` bytes."""
         cut_back(self._file, size)
 
     def is_removed(self, *, thorough: bool) -> bool:
-        """Whether somebody has removed the file; `thorough` asks by its path too."""
+        """Whether somebody has removed the file; `thorough` also checks the path."""
         return is_removed(self._file, self.path, thorough=thorough)
 
     def close(self) -> None:
@@ -81,10 +81,10 @@ class EventFile:
 
 
 def tag(quantity: str, statistic: str, name: str, micro_step: int, *, scalar: bool = False, vpp_stage: int = 0) -> str:
-    """Return a value's tag: a statistic of all layers stands in one group.
+    """Return a value's tag; a statistic of all layers forms one group.
 
-    Quantities that are recorded per micro-step carry it behind the name, and so does any later micro-step; of several
-    model chunks, the later ones carry their number before it.
+    Quantities recorded per micro-step, and any micro-step above 0, have the micro-step after the name. Model chunks
+    above 0 have their number before it.
 
     >>> tag("gradient", "norm", "fc.weight", 0), tag("activation_output", "max", "fc.output.0", 1)
     ('gradient.norm/fc.weight', 'activation_output.max/fc.output.0:1')

@@ -1,4 +1,4 @@
-"""A picture of layers over steps: log colour, what is not finite in a colour of its own, incidents marked."""
+"""Draws layers over steps: log colour scale, non-finite values in magenta, incidents marked."""
 
 import io
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from trainsentry.exporters.short_text import shorten
 from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix, log_shares
 
 MAX_ROWS: Final = 400
-"""Rows of a picture; of more layers, neighbours become one row that shows their largest."""
+"""Rows of a picture; with more layers, neighbours share a row that shows their maximum."""
 
 STOPS: Final = np.asarray(
     [[10, 12, 40], [45, 30, 110], [110, 35, 120], [175, 55, 95], [225, 100, 60], [245, 170, 60], [250, 235, 160]]
 )
-"""Dark to light, told apart without red and green."""
+"""Dark to light, readable without telling red from green."""
 
 _BAD: Final = (255, 0, 255)
 _NOTHING: Final = (225, 225, 228)
@@ -29,9 +29,9 @@ _BOTTOM: Final = 30
 
 
 def colours(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], float, float]:
-    """Return colours, shape (rows, columns, 3), and the values that darkest and lightest stand for.
+    """Return colours, shape (rows, columns, 3), and the values of the darkest and the lightest colour.
 
-    The scale is the logarithm between the 1st and the 99th percentile of what is above 0.
+    The scale is logarithmic, from the 1st to the 99th percentile of the positive values.
     """
     shares, low, high = log_shares(values)
     share = shares * (len(STOPS) - 1)
@@ -44,7 +44,7 @@ def colours(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], flo
 
 
 def picture(matrix: LayerMatrix, title: str, incidents: Sequence[int] = ()) -> tuple[bytes, int, int]:
-    """Return a PNG of a matrix, its width and its height; `incidents` are steps that get a mark."""
+    """Return a PNG of a matrix, its width and its height in pixels; `incidents` are steps to mark."""
     values, names = matrix.shown(MAX_ROWS)
     rgb, low, high = colours(values)
     across = max(1, min(8, 640 // max(values.shape[1], 1)))

@@ -1,4 +1,4 @@
-"""The size of every layer at every step, folded so that it stays small however long the run is."""
+"""Holds the size of every layer over steps in bounded memory, by merging neighbouring steps."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_COLUMNS: Final = 512
-"""Columns of a picture: what a screen shows; when there are more, neighbours become one that holds their largest."""
+"""Columns of a picture, as many as a screen shows; with more steps, neighbours share a column with their maximum."""
 
 
 class LayerMatrix:
-    """Rows are layers in the order they were first met, columns are bins of steps.
+    """Rows are layers in order of first appearance, columns are bins of steps.
 
-    A cell holds the largest value of its bin; NaN where none came, +Inf where one was not finite.
+    A cell holds the largest value of its bin; NaN if it has no sample, +Inf if a sample was not finite.
     """
 
     def __init__(self, max_columns: int = MAX_COLUMNS) -> None:
@@ -26,7 +26,7 @@ class LayerMatrix:
         self._values = np.full((0, max_columns), np.nan, np.float32)
 
     def rows_of(self, names: Sequence[str]) -> npt.NDArray[np.intp]:
-        """Return the rows of layers; new ones are added."""
+        """Return the rows of layers; add rows for new ones."""
         for name in names:
             if name not in self._rows:
                 self._rows[name] = len(self.names)
@@ -38,7 +38,7 @@ class LayerMatrix:
         return np.asarray([self._rows[name] for name in names], np.intp)
 
     def take(self, step: int, rows: npt.NDArray[np.intp], values: npt.NDArray[np.float64]) -> None:
-        """Take the values of layers (their rows in `rows`) at a step; a value that is not finite counts as +Inf."""
+        """Add the values of layers (given by `rows`) at a step; non-finite values count as +Inf."""
         if self.first_step is None:
             self.first_step = step
         column = self._column(step)
@@ -59,8 +59,8 @@ class LayerMatrix:
     def shown(self, max_rows: int) -> tuple[npt.NDArray[np.float32], list[str]]:
         """Return the matrix for a picture, and its rows' names.
 
-        Where no layer was sampled, the last sample stands on. Of more than `max_rows` layers, neighbours share a row
-        that holds their largest.
+        A column without samples repeats the last one. With more than `max_rows` layers, neighbours share a row that
+        holds their maximum.
         """
         table = self.table()
         sampled = ~np.isnan(table).all(axis=0)
@@ -82,13 +82,13 @@ class LayerMatrix:
         return (self.first_step or 0) + column * self.width
 
     def column_of(self, step: int) -> int:
-        """Return the column that a step is in."""
+        """Return the column of a step."""
         return (step - (self.first_step or 0)) // self.width
 
     def _column(self, step: int) -> int | None:
         assert self.first_step is not None
         if step < self.first_step:
-            return None  # a run that went back behind what is shown
+            return None  # the run went back to before the first column
         while step - self.first_step >= self.width * self._max:
             self._fold()
         return (step - self.first_step) // self.width
@@ -102,9 +102,9 @@ class LayerMatrix:
 
 
 def log_shares(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], float, float]:
-    """Return where values lie on a logarithmic scale, from 0 to 1, and the values at its ends.
+    """Return the positions of values on a logarithmic scale, from 0 to 1, and the values at its ends.
 
-    The scale lies between the 1st and the 99th percentile of what is above 0; what is missing lies at 0, Inf at 1.
+    The scale runs from the 1st to the 99th percentile of the positive values; NaN is at 0, Inf at 1.
     """
     good = values[np.isfinite(values) & (values > 0)]
     low, high = (float(x) for x in (np.percentile(good, [1, 99]) if good.size else (1.0, 10.0)))

@@ -1,4 +1,4 @@
-"""One quantity over all its layers: a few numbers a step, and what its pictures are made of."""
+"""Summarises one quantity over all its layers: a few numbers per step, and its pictures."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,15 +7,15 @@ import numpy as np
 import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from trainsentry.exporters.csv.format import elements_of, sizes_of
+from trainsentry.exporters.csv.format import elements_of, parse_shape
 from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
 from trainsentry.exporters.tensorboard.heatmap import picture
 from trainsentry.exporters.tensorboard.layer_matrix import MAX_COLUMNS, LayerMatrix
 from trainsentry.exporters.tensorboard.values import histogram, image
 
 SUMMARY: Final = ("norm_of_all", "rms_max", "rms_median", "rms_min", "not_finite")
-"""Numbers over all layers: the norm of all together, the extremes of their root mean squares, and the count of NaN and
-Inf. The root mean square of a layer does not depend on its size, so layers can stand beside each other."""
+"""Numbers over all layers: the norm of all elements, maximum, median and minimum of the layers' root mean squares, and
+the count of NaN and Inf. The root mean square does not depend on a layer's size, so layers compare."""
 
 
 def summary_tag(quantity: str, number: str) -> str:
@@ -31,21 +31,21 @@ _ALL: Final = slice(None)
 
 
 class LayoutSizes:
-    """Knows how many elements the layouts of a table's rows have, as their texts say."""
+    """The number of elements of each layout of a table, parsed from the shapes."""
 
     def __init__(self, keys: RowKeys) -> None:
         self.keys = keys
         self._sizes: list[float] = []
 
     def all(self) -> npt.NDArray[np.float64]:
-        """Return the elements of each layout met so far."""
+        """Return the elements of each layout so far."""
         for shape, _ in self.keys.layouts[len(self._sizes) :]:
-            self._sizes.append(float(elements_of(sizes_of(shape))))
+            self._sizes.append(float(elements_of(parse_shape(shape))))
         return np.asarray(self._sizes)
 
 
 class QuantityView:
-    """Follows one quantity."""
+    """Keeps the matrix and the newest values of one quantity."""
 
     def __init__(self, quantity: str, columns: int = MAX_COLUMNS) -> None:
         self.quantity = quantity
@@ -60,9 +60,9 @@ class QuantityView:
         sizes: npt.NDArray[np.float64],
         bad: npt.NDArray[np.float64],
     ) -> list[float]:
-        """Take the layers of a step (their rows in the matrix, norms, elements, counts of NaN and Inf), each (n,).
+        """Add the layers of a step and return the numbers of `SUMMARY`.
 
-        Returns the numbers of `SUMMARY`.
+        `rows` (in the matrix), `norms`, `sizes` (elements) and `bad` (counts of NaN and Inf) have shape (n,).
         """
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             rms = norms / np.sqrt(sizes)
@@ -78,18 +78,18 @@ class QuantityView:
         rows: TableRows,
         sizes: npt.NDArray[np.float64],
         layers: npt.NDArray[np.intp],
-        places: "npt.NDArray[np.intp] | slice" = _ALL,
+        at: "npt.NDArray[np.intp] | slice" = _ALL,
     ) -> list[float]:
-        """Take layers of a table's step: the rows at `places`, whose layouts have `sizes` elements."""
+        """Add the rows `at` of a table's step; layouts have `sizes` elements, `layers` are the rows in the matrix."""
         bad = np.zeros(len(layers))
         for name in ("nans", "infs"):
             if name in rows.numbers:
-                bad += np.nan_to_num(rows.values[places, rows.numbers.index(name)])
-        norms = rows.values[places, rows.numbers.index("norm")]
-        return self.take(rows.step, layers, norms, sizes[rows.layouts[places]], bad)
+                bad += np.nan_to_num(rows.values[at, rows.numbers.index(name)])
+        norms = rows.values[at, rows.numbers.index("norm")]
+        return self.take(rows.step, layers, norms, sizes[rows.layouts[at]], bad)
 
     def pictures(self, incidents: Sequence[int] = ()) -> list[Summary.Value]:
-        """Return the heatmap of layers over steps, and the histogram of the last step's layers, on a log scale."""
+        """Return the heatmap of layers over steps, and the log-scale histogram of the last step's layers."""
         if not self.matrix.names:
             return []
         title = f"{self.quantity}: root mean square, layers by steps"
@@ -101,7 +101,7 @@ class QuantityView:
 
 
 def overview(quantities: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """Return the layout of the custom scalars page."""
+    """Return the layout of the custom scalars page: category → chart → patterns of tags."""
     charts = {
         "loss": ["scalars/loss"],
         "learning rate": ["scalars/learning_rate"],

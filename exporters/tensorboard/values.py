@@ -1,4 +1,4 @@
-"""Values of TensorBoard that are no plain numbers, made without TensorFlow."""
+"""Makes TensorBoard values other than numbers, without TensorFlow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Writes step records as TensorBoard event files, while the run goes on."""
+"""Writes step records as TensorBoard event files while the run goes on."""
 
 import math
 import time
@@ -20,24 +20,24 @@ from trainsentry.exporters.tensorboard.dashboard import Dashboard
 from trainsentry.exporters.tensorboard.event_file import EventFile, tag
 
 MAX_FILE_BYTES: Final = 64 * 2**20
-"""Size at which a new event file is begun, so that old ones can go when the disk quota asks for it."""
+"""Size of an event file at which the next one begins, so that the disk quota can delete old ones."""
 
 MAX_RAW_TAGS: Final = 5000
-"""Tags of single series: TensorBoard takes minutes to list twelve thousand. With more, they are left out."""
+"""Tags of single series at most; above it they are all left out, as TensorBoard takes minutes to list 12,000."""
 
-RENEW_EVERY: Final = 100
-"""Least steps between two pictures of layers over steps; in a long run a tenth of it, as TensorBoard keeps ten."""
+PICTURES_EVERY: Final = 100
+"""Minimum steps between two pictures; in a long run a tenth of its steps, as TensorBoard keeps ten pictures."""
 
 
 class TensorBoardWriter:
     """One run per rank: `tensorboard/rank<r>/events.out.tfevents…`.
 
     Every step has the numbers over all layers of each quantity. The statistics of single series whose names match one
-    of `raw` are written too, while there are no more than `max_raw_tags` of them (-1 for any number). Pictures are
-    renewed every `renew_every` steps, less often in a long run, and when it ends.
+    of `raw` are added while there are at most `max_raw_tags` of them (-1: no limit). Pictures are written every
+    `renew_every` steps, less often in a long run, and at the end.
 
-    A record is written whole or, where that fails, not at all: it can be tried again. A file that somebody removes is
-    begun anew; `lost` hears which steps went with it.
+    A record is written whole or not at all, so it can be retried. If somebody removes the file, a new one is created,
+    and `lost` gets the steps that went with it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TensorBoardWriter:
         *,
         raw: Sequence[str] = ("*",),
         max_raw_tags: int = MAX_RAW_TAGS,
-        renew_every: int = RENEW_EVERY,
+        renew_every: int = PICTURES_EVERY,
         lost: Lost = nothing_lost,
     ) -> None:
         self.directory = directory
@@ -69,7 +69,7 @@ class TensorBoardWriter:
         self._ids: bytes | None = None
         self._last: list[str] = []
         self._rows: npt.NDArray[np.intp] = np.empty(0, np.intp)
-        self._places: npt.NDArray[np.intp] = np.empty(0, np.intp)
+        self._value_columns: npt.NDArray[np.intp] = np.empty(0, np.intp)
         self._step = -1
         self._renewed: int | None = None
 
@@ -77,7 +77,7 @@ class TensorBoardWriter:
         """Append one event with the values of the record.
 
         Raises:
-            OSError: when the file cannot be written; then nothing of the record stands in it.
+            OSError: when the file cannot be written; then it holds nothing of the record.
 
         """
         self._look_for_removed()
@@ -89,7 +89,8 @@ class TensorBoardWriter:
         file = self._open()
         size, renewed = file.size, self._renewed
         try:
-            file.write(record.step, record.time, self._last, record.values[self._rows, self._places].tolist() + numbers)
+            raw = record.values[self._rows, self._value_columns].tolist()
+            file.write(record.step, record.time, self._last, raw + numbers)
             self._step = record.step
             self._renew(record.step)
         except OSError:
@@ -102,7 +103,7 @@ class TensorBoardWriter:
             self._file, self._first, self._files = None, None, self._files + 1
 
     def _renew(self, step: int) -> None:
-        """Append the pictures as they are now, if it is time."""
+        """Append the current pictures, if they are due."""
         first = self._renewed is None
         if self._renewed is None or abs(step - self._renewed) >= max(self.renew_every, self._renewed // 10):
             self._renewed = step
@@ -110,7 +111,7 @@ class TensorBoardWriter:
                 self._append(self.dashboard.pages())
 
     def _look_for_removed(self) -> None:
-        """Let go of a file that somebody has removed."""
+        """Close a file that somebody has removed, and report its steps as lost."""
         now = time.monotonic()
         thorough = now - self._checked_at >= LOOK_SECONDS
         self._checked_at = now if thorough else self._checked_at
@@ -122,13 +123,13 @@ class TensorBoardWriter:
         self._file, self._first, self._files = None, None, self._files + 1
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append scalars that are in no record, such as the monitor's own cost."""
+        """Append scalars that no record holds, such as the monitor's own cost."""
         if self._file is not None:
             tags = [tag(name, "value", name, 0, scalar=True) for name in scalars]
             self._file.write(step, time.time(), tags, list(scalars.values()))
 
     def write_incident(self, incident: Any) -> None:
-        """Append an incident as text, and how many there are."""
+        """Append an incident as text, and the number of incidents."""
         value = self.dashboard.incident(incident)
         if value is not None:
             self._append([value])
@@ -140,7 +141,7 @@ class TensorBoardWriter:
         self._append(self.dashboard.settings(run))
 
     def close(self) -> None:
-        """Renew the pictures a last time, and close the event file."""
+        """Append the final pictures, and close the event file."""
         self._checked_at = -math.inf
         self._look_for_removed()
         if self._file is not None:
@@ -158,14 +159,14 @@ class TensorBoardWriter:
             self._open().append(max(self._step, 0), time.time(), values)
 
     def _choose(self, record: StepRecord) -> None:
-        """Choose which numbers of records with these rows are written by themselves."""
+        """Choose the single series to write for records with these rows."""
         pairs = [self._tags_of(series_id) for series_id in record.ids.tolist()]
         if self._too_many:
             scalar = [self.table.series[series_id].scalar for series_id in record.ids.tolist()]
             pairs = [found if keep else [] for found, keep in zip(pairs, scalar, strict=True)]
         self._last = [name for found in pairs for name, _ in found]
         self._rows = np.repeat(np.arange(len(pairs)), [len(found) for found in pairs])
-        self._places = np.asarray([column for found in pairs for _, column in found], np.intp)
+        self._value_columns = np.asarray([column for found in pairs for _, column in found], np.intp)
 
     def _tags_of(self, series_id: int) -> list[tuple[str, int]]:
         found = self._tags.get(series_id)

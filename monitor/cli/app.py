@@ -1,4 +1,4 @@
-"""`trainsentry`: the commands, each in a file of its own."""
+"""The `trainsentry` command line; each command has its own file."""
 
 import sys
 from typing import Annotated
@@ -16,7 +16,7 @@ from trainsentry.monitor.cli.report import report_command
 from trainsentry.monitor.cli.watch import watch_command
 
 app = typer.Typer(
-    help="Watches a training run from inside, names the first culprit, and keeps the proof.",
+    help="Watches a training run from inside, names the first culprit, and keeps the evidence.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,9 +35,9 @@ app.add_typer(config_app, name="config")
 @app.callback(invoke_without_command=True)
 def options(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and end.")] = False,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
-    """Watch a training run from inside, name the first culprit, and keep the proof."""
+    """Watch a training run from inside, name the first culprit, and keep the evidence."""
     if version:
         typer.echo(trainsentry.__version__)
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""`trainsentry config check|schema`."""
+"""`trainsentry config check|schema`: validates a configuration, prints the JSON schema."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ config_app = typer.Typer(help="Check a configuration, or print its JSON schema."
 def check_command(
     file: Annotated[Path, typer.Argument(help="A .json, .yaml or .toml file.")],
 ) -> None:
-    """Say whether a configuration is valid, and print it with every default filled in.
+    """Check a configuration, and print it with all defaults.
 
     Example: trainsentry config check monitor.yaml
     """

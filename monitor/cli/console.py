@@ -1,4 +1,4 @@
-"""What the commands share: consoles, and how they end on bad input."""
+"""Consoles, exit statuses, options and progress bars shared by the commands."""
 
 import re
 import shutil
@@ -18,22 +18,22 @@ from trainsentry.exporters.short_text import plain, shorten
 
 
 class PlainConsole(Console):
-    """A console that shows names as they are: no text is markup, and control characters stand as their escapes."""
+    """A console that prints names literally: without markup, and with control characters escaped."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield what is shown of a text, a table or a panel."""
+        """Yield the segments of a text, a table or a panel."""
         if isinstance(renderable, str):
             renderable = self.render_str(renderable)
         if isinstance(renderable, Text):
-            renderable = self._written_out(renderable)
+            renderable = self._escaped(renderable)
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
-    def _written_out(self, text: Text) -> Text:
-        """Return a text with its escapes, before it is broken into lines: they are longer than what they stand for."""
+    def _escaped(self, text: Text) -> Text:
+        """Escape a text before it is broken into lines, as escapes are longer than the characters."""
         if plain(text.plain) == text.plain:
             return text
         whole = text.blank_copy()
@@ -46,33 +46,33 @@ out = PlainConsole()
 err = PlainConsole(stderr=True)
 
 
-class Problems:
-    """Shows what could not be read, a line each, and counts it; of one file at most `shown` lines."""
+class ProblemPrinter:
+    """Prints problems of input files, one per line, and counts them; prints at most `shown` lines per file."""
 
     def __init__(self, shown: int = 20) -> None:
         self.of_file: Counter[Path] = Counter()
         self._shown = shown
 
     def __call__(self, path: Path, line: int, message: str) -> None:
-        """Show a problem; see `exporters.json_files.Report`."""
+        """Print a problem; see `exporters.files.foreign_files.Report`."""
         self.of_file[path] += 1
         if self.of_file[path] <= self._shown:
-            place = f"{path}:{line}:" if line else f"{path}:"
-            err.print(Text.assemble((place, "yellow"), f" {shorten(message, LONGEST)}; left out"), soft_wrap=True)
+            where = f"{path}:{line}:" if line else f"{path}:"
+            err.print(Text.assemble((where, "yellow"), f" {shorten(message, MAX_MESSAGE)}; left out"), soft_wrap=True)
 
 
-LONGEST: Final = 1000
-"""Characters of the longest message that is shown."""
+MAX_MESSAGE: Final = 1000
+"""Characters of a printed message at most."""
 
 FOUND = 1
-"""Exit status: the problem that was looked for is there."""
+"""Exit status: the command found the problem that it looks for."""
 
 BAD_INPUT = 2
-"""Exit status: the command cannot work with what it was given."""
+"""Exit status: the input or an option is invalid."""
 
 
-ENGINE_HELP = "local, or dask: ranks and tables are read on a cluster."
-SCHEDULER_HELP = "Address of a dask scheduler; else two processes are started here."
+ENGINE_HELP = "local, or dask to read ranks and tables on a cluster."
+SCHEDULER_HELP = "Address of a dask scheduler; without it, dask starts two local processes."
 
 
 def bad_input(message: str) -> NoReturn:
@@ -82,30 +82,30 @@ def bad_input(message: str) -> NoReturn:
 
 
 def progress_bar() -> Progress:
-    """Return a bar of bytes on standard error, with what is being worked on and how long it will take."""
+    """Return a bar of bytes on standard error, with the current table and the remaining time."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=err, transient=True)
 
 
 def tensorboard_command() -> str:
-    """Return how TensorBoard is called here: by its path where the virtual environment is not active."""
+    """Return the command that starts TensorBoard: its path if the virtual environment is not active."""
     if shutil.which("tensorboard"):
         return "tensorboard"
-    beside = Path(sys.executable).parent / "tensorboard"
+    path = Path(sys.executable).parent / "tensorboard"
     try:
-        return str(beside.relative_to(Path.cwd()))
+        return str(path.relative_to(Path.cwd()))
     except ValueError:
-        return str(beside)
+        return str(path)
 
 
 _STEPS: Final = re.compile(r"\d{1,16}(-\d{1,16})?", re.ASCII)
 
 
 def parse_steps(text: str | None) -> range | None:
-    """Return the steps of "10-20" (both included) or "15".
+    """Return the steps of "10-20" (inclusive) or "15".
 
     Raises:
-        typer.Exit: with status 2 when the text is no such range.
+        typer.Exit: with status 2 for any other text.
 
     """
     if text is None:

@@ -1,4 +1,4 @@
-"""`trainsentry csv2tb`."""
+"""`trainsentry csv2tb`: converts CSV tables to TensorBoard event files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,31 +6,41 @@ from typing import Annotated
 import typer
 
 from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.short_text import counted
 from trainsentry.exporters.tensorboard.writer import MAX_RAW_TAGS
-from trainsentry.monitor.cli.console import Problems, bad_input, out, parse_steps, progress_bar, tensorboard_command
+from trainsentry.monitor.cli.console import (
+    ProblemPrinter,
+    bad_input,
+    out,
+    parse_steps,
+    progress_bar,
+    tensorboard_command,
+)
 
 
 def csv2tb_command(
-    source: Annotated[Path, typer.Argument(help="An output directory, one rank's, or msprobe's of either monitor.")],
+    source: Annotated[Path, typer.Argument(help="An output directory, one rank's directory, or msprobe's output.")],
     target: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="SOURCE/tensorboard_csv by default.")] = None,
-    quantity: Annotated[list[str] | None, typer.Option(help="Only these, such as gradient,update.")] = None,
+    quantity: Annotated[
+        list[str] | None, typer.Option(help="Convert only these tables, such as gradient,update.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Tables converted at a time.")] = 1,
     steps: Annotated[str | None, typer.Option(help="Convert only these steps, such as 10-20.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Convert every n-th step only.")] = 1,
-    full: Annotated[bool, typer.Option("--full", help="Convert every value of series of any length.")] = False,
-    raw_tags: Annotated[int, typer.Option(min=-1, help="Most tags of single series; -1: all.")] = MAX_RAW_TAGS,
-    time_start: Annotated[str | None, typer.Option(help="msprobe's directories from this time on.")] = None,
-    time_end: Annotated[str | None, typer.Option(help="… up to this time, such as Dec03_21-34-40.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Convert only every n-th step.")] = 1,
+    full: Annotated[bool, typer.Option("--full", help="Convert every value; thin no series.")] = False,
+    raw_tags: Annotated[int, typer.Option(min=-1, help="Tags of single series at most; -1: no limit.")] = MAX_RAW_TAGS,
+    time_start: Annotated[str | None, typer.Option(help="msprobe's directories from then on: Dec03_21-34-40.")] = None,
+    time_end: Annotated[str | None, typer.Option(help="msprobe's directories up to this time.")] = None,
 ) -> None:
     """Convert the CSV tables of a run, ours or msprobe's, to TensorBoard event files.
 
-    Tables of more than 1,000 steps are thinned to the lowest and the highest value of each bin of steps, so that what
-    lasted one step is still seen. Run again, the command goes on with what has come.
+    Tables of more than 1,000 steps are thinned to the lowest and the highest value of each bin of steps, so a spike of
+    one step stays visible. A second run converts only what is new.
 
     Example: trainsentry csv2tb monitor_output --quantity gradient --steps 100-200
     """
     out_dir = target or source / "tensorboard_csv"
-    problems = Problems()
+    problems = ProblemPrinter()
     with progress_bar() as bar:
         task = bar.add_task("converting", total=_bytes(source))
         try:
@@ -53,11 +63,15 @@ def csv2tb_command(
     if not done.scalars and not done.unchanged:
         bad_input(f"{source}: nothing to convert" + (f" in steps {steps}" if steps else ""))
     out.print(
-        f"{done.scalars} scalars of {done.tables} tables and {done.runs} runs written to {out_dir}"
-        + (f"; {done.unchanged} tables were up to date" if done.unchanged else "")
-        + (f"; single series of {done.too_many} tables left out (--raw-tags -1 keeps them)" if done.too_many else "")
-        + (f"; {done.thinned} tables thinned to their extremes (--full keeps all)" if done.thinned else "")
-        + (f"; {problems.of_file.total()} malformed lines left out" if problems.of_file else ""),
+        f"wrote {counted(done.scalars, 'scalar')} of {counted(done.tables, 'table')} "
+        f"and {counted(done.runs, 'run')} to {out_dir}"
+        + (f"; {counted(done.unchanged, 'table')} already up to date" if done.unchanged else "")
+        + (
+            f"; left out the series of {counted(done.too_many, 'table')} (--raw-tags -1 keeps them)"
+            * bool(done.too_many)
+        )
+        + (f"; thinned {counted(done.thinned, 'table')} to the extremes (--full keeps all)" if done.thinned else "")
+        + (f"; left out {counted(problems.of_file.total(), 'malformed line')}" if problems.of_file else ""),
         soft_wrap=True,
     )
     out.print(f"Open it: {tensorboard_command()} --logdir {out_dir}", soft_wrap=True)

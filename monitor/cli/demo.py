@@ -1,4 +1,4 @@
-"""`trainsentry demo`."""
+"""`trainsentry demo`: trains a small model, breaks one weight, and shows that the monitor finds it."""
 
 import enum
 import importlib.util
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Fault(str, enum.Enum):
-    """What happens to a weight midway."""
+    """The fault in a weight midway."""
 
     FLIP = "flip"
     HARD = "hard"
@@ -37,7 +37,7 @@ class Strategy(str, enum.Enum):
 
 
 class Stop(str, enum.Enum):
-    """What ends the run."""
+    """The event that ends the run."""
 
     INCIDENT = "incident"
     OVERFLOW = "overflow"
@@ -45,7 +45,7 @@ class Stop(str, enum.Enum):
 
 
 class DemoFramework(str, enum.Enum):
-    """What the model is made with."""
+    """The framework of the model."""
 
     TORCH = "torch"
     MINDSPORE = "mindspore"
@@ -56,25 +56,27 @@ def demo_command(
     fault: Annotated[
         Fault, typer.Option(help="flip: bit 30 of one weight; hard: bit 25 or 26 (×16 or ×256); none.")
     ] = Fault.FLIP,
-    fault_parameter: Annotated[str | None, typer.Option(help="The parameter to break; by --seed if left out.")] = None,
+    fault_parameter: Annotated[
+        str | None, typer.Option(help="The parameter to break; chosen by --seed if left out.")
+    ] = None,
     stop: Annotated[
         Stop, typer.Option(help="End the run at the incident, after --overflow-nums overflows, or never.")
     ] = Stop.INCIDENT,
     overflow_nums: Annotated[int, typer.Option(min=1, help="Steps with an overflow before the stop.")] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of model, data and fault.")] = 0,
-    ranks: Annotated[int, typer.Option(min=1, max=8, help="Processes of this machine; one of them breaks.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the model, the data and the fault.")] = 0,
+    ranks: Annotated[int, typer.Option(min=1, max=8, help="Processes on this machine; one has the fault.")] = 1,
     strategy: Annotated[Strategy, typer.Option(help="How several ranks share the work.")] = Strategy.DDP,
-    framework: Annotated[DemoFramework, typer.Option(help="What the model is made with.")] = DemoFramework.TORCH,
+    framework: Annotated[DemoFramework, typer.Option(help="The framework of the model.")] = DemoFramework.TORCH,
     output_dir: Annotated[Path | None, typer.Option(help="Where to write; a new demo_output by default.")] = None,
 ) -> None:
     """Train a small GPT on real text, break one weight midway, and find it.
 
     Example: trainsentry demo --fault-parameter blocks.2.up.weight, or with --ranks 2 --strategy fsdp2
     """
-    # The incident is shown below in full; its log line would break the progress bar.
+    # The incident is printed below in full; its log line would break the progress bar.
     logging.getLogger("trainsentry").setLevel(logging.ERROR)
     if framework is DemoFramework.MINDSPORE and ranks > 1:
-        bad_input("--ranks: the demo on MindSpore runs on one; allowed: 1")
+        bad_input("--ranks: the MindSpore demo runs on one rank; allowed: 1")
     train = _training(framework)
     directory = output_dir or _fresh(Path("demo_output"))
     config = _config(directory, stop, overflow_nums)
@@ -110,7 +112,7 @@ def demo_command(
 
 
 def _training(framework: DemoFramework) -> "Callable[..., Outcome]":
-    """Return the training run of a framework, or end the command when it is not installed."""
+    """Return the training function of a framework; end the command when the framework is not installed."""
     if importlib.util.find_spec(framework.value) is None:
         bad_input(f"the demo needs {framework.value}: pip install 'trainsentry[{framework.value}]'")
     if framework is DemoFramework.MINDSPORE:
@@ -129,7 +131,7 @@ def _config(directory: Path, stop: Stop, overflow_nums: int) -> dict[str, Any]:
     """Return the monitor's configuration."""
     return {
         "output_dir": str(directory),
-        "export": {"tensorboard": True, "report": False},  # it is written before the files are listed
+        "export": {"tensorboard": True, "report": False},  # the demo writes it before it lists the files
         "overflow_check": {"overflow_nums": overflow_nums if stop is Stop.OVERFLOW else -1},
         "on_incident": {"stop": stop is Stop.INCIDENT},
     }
@@ -141,7 +143,7 @@ def _show(outcome: "Outcome", seconds: float) -> None:
     before = outcome.losses[: outcome.flip_step]
     out.print(
         f"{outcome.steps} steps in {seconds:.0f} s; loss {before[0]:.2f} → {before[-1]:.2f}"
-        + (" until a weight broke" if outcome.flip else "")
+        + (" before the fault" if outcome.flip else "")
     )
     for incident in outcome.incidents:
         out.print(panel(incident))
@@ -150,18 +152,18 @@ def _show(outcome: "Outcome", seconds: float) -> None:
         out.print(f"Stopped by {kind} at step {outcome.stopped.step}, before its update.")
     flip = outcome.flip
     if flip is None:
-        verdict = "nothing was reported." if outcome.found else "yet an incident was reported."
-        out.print(f"No fault was made, and {verdict}", style="green" if outcome.found else "red")
+        verdict = "and the monitor reported nothing." if outcome.found else "but the monitor reported an incident."
+        out.print(f"The demo made no fault, {verdict}", style="green" if outcome.found else "red")
         return
-    before_it = f"What the monitor did not know: before step {outcome.flip_step}, bit {flip.bit} of element "
-    behind_it = f" flipped ({flip.before:.4g} became {flip.after:.4g})."
-    out.print(Text.assemble(f"{before_it}{flip.element} of ", (flip.parameter, "bold"), behind_it))
+    fault = f"The fault, unknown to the monitor: before step {outcome.flip_step}, the demo flipped bit {flip.bit} of "
+    effect = f" ({flip.before:.4g} became {flip.after:.4g})."
+    out.print(Text.assemble(f"{fault}element {flip.element} of ", (flip.parameter, "bold"), effect))
     if outcome.found:
         out.print("The first suspect is the flipped parameter.", style="bold green")
     elif outcome.incidents:
         out.print(f"The first suspect was {outcome.incidents[0].name}, not the flipped parameter.", style="red")
     else:
-        out.print("Nothing was reported.", style="red")
+        out.print("The monitor reported nothing.", style="red")
 
 
 def _fresh(path: Path) -> Path:

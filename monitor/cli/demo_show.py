@@ -1,4 +1,4 @@
-"""What the demo prints."""
+"""Prints the progress, the incidents and the files of the demo."""
 
 from pathlib import Path
 
@@ -8,11 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.cli.console import out, tensorboard_command
 
 
 def progress_bar() -> Progress:
-    """Return the bar that shows training."""
+    """Return the progress bar of training."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -40,15 +41,17 @@ def panel(incident: Incident) -> Panel:
 
 
 def show_files(directory: Path) -> None:
-    """Say what was written, and how to open it."""
+    """Print the written files, and the command that opens them."""
     files = [p for p in directory.rglob("*") if p.is_file()]
     size = sum(p.stat().st_size for p in files) / 2**20
-    out.print(Text.assemble("\nWritten to ", (str(directory), "bold"), f": {len(files)} files, {size:.1f} MB"))
+    out.print(
+        Text.assemble("\nWritten to ", (str(directory), "bold"), f": {counted(len(files), 'file')}, {size:.1f} MB")
+    )
     notes = {
         "incidents.jsonl": "the incident, with suspects and evidence",
         "report.html": "the incident on a page, with layers, curves and cost",
         "rank0": "statistics of every step as CSV, anomalies, status",
-        "global": "statistics of whole tensors, put together from all ranks",
+        "global": "statistics of whole tensors, combined from all ranks",
         "dump": "the suspects' tensors",
         "tensorboard": "the same statistics as curves",
     }

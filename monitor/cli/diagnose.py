@@ -1,4 +1,4 @@
-"""`trainsentry diagnose`."""
+"""`trainsentry diagnose`: ranks the suspects of a recorded run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,29 +9,37 @@ from rich.text import Text
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.csv.format import table_paths
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.files.foreign_files import NotOurs
-from trainsentry.monitor.cli.console import ENGINE_HELP, FOUND, SCHEDULER_HELP, Problems, bad_input, out, parse_steps
+from trainsentry.exporters.files.foreign_files import InputError
+from trainsentry.monitor.cli.console import (
+    ENGINE_HELP,
+    FOUND,
+    SCHEDULER_HELP,
+    ProblemPrinter,
+    bad_input,
+    out,
+    parse_steps,
+)
 from trainsentry.monitor.offline.history import diagnose
 
 
 def diagnose_command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An output directory, or one rank's.")],
-    top: Annotated[int, typer.Option("-k", "--top", min=1, help="Suspects shown of each incident.")] = 8,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="An output directory, or one rank's directory.")],
+    top: Annotated[int, typer.Option("-k", "--top", min=1, help="Suspects shown per incident.")] = 8,
     steps: Annotated[str | None, typer.Option(help="Only these steps, such as 10-20.")] = None,
     anew: Annotated[
-        bool, typer.Option("--anew", help="Judge the tables again, by the detectors of this version.")
+        bool, typer.Option("--anew", help="Judge the tables again with the detectors of this version.")
     ] = False,
     engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
     scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
-    """Rank what was recorded: from anomalies.jsonl, or from the CSV history where there is none.
+    """Rank the suspects of a recorded run: from anomalies.jsonl, or from the CSV tables if there is none.
 
-    Exit status 1 when an incident was found. Example: trainsentry diagnose monitor_output -k 3
+    Exit status 1 when there is an incident. Example: trainsentry diagnose monitor_output -k 3
     """
     wanted = parse_steps(steps)
     try:
-        with engine(engine_name, scheduler) as each:
-            incidents = diagnose(recorded_ranks(directory), Problems(), wanted, each, anew=anew)
+        with engine(engine_name, scheduler) as mapper:
+            incidents = diagnose(recorded_ranks(directory), ProblemPrinter(), wanted, mapper, anew=anew)
     except (ValueError, OSError) as error:
         bad_input(str(error))
     if not incidents:
@@ -43,23 +51,23 @@ def diagnose_command(
 
 
 def recorded_ranks(directory: Path) -> list[Path]:
-    """Return the directories of ranks with tables or anomalies: below `directory`, or itself.
+    """Return the rank directories in `directory`, and `directory` itself if it is one.
 
     Raises:
-        NotOurs: when there is none.
+        InputError: when there is none.
 
     """
     if not directory.is_dir():
-        raise NotOurs(f"{directory}: no such directory")
+        raise InputError(f"{directory}: no such directory")
     candidates = [*sorted(directory.glob("rank*"), key=lambda p: (len(p.name), p.name)), directory]
     found = [p for p in candidates if _is_rank(p)]
     if not found:
-        raise NotOurs(f"{directory}: holds no output of trainsentry (expected rank0/ with tables in it)")
+        raise InputError(f"{directory}: holds no output of trainsentry (expected rank0/ with tables in it)")
     return found
 
 
 def _is_rank(path: Path) -> bool:
-    """Whether a directory was written by a rank, be it without tables or without anything abnormal."""
+    """Whether a rank wrote a directory, even without tables or anomalies."""
     ours = any((path / name).is_file() for name in ("anomalies.jsonl", "status.json"))
     return ours or bool(table_paths(path))
 

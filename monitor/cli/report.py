@@ -1,4 +1,4 @@
-"""`trainsentry report`."""
+"""`trainsentry report`: writes the report of a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trainsentry.exporters.engine import engine
 from trainsentry.exporters.report.page import write_report
-from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, Problems, bad_input, err, out
+from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, ProblemPrinter, bad_input, err, out
 
 
 def report_command(
@@ -17,17 +17,19 @@ def report_command(
     engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
     scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
-    """Write one HTML page: the verdict, its evidence, layers over steps, curves, cost; it opens without a network.
+    """Write one HTML page with verdict, evidence, layers over steps, curves and cost; it opens without a network.
 
     Example: trainsentry report monitor_output
     """
-    problems = Problems(5)
+    problems = ProblemPrinter(5)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         task = bar.add_task("reading")
         try:
-            with engine(engine_name, scheduler) as each:
-                path = write_report(directory, output, problems, lambda what: bar.update(task, description=what), each)
+            with engine(engine_name, scheduler) as mapper:
+                path = write_report(
+                    directory, output, problems, lambda what: bar.update(task, description=what), mapper
+                )
         except (ValueError, OSError) as error:
             bad_input(str(error))
     out.print(f"{path}: {path.stat().st_size / 2**20:.1f} MB", soft_wrap=True)

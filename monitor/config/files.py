@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from trainsentry.exporters.files.foreign_files import DEEPEST, is_deep, parse_json, read_bytes
+from trainsentry.exporters.files.foreign_files import MAX_DEPTH, is_deep, parse_json, read_bytes
 from trainsentry.monitor.config.schema import MonitorConfig, config_model
 from trainsentry.monitor.errors import ConfigError
 
@@ -66,7 +66,9 @@ def read_file(path: Path) -> Any:
     except Exception as error:
         raise ConfigError(f"{path}: malformed: {error}") from error
     if is_deep(found, MOST_ITEMS):
-        raise ConfigError(f"{path}: nested deeper than {DEEPEST}, or more than {MOST_ITEMS} items with all its aliases")
+        raise ConfigError(
+            f"{path}: nested deeper than {MAX_DEPTH}, or more than {MOST_ITEMS} items with all its aliases"
+        )
     return found
 
 

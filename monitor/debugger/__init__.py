@@ -1,1 +1,1 @@
-"""The debugger: dumps of chosen steps, overflow checks, gradients on disk."""
+"""The debugger: dumps of selected steps, overflow checks, gradients on disk."""

@@ -1,4 +1,4 @@
-"""The debugger's configuration: msprobe's keys, of both its generations."""
+"""The debugger's configuration: msprobe's keys, of both generations."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from trainsentry.monitor.errors import ConfigError
 
 TASKS: Final = ("statistics", "tensor", "structure", "overflow_check", "grad_probe")
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
-"""L2, the kernels of compiled graphs, is MindSpore's alone."""
+"""Only MindSpore has L2, the kernels of compiled graphs."""
 
 _OTHER_TASKS: Final = {
     "nan_check": "overflow_check",
@@ -23,8 +23,8 @@ _OTHER_TASKS: Final = {
     "diff_check": "tensor, then trainsentry compare A B",
     "free_benchmark": "tensor on two devices or dtypes, then trainsentry compare A B",
 }
-MOST_NUMBERS: Final = 1_000_000
-"""Steps or ranks that can be chosen: their numbers are held one by one."""
+MAX_NUMBERS: Final = 1_000_000
+"""Steps or ranks at most; each number takes memory."""
 
 _OPERATION: Final = re.compile(r"[A-Za-z_]\w*\..+\.\d+\.(forward|backward)$")
 _MODULE: Final = re.compile(r"(Module|Cell)\..+\.(forward|backward)\.\d+$")
@@ -35,15 +35,15 @@ class _Block(BaseModel):
 
 
 def _numbers(value: Any) -> Any:
-    """Return a list of numbers and ranges as numbers."""
+    """Expand the ranges in a list of numbers and ranges."""
     if not isinstance(value, list):
         return value
     found: list[Any] = []
     for item in value:
         match = re.fullmatch(r"(\d{1,16})-(\d{1,16})", item, re.ASCII) if isinstance(item, str) else None
         if match is not None and int(match[1]) <= int(match[2]):
-            if len(found) + int(match[2]) - int(match[1]) >= MOST_NUMBERS:
-                raise ValueError(f"{item!r}; allowed: at most {MOST_NUMBERS} steps or ranks in all")
+            if len(found) + int(match[2]) - int(match[1]) >= MAX_NUMBERS:
+                raise ValueError(f"{item!r}; allowed: at most {MAX_NUMBERS} steps or ranks in all")
             found.extend(range(int(match[1]), int(match[2]) + 1))
         elif isinstance(item, int) and not isinstance(item, bool) and item >= 0:
             found.append(item)
@@ -66,7 +66,7 @@ Numbers = Annotated[list[int], BeforeValidator(_numbers)]
 
 
 class Chosen(_Block):
-    """Which calls are dumped, and what of them."""
+    """The calls that are dumped, and which parts of them."""
 
     scope: list[str] = []
     calls: list[str] = Field(default=[], alias="list")
@@ -93,14 +93,14 @@ def _not_zero(value: int) -> int:
 
 
 class OverflowTaskBlock(Chosen):
-    """How many overflowing calls stop training; -1 never does."""
+    """The number of overflowing calls that stops training; -1 never stops it."""
 
     overflow_nums: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] = 1
     check_mode: Literal["all", "aicore", "atomic"] = "all"
 
 
 class GradProbe(_Block):
-    """Gradients on disk before each update: extremes and norm (L0), their signs (L1), shares of intervals (L2)."""
+    """Writes gradients before each update: extremes and norm (L0), also signs (L1), also shares of intervals (L2)."""
 
     grad_level: Literal["L0", "L1", "L2"] = "L1"
     param_list: list[str] = []
@@ -109,12 +109,12 @@ class GradProbe(_Block):
     @model_validator(mode="after")
     def _bounds_grow(self) -> Self:
         if self.bounds != sorted(set(self.bounds)):
-            raise ValueError(f"bounds: {self.bounds}; allowed: numbers that grow")
+            raise ValueError(f"bounds: {self.bounds}; allowed: ascending numbers")
         return self
 
 
 class DebuggerConfig(_Block):
-    """The whole configuration. `rank` and `step` empty means all of them."""
+    """The whole configuration; an empty `rank` or `step` selects all."""
 
     task: str = "statistics"
     dump_path: Annotated[str, Field(min_length=1)]
@@ -147,7 +147,7 @@ class DebuggerConfig(_Block):
         if self.async_dump and self.task == "tensor" and not self.tensor.calls and self.level != "debug":
             raise ValueError(
                 "async_dump: True with task 'tensor' keeps every tensor in device memory until stop(); allowed: with a "
-                "tensor.list that is not empty"
+                "non-empty tensor.list"
             )
         if self.async_dump and self.chosen.summary_mode == "md5":
             raise ValueError("async_dump: True with summary_mode 'md5'; allowed: summary_mode statistics")
@@ -155,12 +155,12 @@ class DebuggerConfig(_Block):
 
     @property
     def chosen(self) -> Chosen:
-        """The block of the task; grad_probe, which follows parameters, has none."""
+        """The block of the task; the defaults for grad_probe, which records parameters instead of calls."""
         block = getattr(self, self.task)
         return block if isinstance(block, Chosen) else Chosen()
 
     def selection(self, risk_of: Any) -> CallSelection:
-        """Return which calls are recorded."""
+        """Return the selection of the recorded calls."""
         chosen = self.chosen
         modes = set(chosen.data_mode)
         everything = {"forward", "backward", "input", "output"}
@@ -177,10 +177,10 @@ class DebuggerConfig(_Block):
 
 
 def load_debugger_config(path: str | None, given: dict[str, Any]) -> tuple[DebuggerConfig, list[str]]:
-    """Return the configuration of a file, with `given` arguments in place of its own, and warnings about it.
+    """Return the configuration of a file, overridden by the `given` arguments, and its warnings.
 
     Raises:
-        ConfigError: when the file cannot be read, or for a key or value that is not allowed.
+        ConfigError: when the file cannot be read, or for an invalid key or value.
 
     """
     data = read_file(Path(path)) if path is not None else {}
@@ -191,7 +191,7 @@ def load_debugger_config(path: str | None, given: dict[str, Any]) -> tuple[Debug
     warnings: list[str] = []
     _read_old_keys(data, warnings)
     if "dump_path" not in data:
-        raise ConfigError(f"{where}: dump_path: missing; allowed: the folder that dumps are written to")
+        raise ConfigError(f"{where}: dump_path: missing; allowed: the folder for the dumps")
     try:
         config = DebuggerConfig.model_validate(data)
     except ValidationError as error:
@@ -202,17 +202,17 @@ def load_debugger_config(path: str | None, given: dict[str, Any]) -> tuple[Debug
 
 
 def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
-    """Bring names of either generation to one; what has no meaning here is left out with a warning.
+    """Convert the keys of both generations to one form; drop unsupported keys with a warning.
 
     Raises:
-        ConfigError: for a task that is another's.
+        ConfigError: for a task that is not supported.
 
     """
     task = data.get("task", "statistics") or "statistics"
     if task not in TASKS:
         other = _OTHER_TASKS.get(task) if isinstance(task, str) else None
         if other != "overflow_check":
-            instead = f"; in its place: {other}" if other else ""
+            instead = f"; use instead: {other}" if other else ""
             raise ConfigError(f"task: {task!r}; allowed: {', '.join(TASKS)}{instead}")
         warnings.append(f"task: {task!r} is read as {other!r}")
         data.setdefault(other, data.pop(task, {}))
@@ -222,13 +222,13 @@ def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
         warnings.append(f"level: {data.get('level', 'L1')!r} with task 'structure' is read as 'mix'")
         data["level"] = "mix"
     blocks = {*_OTHER_TASKS, "load", "acl_config", "grad_probe" if task != "grad_probe" else ""}
-    warnings.extend(f"{key}: is not read" for key in [k for k in data if k in blocks] if data.pop(key))
+    warnings.extend(f"{key}: is not used" for key in [k for k in data if k in blocks] if data.pop(key))
     for block in TASKS:
         inside = data.get(block)
         if isinstance(inside, dict):
             data[block] = {k: v for k, v in inside.items() if k not in _UNREAD}
             unread = [k for k in inside if k in _UNREAD and inside[k]]
-            warnings.extend(f"{block}.{k}: is not read" for k in unread)
+            warnings.extend(f"{block}.{k}: is not used" for k in unread)
 
 
 _UNREAD: Final = frozenset(
@@ -248,20 +248,20 @@ _UNREAD: Final = frozenset(
         "file_format",
     }
 )
-"""Keys of msprobe for what is not here: comparisons over a network, kernels of a device."""
+"""msprobe's keys for unsupported features: comparisons over a network, kernels of a device."""
 
 
 def _check_folder(path: str, where: str) -> None:
-    """Check that dumps can be written.
+    """Check that the dump folder is writable.
 
     Raises:
-        ConfigError: when the folder cannot be made or written to.
+        ConfigError: when the folder cannot be created or written to.
 
     """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: dump_path: {path!r} is no folder that can be made: {error}") from error
+        raise ConfigError(f"{where}: dump_path: {path!r} cannot be created: {error}; allowed: a folder") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{where}: dump_path: {path!r} is not writable; allowed: a folder that is")
+        raise ConfigError(f"{where}: dump_path: {path!r} is not writable; allowed: a writable folder")

@@ -1,4 +1,4 @@
-"""One debugger at work: which steps and ranks are dumped, and where to."""
+"""Runs one debugger: decides which steps and ranks to dump, and where."""
 
 import logging
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ PART: Final = "debugger"
 
 
 class DumpSession:
-    """Dumps the steps that are asked for. `framework` is what it needs of torch; see `TorchDebugging`."""
+    """Dumps the selected steps. `framework` holds the framework's part of the debugger; see `TorchDebugging`."""
 
     def __init__(self, config: DebuggerConfig, framework: Any) -> None:
         self.config = config
@@ -38,30 +38,30 @@ class DumpSession:
 
     @property
     def is_over(self) -> bool:
-        """Whether every step that was asked for has passed."""
+        """Whether all selected steps have passed."""
         return bool(self.config.step) and self.iteration > max(self.config.step)
 
     def start(self, model: Any, token_range: Sequence[int] | None) -> None:
-        """Dump from here on, if the step and the rank are asked for."""
+        """Start dumping, if the step and the rank are selected."""
         self._take_model(model)
         if token_range is not None:
             self._check_range(token_range)
-        in_rank = self._is_asked_for_on_this_rank()
+        in_rank = self._is_rank_selected()
         if in_rank:
             self.guard.run(PART, self.framework.prepare, self.watcher, self._named, self.config.dump_path)
-        if not in_rank or not self._is_asked_for() or self._started:
+        if not in_rank or not self._is_selected() or self._started:
             return
         self._started = True
         if self.config.level in {"debug", "L2"} or self.config.task == "grad_probe":
-            return  # what is written there does not come of calls
+            return  # these write no calls
         self._open()
         if token_range is None:
             self.watcher.start(self._named)
         else:
-            self._range = self.framework.token_range(self._models, token_range, self._go, self.watcher.stop)
+            self._range = self.framework.token_range(self._models, token_range, self._start_watcher, self.watcher.stop)
 
     def stop(self) -> None:
-        """Dump no more until the next `start`."""
+        """Stop dumping until the next `start`."""
         if not self._started:
             return
         self._started = False
@@ -71,10 +71,10 @@ class DumpSession:
         self.watcher.stop()
 
     def step(self) -> None:
-        """End the step; the next one counts from 0.
+        """End the step; calls of the next step are numbered from 0.
 
         Raises:
-            OverflowLimitReached: on every rank, when one has counted as many overflowing calls as are allowed.
+            OverflowLimitReached: on every rank, when one rank has `overflow_nums` overflowing calls.
 
         """
         was_over = self.is_over
@@ -85,20 +85,20 @@ class DumpSession:
             self.saved.end_step()
         step, self.iteration = self.iteration, self.iteration + 1
         if self.is_over and not was_over:
-            logger.info("trainsentry: the debugger has dumped every step that was asked for (%s)", self.config.step)
+            logger.info("trainsentry: the debugger has dumped all selected steps (%s)", self.config.step)
         if self.overflows is not None:
             self.overflows.end_step(step, self.task.take_counts(), self.framework)
 
     def module_dump(self, module: Any, name: str) -> None:
-        """Dump the calls of one module, and of those in it, under a name of the user's."""
-        if self._is_asked_for():
+        """Dump the calls of one module and its submodules under the given name."""
+        if self._is_selected():
             self._open()
             self.watcher.start(self.framework.named_modules([module], name))
             self._started = True
 
     def writer_for_debug(self) -> Any:
-        """Return what `save` writes to; None when the step or the rank is not asked for."""
-        if self.config.level != "debug" or not self._is_asked_for():
+        """Return the writer of `save`; None when the step or the rank is not selected."""
+        if self.config.level != "debug" or not self._is_selected():
             return None
         if self.saved is None:
             self.saved = self.framework.make_saved_variables(self.config, self.guard)
@@ -107,7 +107,7 @@ class DumpSession:
         return self.saved
 
     def close(self) -> None:
-        """End everything: no hook is left, every file is closed."""
+        """Remove every hook and close every file."""
         self.stop()
         self.watcher.reset()
         self.guard.run(PART, self.framework.release, self.watcher)
@@ -117,9 +117,9 @@ class DumpSession:
                 part.close()
         never = [s for s in self.config.step if s >= self.iteration]
         if never and self.iteration:
-            logger.warning("trainsentry: step: %s never came; the last was %d", never, self.iteration - 1)
+            logger.warning("trainsentry: step: %s never came; the last step was %d", never, self.iteration - 1)
 
-    def _go(self) -> None:
+    def _start_watcher(self) -> None:
         self.watcher.start(self._named)
 
     def _take_model(self, model: Any) -> None:
@@ -139,12 +139,12 @@ class DumpSession:
         if len(token_range) != 2 or not whole or token_range[0] > token_range[1]:
             raise ValueError(f"start(token_range): {list(token_range)!r}; allowed: [first, last], from 0 on")
         if not self._models:
-            raise ValueError("start(token_range) without a model; allowed: with the model whose calls are counted")
+            raise ValueError("start(token_range): no model; allowed: with the model whose calls are counted")
 
-    def _is_asked_for(self) -> bool:
-        return self._is_asked_for_on_this_rank() and (not self.config.step or self.iteration in self.config.step)
+    def _is_selected(self) -> bool:
+        return self._is_rank_selected() and (not self.config.step or self.iteration in self.config.step)
 
-    def _is_asked_for_on_this_rank(self) -> bool:
+    def _is_rank_selected(self) -> bool:
         rank, size = self.framework.rank_and_world_size()
         if not self._checked_rank:
             self._checked_rank = True
@@ -166,7 +166,7 @@ class DumpSession:
         self.task.writer = self._dump
 
     def _head(self) -> dict[str, Any]:
-        """Return what a dump begins with."""
+        """Return the first members of dump.json."""
         saves = self.config.task in {"tensor", "overflow_check"}
         return {
             "task": self.config.task,

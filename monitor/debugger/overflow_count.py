@@ -1,15 +1,16 @@
-"""Counts overflowing calls of all ranks, and stops training on every one of them at the limit."""
+"""Counts overflowing calls on each rank, and stops training on all ranks when one reaches the limit."""
 
 import logging
 from typing import Any
 
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.errors import OverflowLimitReached
 
 logger = logging.getLogger("trainsentry")
 
 
 class OverflowCount:
-    """Calls of steps that a loss scaler left out are counted apart, in `skipped_steps`: it has dealt with them."""
+    """The overflowing calls of this rank; steps that the loss scaler skipped count only in `skipped_steps`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -30,36 +31,37 @@ class OverflowCount:
         calls, first, unscaled = found
         if unscaled:
             self.skipped_steps += 1
-            logger.info("trainsentry: step %d: the loss scaler left it out; %d overflowing calls", step, calls)
+            count = counted(calls, "overflowing call")
+            logger.info("trainsentry: the loss scaler skipped step %d with %s", step, count)
         else:
             self.calls += calls
             self.first = self.first or first
         if self.limit < 0:
             return
-        most = self._greatest(float(self.calls), framework)
+        most = self._max_over_ranks(float(self.calls), framework)
         if most >= self.limit:
             where = f"; the first on this rank: {self.first}" if self.first else ""
-            count = f"{int(most)} overflowing calls on one rank, overflow_nums is {self.limit}"
+            count = f"{counted(int(most), 'overflowing call')} on one rank, overflow_nums is {self.limit}"
             raise OverflowLimitReached(step, f"{count}{where}")
 
     def close(self) -> None:
-        """Leave the other ranks."""
+        """Leave the rendezvous with the other ranks."""
         if self._rendezvous is not None:
             self._rendezvous.close(broken=self._alone)
             self._rendezvous = None
 
-    def _greatest(self, mine: float, framework: Any) -> float:
-        """Return the most calls of any rank; this rank's own, from when on the others have not come."""
+    def _max_over_ranks(self, local: float, framework: Any) -> float:
+        """Return the maximum over all ranks; once they cannot be reached, this rank's own count."""
         if self._alone:
-            return mine
+            return local
         try:
             if self._max_reduce is None:
                 self._rendezvous = framework.meet()
                 self._max_reduce = framework.max_reduce(self._rendezvous)
-            self._max_reduce.propose([mine])
+            self._max_reduce.propose([local])
             agreed = self._max_reduce.result()
         except RuntimeError as error:
             self._alone = True
-            logger.warning("trainsentry: overflow_check: each rank stops for itself: %s", error)
-            return mine
-        return float(agreed[0]) if agreed else mine
+            logger.warning("trainsentry: overflow_check: this rank counts alone and stops alone: %s", error)
+            return local
+        return float(agreed[0]) if agreed else local

@@ -19,15 +19,15 @@ logger = logging.getLogger("trainsentry")
 
 
 class PrecisionDebugger:
-    """Dumps what modules and operations take and give, forward and backward, of chosen steps and ranks.
+    """Dumps inputs and outputs of modules and operations, forward and backward, of selected steps and ranks.
 
-    There is one debugger in a process: later constructors return it and ignore their arguments, until `close()`.
-    `framework` is that of `model`, or the one that is imported, unless it is given. Methods can be called on the class
-    as well. Keys of the file and dumps are msprobe's; see docs/debugger.md.
+    A process has one debugger: until `close()`, later constructors return it and ignore their arguments. `framework`
+    defaults to that of `model`, else to the one that is imported. Methods can also be called on the class. Keys of the
+    file and layout of the dumps are msprobe's; see docs/debugger.md.
 
     Raises:
-        ConfigError: for a key or value that is not allowed, a task and a level that do not go together, or a
-            `dump_path` that cannot be written to.
+        ConfigError: for an invalid key or value, a level that does not fit the task, or a `dump_path` that is not
+            writable.
 
     """
 
@@ -52,7 +52,7 @@ class PrecisionDebugger:
         kind = type(self)
         if kind._instance is not None:
             if config_path is not None or task is not None or dump_path is not None:
-                logger.info("trainsentry: there is a PrecisionDebugger already; these arguments are not read")
+                logger.info("trainsentry: a PrecisionDebugger already exists; these arguments are ignored")
             return
         given = {"task": task, "dump_path": dump_path, "level": level, "step": step}
         config, warnings = load_debugger_config(None if config_path is None else str(config_path), given)
@@ -64,12 +64,12 @@ class PrecisionDebugger:
 
     @classmethod
     def start(cls, model: Any = None, token_range: Sequence[int] | None = None) -> None:
-        """Begin to dump, if the step and the rank are asked for; `model` is a module or a list of them.
+        """Start dumping, if the step and the rank are selected; `model` is a module or a list of modules.
 
-        With `token_range=[first, last]` only those calls of the model are dumped, counted from 0 (inference).
+        `token_range=[first, last]` dumps only these calls of the model, counted from 0 (for inference).
 
         Raises:
-            ValueError: without a model where modules are dumped, or for a range that is none.
+            ValueError: when modules are to be dumped and no model is given, or for an invalid range.
 
         """
         session = cls._of("start")
@@ -77,7 +77,7 @@ class PrecisionDebugger:
 
     @classmethod
     def stop(cls) -> None:
-        """Dump no more until the next `start`."""
+        """Stop dumping until the next `start`."""
         cls._of("stop").stop()
 
     @classmethod
@@ -85,7 +85,7 @@ class PrecisionDebugger:
         """End the step.
 
         Raises:
-            OverflowLimitReached: with overflow_check, at the `overflow_nums`-th overflowing call, on every rank.
+            OverflowLimitReached: on every rank, when overflow_check counts `overflow_nums` overflowing calls.
 
         """
         cls._of("step").step()
@@ -100,18 +100,18 @@ class PrecisionDebugger:
         """Dump a variable at level debug: tensors, numbers and texts, and lists, tuples and mappings of them.
 
         Raises:
-            ValueError: for a name that is empty or no text.
+            ValueError: for a name that is empty or not a text.
 
         """
         if not isinstance(name, str) or not name:
-            raise ValueError(f"save(name): got {name!r}; allowed: a text that is not empty")
+            raise ValueError(f"save(name): got {name!r}; allowed: a non-empty text")
         writer = cls._of("save").writer_for_debug()
         if writer is not None:
             writer.save(variable, name, save_backward)
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
-        """Count steps from `step` on: the run goes on from a checkpoint.
+        """Count steps from `step` on, for a run that resumes from a checkpoint.
 
         Raises:
             ValueError: for anything but a whole number from 0 on.
@@ -126,7 +126,7 @@ class PrecisionDebugger:
 
     @classmethod
     def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
-        """Dump calls of a function of the user's, `module.api`, too; named after the package unless told.
+        """Also dump the calls of the user's function `module.api`, named by `api_prefix` or after its package.
 
         Raises:
             AttributeError: when the module has no such function.
@@ -142,31 +142,31 @@ class PrecisionDebugger:
 
     @classmethod
     def module_dump(cls, module: Any, dump_name: str) -> None:
-        """Dump the calls of one module, and of all in it, as `Module.<dump_name>…`, until `module_dump_end`.
+        """Dump the calls of one module and its submodules as `Module.<dump_name>…`, until `module_dump_end`.
 
         Raises:
-            ValueError: for a name that is empty or no text.
+            ValueError: for a name that is empty or not a text.
             TypeError: for anything but a module.
 
         """
         if not isinstance(dump_name, str) or not dump_name:
-            raise ValueError(f"module_dump(dump_name): got {dump_name!r}; allowed: a text that is not empty")
+            raise ValueError(f"module_dump(dump_name): got {dump_name!r}; allowed: a non-empty text")
         session = cls._of("module_dump")
         session.framework.check_models([module])
         session.module_dump(module, dump_name)
 
     @classmethod
     def module_dump_end(cls) -> None:
-        """End what `module_dump` began."""
+        """End `module_dump`."""
         cls._of("module_dump_end").stop()
 
     @classmethod
     def monitor(cls, model: Any) -> None:
-        """With the task grad_probe: write the gradients of a model before each update; on MindSpore, of an optimizer.
+        """Write the gradients of a model (on MindSpore: an optimizer) before each update; needs the task grad_probe.
 
         Raises:
             ValueError: with another task.
-            TypeError: for what has no gradients.
+            TypeError: for an object without gradients.
 
         """
         session = cls._of("monitor")
@@ -177,15 +177,15 @@ class PrecisionDebugger:
 
     @classmethod
     def close(cls) -> None:
-        """End the debugger: hooks are removed, files closed, and another one can be made."""
+        """End the debugger: remove hooks, close files, and allow another debugger."""
         session, cls._session, cls._instance = cls._session, None, None
         if session is not None:
             session.close()
 
     @classmethod
-    def _of(cls, what: str) -> DumpSession:
+    def _of(cls, method: str) -> DumpSession:
         if cls._session is None:
-            raise RuntimeError(f"PrecisionDebugger.{what}(): no debugger; allowed: after PrecisionDebugger(...)")
+            raise RuntimeError(f"PrecisionDebugger.{method}(): no debugger; allowed: after PrecisionDebugger(...)")
         return cls._session
 
 
@@ -198,15 +198,15 @@ def _session_for(config: DebuggerConfig, framework: str) -> DumpSession:
         seed_all(1234 if config.seed is None else config.seed, config.is_deterministic)
     try:
         return DumpSession(config, Debugging())
-    except ValueError as error:  # what this framework does not have
+    except ValueError as error:  # a setting that this framework lacks
         raise ConfigError(str(error)) from None
 
 
 def _framework(given: str | None, model: Any) -> str:
-    """Return the framework that is meant: the one given, the model's, or the only one that is imported.
+    """Return the framework: the given one, the model's, or the only one that is imported.
 
     Raises:
-        ConfigError: for one that is none, or when it cannot be told.
+        ConfigError: for an unknown framework, or when the framework is ambiguous.
 
     """
     if given is not None:

@@ -1,1 +1,1 @@
-"""The main job on a small real model and real text: train, break one weight, find it."""
+"""The demo: train a small model on real text, break one weight, find it."""

@@ -1,4 +1,4 @@
-"""A real bit flip in the storage of one weight, as a cosmic ray or a worn memory cell makes it."""
+"""Flips a bit in the storage of one weight, as a cosmic ray or a worn memory cell does."""
 
 import random
 from typing import Final
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from trainsentry.monitor.demo.outcome import Flip
 
 BITS: Final = {"flip": (30,), "hard": (25, 26)}
-"""Bits of a float32 by kind of fault: 30 multiplies a small weight by 2^128; 25 and 26 by 16 and 256."""
+"""Bits of a float32 by kind of fault: bit 30 multiplies a small weight by 2^128, bit 25 by 16, bit 26 by 256."""
 
 
 def flip_weight(model: nn.Module, tokens: Tensor, kind: str, seed: int, parameter: str | None = None) -> Flip:
-    """Flip a bit, clear until then, of a weight that the coming batch of `tokens` uses.
+    """Set a clear bit of a weight that the next batch (`tokens`) uses.
 
     Raises:
-        ValueError: when the model has no such parameter, or no element of it has the bit clear.
+        ValueError: when the model has no such parameter, or the bit is set in all its elements.
 
     """
     choice = random.Random(seed)  # noqa: S311 - a fault, not a secret
@@ -43,16 +43,16 @@ def check_parameter(model: nn.Module, name: str) -> None:
     """Check that the model has a parameter of this name.
 
     Raises:
-        ValueError: when it has not.
+        ValueError: when it has none.
 
     """
     names = [n for n, _ in model.named_parameters()]
     if name not in names:
-        raise ValueError(f"--fault-parameter: {name!r} is no parameter; allowed: {', '.join(names)}")
+        raise ValueError(f"--fault-parameter: {name!r} is not a parameter; allowed: {', '.join(names)}")
 
 
 def _used_elements(name: str, parameter: Tensor, tokens: Tensor) -> list[int]:
-    """Return the elements that take part in the next forward pass: of the byte embedding, the batch's rows."""
+    """Return the elements that the next forward pass uses: for the byte embedding only the batch's rows."""
     if name != "token.weight":
         return list(range(parameter.numel()))
     width = parameter.shape[1]

@@ -1,4 +1,4 @@
-"""The demo on MindSpore: an ordinary loop in the functional style, and a weight that breaks."""
+"""The demo on MindSpore: an ordinary functional training loop, and a fault in one weight."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ BATCH: Final = 8
 VOCABULARY: Final = 256
 LEARNING_RATE: Final = 2e-3
 BITS: Final = {"flip": (30,), "hard": (25, 26)}
-"""Bits of a float32 by kind of fault: 30 multiplies a small weight by 2^128; 25 and 26 by 16 and 256."""
+"""Bits of a float32 by kind of fault: bit 30 multiplies a small weight by 2^128, bit 25 by 16, bit 26 by 256."""
 
 
 class TransformerCell(nn.Cell):  # type: ignore[misc] # MindSpore has no types
-    """Causal self-attention of one head and a feed-forward network, each behind a norm and added to the stream."""
+    """A pre-norm residual block: causal self-attention of one head, and a feed-forward network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,9 +72,9 @@ def train(
     fault_parameter: str | None = None,
     progress: Callable[[int, float], None] = lambda _step, _loss: None,
 ) -> Outcome:
-    """Train the byte-level GPT under a monitor with `config`; midway one weight breaks.
+    """Train the byte-level GPT under a monitor with `config`, with a fault in one weight midway.
 
-    `fault` is `flip`, `hard` or `none`. `progress` is called with step and loss.
+    `fault` is `flip`, `hard` or `none`. `progress` gets step and loss.
 
     Raises:
         ValueError: when the model has no parameter `fault_parameter`.
@@ -115,7 +115,7 @@ def train(
 
 
 def _batches(seed: int) -> Any:
-    """Yield random windows of Python's language reference: bytes, and those that follow."""
+    """Yield random windows of Python's language reference: the bytes, and the bytes shifted by one."""
     text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics)).encode()
     data = np.frombuffer(text, np.uint8).astype(np.int32)
     rng = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def _batches(seed: int) -> Any:
 
 
 def _flip(named: Mapping[str, Parameter], kind: str, seed: int, parameter: str | None) -> Flip:
-    """Flip a bit, clear until then, of a weight that every batch uses, in its own memory."""
+    """Set a clear bit of a weight that every batch uses, in the weight's memory."""
     choice = random.Random(seed)  # noqa: S311 - a fault, not a secret
     names = [parameter] if parameter is not None else [n for n in named if not n.startswith("token")]
     name, bit = choice.choice(names), choice.choice(BITS[kind])

@@ -1,4 +1,4 @@
-"""How a run of the demo ended."""
+"""The outcome of a demo run."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the last step, the loss of every step, the flip if one was made, and what was found."""
+    """The number of steps, the loss of every step, the flip if there was one, the incidents, and the stop."""
 
     steps: int
     losses: tuple[float, ...]
@@ -30,7 +30,7 @@ class Outcome:
 
     @property
     def found(self) -> bool:
-        """Whether the first suspect is the flipped parameter; without a flip, whether nothing was reported."""
+        """Whether the first suspect is the flipped parameter; without a flip, whether there is no incident."""
         if self.flip is None:
             return not self.incidents
         return bool(self.incidents) and self.incidents[0].name == self.flip.parameter

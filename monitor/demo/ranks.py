@@ -1,7 +1,7 @@
-"""The demo on several ranks of this machine: one of them breaks, and the monitor names rank and layer.
+"""The demo on several ranks of this machine: one rank has a fault, and the monitor names rank and layer.
 
-Run as `python -m trainsentry.monitor.demo.ranks JSON` on each rank, under the variables that torchrun sets. What a
-rank has to say it prints as JSON, one line each.
+Run as `python -m trainsentry.monitor.demo.ranks JSON` on each rank, with torchrun's environment variables. A rank
+prints its messages as JSON, one per line.
 """
 
 import json
@@ -23,15 +23,14 @@ from trainsentry.collectors.torch.rows.local_tensor import local
 from trainsentry.monitor.demo.fault import BITS
 from trainsentry.monitor.demo.model import Gpt, GptConfig
 from trainsentry.monitor.demo.outcome import Flip
-from trainsentry.monitor.demo.text import Batches
-from trainsentry.monitor.demo.training import BATCH, LEARNING_RATE, rate
+from trainsentry.monitor.demo.training import BATCH, LEARNING_RATE, Batches, rate
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.train_monitor import TrainMonitor
 
 
 @dataclass(frozen=True)
 class DemoTask:
-    """What a rank is to do; `fault_rank` is the one that breaks, -1 for none."""
+    """The settings of a rank's run; `fault_rank` is the rank with the fault, -1 for none."""
 
     config: dict[str, Any]
     strategy: str
@@ -61,15 +60,15 @@ def start_ranks(task: DemoTask, ranks: int) -> "list[subprocess.Popen[str]]":
     ]
 
 
-def lines_of(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
-    """Yield what a rank says, as it says it; other output is passed over."""
+def messages_of(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    """Yield a rank's messages as they arrive; skip its other output."""
     for line in process.stdout or ():
         if line.startswith('{"demo"'):
             yield json.loads(line)["demo"]
 
 
 def run_rank(task: DemoTask) -> None:
-    """Train one rank's share, and break a weight on the way if this is the rank to break."""
+    """Train one rank's share, and flip a bit midway if this rank has the fault."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(task.seed)
@@ -82,20 +81,20 @@ def run_rank(task: DemoTask) -> None:
                 tokens, targets = batches.draw()
                 if step == task.steps // 2 and rank == task.fault_rank:
                     flip = _flip(trained.held(), task)
-                    _say(flip={**asdict(flip), "step": step, "rank": rank})
+                    _send(flip={**asdict(flip), "step": step, "rank": rank})
                 loss = trained.loss(tokens, targets)
                 monitor.log(loss=loss)
                 if rank == 0:
-                    _say(step=step, loss=loss.item())
+                    _send(step=step, loss=loss.item())
                 trained.update(LEARNING_RATE * rate(step, task.steps))
         except TrainingStopped as stop:
-            _say(stopped=stop.step, rank=rank)
+            _send(stopped=stop.step, rank=rank)
     dist.barrier()
-    os._exit(0)  # what the frameworks leave to be torn down is not the demo's
+    os._exit(0)  # skip the frameworks' teardown
 
 
 class _Ddp:
-    """Every rank holds everything; gradients are averaged."""
+    """Every rank holds all parameters; gradients are averaged."""
 
     def __init__(self, model: nn.Module) -> None:
         self.plain = model
@@ -115,7 +114,7 @@ class _Ddp:
         self.optimizer.zero_grad()
 
     def held(self) -> dict[str, Tensor]:
-        """Return what this rank holds of each parameter, as the optimizer moves it."""
+        """Return this rank's part of each parameter, as the optimizer updates it."""
         return {name: p.detach() for name, p in self.plain.named_parameters()}
 
 
@@ -142,7 +141,7 @@ class _Zero3(_Ddp):
     def __init__(self, model: nn.Module) -> None:
         import deepspeed
 
-        # It would compile an extension for inference, behind a lock that outlives a killed process.
+        # Otherwise it compiles an inference extension, under a lock that outlives a killed process.
         deepspeed.ops.__compatible_ops__ = {}
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
         config = {
@@ -166,7 +165,7 @@ class _Zero3(_Ddp):
         self.model.step()
 
     def held(self) -> dict[str, Tensor]:
-        """Return the partitions that the optimizer moves; they lie one behind the other, in the model's order."""
+        """Return the partitions that the optimizer updates; they are contiguous, in the model's order."""
         held: dict[str, Tensor] = {}
         names = {id(p): name for name, p in self.plain.named_parameters()}
         for parameters, flat in zip(
@@ -175,8 +174,8 @@ class _Zero3(_Ddp):
             start = 0
             for parameter in parameters:
                 size = parameter.partition_numel()
-                own = max(0, min(size, parameter.ds_numel - dist.get_rank() * size))
-                held[names[id(parameter)]] = flat.detach()[start : start + own]
+                used = max(0, min(size, parameter.ds_numel - dist.get_rank() * size))
+                held[names[id(parameter)]] = flat.detach()[start : start + used]
                 start += size
         return held
 
@@ -185,7 +184,7 @@ _STRATEGIES: Mapping[str, type[_Ddp]] = {"ddp": _Ddp, "fsdp2": _Fsdp2, "zero3": 
 
 
 def _flip(held: Mapping[str, Tensor], task: DemoTask) -> Flip:
-    """Flip a clear bit of what this rank holds of one parameter of the blocks."""
+    """Set a clear bit in this rank's part of one parameter of the blocks."""
     choice = random.Random(task.seed)  # noqa: S311 - a fault, not a secret
     [bit] = choice.sample(BITS[task.fault], 1)
     names = [task.fault_parameter] if task.fault_parameter else [n for n in held if n.startswith("blocks")]
@@ -201,8 +200,8 @@ def _flip(held: Mapping[str, Tensor], task: DemoTask) -> Flip:
     raise ValueError(f"--fault-parameter: rank {task.fault_rank} holds no element of {names[0]!r} with bit {bit} clear")
 
 
-def _say(**what: Any) -> None:
-    sys.stdout.write(json.dumps({"demo": what}) + "\n")
+def _send(**message: Any) -> None:
+    sys.stdout.write(json.dumps({"demo": message}) + "\n")
     sys.stdout.flush()
 
 

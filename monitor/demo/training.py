@@ -1,16 +1,17 @@
-"""The training run of the demo: an ordinary loop that trainsentry watches, and a weight that breaks."""
+"""The training run of the demo: an ordinary loop that trainsentry watches, and a fault in one weight."""
 
 import math
 from collections.abc import Callable, Mapping
+from pydoc_data import topics
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from trainsentry.monitor.demo.fault import check_parameter, flip_weight
 from trainsentry.monitor.demo.model import Gpt, GptConfig
 from trainsentry.monitor.demo.outcome import Outcome
-from trainsentry.monitor.demo.text import Batches
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.train_monitor import TrainMonitor
 
@@ -28,9 +29,9 @@ def train(
     fault_parameter: str | None = None,
     progress: Callable[[int, float], None] = lambda _step, _loss: None,
 ) -> Outcome:
-    """Train the byte-level GPT under a monitor with `config`; midway one weight breaks.
+    """Train the byte-level GPT under a monitor with `config`, with a fault in one weight midway.
 
-    `fault` is `flip`, `hard` or `none` (see `fault.BITS`). `progress` is called with step and loss.
+    `fault` is `flip`, `hard` or `none` (see `fault.BITS`). `progress` gets step and loss.
     """
     torch.manual_seed(seed)
     sizes = GptConfig()
@@ -66,7 +67,30 @@ def train(
 
 
 def rate(step: int, steps: int) -> float:
-    """Return the share of the learning rate: linear warm-up, then a cosine down to a tenth."""
+    """Return the factor of the learning rate: linear warm-up, then cosine decay to a tenth."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - WARM_UP) / max(steps - WARM_UP, 1)))
+
+
+def language_reference() -> Tensor:
+    """Return Python's language reference (the text of `help()`) as one uint8 tensor of bytes, about 460 kB."""
+    text = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+class Batches:
+    """Random windows of the text: inputs and the bytes that follow, both of shape (batch, length)."""
+
+    def __init__(self, batch: int, length: int, seed: int) -> None:
+        self.data = language_reference()
+        self.batch = batch
+        self.length = length
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch."""
+        last = len(self.data) - self.length - 1
+        starts = torch.randint(0, last, (self.batch,), generator=self._generator)
+        rows = torch.stack([self.data[s : s + self.length + 1] for s in starts.tolist()]).long()
+        return rows[:, :-1], rows[:, 1:]

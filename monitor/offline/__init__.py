@@ -1,1 +1,1 @@
-"""Recorded runs: judged again, and compared."""
+"""Recorded runs: detection on their files, and comparison of two runs."""

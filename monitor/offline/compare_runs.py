@@ -1,4 +1,4 @@
-"""Compares what two runs have left on disk: dumps, tables of a monitored run, or gradients of grad_probe."""
+"""Compares the files of two runs: dumps, tables of monitored runs, or gradients from grad_probe."""
 
 import math
 import os
@@ -14,9 +14,10 @@ from trainsentry.anomaly.dumps.dump_comparison import EQUAL, Row, compare_dumps,
 from trainsentry.anomaly.dumps.tensor_difference import Difference, of_values
 from trainsentry.exporters.csv.reader import CsvRow, rank_directories, read_table, table_files
 from trainsentry.exporters.dumps.dump_reader import DumpedTensor, RankDump, read_dumps
-from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_arrays import read_array
-from trainsentry.exporters.files.foreign_files import NotOurs, Report, open_file
+from trainsentry.exporters.files.foreign_files import InputError, Report, open_file
+from trainsentry.exporters.short_text import counted
 
 DUMP_COLUMNS: Final = (
     "step",
@@ -35,20 +36,20 @@ DUMP_COLUMNS: Final = (
 RUN_COLUMNS: Final = ("step", "rank", "table", "name", "statistic", "a", "b", "relative")
 PROBE_COLUMNS: Final = ("step", "rank", "parameter", "similarity")
 
-EXPANDED: Final = 1 << 30
-"""Bytes of the largest tensor that repeats what its file holds once."""
+MAX_EXPANDED_BYTES: Final = 1 << 30
+"""Bytes of a loaded tensor at most, if that exceeds its file's size (an expanded tensor stores its values once)."""
 
 SAME_RUN: Final = 1e-6
-"""Relative difference from which two runs have parted: tables hold statistics in single precision or better, and runs
-on one machine with one seed are equal to the bit."""
+"""Relative difference above which two statistics differ: tables hold single precision or better, and runs on one
+machine with one seed are bitwise equal."""
 
 SIMILAR: Final = 0.97
-"""Share of equal signs below which two gradients point apart: grad_probe's own rule of thumb for a first step."""
+"""Share of equal signs below which the directions of two gradients differ: msprobe's rule of thumb for a first step."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The outcome: all rows, the rows that part (in the order of the run), the first of them, and a sentence."""
+    """The result: all rows, the rows that differ (in the order of the run), the first of them, and a sentence."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
@@ -62,33 +63,33 @@ def compare(
     a: Path,
     b: Path,
     names: Mapping[str, str] | None = None,
-    each: Each = here,
+    mapper: Mapper = map_locally,
     report: Report = lambda *_: None,
 ) -> Compared:
-    """Compare two folders of one kind; `each` says where the ranks of runs are read.
+    """Compare two folders of the same kind; `mapper` applies the comparison to the ranks of runs.
 
-    What cannot be read is reported and left out. `names` map beginnings of names in `a` to what they are in `b`.
+    Unreadable files are reported and skipped. `names` maps prefixes of names in `a` to those in `b`.
 
     Raises:
-        NotOurs: when one of them holds nothing that can be compared, or they are of different kinds.
+        InputError: when a folder holds nothing comparable, or the folders are of different kinds.
 
     """
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
-        raise NotOurs(f"{a} holds {kinds[0]}, {b} holds {kinds[1]}; allowed: two of one kind")
+        raise InputError(f"{a} holds {kinds[0]}, {b} holds {kinds[1]}; allowed: two of one kind")
     if kinds[0] == "a run":
-        return _compare_runs(a, b, names or {}, each, report)
+        return _compare_runs(a, b, names or {}, mapper, report)
     return _compare_dumps(a, b, names or {}, report) if kinds[0] == "a dump" else _compare_probes(a, b, names or {})
 
 
 def _kind(path: Path) -> str:
     if not path.is_dir():
-        raise NotOurs(f"{path}: no such directory")
+        raise InputError(f"{path}: no such directory")
     if any(path.glob("rank*/grad_summary_*.csv")) or any(path.glob("grad_summary_*.csv")):
         return "gradients"
     try:
         rank_directories(path)
-    except NotOurs:
+    except InputError:
         read_dumps(path)
         return "a dump"
     return "a run"
@@ -96,15 +97,15 @@ def _kind(path: Path) -> str:
 
 def _compare_dumps(a: Path, b: Path, names: Mapping[str, str], report: Report) -> Compared:
     ours, theirs = ({(d.step, d.rank): d for d in read_dumps(path, report)} for path in (a, b))
-    if len(ours) == 1 and len(theirs) == 1:  # two of them: whatever their steps and ranks
+    if len(ours) == 1 and len(theirs) == 1:  # one dump each: compare them even if step or rank differ
         pairs = [(next(iter(ours.values())), next(iter(theirs.values())))]
     else:
         pairs = [(ours[key], theirs[key]) for key in sorted(set(ours) & set(theirs))]
     if not pairs:
-        raise NotOurs(f"{a} and {b} have no step and rank in common")
+        raise InputError(f"{a} and {b} have no step and rank in common")
     rows: list[tuple[Any, ...]] = []
     worst: list[tuple[Any, ...]] = []
-    only = len(ours) + len(theirs) - 2 * len(pairs)  # steps and ranks that only one of them has
+    only = len(ours) + len(theirs) - 2 * len(pairs)  # dumps that only one folder has
     for one, other in pairs:
         for row in compare_dumps(one, other, names, _Values(one, other)):
             only += row.status in {"missing", "extra"}
@@ -114,11 +115,12 @@ def _compare_dumps(a: Path, b: Path, names: Mapping[str, str], report: Report) -
     first = worst[0] if worst else None
     equal = sum(row[4] == EQUAL for row in rows)
     text = (
-        f"they first part at step {first[0]}, rank {first[1]}, {first[2]} ({first[3]}): {_why(first)}"
+        f"they first differ at step {first[0]}, rank {first[1]}, {first[2]} ({first[3]}): {_why(first)}"
         if first is not None
-        else "they do not part"
+        else "they do not differ"
     )
-    summary = f"{text}; {equal} tensors are equal within rounding, {len(worst)} are not, {only} are in one of them only"
+    counts = f"{counted(equal, 'tensor')} equal within rounding, {len(worst)} different, {only} in only one of the two"
+    summary = f"{text}; {counts}"
     return Compared(DUMP_COLUMNS, rows, worst, first, only, summary)
 
 
@@ -146,45 +148,45 @@ class _Values:
         try:
             return of_values(*arrays)
         except MemoryError:
-            raise NotOurs(f"{paths[0]}: is larger than the memory") from None
+            raise InputError(f"{paths[0]}: does not fit in memory") from None
 
 
 def load_array(path: Path) -> Any:
-    """Return a dumped tensor as an array; no code in the file is run.
+    """Return a dumped tensor as an array, without running code in the file.
 
     Raises:
-        NotOurs: when it holds none.
+        InputError: when the file holds no tensor.
         OSError: when it cannot be read.
 
     """
     if path.suffix == ".npy":
         return read_array(path)
     with open_file(path) as file:
-        most = max(os.fstat(file.fileno()).st_size, EXPANDED)
+        limit = max(os.fstat(file.fileno()).st_size, MAX_EXPANDED_BYTES)
     try:
-        return _load(path, most)
+        return _load(path, limit)
     except Exception as error:
         first = str(error).partition("\n")[0] or type(error).__name__
-        raise NotOurs(f"{path}: cannot be loaded as a tensor: {first}") from error
+        raise InputError(f"{path}: cannot be loaded as a tensor: {first}") from error
 
 
-def _load(path: Path, most: int) -> Any:
+def _load(path: Path, limit: int) -> Any:
     from trainsentry.collectors.torch.saving import load_tensor
 
     tensor = load_tensor(path).resolve_conj().resolve_neg()
-    if tensor.numel() * tensor.element_size() > most:
-        raise NotOurs(f"says that it has {tensor.numel()} elements, too many for its size")
+    if tensor.numel() * tensor.element_size() > limit:
+        raise InputError(f"claims {tensor.numel()} elements, too many for its size")
     return (tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor).numpy()
 
 
-def _compare_runs(a: Path, b: Path, names: Mapping[str, str], each: Each, report: Report) -> Compared:
+def _compare_runs(a: Path, b: Path, names: Mapping[str, str], mapper: Mapper, report: Report) -> Compared:
     ranks_a, ranks_b = rank_directories(a), rank_directories(b)
     if not ranks_a.keys() & ranks_b.keys():
-        raise NotOurs(f"{a} and {b} have no rank in common")
+        raise InputError(f"{a} and {b} have no rank in common")
     ordered: list[tuple[int, tuple[Any, ...]]] = []
     only = len(ranks_a.keys() ^ ranks_b.keys())
     shared = [(name, ranks_a[name], ranks_b[name], dict(names)) for name in ranks_a if name in ranks_b]
-    for found, missing, problems in each(_compare_tables, shared):
+    for found, missing, problems in mapper(_compare_tables, shared):
         ordered.extend(found)
         only += missing
         for problem in problems:
@@ -193,21 +195,22 @@ def _compare_runs(a: Path, b: Path, names: Mapping[str, str], each: Each, report
     rows = [row for _, row in ordered]
     first = rows[0] if rows else None
     text = (
-        f"they first part at step {first[0]}, {first[1]}: {first[4]} of {first[2]} {first[3]} is {first[5]:.6g} and "
+        f"they first differ at step {first[0]}, {first[1]}: {first[4]} of {first[2]} {first[3]} is {first[5]:.6g} and "
         f"{first[6]:.6g}"
         if first is not None
-        else "they do not part"
+        else "they do not differ"
     )
-    summary = f"{text}; {len(rows)} statistics differ, {only} rows are in one of them only"
+    counts = f"{counted(len(rows), 'different statistic')}, {counted(only, 'row')} in only one of the two"
+    summary = f"{text}; {counts}"
     return Compared(RUN_COLUMNS, rows, rows, first, only, summary)
 
 
 def _compare_tables(
     item: tuple[str, Path, Path, dict[str, str]],
 ) -> tuple[list[tuple[int, tuple[Any, ...]]], int, list[tuple[Path, int, str]]]:
-    """Return the statistics that part, each after its row's order in the step, and how many rows only one has.
+    """Return the statistics that differ, the count of rows that only one run has, and the problems of the files.
 
-    Behind them stands what could not be read.
+    Each statistic comes with its row's order in the step.
     """
     rank, a, b, names = item
     problems: list[tuple[Path, int, str]] = []
@@ -222,18 +225,18 @@ def _compare_tables(
                 row = one[key]
                 for statistic, x in row.values.items():
                     y = other[key].values.get(statistic, math.nan)
-                    apart = _relative(x, y)
-                    if apart > SAME_RUN:
-                        rows.append((row.order, (row.step, rank, table, row.name, statistic, x, y, apart)))
+                    difference = _relative(x, y)
+                    if difference > SAME_RUN:
+                        rows.append((row.order, (row.step, rank, table, row.name, statistic, x, y, difference)))
     return rows, only, problems
 
 
 def _side_by_side(
     a: Sequence[Any], b: Sequence[Any], names: Mapping[str, str], report: Report
 ) -> Iterator[tuple[dict[Any, CsvRow], dict[Any, CsvRow]]]:
-    """Yield the rows of each step in two tables by their key, with the names that `b` has for them.
+    """Yield the rows of each step in two tables by key, with the names of `b`.
 
-    A step that only one has stands beside nothing.
+    Of a step that only one table has, the other part is empty.
     """
     tables = [read_table(files, report) for files in (a, b)]
     steps = [next(table, None) for table in tables]
@@ -241,10 +244,12 @@ def _side_by_side(
         step = min(rows[0].step for rows in steps if rows)
         found = []
         for i, rows in enumerate(steps):
-            here = rows is not None and rows[0].step == step
+            is_current = rows is not None and rows[0].step == step
             new = names if i == 0 else {}
-            found.append({(renamed(r.name, new), r.vpp_stage, r.micro_step): r for r in rows} if here and rows else {})
-            if here:
+            found.append(
+                {(renamed(r.name, new), r.vpp_stage, r.micro_step): r for r in rows} if is_current and rows else {}
+            )
+            if is_current:
                 steps[i] = next(tables[i], None)
         yield found[0], found[1]
 
@@ -258,7 +263,7 @@ def _relative(x: float, y: float) -> float:
 
 
 def _signs(path: Path) -> list[Path]:
-    """Return the files of signs, by step and name."""
+    """Return the files of gradient signs, sorted by step and name."""
     found = (file for file in path.glob("**/step*/*.npy") if _STEP.fullmatch(file.parent.name))
     return sorted(found, key=lambda p: (int(p.parent.name[4:]), p.name))
 
@@ -273,24 +278,24 @@ def _compare_probes(a: Path, b: Path, names: Mapping[str, str]) -> Compared:
     seen = {file.relative_to(a) for file in signs}
     only = sum(file.relative_to(b) not in seen for file in others) if not names else 0
     for file in signs:
-        place = file.relative_to(a)
+        path = file.relative_to(a)
         name = renamed(file.stem, names)
-        other = b / place.with_name(f"{name}.npy")
+        other = b / path.with_name(f"{name}.npy")
         if not other.is_file():
             only += 1
             continue
         x, y = load_array(file), load_array(other)
         same = float(np.mean(x == y)) if x.shape == y.shape and x.size else math.nan
-        rank = place.parts[0] if place.parts[0].startswith("rank") else "rank0"
+        rank = path.parts[0] if path.parts[0].startswith("rank") else "rank0"
         rows.append((int(file.parent.name[4:]), rank, file.stem, same))
     if not rows:
-        raise NotOurs(f"{a} and {b} have no signs of gradients in common (grad_level L1 or L2 writes them)")
+        raise InputError(f"{a} and {b} have no gradient signs in common (grad_level L1 or L2 writes them)")
     worst = [row for row in rows if not row[3] >= SIMILAR]
     first = worst[0] if worst else None
     text = (
-        f"they first point apart at step {first[0]}, {first[2]}: {first[3]:.1%} of the signs are equal"
+        f"they first differ in direction at step {first[0]}, {first[2]}: {first[3]:.1%} of the signs are equal"
         if first is not None
-        else "they point the same way"
+        else "they do not differ in direction"
     )
     lowest = min(row[3] for row in rows)
     return Compared(PROBE_COLUMNS, rows, worst, first, only, f"{text}; the lowest similarity is {lowest:.4f}")

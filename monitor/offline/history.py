@@ -1,4 +1,4 @@
-"""A recorded run as step records again, so that the same detection works on what lies on disk."""
+"""Reads a recorded run back as step records, and runs the same detection on them."""
 
 import heapq
 import re
@@ -19,9 +19,9 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, Series, SeriesTable
 from trainsentry.exporters.csv.format import TableFile, table_paths
 from trainsentry.exporters.csv.reader import read_steps, table_files
-from trainsentry.exporters.engine import Each, here
+from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_fields import objects, whole
-from trainsentry.exporters.files.foreign_files import MOST_OF_OBJECT, NotOurs, Report, read_lines, read_object
+from trainsentry.exporters.files.foreign_files import MAX_OBJECT_BYTES, InputError, Report, read_lines, read_object
 from trainsentry.monitor.offline.recorded_ranks import differences_of_ranks, graph_of
 from trainsentry.monitor.offline.recorded_table import RecordedRows, RecordedTable
 from trainsentry.monitor.recorder import hang_report
@@ -31,7 +31,7 @@ _STARTS: Final = objects({"restart": whole, "start_step": whole}, frozenset({"re
 ACROSS_RANKS: Final = frozenset(
     {replicas.NAME, conservation.NAME, reductions.NAME, peers.PEERS, peers.CALL_ORDERS, hang_report.NAME}
 )
-"""Detectors that compare the ranks. They know the bits, the order of calls and who is missing; tables do not."""
+"""Detectors that compare ranks; tables lack the bits, call orders and missing ranks that they need."""
 
 
 def rank_number(directory: Path) -> int:
@@ -41,10 +41,10 @@ def rank_number(directory: Path) -> int:
 
 
 def records_of(directory: Path, table: SeriesTable, report: Report) -> Iterator[StepRecord]:
-    """Yield the records of one rank's tables, step by step; series and layouts are defined in `table`.
+    """Yield the records of one rank's tables, step by step; define their series and layouts in `table`.
 
     Raises:
-        NotOurs: when the directory holds no table.
+        InputError: when the directory holds no table.
 
     """
     rank = rank_number(directory)
@@ -63,9 +63,9 @@ def records_of(directory: Path, table: SeriesTable, report: Report) -> Iterator[
 
 
 def anomalies_in(directory: Path, report: Report) -> dict[int, list[Anomaly]]:
-    """Return the anomalies that a rank has written, by start of the run; malformed lines are reported.
+    """Return a rank's recorded anomalies by start of the run; report malformed lines.
 
-    Of steps that a later start ran again, the earlier start's are left out.
+    If a later start ran a step again, the earlier start's anomalies of that step are dropped.
     """
     path = directory / "anomalies.jsonl"
     found: dict[int, list[Anomaly]] = {}
@@ -74,38 +74,43 @@ def anomalies_in(directory: Path, report: Report) -> dict[int, list[Anomaly]]:
             found.setdefault(whole(line.get("restart")) or 0, []).append(Anomaly.from_json(line))
         except (KeyError, TypeError, ValueError) as error:
             report(path, number, f"not an anomaly: {type(error).__name__}: {error}")
-    began = _starts(directory.parent / "run.json")
+    first_steps = _first_steps(directory.parent / "run.json")
     for restart, anomalies in found.items():
-        later = min((step for start, step in began.items() if start > restart), default=None)
+        later = min((step for start, step in first_steps.items() if start > restart), default=None)
         found[restart] = [a for a in anomalies if later is None or a.step < later]
     return found
 
 
-def _starts(path: Path) -> dict[int, int]:
-    """Return the first step of each start of a run, by its number, as far as `run.json` says."""
+def _first_steps(path: Path) -> dict[int, int]:
+    """Return the first step of each start of a run by its number, from `run.json`."""
     try:
         starts = _STARTS(read_object(path).get("starts")) or []
-    except (NotOurs, OSError):
+    except (InputError, OSError):
         return {}
     return {start["restart"]: start["start_step"] for start in starts}
 
 
 def diagnose(
-    directories: Iterable[Path], report: Report, steps: range | None = None, each: Each = here, *, anew: bool = False
+    directories: Iterable[Path],
+    report: Report,
+    steps: range | None = None,
+    mapper: Mapper = map_locally,
+    *,
+    anew: bool = False,
 ) -> tuple[Incident, ...]:
-    """Rank what was recorded by one or several ranks: from their anomalies, else from their tables.
+    """Rank the incidents of recorded ranks: from their anomalies, else from their tables.
 
-    `each` says where the ranks are read. With `anew` their tables are judged again where there are any; of the
-    anomalies only those that the comparison of ranks found are taken.
+    `mapper` applies the reader to the ranks. With `anew` existing tables are judged again; of the recorded anomalies
+    only those from the comparison of ranks are kept.
 
     Raises:
-        NotOurs: when a directory holds neither.
+        InputError: when a directory holds neither.
 
     """
     table = SeriesTable()
     starts: dict[int, list[Anomaly]] = {}
     directories = list(directories)
-    for directory, (found, problems) in zip(directories, each(partial(_judged, anew=anew), directories), strict=True):
+    for directory, (found, problems) in zip(directories, mapper(partial(_judged, anew=anew), directories), strict=True):
         _define_parameters(directory, table, report)
         for problem in problems:
             report(*problem)
@@ -125,18 +130,18 @@ def diagnose(
 
 
 def _differences(directories: Sequence[Path]) -> Iterator[Anomaly]:
-    """Yield what only several ranks together show, where none of them has written verdicts."""
+    """Yield the anomalies from comparing ranks, if no rank has recorded anomalies."""
     ranks = {rank_number(d): d for d in directories if table_paths(d)}
     if len(ranks) < 2 or any((d / "anomalies.jsonl").is_file() for d in directories):
         return
-    quiet: Report = lambda *_: None  # noqa: E731 - it was reported when each rank was judged
+    ignore: Report = lambda *_: None  # noqa: E731 - problems were reported when each rank was judged
     tables = {rank: SeriesTable() for rank in ranks}
-    records = {rank: (tables[rank], records_of(d, tables[rank], quiet)) for rank, d in ranks.items()}
+    records = {rank: (tables[rank], records_of(d, tables[rank], ignore)) for rank, d in ranks.items()}
     yield from differences_of_ranks(records, {rank: graph_of(d) for rank, d in ranks.items()})
 
 
 def _judged(directory: Path, *, anew: bool) -> tuple[dict[int, list[Anomaly]], list[tuple[Path, int, str]]]:
-    """Return a rank's anomalies by start of the run, and what could not be read."""
+    """Return a rank's anomalies by start of the run, and the problems of its files."""
     problems: list[tuple[Path, int, str]] = []
     report: Report = lambda *problem: problems.append(problem)  # noqa: E731
     recorded = anomalies_in(directory, report) if (directory / "anomalies.jsonl").is_file() else None
@@ -144,9 +149,9 @@ def _judged(directory: Path, *, anew: bool) -> tuple[dict[int, list[Anomaly]], l
         return recorded, problems
     found = [a for anomalies in (recorded or {}).values() for a in anomalies if a.detector in ACROSS_RANKS]
     if table_paths(directory):
-        own = SeriesTable()
-        detection = Detection(own)
-        for record in records_of(directory, own, report):
+        table = SeriesTable()
+        detection = Detection(table)
+        for record in records_of(directory, table, report):
             found.extend(detection.judge(record))
     return {0: found} if found else {}, problems
 
@@ -159,9 +164,9 @@ def _in_table(
 
 
 def _record(step: int, rank: int, parts: list[RecordedRows]) -> StepRecord:
-    """Return the rows of all tables at a step as one record, in the order in which they were met."""
+    """Merge the rows of all tables at a step into one record, in execution order."""
     placed = np.concatenate([part.orders for part in parts if not part.unplaced] or [np.zeros(0, np.int64)])
-    orders = [_free_places(placed, len(part.ids)) if part.unplaced else part.orders for part in parts]
+    orders = [_free_orders(placed, len(part.ids)) if part.unplaced else part.orders for part in parts]
     order = np.argsort(np.concatenate(orders), kind="stable")
     return StepRecord(
         step=step,
@@ -173,23 +178,23 @@ def _record(step: int, rank: int, parts: list[RecordedRows]) -> StepRecord:
     )
 
 
-def _free_places(placed: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Return where rows without an order were met: the numbers that the other tables leave out are theirs.
+def _free_orders(placed: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Return the orders of rows without one: the numbers that the other tables skip.
 
-    >>> _free_places(np.array([1, 2, 5]), 3).tolist()
+    >>> _free_orders(np.array([1, 2, 5]), 3).tolist()
     [0, 3, 4]
     """
     return np.setdiff1d(np.arange(len(placed) + count), placed)[:count]
 
 
 def _define_parameters(directory: Path, table: SeriesTable, report: Report) -> None:
-    """Tell the ranker how many parameters there are, from `graph.json` where it exists."""
+    """Define all parameters from `graph.json`, if it exists, so that the ranker knows their number."""
     path = directory / "graph.json"
     try:
-        parameters = read_object(path, MOST_OF_OBJECT).get("parameters")
+        parameters = read_object(path, MAX_OBJECT_BYTES).get("parameters")
     except FileNotFoundError:
         return
-    except (NotOurs, OSError) as error:
+    except (InputError, OSError) as error:
         report(path, 0, str(error).removeprefix(f"{path}: "))
         return
     for name, module in parameters.items() if isinstance(parameters, dict) else ():

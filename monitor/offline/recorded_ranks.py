@@ -1,4 +1,4 @@
-"""What only the ranks together show, found in what each of them has written."""
+"""Compares the recorded files of several ranks: replicas, collectives, data and times."""
 
 import heapq
 import itertools
@@ -22,7 +22,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import COLUMNS
 from trainsentry.exporters.files.foreign_fields import Kind, checked, objects, sizes, text
-from trainsentry.exporters.files.foreign_files import MOST_OF_OBJECT, NotOurs, read_object
+from trainsentry.exporters.files.foreign_files import MAX_OBJECT_BYTES, InputError, read_object
 from trainsentry.monitor.recorder.ranks.comparison import Comparison, differences, is_compared
 from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_global
 
@@ -37,9 +37,9 @@ _GRAPH: Final[dict[str, Kind]] = {
 def differences_of_ranks(
     ranks: Mapping[int, tuple[SeriesTable, Records]], graphs: Mapping[int, Mapping[str, Any]]
 ) -> Iterator[Anomaly]:
-    """Yield anomalies of replicas, collectives, data and times; `ranks` holds each rank's table and records.
+    """Yield anomalies of replicas, collectives, data and times; `ranks` holds each rank's series table and records.
 
-    `graphs` are the contents of the ranks' `graph.json`; where one is missing, that rank's collectives are not judged.
+    `graphs` holds the ranks' `graph.json`; without it, a rank's collectives are not judged.
     """
     assembly, comparison = ShardAssembly(min(ranks), set(ranks), final=True), Comparison()
     comparison.data_parallel = {rank for rank in ranks if graphs.get(rank, {}).get("data_parallel")}
@@ -53,24 +53,24 @@ def differences_of_ranks(
             comparison.take(rank, ranks[rank][0], record)
         for rank in ranks:
             assembly.finish(rank, step)
-        for _ in assembly.complete():  # the statistics of whole tensors: they stand in global/ already
+        for _ in assembly.complete():  # statistics of whole tensors: global/ already has them
             pass
         for _, found in differences(assembly, comparison.judge(assembly.settled)):
             yield from found
 
 
 def graph_of(directory: Path) -> dict[str, Any]:
-    """Return what is compared of a rank's `graph.json`; nothing where it cannot be read."""
+    """Return the compared members of a rank's `graph.json`; empty if it cannot be read."""
     try:
-        return checked(read_object(directory / "graph.json", MOST_OF_OBJECT), _GRAPH)
-    except (OSError, NotOurs):
+        return checked(read_object(directory / "graph.json", MAX_OBJECT_BYTES), _GRAPH)
+    except (OSError, InputError):
         return {}
 
 
 def _parts(
     rank: int, table: SeriesTable, records: Records, graph: Mapping[str, Any]
 ) -> Iterator[tuple[int, StepRecord]]:
-    """Yield the rows that are compared, with those that tell of each collective call."""
+    """Yield the compared rows of each record, with a row for each collective call."""
     wanted = np.zeros(0, bool)
     calls = _Calls(table, graph)
     for record in records:
@@ -85,7 +85,7 @@ def _is_known(series: Series) -> bool:
 
 
 class _Calls:
-    """Makes the rows of collective calls, which have no table, from what they are called and the process groups."""
+    """Makes the rows of collective calls, which have no table, from their names and the process groups."""
 
     def __init__(self, table: SeriesTable, graph: Mapping[str, Any]) -> None:
         self.table = table
@@ -95,7 +95,7 @@ class _Calls:
         self._of: dict[int, tuple[int, tuple[float, ...]] | None] = {}
 
     def added(self, record: StepRecord) -> StepRecord:
-        """Return the record with a row for each call of which it holds an input."""
+        """Return the record with a row for each call whose input it holds."""
         found = dict(made for i in record.ids.tolist() if (made := self._call(i)) is not None)
         if not found:
             return record
@@ -122,6 +122,6 @@ class _Calls:
         ranks = self._ranks.get(group)
         if not ranks:
             return None
-        number = float(re.findall(r"\d+", call)[-1])  # ranks number the calls of a step alike
-        own = self.table.series_id(Series(call, COMMUNICATION_CALL, 0, series.index))
-        return own, (number, np.nan, np.nan, float(len(ranks)), float(min(ranks)), float(UNKNOWN))
+        number = float(re.findall(r"\d+", call)[-1])  # all ranks number the calls of a step the same way
+        call_id = self.table.series_id(Series(call, COMMUNICATION_CALL, 0, series.index))
+        return call_id, (number, np.nan, np.nan, float(len(ranks)), float(min(ranks)), float(UNKNOWN))

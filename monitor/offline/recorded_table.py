@@ -1,4 +1,4 @@
-"""A table that was read back, as the series and numbers of step records."""
+"""Turns the rows of a recorded table into the series and values of step records."""
 
 import re
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import COLUMNS, INFS, NANS, STATISTICS, VALUE
-from trainsentry.exporters.csv.format import SCALARS, elements_of, sizes_of
+from trainsentry.exporters.csv.format import SCALARS, elements_of, parse_shape
 from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, TableRows
 
-# The last part named input or output is ours; earlier ones belong to the user's module names.
+# The last input or output in the name is ours; earlier ones belong to the user's module names.
 _ACTIVATION: Final = re.compile(
     r"(?:(?P<module>.*?)(?:@\d+)?\.)?(?:input|output)\.(?P<path>(?:(?!input\.|output\.).)+)"
 )
 
 _CALL: Final = re.compile(r"(?P<call>(?P<group>.+)\.(?P<op>(?:(?![a-z])\w)*[a-z]\w*)\.\d+)(?:\.\d+)?")
-"""The name of a tensor of a collective: group, op, which call of the step, and which tensor if there are several."""
+"""The name of a collective's tensor: group, op, number of the call in the step, and of the tensor if several."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedRows:
-    """Rows of one table at one step as a record has them, before the tables are put together.
+    """Rows of one table at one step in the form of a record, before the tables are merged.
 
-    Those of scalars (`unplaced`) have no order of their own in their table.
+    Scalars (`unplaced`) have no order in their table.
     """
 
     ids: npt.NDArray[np.int32]
@@ -54,13 +54,13 @@ class RecordedTable:
         self._layouts: list[int] = []
 
     def rows(self, rows: TableRows, table: SeriesTable) -> RecordedRows:
-        """Return rows of the table as rows of a record; their series and layouts are defined in `table`."""
+        """Return rows of the table as rows of a record; define their series and layouts in `table`."""
         scalar = self.name == SCALARS
         self._define(rows, table)
         for shape, dtype in self.keys.layouts[len(self._layouts) :]:
             self._layouts.append(table.layout_id(layout_of("[]" if scalar else shape, "float64" if scalar else dtype)))
         values = np.full((len(rows), COLUMNS), np.nan)
-        values[:, [NANS, INFS]] = 0.0  # a table without counts says nothing against its values
+        values[:, [NANS, INFS]] = 0.0  # without counts, values count as finite
         for column, name in enumerate(rows.numbers):
             values[:, STATISTICS.index(name) if name in STATISTICS else VALUE] = rows.values[:, column]
         if scalar:
@@ -70,12 +70,12 @@ class RecordedTable:
             np.asarray(self._layouts, np.int32)[rows.layouts],
             rows.orders,
             values,
-            scalar and self._tells_of_a_skip(rows),
+            scalar and self._has_skip(rows),
             unplaced=scalar,
         )
 
     def _define(self, rows: TableRows, table: SeriesTable) -> None:
-        """Define the series that these rows are the first of, in the order in which the run met them."""
+        """Define the series that first appear in these rows, in the run's order."""
         more = len(self.keys.keys) - len(self._ids)
         self._ids = np.append(self._ids, np.full(more, -1, np.int32))
         new = np.flatnonzero(self._ids[rows.keys] < 0)
@@ -83,7 +83,7 @@ class RecordedTable:
             key = int(rows.keys[row])
             self._ids[key] = table.series_id(series_of(self.name, self.keys.keys[key]))
 
-    def _tells_of_a_skip(self, rows: TableRows) -> bool:
+    def _has_skip(self, rows: TableRows) -> bool:
         names = (self.keys.keys[key].name for key in rows.keys.tolist())
         numbers = zip(names, rows.values[:, 0].tolist(), strict=True)
         return any(name in {SKIPPED, FOUND_INF} and value > 0 for name, value in numbers)
@@ -114,10 +114,10 @@ def series_of(table: str, key: RowKey) -> Series:
 
 
 def layout_of(shape: str, dtype: str) -> Layout:
-    """Return the layout that a row's texts say.
+    """Parse the layout from a row's texts.
 
     >>> layout_of("[2, 3]", "float32").numel
     6
     """
-    sizes = sizes_of(shape)
+    sizes = parse_shape(shape)
     return Layout(sizes, dtype, elements_of(sizes))

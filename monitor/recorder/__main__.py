@@ -1,4 +1,4 @@
-"""Starts a recorder process: `python -m trainsentry.monitor.recorder`, with `RecorderSettings` on standard input."""
+"""Runs a recorder process: `python -m trainsentry.monitor.recorder`, with `RecorderSettings` on standard input."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from trainsentry.monitor.recorder.start import TERMINAL_SIGNALS
 
 
 def main() -> None:
-    """Serve until the trainer closes or is gone."""
+    """Serve the trainer until it closes the session or is gone, then start the report."""
     _step_aside()
     settings = RecorderSettings.decode(sys.stdin.buffer.read())
     ring_descriptor, socket_descriptor = settings.descriptors
@@ -26,20 +26,20 @@ def main() -> None:
     if session.is_root:
         begin_last_exports(session.settings, session.directory, session.table, len(session.incidents.incidents))
     sys.stdout.flush()
-    os._exit(0)  # a writer that hangs must not keep the process alive
+    os._exit(0)  # a hung writer must not keep the process alive
 
 
 def _step_aside() -> None:
-    """Leave Ctrl-C and a closed terminal to the trainer, and take the processor only when it has time.
+    """Ignore Ctrl-C and a closed terminal, which the trainer handles, and run only when a processor is idle.
 
-    A process group of its own, and not a session: Linux schedules each session as one group, inside which alone
-    `nice` counts. `benchmarks/niced_neighbour.py` shows what that does to a step of torch's busy threads. Batch
-    scheduling keeps the recorder from running in the trainer's place at the moment it is woken by it.
+    The recorder gets its own process group but no session: Linux schedules a session as one group, and `nice` counts
+    only inside it (`benchmarks/niced_neighbour.py` measures the effect on torch's busy threads). Batch scheduling
+    keeps the recorder from preempting the trainer when the trainer wakes it.
     """
     for number in TERMINAL_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # blocked since before the process began
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # the parent blocked them before the start
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     if hasattr(os, "nice"):

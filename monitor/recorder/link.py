@@ -1,6 +1,6 @@
-"""The trainer's end of the recorder: sends records, hears requests, starts a successor when it dies.
+"""The trainer's end of the recorder: sends records, receives requests, starts a successor when the recorder dies.
 
-What no recorder has written in the end is written here.
+At the end it writes the records that no recorder has written.
 """
 
 import logging
@@ -17,33 +17,34 @@ from typing import Any, Final
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.drain import steps_in, write_rest
+from trainsentry.monitor.recorder.drain import steps_in, write_remaining
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
+from trainsentry.monitor.recorder.sinks.gaps import steps_text
 from trainsentry.monitor.recorder.sinks.known_gaps import KnownGaps
 from trainsentry.monitor.recorder.start import Running, Starter, is_stopped, start_recorder
 
 logger = logging.getLogger("trainsentry")
 
 MAX_RECORDERS: Final = 4
-"""Recorders started in one run: one, and three successors; what kills four will kill the fifth."""
+"""Recorders started in one run, the first and three successors; a cause that kills four would kill a fifth."""
 
-DEFINITIONS_AT_ONCE: Final = 1000
-"""Series defined in one message, about 200 kB; fewer where the ring is small or the names are long."""
+SERIES_PER_MESSAGE: Final = 1000
+"""Series defined in one message, about 200 kB; fewer if the ring is small or the names are long."""
 
 CLOSED: Final = "closed"
-"""What `dead` says of a recorder that has ended as it was told to."""
+"""The value of `dead` for a recorder that ended on request."""
 
 POLL_SECONDS: Final = 0.001
-"""How often a full ring is looked at while the trainer waits for room."""
+"""Seconds between two attempts to write while the ring is full."""
 
 
 class RecorderLink:
-    """Carries records to the recorder and its messages back. Nothing here raises into the training loop.
+    """Carries records to the recorder and its messages back; never raises into the training loop.
 
-    The ring is waited for at most `settings.max_wait` seconds in total per trouble; then records are dropped and
-    counted until half of it is free again. When no recorder is left, the ring keeps what it has room for until `close`
-    writes it. `gaps` are those known here.
+    A full ring is waited for at most `settings.max_wait` seconds in total per trouble; then records are dropped and
+    counted until half of it is free. When no recorder is left, the ring keeps records as long as it has room, and
+    `close` writes them. `gaps` holds the gaps that this side knows.
     """
 
     def __init__(self, settings: RecorderSettings, table: SeriesTable, starter: Starter = start_recorder) -> None:
@@ -77,7 +78,7 @@ class RecorderLink:
 
     @property
     def running(self) -> Running:
-        """The recorder that was started last."""
+        """The current recorder."""
         return self._running
 
     def _start(self, settings: RecorderSettings) -> Running:
@@ -91,10 +92,10 @@ class RecorderLink:
     # ------------------------------------------------------------------ to the recorder
 
     def send_record(self, record: StepRecord) -> None:
-        """Hand over a record, cut into parts where the ring is small."""
+        """Send a record, split into parts if the ring is small."""
         self.ring.note_newest(record.step, record.time)
         self.gaps.newest = max(self.gaps.newest, record.step)
-        if not self._send_definitions():  # a record whose series are unknown there would be worse than none
+        if not self._send_definitions():  # the recorder cannot use a record with unknown series
             self._note_dropped(record.step)
             return
         for part in record.parts(self.ring.largest_message - 64):
@@ -104,7 +105,7 @@ class RecorderLink:
         self._send_gap()
 
     def _send_gap(self) -> None:
-        """Tell the recorder of the records that were dropped, now that there is room."""
+        """Report the dropped records to the recorder, now that there is room."""
         message = {"type": messages.GAP, "gap": self.gaps.dropped}
         if self.gaps.dropped is not None and self._write(messages.CONTROL, [messages.encode(message)], wait=False):
             self.gaps.dropped = None
@@ -123,7 +124,7 @@ class RecorderLink:
 
     def _send_definitions(self) -> bool:
         series, layouts = len(self.table.series), len(self.table.layouts)
-        at_once = DEFINITIONS_AT_ONCE
+        at_once = SERIES_PER_MESSAGE
         while self._sent_series < series or self._sent_layouts < layouts:
             part = self.table.definitions(self._sent_series, self._sent_layouts, at_once)
             data = messages.encode(part)
@@ -132,7 +133,7 @@ class RecorderLink:
                 continue
             if not self._write(messages.DEFINITIONS, [data]):
                 return False
-            # a recorder may have died meanwhile, and its successor been told all there is
+            # the recorder may have died in between, and its successor got all definitions
             self._sent_series = max(self._sent_series, part["series_from"] + len(part["series"]))
             self._sent_layouts = max(self._sent_layouts, part["layouts_from"] + len(part["layouts"]))
         return True
@@ -159,10 +160,10 @@ class RecorderLink:
         return True
 
     def _replace_stopped(self) -> bool:
-        """Start a successor for a recorder that somebody has stopped and not let go on; return whether there is one."""
+        """Start a successor if a signal has stopped the recorder; return whether there is one."""
         if self.dead is not None or not is_stopped(self._running):
             return False
-        self._succeed("it was stopped")
+        self._start_successor("it was stopped")
         self._patience = self.settings.max_wait
         return self.dead is None
 
@@ -170,18 +171,18 @@ class RecorderLink:
         try:
             self._channel.send(struct.pack("=Q", self.ring.head))
         except BlockingIOError:
-            pass  # the recorder has earlier announcements to read, and looks at the ring when it idles
+            pass  # the recorder has earlier announcements to read, and checks the ring when idle
         except OSError:
             self._ended()
 
     def _note_dropped(self, step: int) -> None:
         self.dropped += 1
-        why = "the ring was full" if self.dead is None else f"{self.dead}, and the ring was full"
-        if self.gaps.drop(step, why):
+        reason = "the ring was full" if self.dead is None else f"{self.dead}, and the ring was full"
+        if self.gaps.drop(step, reason):
             logger.error(
                 "trainsentry: the recorder does not keep up (%s); records are left out from step %d on. "
                 "Training goes on.",
-                why,
+                reason,
                 step,
             )
 
@@ -195,31 +196,31 @@ class RecorderLink:
     def wait_for(
         self, wanted: Callable[[dict[str, Any]], bool], timeout: float, relay: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return messages up to one that is `wanted`, or what has come within `timeout` seconds.
+        """Return messages up to one that is `wanted`, or those that arrive within `timeout` seconds.
 
-        With `relay`, what only the recorder of that number can answer is not waited for when another has its place.
+        `relay` is the number of the recorder that must answer; the wait ends if a successor replaces it.
         """
         found: list[dict[str, Any]] = []
-        moved = time.monotonic()
-        end = moved + timeout
+        last_running = time.monotonic()
+        end = last_running + timeout
         while self.dead is None:
             found += self.poll()
             left = end - time.monotonic()
             if any(wanted(m) for m in found) or left <= 0 or self.dead is not None or relay not in {None, self.relay}:
                 break
             if not is_stopped(self._running):
-                moved = time.monotonic()
-            elif time.monotonic() - moved >= self.settings.max_wait:
-                break  # nobody lets it go on
-            with selectors.DefaultSelector() as selector:  # unlike select(), it takes any descriptor
+                last_running = time.monotonic()
+            elif time.monotonic() - last_running >= self.settings.max_wait:
+                break  # nobody continues it
+            with selectors.DefaultSelector() as selector:  # unlike select(), it accepts any descriptor
                 selector.register(self._channel, selectors.EVENT_READ)
                 selector.select(min(left, 0.05))
         return found
 
     def wait_for_verdict(self, step: int) -> list[dict[str, Any]]:
-        """Wait until the recorder has judged an examined step; return the messages that came.
+        """Wait until the recorder has judged an examined step; return the messages that arrived.
 
-        A recorder that has let the trainer wait in vain is not waited for again until it has answered.
+        After a timeout, the trainer does not wait again until the recorder has answered.
         """
         self._verdicts_missing += 1
         patience = self.settings.max_wait if self._verdicts_missing == 1 else 0.0
@@ -230,14 +231,14 @@ class RecorderLink:
         return self.wait_for(is_verdict, patience)
 
     def ask(self, kind: str, answer: str, timeout: float) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-        """Send a request and wait for its answer; return the other messages that came, and the answer.
+        """Send a request and wait for its answer; return the other messages that arrived, and the answer.
 
-        A successor of a recorder that died over it is asked again.
+        If the recorder dies meanwhile, its successor gets the request again.
         """
         found: list[dict[str, Any]] = []
         answers: list[dict[str, Any]] = []
         end, relay = time.monotonic() + timeout, -1
-        if not is_stopped(self._running):  # one that is only slow is given its time again
+        if not is_stopped(self._running):  # a slow recorder gets its full time again
             self._dropping, self._patience = False, self.settings.max_wait
         while not answers and relay != self.relay and self.dead is None:
             self._tokens += 1
@@ -261,31 +262,31 @@ class RecorderLink:
             if not data:
                 self._ended()
                 break
-            found += self._hear(data)
+            found += self._messages_in(data)
         return found
 
-    def _hear(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the messages that bytes complete; what they say of the recording itself is noted."""
-        heard = self._lines.feed(data)
-        for message in heard:
-            self.gaps.hear(message)
+    def _messages_in(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the messages that `data` completes, and note those about gaps, verdicts and the end."""
+        received = self._lines.feed(data)
+        for message in received:
+            self.gaps.note_message(message)
             if message["type"] == messages.EXAMINED:
-                self._verdicts_missing = 0  # however late: it judges again
+                self._verdicts_missing = 0  # however late, it judges again
             elif message["type"] == messages.CLOSED:
                 self.nothing_written = message["nothing_written"]
-        return heard
+        return received
 
-    # ------------------------------------------------------------------ life and death
+    # ------------------------------------------------------------------ end and successors
 
     def _ended(self) -> None:
-        """Note that the recorder hung up: as it was told to, or because it died."""
+        """Handle the end of the connection: the recorder closed on request, or died."""
         if self._closing:
             self.dead = CLOSED
         else:
-            self._succeed("it ended")
+            self._start_successor("it ended")
 
-    def _succeed(self, reason: str) -> None:
-        """Start a successor for a recorder that died; what it had not finished is still in the ring."""
+    def _start_successor(self, reason: str) -> None:
+        """Start a successor for a recorder that died; the ring still holds the messages that it had not finished."""
         self.lost_recorders.append(reason)
         self._channel.close()
         self._lines = messages.LineReader()
@@ -293,7 +294,7 @@ class RecorderLink:
         if self.relay + 1 >= MAX_RECORDERS:
             self.dead = f"{self.relay + 1} recorders died"
             logger.error(
-                "trainsentry: %s; nothing more is recorded. What the ring has room for is written at the end. "
+                "trainsentry: %s; recording stops. The records that fit into the ring are written at the end. "
                 "Training goes on.",
                 self.dead,
             )
@@ -307,7 +308,7 @@ class RecorderLink:
     def _begin_relay(self) -> None:
         self.relay += 1
         if not self._running.kill():
-            self._give_up("a recorder does not end, so that no other can take its place")
+            self._give_up("the recorder does not end, so no successor can start")
             return
         self._sent_series, self._sent_layouts = len(self.table.series), len(self.table.layouts)
         try:
@@ -323,12 +324,12 @@ class RecorderLink:
 
     def _successor(self) -> RecorderSettings:
         definitions = self.table.definitions()
-        return replace(self.settings, definitions=definitions, relay=self.relay, gaps=list(self.gaps.told))
+        return replace(self.settings, definitions=definitions, relay=self.relay, gaps=list(self.gaps.known))
 
     def close(self, timeout: float) -> list[dict[str, Any]]:
-        """Let the recorder finish and end it; return its last messages. One that hangs is killed.
+        """Let the recorder finish, then end it; return its last messages. A hung recorder is killed.
 
-        What it leaves in the ring is written here.
+        This process then writes what is left in the ring.
         """
         found: list[dict[str, Any]] = []
         self._send_gap()
@@ -344,28 +345,28 @@ class RecorderLink:
         return found
 
     def _finish(self, *, gone: bool) -> list[dict[str, Any]]:
-        """Write what is left in the ring, if no recorder can come and write it too; return what there is to tell."""
+        """Write what is left in the ring, if the recorder is gone; return the messages of the writing session."""
         self.gaps.end()
         self.gaps.recorder_died()
         if self.dead in {None, CLOSED}:
-            self.dead = "the recorder did not answer as the run ended, and was killed"
+            self.dead = "the recorder did not answer at the end of the run, and was killed"
         left = steps_in(self.ring)
-        steps = "nothing that it has not written" if left is None else f"steps {left[0]} to {left[1]}"
-        heard = None
+        steps = "no record" if left is None else steps_text(*left)
+        received = None
         if gone:
-            logger.error("trainsentry: %s; the training process writes what is left: %s.", self.dead, steps)
+            logger.error("trainsentry: %s; the training process writes the rest: %s.", self.dead, steps)
             state = f"recorder dead: {self.dead}"
-            heard = write_rest(self._successor(), self.ring, state, self._counters)
-        if heard is None:
+            received = write_remaining(self._successor(), self.ring, state, self._counters)
+        if received is None:
             if left is not None:
                 self.gaps.add("recorder", *left, self.dead)
-            logger.error("trainsentry: %s; what is lost: %s.", self.dead, steps)
+            logger.error("trainsentry: %s; lost: %s.", self.dead, steps)
             return []
-        for message in heard:
-            self.gaps.hear(message)
+        for message in received:
+            self.gaps.note_message(message)
             if message["type"] == messages.CLOSED:
                 self.nothing_written, self.drained = message["nothing_written"], True
-        return heard
+        return received
 
 
 def _answers(kind: str, token: int, message: dict[str, Any]) -> bool:

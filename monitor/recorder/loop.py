@@ -1,4 +1,4 @@
-"""The recorder's loop: waits for the trainer, reads the ring, ends when the trainer is gone."""
+"""The recorder's loop: waits for the trainer, reads the ring, and ends when the trainer is gone."""
 
 import os
 import selectors
@@ -17,10 +17,10 @@ from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.session import Session
 
 IDLE_SECONDS: Final = 1.0
-"""How long to sleep without a sign of the trainer before looking whether it is still there."""
+"""Seconds without an announcement after which the recorder checks that the trainer is still there."""
 
 PAUSE_SECONDS: Final = 0.05
-"""How long to wait where the connections cannot be waited for."""
+"""Seconds to sleep when the connections cannot be polled."""
 
 
 class Intake:
@@ -33,17 +33,17 @@ class Intake:
         session.newest = lambda: ring.newest
 
     def drain(self, up_to: int, between: Callable[[], None] = lambda: None) -> bool:
-        """Handle every message before `up_to`; return False when one of them was to close."""
+        """Handle every message before `up_to`, calling `between` after each; return False after a close message."""
         while (message := self.ring.read(up_to)) is not None:
             kind, data = message
             try:
-                going_on = self._handle(kind, data)
+                is_open = self._handle(kind, data)
             except Exception as error:  # noqa: BLE001 - one bad message must not end the recording
-                going_on = True
+                is_open = True
                 self.session.failed("recorder", error, self.session.step)
             self.ring.commit()
             between()
-            if not going_on:
+            if not is_open:
                 return False
         return True
 
@@ -61,10 +61,10 @@ class Intake:
 
 
 class Recorder:
-    """Serves one trainer until it closes or is gone.
+    """Serves one trainer until it closes the session or is gone.
 
-    The trainer announces the ring's new head through the socket: the system call orders the two processes'
-    memory, which a bare read of the ring's counter does not on every processor.
+    The trainer announces the ring's new head through the socket: the system call orders the two processes' memory
+    accesses, which a plain read of the ring's counter does not on every processor.
     """
 
     def __init__(self, settings: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
@@ -99,7 +99,7 @@ class Recorder:
         return self.intake.drain(up_to, self._flush_outgoing)
 
     def _wait(self) -> bool:
-        """Sleep until the trainer announces something; return True when it is gone."""
+        """Sleep until the trainer announces new messages; return True when it is gone."""
         ready = self._select()
         if self.session.rank_tree is not None:
             self.session.rank_tree.pump()
@@ -124,7 +124,7 @@ class Recorder:
         return False
 
     def _select(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait until one of the connections can be read or written, or for a while."""
+        """Wait until a connection can be read or written, or until a timeout."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         rank_tree = self.session.rank_tree
         try:
@@ -133,7 +133,7 @@ class Recorder:
                 if rank_tree is not None:
                     rank_tree.network.register(selector)
                 return selector.select(IDLE_SECONDS if rank_tree is None else network.RETRY_SECONDS)
-        except (OSError, ValueError, KeyError) as error:  # a socket that is none any more: not the trainer's
+        except (OSError, ValueError, KeyError) as error:  # a closed socket, never the trainer's
             if rank_tree is not None:
                 rank_tree.cut_off(error)
             time.sleep(PAUSE_SECONDS)
@@ -144,7 +144,7 @@ class Recorder:
         self._flush_outgoing()
 
     def _flush_outgoing(self, *, patient: bool = False) -> None:
-        """Send what the socket takes; a trainer that does not listen never blocks the recorder."""
+        """Send as much as the socket takes; a trainer that does not read never blocks the recorder."""
         if patient:
             self.channel.settimeout(self.settings.max_wait)
         while self._outgoing:

@@ -1,7 +1,7 @@
-"""A bounded ring of messages in memory that two processes share: one writes, one reads.
+"""A bounded ring of messages in memory shared by two processes: one writes, one reads.
 
-The memory has no name in any file system (a memfd, or a file that is unlinked as soon as it is mapped), so
-nothing is left behind whoever dies first, and the size of /dev/shm does not matter.
+The memory has no name in any file system (a memfd, or a file unlinked before it is used), so nothing remains whichever
+process dies first, and the size of /dev/shm does not matter.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-_HEADER: Final = 128  # head and tail stand a cache line apart
+_HEADER: Final = 128  # head and tail are a cache line apart
 _FRAME: Final = struct.Struct("=II")
 _NEWEST: Final = struct.Struct("=qd")
 _NEWEST_AT: Final = 16  # in the writer's cache line
@@ -23,10 +23,10 @@ _NEWEST_AT: Final = 16  # in the writer's cache line
 class Ring:
     """Messages (kind, bytes) in the order they were written.
 
-    `head` and `tail` count bytes ever written and ever freed. Each is changed by one side only, in one aligned
-    store. The reader frees messages with `commit`, so what it had not finished is still there for a successor.
+    `head` and `tail` count all bytes ever written and ever freed. Only one side changes each, in one aligned store. The
+    reader frees messages with `commit`, so a successor finds the messages that it had not finished.
 
-    All its memory is there from the start: a process that met one page after the other would seem to grow.
+    All pages are mapped at the start; otherwise the process's memory would seem to grow with use.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -39,7 +39,7 @@ class Ring:
 
     @classmethod
     def create(cls, size: int) -> "Ring":
-        """Make a ring of `size` bytes, a multiple of 8."""
+        """Create a ring of `size` bytes, a multiple of 8."""
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("trainsentry-ring")
         else:  # macOS and old kernels
@@ -62,29 +62,29 @@ class Ring:
 
     @property
     def newest(self) -> tuple[int, float]:
-        """Step and time (seconds since the epoch) of the newest record, written or not; it may lag a moment."""
+        """Step and time (seconds since the epoch) of the newest record, written or dropped; may lag slightly."""
         step, time = _NEWEST.unpack_from(self._map, _NEWEST_AT)
         return step, time
 
     def note_newest(self, step: int, time: float) -> None:
-        """Tell the reader how far the writer has come, whatever it has still to read."""
+        """Publish the writer's newest step and time, independent of the messages."""
         _NEWEST.pack_into(self._map, _NEWEST_AT, step, time)
 
     @property
     def used(self) -> int:
-        """Bytes that hold messages not yet freed."""
+        """Bytes of messages that are not freed yet."""
         return self.head - self.tail
 
     @property
     def largest_message(self) -> int:
-        """Bytes a message may have: a quarter of the ring, so that one never needs it empty."""
+        """Bytes of a message at most: a quarter of the ring, so that no message needs an empty ring."""
         return self.size // 4
 
     def write(self, kind: int, chunks: Sequence[bytes]) -> bool:
-        """Append a message; return False when there is no room for it now.
+        """Append a message; return False when there is no room now.
 
         Raises:
-            ValueError: when the message is larger than `largest_message`; those who write cut theirs to fit.
+            ValueError: when the message is larger than `largest_message`; writers split larger ones.
 
         """
         length = sum(len(chunk) for chunk in chunks)
@@ -101,7 +101,7 @@ class Ring:
         return True
 
     def read(self, up_to: int) -> tuple[int, bytes] | None:
-        """Return the next message that lies before the position `up_to`, or None."""
+        """Return the next message before the position `up_to`, or None."""
         if self._read_to >= up_to:
             return None
         length, kind = _FRAME.unpack(self._get(self._read_to, _FRAME.size))
@@ -110,7 +110,7 @@ class Ring:
         return kind, data
 
     def commit(self) -> None:
-        """Free every message that was read."""
+        """Free all messages that were read."""
         self._counters[8] = self._read_to
 
     def close(self) -> None:
@@ -134,5 +134,5 @@ class Ring:
 
 
 def _padded(length: int) -> int:
-    """Return a message's bytes in the ring: frame and data, up to a multiple of 8."""
+    """Return a message's bytes in the ring: frame and data, rounded up to a multiple of 8."""
     return (_FRAME.size + length + 7) & ~7

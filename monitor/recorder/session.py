@@ -25,10 +25,10 @@ from trainsentry.monitor.recorder.sinks.claim import RENEW_SECONDS, claim_start,
 from trainsentry.monitor.recorder.sinks.disk_quota import quota_works
 from trainsentry.monitor.recorder.sinks.events import Alerts, StatusExporters
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.home import OutputDirectory, write_again
+from trainsentry.monitor.recorder.sinks.home import DirectoryWatch, rewrite_removed_files
 from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
 from trainsentry.monitor.recorder.sinks.writers import Writers
-from trainsentry.monitor.recorder.status import Standing, status_of
+from trainsentry.monitor.recorder.status import StatusReporter, status_of
 
 STATUS_SECONDS: Final = 1.0
 """Seconds between two writes of `status.json`: fresh enough for a person, rare enough for a shared file system."""
@@ -64,7 +64,7 @@ class Session:
         self.detection = detection_for(self.table, settings.detect)
         self.incidents = IncidentPublisher(self)
         self.gaps = Gaps(settings.gaps)
-        self.standing = Standing(self.gaps, send)
+        self.status_reporter = StatusReporter(self.gaps, send)
         self.journal = WriterThread(JOURNAL, self.gaps, settings.max_wait)
         self.writers = Writers(settings, self.directory, self.table, settings.restart, self.gaps)
         self.rank_tree: RankTree | None = None
@@ -79,7 +79,7 @@ class Session:
         self.newest: Callable[[], tuple[int, float] | None] = lambda: None
         self.graph: dict[str, Any] = {}
         self.run: dict[str, Any] = {}
-        self._home = OutputDirectory(self.directory)
+        self._home = DirectoryWatch(self.directory)
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = self._looked_at = self._renewed_at = -math.inf
         self._blind: str | None = None
@@ -120,7 +120,7 @@ class Session:
         self.journal.settle()
         if self.records % QUOTA_STEPS == 0:
             self._keep_quota()
-        self.standing.tell(self.sinks)
+        self.status_reporter.tell(self.sinks)
         self._renew_status()
 
     def _judge(self, record: StepRecord) -> list[Anomaly]:
@@ -153,19 +153,19 @@ class Session:
         if now - self._looked_at < STATUS_SECONDS:
             return
         self._looked_at = now
-        self.standing.tell(self.sinks)
-        self.write_own(lambda: self._home.look(self._write_again), self.step)
+        self.status_reporter.tell(self.sinks)
+        self.write_own(lambda: self._home.look(self._rewrite_removed_files), self.step)
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
             self.journal.submit(lambda: renew(self.settings.claim), self.step)
         if self.is_root and self.detection is not None:
             self._look_for_hang()
 
-    def _write_again(self) -> None:
+    def _rewrite_removed_files(self) -> None:
         """Write again the files that are replaced as a whole, and the incidents: somebody has removed the directory."""
         self.gaps.add(JOURNAL, self.settings.start_step, max(self.step, 0), f"{self.directory} was removed")
         incidents = [i.to_json() for i in self.incidents.incidents.values()] if self.is_root else []
-        write_again(
+        rewrite_removed_files(
             self.settings.claim,
             (self.own_file("graph.json"), self.graph),
             (self.run_file, self.run),
@@ -265,8 +265,8 @@ class Session:
         if self.rank_tree is not None:
             self.rank_tree.go_back(step)
             if self.global_writers is not None:
-                self.global_writers.begin_again(step)
-        self.restart = self.writers.begin_again(step)
+                self.global_writers.roll_back(step)
+        self.restart = self.writers.roll_back(step)
 
     def close(self, state: str) -> None:
         """Write everything that is left. `state` says in `status.json` how the run ended."""
@@ -282,8 +282,8 @@ class Session:
         self.status_exporters.close()
         self.journal.submit(lambda: release(self.settings.claim), self.step, last=True)
         self.journal.close()
-        self.standing.tell(self.sinks)
-        self.standing.tell_end(self.files)
+        self.status_reporter.tell(self.sinks)
+        self.status_reporter.tell_end(self.files)
 
     def settle_all(self) -> None:
         """Settle every incident, so that its last state is written and sent to the trainers."""

@@ -1,4 +1,4 @@
-"""Starts a recorder: a process of its own, or a thread where no process can be started."""
+"""Starts a recorder as a process, or as a thread where no process can be started."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
 
-_QUIET: Final = {
+_RESTRICTIONS: Final = {
     "CUDA_VISIBLE_DEVICES": "",
     "ASCEND_RT_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
@@ -25,16 +25,14 @@ _QUIET: Final = {
     "MALLOC_ARENA_MAX": "2",
     "PYTHONWARNINGS": "ignore",
 }
-"""The recorder sees no device and takes one thread for its arithmetic. Its writers are threads too, and with a heap for
-each of them its memory would grow for as long as their turns differ."""
-
+"""Environment of the recorder: no device, one thread for arithmetic, and few heaps, as with one heap per writer thread
+its memory would keep growing."""
 
 TERMINAL_SIGNALS: Final = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
-"""Signals that a terminal sends to all its processes; the recorder leaves them to the trainer."""
-
+"""Signals that a terminal sends to all its processes; the recorder ignores them, the trainer handles them."""
 
 KILL_SECONDS: Final = 5.0
-"""Seconds to wait for a killed process; only one that waits for a device or a file server takes longer."""
+"""Seconds to wait for a killed process; only one blocked on a device or a file server takes longer."""
 
 
 class Running(Protocol):
@@ -43,26 +41,26 @@ class Running(Protocol):
     mode: str
 
     def join(self, timeout: float) -> bool:
-        """Wait for its end; return whether it has ended."""
+        """Wait up to `timeout` seconds for its end; return whether it has ended."""
 
     def kill(self) -> bool:
-        """End it at once, where that is possible; return whether it has ended."""
+        """Kill it where possible; return whether it has ended."""
 
 
 class ProcessRecorder:
-    """A recorder in a process of its own."""
+    """A recorder in its own process."""
 
     mode = "process"
 
     def __init__(self, settings: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
         descriptors = (ring.descriptor, channel.fileno())
-        own = replace(settings, descriptors=descriptors, parent=os.getpid())
+        complete = replace(settings, descriptors=descriptors, parent=os.getpid())
         with tempfile.TemporaryFile() as sent:
-            sent.write(own.encode())
+            sent.write(complete.encode())
             sent.seek(0)
             started: list[subprocess.Popen[bytes]] = []
             try:
-                with _held_back():
+                with _terminal_signals_blocked():
                     self.process = subprocess.Popen(
                         [sys.executable, "-m", "trainsentry.monitor.recorder"],
                         stdin=sent,
@@ -73,7 +71,7 @@ class ProcessRecorder:
                         cwd="/",
                     )
                     started.append(self.process)
-            except KeyboardInterrupt:  # held back until now: nobody will hold this process
+            except KeyboardInterrupt:  # delivered on unblocking: nobody will own this process
                 for process in started:
                     process.kill()
                     process.wait()
@@ -88,17 +86,17 @@ class ProcessRecorder:
         return True
 
     def kill(self) -> bool:
-        """Kill the process and collect it; one that a file system holds fast is not waited for."""
+        """Kill the process and reap it; give up after KILL_SECONDS if a file system blocks it."""
         self.process.kill()
         return self.join(KILL_SECONDS)
 
 
 @contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """Have a process that is started meanwhile begin with a terminal's signals blocked.
+def _terminal_signals_blocked() -> Iterator[None]:
+    """Block a terminal's signals while a process is started.
 
-    A process inherits what is blocked, so that a Ctrl-C cannot end a recorder that has not come to ignore it yet. The
-    thread that starts it gets a signal of its own as soon as the process is there.
+    The process inherits the blocked signals, so Ctrl-C cannot end a recorder before it ignores the signal. The starting
+    thread gets its pending signals afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -111,7 +109,7 @@ def _held_back() -> Iterator[None]:
 
 
 class NoThread(RuntimeError):
-    """The recorder got neither a process nor a thread."""
+    """Neither a process nor a thread could be started for the recorder."""
 
 
 class ThreadRecorder:
@@ -122,7 +120,7 @@ class ThreadRecorder:
     def __init__(self, settings: RecorderSettings, ring: Ring, channel: socket.socket) -> None:
         from trainsentry.monitor.recorder.loop import Recorder
 
-        own = Ring(os.dup(ring.descriptor), ring.size)
+        own_ring = Ring(os.dup(ring.descriptor), ring.size)
         own_channel = socket.socket(fileno=os.dup(channel.fileno()))
         if settings.position is not None:
             settings = replace(
@@ -131,17 +129,17 @@ class ThreadRecorder:
 
         def work() -> None:
             try:
-                Recorder(settings, own, own_channel).serve()
+                Recorder(settings, own_ring, own_channel).serve()
             finally:
                 own_channel.close()
-                own.close()
+                own_ring.close()
 
         self.thread = threading.Thread(target=work, name="trainsentry-recorder", daemon=True)
         try:
             self.thread.start()
         except RuntimeError as error:
             own_channel.close()
-            own.close()
+            own_ring.close()
             raise NoThread(f"no process and no thread can be started: {error}") from None
 
     def join(self, timeout: float) -> bool:
@@ -150,18 +148,18 @@ class ThreadRecorder:
         return not self.thread.is_alive()
 
     def kill(self) -> bool:
-        """Do nothing: a thread cannot be killed; it ends when its socket does."""
+        """Do nothing: a thread cannot be killed; it ends when its socket closes."""
         return not self.thread.is_alive()
 
 
 def is_stopped(running: Running) -> bool:
-    """Whether a recorder's process was stopped by a signal, and does nothing until somebody lets it go on."""
+    """Whether a signal has stopped the recorder's process, which then waits until somebody continues it."""
     process = getattr(running, "process", None)
     if process is None:
         return False
     try:
         fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-    except OSError:  # only Linux says it
+    except OSError:  # only Linux has it
         return False
     return fields.split()[0] in {"T", "t"}
 
@@ -178,8 +176,8 @@ def start_recorder(settings: RecorderSettings, ring: Ring, channel: socket.socke
 
 
 def _environment() -> dict[str, str]:
-    """Return the recorder's environment: it must find the same trainsentry as the trainer."""
+    """Return the recorder's environment; it must import the same trainsentry as the trainer."""
     home = Path(sys.modules["trainsentry"].__file__ or "").absolute().parents[1]
     inherited = [str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     path = os.pathsep.join([str(home), *inherited])
-    return {**os.environ, **_QUIET, "PYTHONPATH": path}
+    return {**os.environ, **_RESTRICTIONS, "PYTHONPATH": path}

@@ -73,7 +73,7 @@ KINDS: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off":
 """The message to the trainer for each kind of a sink's news."""
 
 
-class Standing:
+class StatusReporter:
     """Sends the news of sinks, and the gaps, which the trainer keeps for a successor."""
 
     def __init__(self, gaps: Gaps, send: Callable[[dict[str, Any]], None]) -> None:
@@ -84,7 +84,7 @@ class Standing:
     def tell(self, sinks: Iterable[WriterThread]) -> None:
         """Send the news since the last call."""
         for sink in sinks:
-            for news in sink.take_news():
+            for news in sink.take_events():
                 self._send({"type": KINDS[news.what], "part": sink.name, "message": news.reason, "step": news.step})
         if self.gaps.changes != self._told:
             self._told = self.gaps.changes

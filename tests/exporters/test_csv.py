@@ -12,7 +12,7 @@ from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, STATISTICS
 from trainsentry.exporters.csv.reader import rank_directories, read_table, table_files
 from trainsentry.exporters.csv.writer import CsvWriter, next_restart
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 
 W = ("fc.weight", "gradient")
 
@@ -133,9 +133,9 @@ def test_a_changed_header_is_named_and_other_tables_are_read(tmp_path):
 
 def test_a_directory_that_is_not_ours_is_refused(tmp_path):
     (tmp_path / "data.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(NotOurs, match=str(tmp_path)):
+    with pytest.raises(InputError, match=str(tmp_path)):
         rank_directories(tmp_path)
-    with pytest.raises(NotOurs, match="no such directory"):
+    with pytest.raises(InputError, match="no such directory"):
         rank_directories(tmp_path / "missing")
 
 
@@ -177,7 +177,7 @@ def test_a_bad_number_is_named_with_its_column(tmp_path):
     path.write_text(path.read_text().replace(",1.0,0,0,", ",one,0,0,"))
     problems = []
     assert rows(tmp_path, "gradient", lambda *p: problems.append(p)) == []
-    assert problems == [(path, 2, "norm: 'one' is no number")]
+    assert problems == [(path, 2, "norm: 'one' is not a number")]
 
 
 def test_starts_with_blocks_of_different_length_merge_by_step_and_the_newest_wins(tmp_path):

@@ -13,7 +13,7 @@ from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.convert.csv2tb import csv2tb
 from trainsentry.exporters.convert.msprobe_csv2tb import csv2tensorboard_by_step
 from trainsentry.exporters.csv.writer import CsvWriter
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 
 DATA = Path(__file__).parents[1] / "data" / "msprobe_monitor"
 W = ("fc.weight", "gradient")
@@ -94,7 +94,7 @@ def test_directories_are_chosen_by_time_and_the_newest_row_of_a_rank_counts(tmp_
     assert read(tmp_path / "both" / "rank0")["grad_reduced.norm/tok.weight"][0] == (0, 0.5)
     csv2tb(source, tmp_path / "early", fail, time_end="Nov21_11-59-59")
     assert read(tmp_path / "early" / "rank0")["grad_reduced.norm/tok.weight"][0] == (0, float32("0.0985337924853578"))
-    with pytest.raises(NotOurs):
+    with pytest.raises(InputError):
         csv2tb(source, tmp_path / "late", fail, time_start="Dec01_00-00-00")
 
 

@@ -30,23 +30,23 @@ def write(root, jump):
 
 
 @pytest.fixture(scope="module")
-def each():
+def mapper():
     pytest.importorskip("distributed")
     with engine("dask") as made:
         yield made
 
 
-def test_diagnosis_comparison_and_report_say_the_same(tmp_path, each):
+def test_diagnosis_comparison_and_report_say_the_same(tmp_path, mapper):
     a, b = tmp_path / "a", tmp_path / "b"
     write(a, 30)
     write(b, 25)
     ranks = [a / f"rank{r}" for r in range(3)]
-    local, far = diagnose(ranks, fail), diagnose(ranks, fail, each=each)
+    local, far = diagnose(ranks, fail), diagnose(ranks, fail, mapper=mapper)
     assert [i.to_json() for i in local] == [i.to_json() for i in far]
     assert (local[0].rank, local[0].name) == (1, "fc.weight")
-    assert str(compare(a, b)) == str(compare(a, b, each=each))
+    assert str(compare(a, b)) == str(compare(a, b, mapper=mapper))
     run = make_run(tmp_path / "run")
-    pages = [write_report(run, tmp_path / name, fail, each=e).read_text() for name, e in (("x", each),)]
+    pages = [write_report(run, tmp_path / name, fail, mapper=e).read_text() for name, e in (("x", mapper),)]
     assert CULPRIT in pages[0]
 
 

@@ -10,14 +10,14 @@ from limited_memory import run_within
 from trainsentry.exporters.files.foreign_arrays import read_array
 from trainsentry.exporters.files.foreign_fields import checked, number, objects, sizes, statistic, text, whole
 from trainsentry.exporters.files.foreign_files import (
-    DEEPEST,
-    LONGEST_LINE,
-    NotOurs,
+    MAX_DEPTH,
+    MAX_LINE_BYTES,
+    InputError,
+    complete_members,
     open_file,
     parse_json,
     read_lines,
     read_object,
-    whole_members,
 )
 from trainsentry.exporters.run_reader import anomalies_since, last_anomalies, last_scalars, read_run
 
@@ -26,16 +26,16 @@ def fail(*problem):
     raise AssertionError(problem)
 
 
-@pytest.mark.parametrize("depth", [DEEPEST + 2, 900, 100_000])
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900, 100_000])
 @pytest.mark.parametrize("ends", [("[", "]"), ('{"a":', "}")])
 def test_json_nested_too_deep_is_one_error(depth, ends):
     text_of_it = ends[0] * depth + "1" + ends[1] * depth
-    with pytest.raises(NotOurs, match="nested deeper"):
+    with pytest.raises(InputError, match="nested deeper"):
         parse_json(text_of_it)
 
 
 def test_json_as_deep_as_our_own_is_read():
-    assert parse_json("[" * DEEPEST + "]" * DEEPEST)
+    assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
 
 
 def test_half_a_surrogate_pair_is_read_as_what_can_be_written():
@@ -49,7 +49,7 @@ def test_a_pipe_and_a_device_in_the_place_of_a_file_are_refused(tmp_path, reader
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     for name in ("pipe", "zero"):
-        with pytest.raises(NotOurs, match=f"{name}: is no plain file"):
+        with pytest.raises(InputError, match=f"{name}: is not a regular file"):
             reader(tmp_path / name)
 
 
@@ -69,7 +69,7 @@ def test_a_run_whose_files_are_pipes_is_read_as_one_without_files(tmp_path):
 
 def test_a_line_that_never_ends_is_named_and_the_next_one_read(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"a": 1}\n"' + b"x" * (3 * LONGEST_LINE) + b'"\n{"a": 2}\n[3]\n')
+    path.write_bytes(b'{"a": 1}\n"' + b"x" * (3 * MAX_LINE_BYTES) + b'"\n{"a": 2}\n[3]\n')
     problems = []
     assert list(read_lines(path, lambda *problem: problems.append(problem))) == [(1, {"a": 1}), (3, {"a": 2})]
     assert [(place, line) for place, line, _ in problems] == [(path, 2), (path, 4)]
@@ -114,22 +114,22 @@ def test_only_what_is_named_and_right_is_taken_of_an_object():
 
 
 def test_members_that_are_whole_are_read_of_a_torn_text_and_no_further_down():
-    assert whole_members('{"a": 1, "b": {"c": {"d": 1}, "e": {"f": 2', 2) == {"a": 1, "b": {"c": {"d": 1}}}
-    with pytest.raises(NotOurs):
-        whole_members("[1, 2", 2)
-    with pytest.raises(NotOurs):
-        whole_members('{"a": ' * 50_000, 2)
+    assert complete_members('{"a": 1, "b": {"c": {"d": 1}, "e": {"f": 2', 2) == {"a": 1, "b": {"c": {"d": 1}}}
+    with pytest.raises(InputError):
+        complete_members("[1, 2", 2)
+    with pytest.raises(InputError):
+        complete_members('{"a": ' * 50_000, 2)
 
 
 def test_an_array_that_says_it_has_terabytes_is_refused_before_any_are_taken(tmp_path):
     header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\0" * 64)
-    with pytest.raises(NotOurs, match="says that it has 8000000000000 bytes, and has 64"):
+    with pytest.raises(InputError, match="claims 8000000000000 bytes but has 64"):
         read_array(tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, b"x" * 99])
 def test_what_is_no_array_is_one_error(tmp_path, content):
     (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(NotOurs, match=str(Path("a.npy"))):
+    with pytest.raises(InputError, match=str(Path("a.npy"))):
         read_array(tmp_path / "a.npy")

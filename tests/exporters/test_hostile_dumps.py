@@ -9,8 +9,8 @@ import pytest
 
 from trainsentry.anomaly.dumps.dump_comparison import compare_dumps
 from trainsentry.anomaly.dumps.first_overflow import first_overflows
-from trainsentry.exporters.dumps.dump_reader import read_dumps, read_mended
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.dumps.dump_reader import read_dumps, read_possibly_torn
+from trainsentry.exporters.files.foreign_files import InputError
 
 FACTS = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": 1.0, "Min": 0.0, "Norm": 1.0}
 
@@ -28,7 +28,7 @@ def dump(folder, data, **beside):
 
 
 def failed_parses(function):
-    """Return what a function gives, and how often a text was found to be no JSON on the way."""
+    """Return what a function gives, and how often a text was found not to be JSON on the way."""
     count = 0
 
     def seen(frame, event, _):
@@ -50,7 +50,7 @@ def test_a_torn_dump_is_mended_by_a_fixed_number_of_passes_however_long_it_is(tm
     dump(tmp_path, {f"Torch.relu.{i}.forward": entry for i in range(calls)})
     path = tmp_path / "dump.json"
     path.write_text(path.read_text()[: -len(json.dumps({"a": entry}, indent=1)) // 2])
-    (content, torn), failed = failed_parses(lambda: read_mended(path))
+    (content, torn), failed = failed_parses(lambda: read_possibly_torn(path))
     assert torn
     assert len(content["data"]) == calls - 1
     assert failed <= 8
@@ -59,7 +59,7 @@ def test_a_torn_dump_is_mended_by_a_fixed_number_of_passes_however_long_it_is(tm
 def test_a_torn_dump_of_megabytes_is_read(tmp_path):
     lines = "\n".join(f'"not a member {i}"' for i in range(100_000))
     (tmp_path / "dump.json").write_text('{"task": "statistics",\n "data": {\n  "a": {"output": [1]},\n' + lines)
-    (found, torn), failed = failed_parses(lambda: read_mended(tmp_path / "dump.json"))
+    (found, torn), failed = failed_parses(lambda: read_possibly_torn(tmp_path / "dump.json"))
     assert torn
     assert found == {"task": "statistics", "data": {"a": {"output": [1]}}}
     assert failed <= 8
@@ -67,7 +67,7 @@ def test_a_torn_dump_of_megabytes_is_read(tmp_path):
 
 @pytest.mark.parametrize("data", [[], 3, None, "x"])
 def test_a_dump_whose_calls_are_something_else_is_named(tmp_path, data):
-    with pytest.raises(NotOurs, match="data: holds a"):
+    with pytest.raises(InputError, match="data: holds a"):
         read_dumps(dump(tmp_path, data))
 
 
@@ -102,7 +102,7 @@ def test_one_dump_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     problems = []
     assert [d.rank for d in read_dumps(tmp_path, lambda *problem: problems.append(problem))] == [0]
     assert [path.parent.name for path, _, _ in problems] == ["rank1", "rank2"]
-    with pytest.raises(NotOurs, match=r"rank1.*no plain file"):
+    with pytest.raises(InputError, match=r"rank1.*not a regular file"):
         read_dumps(tmp_path / "step0" / "rank1")
 
 

@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.convert.csv2tb import csv2tb
-from trainsentry.exporters.csv.format import elements_of, sizes_of
-from trainsentry.exporters.csv.pieces import LONGEST_LINE
+from trainsentry.exporters.csv.format import elements_of, parse_shape
+from trainsentry.exporters.csv.pieces import MAX_LINE_BYTES
 from trainsentry.exporters.csv.reader import read_table, table_files
 from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.exporters.report.page import write_report
@@ -86,7 +86,7 @@ def test_a_shape_beyond_all_tensors_costs_no_row(tmp_path, shape):
     assert len(record.ids) == 2
     assert all(layout.numel >= 0 for layout in layouts.layouts)
     csv2tb(tmp_path, tmp_path / "out")
-    assert elements_of(sizes_of(shape)) <= 2**63 - 1
+    assert elements_of(parse_shape(shape)) <= 2**63 - 1
 
 
 def test_a_header_of_hundreds_of_thousands_of_columns_is_one_line_of_error(tmp_path):
@@ -100,7 +100,7 @@ def test_a_header_of_hundreds_of_thousands_of_columns_is_one_line_of_error(tmp_p
 
 
 def test_a_line_that_is_too_long_is_named_and_those_around_it_are_read(tmp_path):
-    for length in (LONGEST_LINE + 100, 4 * LONGEST_LINE, 5 << 20):
+    for length in (MAX_LINE_BYTES + 100, 4 * MAX_LINE_BYTES, 5 << 20):
         found, problems = read(table(tmp_path, row("a"), row("x" * length, order=1), row("b", order=2)))
         assert found == [("a", 1.0), ("b", 1.0)], length
         assert [line for _, line, _ in problems] == [3]
@@ -139,7 +139,7 @@ def test_a_small_file_that_becomes_a_large_one_is_stopped_and_what_came_before_i
         tmp_path,
     )
     assert told.split("\n")[0] == "['a', 'b']"
-    assert "becomes more than 1000 times its size" in told
+    assert "decompresses to more than 1000 times its size" in told
 
 
 def test_damage_under_zstd_or_parquet_is_one_error_and_the_other_files_are_read(tmp_path):

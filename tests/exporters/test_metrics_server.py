@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from trainsentry.exporters.metrics_server import MOST_CONNECTIONS, start_http_server
+from trainsentry.exporters.metrics_server import MAX_CONNECTIONS, start_http_server
 from trainsentry.exporters.prometheus import registry_of
 
 
@@ -26,11 +26,11 @@ def threads_of(server):
 
 
 def test_silent_connections_are_few_and_keep_nobody_from_the_metrics(server):
-    silent = [socket.create_connection(server.server_address) for _ in range(4 * MOST_CONNECTIONS)]
+    silent = [socket.create_connection(server.server_address) for _ in range(4 * MAX_CONNECTIONS)]
     page = urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=30).read().decode()
     assert "trainsentry_run_info" in page
     end = time.monotonic() + 30
-    while threads_of(server) > MOST_CONNECTIONS:
+    while threads_of(server) > MAX_CONNECTIONS:
         assert time.monotonic() < end
         time.sleep(0.01)
     for sock in silent:

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from recorded_runs import CULPRIT, make_run
 
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.report.data import gather
 from trainsentry.exporters.report.page import MAX_BYTES, write_report
 
@@ -41,7 +41,7 @@ def test_curves_stand_beside_siblings_and_other_ranks(tmp_path):
 
 def test_the_picture_of_layers_stands_in_numbers_too_those_that_differ_most_first(tmp_path):
     page = write_report(make_run(tmp_path)).read_text()
-    table = page[page.index("The layers that differ most") :]
+    table = page[page.index("Table of the layers furthest") :]
     first = re.search(r"<tbody><tr>(.*?)</tr>", table, re.DOTALL)[1]
     assert re.findall(r">([^<]+)</td>", first) == [CULPRIT, "1", "125", "not finite", "31"]
 
@@ -99,7 +99,7 @@ def test_files_that_are_missing_or_half_written_cost_their_own_part_only(tmp_pat
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(NotOurs):
+    with pytest.raises(InputError):
         write_report(tmp_path)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainsentry.exporters.dumps.dump_reader import read_dumps, read_mended
+from trainsentry.exporters.dumps.dump_reader import read_dumps, read_possibly_torn
 from trainsentry.exporters.dumps.growing_json import GrowingJson
 from trainsentry.exporters.dumps.step_dump import StepDump
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 
 
 def test_the_file_is_whole_after_each_member(tmp_path):
@@ -67,8 +67,8 @@ def test_a_torn_file_is_read_as_far_as_it_goes(tmp_path, cut):
     assert dump.torn
     assert len(dump.calls) >= 4
     (tmp_path / "dump.json").write_text("no json")
-    with pytest.raises(NotOurs, match="is no JSON"):
-        read_mended(tmp_path / "dump.json")
+    with pytest.raises(InputError, match="is not JSON"):
+        read_possibly_torn(tmp_path / "dump.json")
 
 
 def _write(directory: Path, stack):
@@ -97,7 +97,7 @@ def test_dumps_of_both_generations_are_read(tmp_path, place, rank, stack):
     assert dump.stacks == {"Torch.relu.0.forward": ["File a.py"]}
     assert [t.place for t in dump.tensors("Torch.relu.0.forward")] == ["input.0", "input.b", "output.0.0"]
     assert [t.place for t in dump.tensors("Torch.relu.0.backward")] == ["input.0", "output.1"]
-    with pytest.raises(NotOurs, match="holds no dump"):
+    with pytest.raises(InputError, match="holds no dump"):
         read_dumps(tmp_path / "nowhere")
 
 
@@ -107,7 +107,7 @@ def test_a_torn_file_is_cut_at_its_own_lines_only(tmp_path):
         file.add(f"Torch.relu.{i}.forward", {"input_kwargs": {"how": {"type": "str", "value": "a\u2028b\x85c\x1cd"}}})
     path = tmp_path / "dump.json"
     path.write_bytes(path.read_bytes()[:-9])
-    content, torn = read_mended(path)
+    content, torn = read_possibly_torn(path)
     assert torn
     assert len(content["data"]) == 4
 

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.convert.csv2tb import csv2tb
 from trainsentry.exporters.csv.writer import CsvWriter
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
 
 SIZES = {
@@ -95,7 +95,7 @@ def test_an_unknown_quantity_is_refused_with_those_there_are(tmp_path):
     csv = CsvWriter(tmp_path / "rank0", table, STATISTICS)
     csv.write(records[0])
     csv.close()
-    with pytest.raises(NotOurs, match="gradient"):
+    with pytest.raises(InputError, match="gradient"):
         csv2tb(tmp_path, tmp_path / "out", silent, quantities=["gradiant"])
 
 

@@ -90,7 +90,7 @@ def test_a_process_of_the_same_number_that_began_later_is_another(tmp_path):
     assert claim_start(tmp_path, 0).rivals == ()
 
 
-@pytest.mark.parametrize(("age", "rivals"), [(0.0, 1), (2 * claim.HEARD_SECONDS, 0)])
+@pytest.mark.parametrize(("age", "rivals"), [(0.0, 1), (2 * claim.STALE_SECONDS, 0)])
 def test_a_claim_of_another_host_holds_while_it_is_renewed(tmp_path, age, rivals):
     path = tmp_path / ".start.r0.json"
     path.write_text(json.dumps({"host": "elsewhere", "boot": "b", "pids": "p", "pid": 1, "began": "1"}))

@@ -32,15 +32,15 @@ def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_store_is_gone(tmp_
         for _ in range(3):
             watch.step_ended()
         deadline = time.monotonic() + 30
-        while watch.told is None and time.monotonic() < deadline:
+        while watch.message is None and time.monotonic() < deadline:
             time.sleep(0.05)
         watch.close()
-        return watch.told
+        return watch.message
 
     with ThreadPoolExecutor(2) as pool:
         told = list(pool.map(work, range(2)))
     assert "rank 1 has been in step 3" in told[1]
-    assert ("Rank 0 said nothing" in told[1]) == gone
+    assert ("Rank 0 sent no report" in told[1]) == gone
     assert (tmp_path / "rank1" / "hang.json").exists()
 
 
@@ -59,13 +59,13 @@ def test_a_word_of_another_rank_that_is_no_report_ends_no_watch(tmp_path, word, 
         def all(self, prefix):
             return {1: word}
 
-    monkeypatch.setattr(hang_watch, "GATHERING_SECONDS", 0.0)
+    monkeypatch.setattr(hang_watch, "REPORT_SECONDS", 0.0)
     report = {"step": 3, "waits_for": None, "call": None, "open": []}
     watch = HangWatch(0.1, lambda: report, Board(), tmp_path, rank=0, abort=False)
     for _ in range(3):
         watch.step_ended()
     deadline = time.monotonic() + 60
-    while watch.told is None and time.monotonic() < deadline:
+    while watch.message is None and time.monotonic() < deadline:
         time.sleep(0.02)
     watch.close()
-    assert "Rank 1 said nothing" in watch.told
+    assert "Rank 1 sent no report" in watch.message

@@ -35,7 +35,7 @@ def test_what_a_stopped_recorder_leaves_is_written_at_the_end(out, caplog, capsy
     found = status(out)
     assert (found["gaps"], found["step"]) == ([], 59)
     assert "did not answer" in found["state"]
-    assert [r.getMessage() for r in errors(caplog) if "the training process writes what is left" in r.getMessage()]
+    assert [r.getMessage() for r in errors(caplog) if "the training process writes the rest" in r.getMessage()]
     assert "Records are in" in capsys.readouterr().err
 
 

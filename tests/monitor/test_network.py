@@ -343,7 +343,7 @@ def test_a_parent_that_is_not_there_yet_is_called_again_and_given_up_in_the_end(
 
 def test_a_parent_that_does_not_read_costs_no_more_memory_than_is_allowed(pair, monkeypatch):
     _, child = pair
-    monkeypatch.setattr(framing, "MOST_UNSENT", 2**22)
+    monkeypatch.setattr(framing, "MAX_UNSENT_BYTES", 2**22)
     for _ in range(200):
         child.send_up(RECORD, b"x" * 2**20)
         assert child.unsent <= 2**22
@@ -362,5 +362,5 @@ def test_a_message_of_absurd_length_ends_the_link(pair):
 def test_a_message_that_the_other_side_would_not_take_is_not_sent(pair):
     _, child = pair
     with pytest.raises(ValueError, match="at most"):
-        child.send_up(JSON, bytes(framing.LARGEST[JSON] + 1))
+        child.send_up(JSON, bytes(framing.MAX_MESSAGE_BYTES[JSON] + 1))
     assert child.unsent == 0

@@ -14,7 +14,7 @@ from trainsentry.anomaly.anomaly import STRAGGLER, Anomaly
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.ranks import framing, shard_assembly
-from trainsentry.monitor.recorder.ranks.peer_messages import ALL, MOST_NONSENSE, Nonsense, PeerMessages
+from trainsentry.monitor.recorder.ranks.peer_messages import ALL, MAX_INVALID, InvalidMessage, PeerMessages
 
 BAD = 1
 """The rank that sends nonsense to the root; ranks 0 and 2 train on."""
@@ -168,7 +168,7 @@ def test_who_sends_nonsense_again_and_again_is_heard_no_more_and_that_is_said_on
     say(root, MESSAGES["nested"], times=100)
     say(root, FOUND | {"anomalies": [ANOMALY]})
     assert root.network.banned == {BAD}
-    assert len(root.owner.failures) == MOST_NONSENSE + 1
+    assert len(root.owner.failures) == MAX_INVALID + 1
     assert "rank 1" in root.owner.failures[-1][1]
     assert root.owner.taken == []
     assert root.assembly.done < ALL  # it is waited for the others still
@@ -221,7 +221,7 @@ def test_a_rank_that_goes_back_again_and_again_does_not_have_the_others_left_out
 
 
 def test_a_rank_defines_no_more_than_memory_is_there_for(monkeypatch):
-    monkeypatch.setattr(shard_assembly, "MOST_DEFINED", 100)
+    monkeypatch.setattr(shard_assembly, "MAX_DEFINED", 100)
     root, leaf = tree()
     for turn in range(20):
         say(root, definitions([{"name": f"w{turn}.{i}", "quantity": "gradient"} for i in range(30)]))
@@ -274,7 +274,7 @@ def test_the_sentences_of_an_incident_are_taken_from_the_root():
     assert PeerMessages((0, 1, 2)).of_root(said)["incident"]["id"] == made.id
     for wrong in ({"suspects": [{}]}, {"id": "1"}, {"rank": 9}, {"actions": [1]}):
         spoilt = json.dumps({"type": "incident", "incident": made.to_json() | wrong, "settled": 1}).encode()
-        with pytest.raises(Nonsense):
+        with pytest.raises(InvalidMessage):
             PeerMessages((0, 1, 2)).of_root(spoilt)
 
 
@@ -312,6 +312,6 @@ def test_a_rank_that_knows_the_secret_and_sends_nonsense_costs_nobody_else_anyth
         recording.record()
         assert time.monotonic() < end
     failures = [message["message"] for message in recording.heard if message["type"] == messages.FAILURE]
-    assert len(failures) <= MOST_NONSENSE + 1, failures[-1]
+    assert len(failures) <= MAX_INVALID + 1, failures[-1]
     good.close()
     recording.check(others=False)

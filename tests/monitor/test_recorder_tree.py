@@ -139,7 +139,7 @@ def test_many_replicas_that_part_at_once_are_told_up_to_a_bound_and_name_no_othe
     from trainsentry.monitor.recorder.ranks import replica_groups
 
     root, head, leaf = recorder(0, None, (1,), 3), recorder(1, 0, (2,), 3), Leaf(2)
-    several = [Series(f"w{i}", "gradient") for i in range(2 * replica_groups.MOST_TOLD)]
+    several = [Series(f"w{i}", "gradient") for i in range(2 * replica_groups.MAX_SENT_TENSORS)]
     for step in range(8):
         rows = [[(s, *weights(step + 50.0 * off)[0][1:]) for s in several] for off in (False, step > 4)]
         leaf.tell(head, step, rows[1])
@@ -147,7 +147,7 @@ def test_many_replicas_that_part_at_once_are_told_up_to_a_bound_and_name_no_othe
         own(root, step, rows[0])
         head.pump()
         carry(head, root)
-    assert root.owner.found == [(5, 2, "replicas", False)] * replica_groups.MOST_TOLD
+    assert root.owner.found == [(5, 2, "replicas", False)] * replica_groups.MAX_SENT_TENSORS
     assert (root.owner.failures, head.owner.failures) == ([], [])
 
 
@@ -301,7 +301,7 @@ def test_a_rank_that_says_nothing_holds_back_a_bounded_number_of_steps():
     root, head, _ = two_hosts()
     for step in range(3 * WAITING_STEPS):
         own(head, step, all_reduce(3, 1.0, 3.0) + loss())
-    assert len(head.comparison._told) <= WAITING_STEPS
+    assert len(head.comparison._reports) <= WAITING_STEPS
     assert len([kind for kind, _ in head.network.sent]) > WAITING_STEPS
     assert root.owner.failures == head.owner.failures == []
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from trainsentry.monitor.recorder.sinks.gaps import MAX_GAPS, Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, MAX_FAULTS, MAX_TOLD, WriterThread
+from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, MAX_FAULTS, MAX_REPORTED, WriterThread
 
 GUARD_SECONDS = 30
 
@@ -67,7 +67,7 @@ def test_what_is_refused_is_tried_again_in_order(position):
     sink.close()
     assert position.taken == list(range(9))
     assert listed(gaps) == []
-    assert [news.what for news in sink.take_news()] == ["trouble", "goes_on"]
+    assert [news.what for news in sink.take_events()] == ["trouble", "goes_on"]
 
 
 def test_what_finds_no_room_while_it_is_refused_is_a_gap_with_a_beginning_and_an_end(position):
@@ -102,7 +102,7 @@ def test_a_late_write_is_waited_for_once_and_what_follows_is_kept(position):
     sink = WriterThread("place", gaps, 0.05)
     position.gate.clear()
     submit(sink, position, range(5))
-    assert sink.state.startswith("a write has not come back after 0.05 s")
+    assert sink.state.startswith("a write has not returned after 0.05 s")
     position.gate.set()
     sink.close()
     assert position.taken == list(range(5))
@@ -117,7 +117,7 @@ def test_a_clock_that_says_so_makes_a_write_late(position):
     position.wait_until_asked()
     now[0] = 6.0
     sink.settle()
-    assert [news.what for news in sink.take_news()] == ["trouble"]
+    assert [news.what for news in sink.take_events()] == ["trouble"]
     position.gate.set()
     sink.close()
 
@@ -138,20 +138,20 @@ def test_a_fault_of_the_writer_costs_one_record_and_the_third_in_a_row_the_sink(
     sink.close()
     assert position.taken == [1, 2, 3]
     assert [(first, last) for first, last, _ in listed(gaps)] == [(0, 0), (4, 11)]
-    assert [news.what for news in sink.take_news()][-1] == "off"
+    assert [news.what for news in sink.take_events()][-1] == "off"
     assert sink.off == "ValueError: not a number"
 
 
 def test_trouble_that_comes_again_and_again_is_not_told_every_time(position):
     sink = sink_of(Gaps())
-    for number in range(2 * MAX_TOLD):
+    for number in range(2 * MAX_REPORTED):
         position.error = OSError("full")
         submit(sink, position, [number])
         position.error = None
         wait_until_idle(sink, position)
     sink.close()
-    assert sum(news.what == "trouble" for news in sink.take_news()) == MAX_TOLD
-    assert len(position.taken) == 2 * MAX_TOLD
+    assert sum(news.what == "trouble" for news in sink.take_events()) == MAX_REPORTED
+    assert len(position.taken) == 2 * MAX_REPORTED
 
 
 def test_what_is_left_when_it_ends_is_a_gap(position):

@@ -93,7 +93,7 @@ def test_a_write_that_comes_back_late_is_followed_by_all_others(out, caplog, mon
         train(model, optimizer, STEPS, monitor, before_step=before_step)
     assert rows(out) == WHOLE
     assert gaps(out) == []
-    assert sum("has not come back" in r.getMessage() for r in errors(caplog)) == 1
+    assert sum("has not returned" in r.getMessage() for r in errors(caplog)) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

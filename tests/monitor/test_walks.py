@@ -99,7 +99,7 @@ def walk(tmp_path_factory):
     out, tracer = tmp_path_factory.mktemp("walk"), Tracer()
     original = RecorderLink.__init__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecorderLink, "__init__", lambda s, hello, table: original(s, hello, table, ThreadRecorder))
+        patch.setattr(RecorderLink, "__init__", lambda s, settings, table: original(s, settings, table, ThreadRecorder))
         threading.setprofile(tracer)
         try:
             torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Collective calls of steps, put together from what ranks tell of them; what is incomplete here goes up the tree."""
+"""Combines the ranks' reports on collective calls and judges complete calls; incomplete ones go up the tree."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,13 +14,13 @@ from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPU
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
 
 REDUCED: Final = frozenset({"all_reduce", "reduce_scatter_tensor", "reduce_scatter"})
-"""What gradients of data-parallel ranks go through."""
+"""Collectives that reduce the gradients of data-parallel ranks."""
 
 WAITING_STEPS: Final = 64
-"""Steps whose calls wait for ranks that report elsewhere, as many as records wait for."""
+"""Steps whose calls wait for other ranks, as many as wait for records."""
 
-MOST_COUNTED: Final = 2.0**53
-"""Up to which a float counts."""
+MAX_COUNT: Final = 2.0**53
+"""The largest integer up to which a float counts exactly."""
 
 Key = tuple[str, str, int, int]
 """A call on all ranks: op, group, the group's first rank, order in the group."""
@@ -36,7 +36,7 @@ class Side:
         self.outputs: list[Sums] = []
 
     def take(self, series: Series, values: npt.NDArray[np.float64], layout: Layout, row: int) -> None:
-        """Take one row of a record: the call's numbers, or the statistics of a tensor."""
+        """Add one row of a record: the call's numbers, or the statistics of a tensor."""
         if series.quantity == COMMUNICATION_CALL:
             op, group, _ = series.index.split("|")
             sequence, _, _, size, first, reduction = map(_counted, values[:6].tolist())
@@ -44,7 +44,7 @@ class Side:
             return
         bad = float(values[NANS] + values[INFS])
         total = float(values[MEAN]) * (layout.numel - bad) if layout.numel > bad else 0.0
-        known = bool(np.isfinite(values[[MEAN, NORM]]).all()) or layout.numel == 0  # else a table that lacks them
+        known = bool(np.isfinite(values[[MEAN, NORM]]).all()) or layout.numel == 0  # a table may lack both
         sums = Sums(total, float(values[NORM]), layout.numel, bad == 0 and known, layout.dtype)
         if series.quantity == COMMUNICATION_INPUT:
             self.inputs.append(sums)
@@ -53,27 +53,27 @@ class Side:
             self.order = row
 
     def reduced_squares(self) -> list[float]:
-        """Return the squared norms of what went into a reduction of floating-point numbers."""
+        """Return the squared norms of the inputs of a floating-point reduction."""
         if self.key is None or self.key[0] not in REDUCED or not self.reduction:
             return []
         return [part.norm * part.norm for part in self.inputs if part.dtype in conservation.EPSILON]
 
 
 def _counted(number: float) -> int:
-    """Return a number of a call; 0 for what counts nothing."""
-    return int(number) if abs(number) < MOST_COUNTED else 0  # of what is no number neither holds
+    """Return a call's number as an integer; 0 for NaN and for numbers that are too large."""
+    return int(number) if abs(number) < MAX_COUNT else 0  # the comparison is false for NaN
 
 
 class CollectiveLedger:
-    """Keeps the calls of steps until all their ranks are known, and judges each once."""
+    """Keeps the calls of steps until all ranks have reported, and judges each once."""
 
     def __init__(self) -> None:
         self._steps: dict[int, dict[Key, _Seen]] = {}
-        self._news: set[tuple[int, Key]] = set()
+        self._changed: set[tuple[int, Key]] = set()
         self._learned = LearnedReductions()
 
     def take(self, step: int, rank: int, sides: dict[str, Side]) -> None:
-        """Take what one rank has told of a step, all of it."""
+        """Add one rank's complete report on a step."""
         for name, side in sides.items():
             if side.key is not None and side.inputs and side.outputs:
                 both = Sums.of(side.inputs), Sums.of(side.outputs)
@@ -81,20 +81,20 @@ class CollectiveLedger:
                 self._add(step, side.key, side.size, rank, call)
 
     def take_parts(self, step: int, source: int, parts: list[dict[str, Any]]) -> None:
-        """Take what the ranks of another recorder, `source`, have seen, as its `left` gave it."""
+        """Add the calls that another recorder, `source`, sent from its `left`."""
         for part in parts:
             op, group, first, sequence = part["key"]
             self._add(step, (op, group, first, sequence), part["size"], source, CollectiveCall.from_json(part["call"]))
 
     def _add(self, step: int, key: Key, size: int, source: int, call: CollectiveCall) -> None:
         seen = self._steps.setdefault(step, {}).setdefault(key, _Seen(size))
-        seen.parts[source, call.first] = call  # a part that comes again, from a successor, counts once
-        self._news.add((step, key))
+        seen.parts[source, call.first] = call  # a part repeated by a successor counts once
+        self._changed.add((step, key))
 
     def judge(self, done: int) -> Iterator[Anomaly]:
-        """Yield what is wrong with calls, up to step `done`, that all their ranks have told of, whole."""
-        for step, key in sorted(item for item in self._news if item[0] <= done):
-            self._news.discard((step, key))
+        """Yield the anomalies of complete calls up to step `done`."""
+        for step, key in sorted(item for item in self._changed if item[0] <= done):
+            self._changed.discard((step, key))
             seen = self._steps.get(step, {}).get(key)
             if seen is not None and seen.is_whole:
                 del self._steps[step][key]
@@ -104,7 +104,7 @@ class CollectiveLedger:
             del self._steps[step]
 
     def left(self, done: int) -> dict[int, list[dict[str, Any]]]:
-        """Return by step, and forget, the calls up to step `done` that have ranks elsewhere, as plain data."""
+        """Remove the incomplete calls up to step `done`; return them by step, as plain data."""
         found = {}
         for step in sorted(s for s in self._steps if s <= done):
             calls = [seen.to_json(key) for key, seen in self._steps.pop(step).items() if seen.parts]
@@ -113,14 +113,14 @@ class CollectiveLedger:
         return found
 
     def go_back(self, step: int, source: int) -> None:
-        """Forget what one source has told of steps from `step` on."""
+        """Drop one source's reports on steps from `step` on."""
         for calls in [calls for s, calls in self._steps.items() if s >= step]:
             for seen in calls.values():
                 seen.forget(source)
 
 
 class _Seen:
-    """What is known of one call: the parts of its ranks, by who told of them and the first rank of each."""
+    """The parts of one call, by source and the part's first rank."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -29,13 +29,13 @@ from trainsentry.monitor.recorder.ranks.replica_groups import Copy
 from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly
 
 OWN: Final = -1
-"""The source of what was found here."""
+"""The source of anomalies that this recorder found itself."""
 
 SCALARS: Final = frozenset({"loss", STEP_SECONDS, COMMUNICATION_SECONDS, COMMUNICATION_ORDER})
 
 
 def is_compared(series: Series) -> bool:
-    """Whether a series is needed here."""
+    """Whether the comparison needs a series."""
     if series.scalar:
         return series.name in SCALARS
     data = series.quantity == ACTIVATION_INPUT and series.module == ""
@@ -43,9 +43,9 @@ def is_compared(series: Series) -> bool:
 
 
 class Comparison:
-    """Keeps what ranks say of steps that are not complete yet, and judges each once.
+    """Keeps the ranks' reports on incomplete steps, and judges each step once.
 
-    Where other ranks report elsewhere, only the root of all recorders can compare: then `left` gives what is for it.
+    If some ranks report to other recorders, only the root can compare all: `left` returns the data for it.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Comparison:
         self.calls = CollectiveLedger()
         self._peers = PeerRule()
         self._reductions = ReductionRule()
-        self._told: dict[int, dict[int, Told]] = {}
+        self._reports: dict[int, dict[int, Told]] = {}
         self._sides: dict[int, dict[int, dict[str, Side]]] = {}
         self._wanted: dict[int, tuple[SeriesTable, npt.NDArray[np.bool_]]] = {}
         self._found: dict[int, dict[int, list[Anomaly]]] = {}
@@ -61,25 +61,25 @@ class Comparison:
         self._judged = -1
 
     def take(self, rank: int, table: SeriesTable, record: StepRecord) -> None:
-        """Take one rank's rows of a step."""
+        """Add one rank's rows of a step."""
         rows = np.flatnonzero(self._wanted_of(rank, table)[record.ids]).tolist()
         if not rows or record.step <= self._judged:
             return
         unreduced = False
-        told = self._told.setdefault(record.step, {}).setdefault(rank, Told())
+        report = self._reports.setdefault(record.step, {}).setdefault(rank, Told())
         sides = self._sides.setdefault(record.step, {}).setdefault(rank, {})  # a step may come in several records
         for row in rows:
             series, values = table.series[record.ids[row]], record.values[row]
             if series.scalar:
-                _note_scalar(told, series.name, float(values[VALUE]))
+                _note_scalar(report, series.name, float(values[VALUE]))
             elif series.quantity == ACTIVATION_INPUT:
                 if not np.isfinite(values[VALUE]) and np.isnan(values[[MEAN, NORM]]).any():
-                    continue  # a table with few statistics: batches would be alike by chance
+                    continue  # a table with few statistics: batches would be equal by chance
                 bits = int(fingerprints(values[None])[0])
-                told.data = float((int(told.data or 0) * 31 + bits) % 2**53)  # all inputs together
+                report.data = float((int(report.data or 0) * 31 + bits) % 2**53)  # all inputs together
             elif series.quantity == GRADIENT_UNREDUCED:
                 unreduced = True
-                told.gradient = (told.gradient or 0.0) + float(values[NORM] * values[NORM])
+                report.gradient = (report.gradient or 0.0) + float(values[NORM] * values[NORM])
             else:
                 call = series.name if series.quantity == COMMUNICATION_CALL else series.index.split("|")[2]
                 sides.setdefault(call, Side()).take(series, values, table.layouts[record.layouts[row]], row)
@@ -87,7 +87,7 @@ class Comparison:
             self._reductions.take(rank, table, record)
 
     def _wanted_of(self, rank: int, table: SeriesTable) -> npt.NDArray[np.bool_]:
-        """Return which of a rank's series are compared."""
+        """Return a mask of the rank's series that are compared."""
         known, wanted = self._wanted.get(rank, (table, np.zeros(0, bool)))
         if known is not table:
             wanted = np.zeros(0, bool)
@@ -97,31 +97,31 @@ class Comparison:
         return wanted
 
     def take_parts(self, source: int, message: dict[str, Any]) -> None:
-        """Take what the ranks that report to another recorder, `source`, have told of a step, as its `left` gave it."""
+        """Add a step's reports that another recorder, `source`, sent from its `left`."""
         step = message["step"]
         self.calls.take_parts(step, source, message["calls"])
         self.take_found(step, [Anomaly.from_json(a) for a in message["found"]], source)
         self._through.update({rank: source for rank, *_ in message["told"]})
         if step > self._judged:
-            known = self._told.setdefault(step, {})
-            for rank, *told in message["told"]:
-                known.setdefault(rank, Told(*told))  # what comes again comes in pieces
+            known = self._reports.setdefault(step, {})
+            for rank, *report in message["told"]:
+                known.setdefault(rank, Told(*report))  # a repeated report may come in pieces: keep the first
             self._reductions.take_part(step, source, message["reductions"])
 
     def take_found(self, step: int, found: list[Anomaly], source: int = OWN) -> None:
-        """Take what was found among some of the ranks; what all of them show may explain it."""
+        """Add anomalies found among some ranks; the comparison of all ranks may explain them."""
         if found:
             self._found.setdefault(step, {}).setdefault(source, []).extend(found)
 
     def go_back(self, step: int, sources: Iterable[int]) -> None:
-        """Forget what sources, ranks or the recorders of several, have told of steps from `step` on."""
+        """Drop the reports of sources (ranks, or recorders of several ranks) on steps from `step` on."""
         self._judged = min(self._judged, step - 1)
         for source in (OWN, *sources):
             self._forget(source, step)
 
     def _forget(self, source: int, step: int) -> None:
-        for s in [s for s in self._told if s >= step]:
-            self._told[s] = {r: t for r, t in self._told[s].items() if source not in {r, self._through.get(r)}}
+        for s in [s for s in self._reports if s >= step]:
+            self._reports[s] = {r: t for r, t in self._reports[s].items() if source not in {r, self._through.get(r)}}
         for s in [s for s in self._sides if s >= step]:
             self._sides[s].pop(source, None)
         for s in [s for s in self._found if s >= step]:
@@ -131,23 +131,23 @@ class Comparison:
 
     @property
     def overdue(self) -> int:
-        """The last step that has waited too long for ranks that say nothing."""
-        waiting = sorted({*self._told, *self._sides})
+        """The last step that has waited too long for silent ranks."""
+        waiting = sorted({*self._reports, *self._sides})
         return waiting[-WAITING_STEPS - 1] if len(waiting) > WAITING_STEPS else -1
 
     def judge(self, done: int, *, final: bool = True) -> Iterator[tuple[int, list[Anomaly]]]:
-        """Yield what is odd about steps up to `done`; without `final`, in calls among the ranks that report here."""
+        """Yield the anomalies of steps up to `done`; without `final`, only of calls among the ranks below this one."""
         by_step: dict[int, list[Anomaly]] = {}
         for step in sorted(s for s in self._sides if s <= done):
             sides = self._sides.pop(step)
-            _note_reduced(self._told.get(step, {}), sides)
+            _note_reduced(self._reports.get(step, {}), sides)
             for rank, seen in sides.items():
                 self.calls.take(step, rank, seen)
         for anomaly in self.calls.judge(done):
             by_step.setdefault(anomaly.step, []).append(anomaly)
-        for step in sorted(s for s in self._told if final and s <= done):
+        for step in sorted(s for s in self._reports if final and s <= done):
             self._judged = max(self._judged, step)
-            found = self._peers.judge(step, self._told.pop(step), frozenset(self.data_parallel))
+            found = self._peers.judge(step, self._reports.pop(step), frozenset(self.data_parallel))
             found += self._reductions.judge(step, self.data_parallel)
             by_step.setdefault(step, []).extend(found)
         for step in sorted(s for s in self._found if final and s <= done):
@@ -157,15 +157,15 @@ class Comparison:
                 yield step, by_step[step]
 
     def left(self, done: int, copies: Mapping[int, Sequence[Copy]]) -> Iterator[dict[str, Any]]:
-        """Yield, and forget, what is for the root to compare of steps up to `done`, as plain data.
+        """Remove the reports on steps up to `done`, and yield them as plain data for the root to compare.
 
-        `copies` are those that differ among the ranks that report here, by step.
+        `copies` holds, by step, the differing copies among the ranks below this one.
         """
         calls = self.calls.left(done)
-        for step in sorted({s for s in (*self._told, *self._found) if s <= done} | set(calls) | set(copies)):
+        for step in sorted({s for s in (*self._reports, *self._found) if s <= done} | set(calls) | set(copies)):
             yield {
                 "step": step,
-                "told": [(rank, *astuple(t)) for rank, t in self._told.pop(step, {}).items()],
+                "told": [(rank, *astuple(t)) for rank, t in self._reports.pop(step, {}).items()],
                 "calls": calls.get(step, []),
                 "copies": copies.get(step, []),
                 "reductions": self._reductions.left(step, self.data_parallel),
@@ -176,7 +176,7 @@ class Comparison:
 def differences(
     assembly: ShardAssembly, judged: Iterable[tuple[int, list[Anomaly]]]
 ) -> Iterator[tuple[int, list[Anomaly]]]:
-    """Yield, step by step, what only the ranks together show: replicas that part, and what was judged of calls."""
+    """Yield, step by step, the anomalies from comparing ranks: differing replicas, and those in `judged`."""
     parted, assembly.copies.parted = assembly.copies.parted, []
     by_step: dict[int, list[Anomaly]] = {}
     for anomaly in parted:
@@ -191,22 +191,22 @@ def _flat(found: dict[int, list[Anomaly]]) -> list[Anomaly]:
     return [anomaly for anomalies in found.values() for anomaly in anomalies]
 
 
-def _note_reduced(told: dict[int, Told], ranks: dict[int, dict[str, Side]]) -> None:
-    """Take what goes into reductions for a rank's own gradients, where those are not collected by themselves."""
-    if any(told[rank].gradient is not None for rank in ranks if rank in told):
+def _note_reduced(reports: dict[int, Told], ranks: dict[int, dict[str, Side]]) -> None:
+    """Use the inputs of reductions as a rank's own gradients, if no rank collects gradients before reduction."""
+    if any(reports[rank].gradient is not None for rank in ranks if rank in reports):
         return
     for rank, sides in ranks.items():
         squares = [square for side in sides.values() for square in side.reduced_squares()]
-        if squares and rank in told:
-            told[rank].gradient = sum(squares)
+        if squares and rank in reports:
+            reports[rank].gradient = sum(squares)
 
 
-def _note_scalar(told: Told, name: str, value: float) -> None:
+def _note_scalar(report: Told, name: str, value: float) -> None:
     if name == "loss":
-        told.loss = value
+        report.loss = value
     elif name == STEP_SECONDS:
-        told.seconds = value
+        report.seconds = value
     elif name == COMMUNICATION_ORDER:
-        told.order = value
+        report.order = value
     else:
-        told.waited = value
+        report.waited = value

@@ -1,4 +1,4 @@
-"""One connection between two recorders that know each other: whole messages, each under its seal, within bounds."""
+"""One authenticated connection between two recorders: complete messages, each with a seal, within size limits."""
 
 import socket
 import struct
@@ -16,21 +16,21 @@ _HEAD: Final = _FRAME.size + TAG_BYTES
 JSON: Final = 1
 RECORD: Final = 2
 
-LARGEST: Final[Mapping[int, int]] = {JSON: 2**24, RECORD: 2**26}
-"""Bytes of a message of each kind: a record of 100,000 series has 8 million, what is told of a step of as many less."""
+MAX_MESSAGE_BYTES: Final[Mapping[int, int]] = {JSON: 2**24, RECORD: 2**26}
+"""Bytes of a message at most, by kind: a record of 100,000 series has 8 million; JSON about such a step has less."""
 
-MOST_UNSENT: Final = 2**26
-"""Bytes that are kept for a parent that does not read; beyond them the link is given up."""
+MAX_UNSENT_BYTES: Final = 2**26
+"""Bytes kept for a peer that does not read; above that the connection is closed."""
 
 READ_AT_ONCE: Final = 2**22
-"""Bytes that are read from one connection before the others have their turn."""
+"""Bytes read from one connection before the others get their turn."""
 
 
 @dataclass
 class FramedConnection:
-    """One connection: what was received and is not a whole message yet, and what is still to be sent.
+    """One connection, with its bytes of incomplete received messages (`inbox`) and of unsent ones (`outbox`).
 
-    One that takes nothing any more (`mute`) may still hold what the other side said before it went.
+    A connection that can no longer send (`mute`) may still hold messages that the other side sent before it ended.
     """
 
     sock: socket.socket
@@ -42,24 +42,24 @@ class FramedConnection:
     mute: bool = False
 
     def put(self, kind: int, data: bytes) -> None:
-        """Take a message to be sent; a link that does not drain is given up.
+        """Queue a message; close a connection whose outbox does not drain.
 
         Raises:
-            ValueError: when the message is larger than the other side takes.
+            ValueError: when the message is larger than the other side accepts.
 
         """
         if self.mute or self.closed:
             return
-        if len(data) > LARGEST[kind]:
-            raise ValueError(f"a message of {len(data)} bytes; other recorders take at most {LARGEST[kind]}")
-        if len(self.outbox) + len(data) > MOST_UNSENT:
+        if len(data) > MAX_MESSAGE_BYTES[kind]:
+            raise ValueError(f"a message of {len(data)} bytes; allowed: at most {MAX_MESSAGE_BYTES[kind]}")
+        if len(self.outbox) + len(data) > MAX_UNSENT_BYTES:
             self.closed = True
             return
         head = _FRAME.pack(kind, len(data))
         self.outbox += head + self.seals.seal(head, data) + data
 
     def send(self) -> None:
-        """Send what the socket takes."""
+        """Send as much as the socket takes."""
         while self.outbox and not self.closed:
             try:
                 del self.outbox[: self.sock.send(memoryview(self.outbox)[: 1 << 20])]
@@ -70,11 +70,11 @@ class FramedConnection:
                 self.outbox.clear()
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the messages that have arrived whole; one that is not the other side's ends the connection."""
+        """Yield the complete messages; one with a wrong seal or size closes the connection."""
         self._read()
         while len(self.inbox) >= _HEAD:
             kind, size = _FRAME.unpack_from(self.inbox)
-            if size > LARGEST.get(kind, -1):
+            if size > MAX_MESSAGE_BYTES.get(kind, -1):
                 self.closed = True
                 return
             if len(self.inbox) < _HEAD + size:
@@ -90,13 +90,13 @@ class FramedConnection:
             yield kind, message
 
     def _read(self) -> None:
-        """Read what has arrived, up to a bound: a fast sender must not keep this side from all else."""
+        """Read received bytes up to a limit, so that a fast sender does not block other work."""
         left = READ_AT_ONCE
         while left > 0 and not self.closed:
             try:
                 data = self.sock.recv(1 << 18)
             except (BlockingIOError, InterruptedError):
-                self.closed = self.mute  # all that had come is read
+                self.closed = self.mute  # everything received is read
                 return
             except OSError:
                 data = b""

@@ -1,4 +1,4 @@
-"""Sockets between the recorders of several ranks. Nothing waits: what cannot be sent now is kept, within bounds."""
+"""Sockets between the recorders of several ranks; never blocks, and keeps unsent messages up to a limit."""
 
 import json
 import selectors
@@ -13,23 +13,23 @@ from trainsentry.monitor.recorder.ranks.parent_call import ParentCall
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition, purpose_of
 
 RETRY_SECONDS: Final = 0.5
-"""How often a parent that is not there yet is called."""
+"""Seconds between two calls to a parent that does not answer yet."""
 
 AGAIN_SECONDS: Final = 5.0
-"""How long a parent is called that was there before, or that refuses calls: the successor of one starts in a second."""
+"""Seconds to call a parent that was connected before or refuses connections; a successor starts within a second."""
 
 PATIENCE_SECONDS: Final = 60.0
-"""How long a parent is called, and a child waited for: ranks start at different times, a minute apart at most."""
+"""Seconds to call a parent or wait for a child: ranks start at most a minute apart."""
 
 
 def new_selector() -> selectors.BaseSelector:
-    """Return a selector that takes no descriptor of its own, where there is one: it works when none is left."""
+    """Return a selector that needs no descriptor itself, if available, as it works when no descriptor is left."""
     made: selectors.BaseSelector = getattr(selectors, "PollSelector", selectors.DefaultSelector)()
     return made
 
 
 class Network:
-    """The recorder's connections: to its parent, and from its children, who prove that they belong to the run."""
+    """The recorder's connections to its parent and from its authenticated children."""
 
     def __init__(self, position: TreePosition, clock: Callable[[], float] = time.monotonic) -> None:
         self.position = position
@@ -50,7 +50,7 @@ class Network:
             )
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Have a selector wake up for what these sockets wait for."""
+        """Register the sockets for the events that they wait for."""
         if self._strangers is not None:
             for sock in self._strangers.sockets:
                 selector.register(sock, selectors.EVENT_READ)
@@ -60,7 +60,7 @@ class Network:
             selector.register(link.sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.outbox else 0))
 
     def pump(self) -> Iterator[tuple[int, int, bytes]]:
-        """Send and receive what is possible now; yield (rank, kind, message), the parent's rank being its own."""
+        """Send and receive without waiting; yield (sender's rank, kind, message)."""
         self._call_parent()
         self._let_in()
         for link in list(self._links()):
@@ -70,17 +70,17 @@ class Network:
 
     @property
     def awaited(self) -> bool:
-        """Whether children that have not come yet are still waited for."""
+        """Whether to wait for children that have not connected yet."""
         return self._clock() - self._started < PATIENCE_SECONDS
 
     def lose_parent(self) -> None:
-        """Go on without the parent, which has said that it ends."""
+        """Continue without the parent, and do not call it again."""
         self.lost_parent = True
         if self.parent is not None:
             self.parent.closed = True
 
     def ban(self, rank: int) -> None:
-        """Hear a child no more."""
+        """Disconnect a child for good."""
         self.banned.add(rank)
         if rank in self.children:
             self.children[rank].closed = True
@@ -90,10 +90,10 @@ class Network:
         self.send_up(JSON, json.dumps(message).encode())
 
     def send_up(self, kind: int, data: bytes) -> None:
-        """Send bytes up; what cannot be sent is lost with the link.
+        """Send bytes up; unsent bytes are lost if the connection closes.
 
         Raises:
-            ValueError: when they are more than the parent takes.
+            ValueError: when the message is larger than the parent accepts.
 
         """
         if self.parent is not None:
@@ -108,7 +108,7 @@ class Network:
             link.send()
 
     def tell_child(self, rank: int, message: dict[str, Any]) -> None:
-        """Send a message to one child, if it is there."""
+        """Send a message to one child, if it is connected."""
         if rank in self.children:
             self.children[rank].put(JSON, json.dumps(message).encode())
             self.children[rank].send()
@@ -135,7 +135,7 @@ class Network:
         yield from self.children.values()
 
     def _call_parent(self) -> None:
-        """Call the parent; it may not be there yet, or be another's successor that has just begun."""
+        """Call the parent, which may not listen yet, or be a successor that is just starting."""
         address = self.position.parent
         if address is None or self.parent is not None or self.lost_parent:
             return
@@ -145,7 +145,7 @@ class Network:
             self._tried = self._clock()
             try:
                 self._call = ParentCall(address, self.position.rank)
-            except OSError:  # no descriptor is left
+            except OSError:  # out of descriptors
                 self.lost_parent = self._clock() - self._began >= self._patience
                 return
         self.parent = self._call.advance()
@@ -153,9 +153,9 @@ class Network:
             self._call = None
             return
         if self._call.failed and not self._call.connected:
-            # Ranks listen before they say where, so one that refuses has closed its door: it records nothing.
+            # Ranks listen before they publish their address, so one that refuses has stopped listening.
             self._patience = min(self._patience, AGAIN_SECONDS)
-        # Where somebody listens, a recorder is on its way: for that one, time is given as at the start.
+        # If the socket accepts, a recorder is starting there: wait for it as long as at the start.
         patience = PATIENCE_SECONDS if self._call.connected and not self._call.failed else self._patience
         waited = self._clock() - self._began >= patience
         if waited and not self._call.failed and self._call.connected:
@@ -165,7 +165,7 @@ class Network:
             self.lost_parent = waited
 
     def _let_in(self) -> None:
-        """Let in who has proven to belong to the run: a child, or a child's successor."""
+        """Accept authenticated callers: a child, or a child's successor."""
         if self._strangers is None:
             return
         for child in self._strangers.proven():

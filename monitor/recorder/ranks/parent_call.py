@@ -1,4 +1,4 @@
-"""A recorder's call to its parent in the tree: each proves itself to the other, and nothing waits."""
+"""Connects a recorder to its parent in the tree: mutual authentication without blocking."""
 
 import errno
 import socket
@@ -12,7 +12,7 @@ _ON_THE_WAY: Final = frozenset({errno.EINPROGRESS, errno.EALREADY, errno.EWOULDB
 
 
 class ParentCall:
-    """One attempt to reach a parent; `failed` when it has come to nothing, `connected` once somebody has answered."""
+    """One attempt to reach a parent; `connected` once the socket is connected, `failed` when the attempt has failed."""
 
     def __init__(self, address: Address, rank: int) -> None:
         self.address = address
@@ -25,15 +25,15 @@ class ParentCall:
         self.sock.setblocking(False)
 
     def advance(self) -> FramedConnection | None:
-        """Do what can be done now; return the connection once both sides have proven themselves."""
+        """Advance as far as possible without waiting; return the connection once both sides are authenticated."""
         try:
-            return self._hear() if self.connected or self._connect() else None
-        except (OSError, Refused, OverflowError, UnicodeError):  # the last two: an address that cannot be
+            return self._authenticate() if self.connected or self._connect() else None
+        except (OSError, Refused, OverflowError, UnicodeError):  # the last two: an invalid address
             self.close()
             return None
 
     def close(self) -> None:
-        """Give the attempt up."""
+        """Abandon the attempt."""
         self.failed = True
         self.sock.close()
 
@@ -47,12 +47,12 @@ class ParentCall:
         self.sock.send(self._caller.hello())
         return True
 
-    def _hear(self) -> FramedConnection | None:
-        """Read what is awaited and no more: what follows the proof is for the connection.
+    def _authenticate(self) -> FramedConnection | None:
+        """Read only the bytes of the handshake; later bytes belong to the connection.
 
         Raises:
-            OSError: when the other side has gone.
-            Refused: when it does not belong to the run.
+            OSError: when the other side has closed.
+            Refused: when the other side does not belong to the run.
 
         """
         while True:
@@ -66,9 +66,9 @@ class ParentCall:
             self._inbox += data
             if len(self._inbox) < wanted:
                 continue
-            said = bytes(self._inbox)
+            received = bytes(self._inbox)
             self._inbox.clear()
             if self._challenged:
-                return FramedConnection(self.sock, self.address.rank, self._caller.confirm(said))
-            self.sock.send(self._caller.answer(said))
+                return FramedConnection(self.sock, self.address.rank, self._caller.confirm(received))
+            self.sock.send(self._caller.answer(received))
             self._challenged = True

@@ -1,7 +1,7 @@
-"""What another rank's recorder may say: each message is looked at whole before any of it is kept.
+"""Validates each message of another rank's recorder completely before any of it is used.
 
-A rank that belongs to the run may still be broken. What it says must neither raise in the midst of what the ranks do
-together nor stay there: a step that is no number would, among those that are, make every later comparison fail.
+A rank of the run may still be broken. Its messages must neither raise in the middle of a comparison nor leave data
+behind: a step that is not a number would make every later comparison fail.
 """
 
 import math
@@ -20,28 +20,28 @@ END: Final = "end"
 DEFINE: Final = "define"
 
 ALL: Final = 2**62
-"""The step that a rank has finished when nothing more will come from it."""
+"""The finished step of a rank that will send nothing more."""
 
 LAST_STEP: Final = 2**53
-"""The last step that can be counted: beyond it, numbers of steps would not survive their way through a float."""
+"""The last valid step; a float cannot hold larger numbers exactly."""
 
-MOST_ELEMENTS: Final = 2**44
-"""Elements of a tensor: thirty times as many as the largest models have parameters."""
+MAX_ELEMENTS: Final = 2**44
+"""Elements of a tensor at most: thirty times the parameters of the largest models."""
 
-LONGEST_TEXT: Final = 2**14
-"""Characters of a name or a sentence; the longest name of a series that is known has some 400."""
+MAX_TEXT: Final = 2**14
+"""Characters of a name or a sentence at most; the longest known series name has about 400."""
 
-MOST_OF_A_STEP: Final = 100_000
-"""Parts of a step in one message: calls, copies, anomalies, ranks. A message of 16 MB hardly holds more."""
+MAX_ITEMS: Final = 100_000
+"""Items of a step in one message (calls, copies, anomalies, ranks) at most; 16 MB hardly hold more."""
 
-MOST_NONSENSE: Final = 8
-"""Messages of one rank that cannot be, or cannot be taken, until it is heard no more."""
+MAX_INVALID: Final = 8
+"""Invalid messages of one rank after which it is ignored."""
 
 Check = Callable[[Any], bool]
 
 
-class Nonsense(ValueError):
-    """What another rank's recorder says cannot be."""
+class InvalidMessage(ValueError):
+    """A message of another rank's recorder is invalid."""
 
 
 def _whole(least: int, most: int) -> Check:
@@ -61,10 +61,10 @@ def _flag(x: Any) -> bool:
 
 
 def _text(x: Any) -> bool:
-    return isinstance(x, str) and len(x) <= LONGEST_TEXT
+    return isinstance(x, str) and len(x) <= MAX_TEXT
 
 
-def _each(check: Check, most: int = MOST_OF_A_STEP, least: int = 0) -> Check:
+def _each(check: Check, most: int = MAX_ITEMS, least: int = 0) -> Check:
     return lambda x: isinstance(x, list | tuple) and least <= len(x) <= most and all(map(check, x))
 
 
@@ -76,7 +76,7 @@ def _row(*checks: Check) -> Check:
 
 
 def _members(checks: Mapping[str, Check], maybe: Mapping[str, Check] | None = None) -> Check:
-    """Whether a dict has members, those of `maybe` or not, and no others."""
+    """Return a check for a dict with these members, optionally those of `maybe`, and no others."""
     every = {**checks, **(maybe or {})}
 
     def holds(x: Any) -> bool:
@@ -95,7 +95,7 @@ def _square(x: Any) -> bool:
 
 _STEP: Final = _whole(0, LAST_STEP)
 _SMALL: Final = _whole(-(2**31), 2**31)
-_COUNT: Final = _whole(0, MOST_ELEMENTS)
+_COUNT: Final = _whole(0, MAX_ELEMENTS)
 _TOTAL: Final = _whole(0, 2**62)
 _SHAPE: Final = _each(_COUNT, most=64)
 _NUMBER: Final = _maybe(_number)
@@ -110,7 +110,7 @@ _SUMS: Final = _members({"total": _number, "norm": _number, "numel": _TOTAL, "fi
 
 
 def _sums_of_parameters(x: Any) -> bool:
-    return isinstance(x, dict) and len(x) <= MOST_OF_A_STEP and all(map(_row(_number, _number), x.values()))
+    return isinstance(x, dict) and len(x) <= MAX_ITEMS and all(map(_row(_number, _number), x.values()))
 
 
 def _call(rank: Check) -> Check:
@@ -142,11 +142,11 @@ def _incident(rank: Check) -> Check:
 
 
 _DEFINITIONS: Final = _members(dict.fromkeys(("series_from", "series", "layouts_from", "layouts"), lambda _: True))
-"""The rest of them is looked at where it is known what was defined before."""
+"""`check_definitions` checks the rest, which depends on earlier definitions."""
 
 
 class PeerMessages:
-    """Checks what is said to one recorder; `ranks` are all whose recorders belong together."""
+    """Checks the messages to one recorder; `ranks` are all ranks of the tree."""
 
     def __init__(self, ranks: Collection[int]) -> None:
         known = frozenset(ranks)
@@ -154,9 +154,9 @@ class PeerMessages:
         token = _maybe(_whole(0, 2**53))
         anomalies = _each(_anomaly(rank))
         copy = _row(_whole(0, 2**63 - 1), rank, _whole(-(2**63), 2**63 - 1), _whole(-1, LAST_STEP))
-        told = _row(rank, _NUMBER, _maybe(_square), _NUMBER, _NUMBER, _NUMBER, _NUMBER)
+        report = _row(rank, _NUMBER, _maybe(_square), _NUMBER, _NUMBER, _NUMBER, _NUMBER)
         sums = {"ranks": _whole(1, 2**31), "first": rank, "sums": _sums_of_parameters, "alike": _flag}
-        parts = {"step": _STEP, "told": _each(told), "calls": _each(_call(rank)), "copies": _each(copy)}
+        parts = {"step": _STEP, "told": _each(report), "calls": _each(_call(rank)), "copies": _each(copy)}
         done: Check = lambda x: _whole(-1, LAST_STEP)(x) or x == ALL  # noqa: E731
         found = {"rank": rank, "step": _STEP, "anomalies": anomalies, "activations": _flag, "examined": _flag}
         self._of_child: dict[str, Check] = {
@@ -178,19 +178,19 @@ class PeerMessages:
         }
 
     def of_child(self, data: bytes) -> dict[str, Any]:
-        """Return the message of a rank that reports here.
+        """Decode and check a child's message.
 
         Raises:
-            Nonsense: when it cannot be.
+            InvalidMessage: when it is invalid.
 
         """
         return _checked(data, self._of_child)
 
     def of_root(self, data: bytes) -> dict[str, Any]:
-        """Return the message of the root, which a parent hands on.
+        """Decode and check a message of the root, which the parent forwards.
 
         Raises:
-            Nonsense: when it cannot be.
+            InvalidMessage: when it is invalid.
 
         """
         return _checked(data, self._of_root)
@@ -198,43 +198,43 @@ class PeerMessages:
 
 def _checked(data: bytes, checks: Mapping[str, Check]) -> dict[str, Any]:
     try:
-        said = messages.decode(data)
+        message = messages.decode(data)
     except (ValueError, RecursionError) as error:
-        raise Nonsense(f"no JSON: {type(error).__name__}") from None
-    kind = said.get("type") if isinstance(said, dict) else None
+        raise InvalidMessage(f"not JSON: {type(error).__name__}") from None
+    kind = message.get("type") if isinstance(message, dict) else None
     check = checks.get(kind) if isinstance(kind, str) else None
-    if check is None or not check({key: value for key, value in said.items() if key != "type"}):
-        raise Nonsense(f"a message of the type {str(kind)[:32]!r} that cannot be")
-    return said
+    if check is None or not check({key: value for key, value in message.items() if key != "type"}):
+        raise InvalidMessage(f"an invalid message of type {str(kind)[:32]!r}")
+    return message
 
 
 def checked_record(data: bytes, table: SeriesTable) -> StepRecord:
-    """Return the record of a rank whose series are those of `table`.
+    """Decode and check the record of a rank with the series of `table`.
 
     Raises:
-        Nonsense: when it cannot be.
+        InvalidMessage: when it is invalid.
 
     """
     try:
         record = StepRecord.decode(data)
     except ValueError as error:
-        raise Nonsense(str(error)) from None
+        raise InvalidMessage(str(error)) from None
     if not 0 <= record.step <= LAST_STEP:
-        raise Nonsense(f"a record of step {record.step}")
+        raise InvalidMessage(f"a record of step {record.step}")
     for ids, known in ((record.ids, len(table.series)), (record.layouts, len(table.layouts))):
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= known):
-            raise Nonsense("a record of series that are not defined")
+            raise InvalidMessage("a record with undefined series or layouts")
     return record
 
 
 def check_definitions(definitions: Mapping[str, Any], table: SeriesTable) -> None:
-    """Check that definitions go on where those of `table` end, and are such.
+    """Check that definitions are valid and leave no hole after those of `table`.
 
     Raises:
-        Nonsense: when they cannot be.
+        InvalidMessage: when they are invalid.
 
     """
     for what, check in (("series", SERIES), ("layouts", LAYOUT)):
         begins, rows = definitions[f"{what}_from"], definitions[what]
         if not _whole(0, len(getattr(table, what)))(begins) or not _each(check, most=2**20)(rows):
-            raise Nonsense(f"{what} that cannot be")
+            raise InvalidMessage(f"invalid {what}")

@@ -1,4 +1,4 @@
-"""One recorder in the tree of all ranks' recorders: records and anomalies go up, incidents come down."""
+"""Connects a rank's recorder to the others: records and anomalies go up the tree, incidents come down."""
 
 import time
 from collections import Counter
@@ -21,9 +21,9 @@ from trainsentry.monitor.recorder.ranks.peer_messages import (
     DONE,
     END,
     FOUND,
-    MOST_NONSENSE,
+    MAX_INVALID,
     PARTS,
-    Nonsense,
+    InvalidMessage,
     PeerMessages,
     checked_record,
 )
@@ -31,7 +31,7 @@ from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 from trainsentry.monitor.recorder.ranks.uplink import Uplink
 
-TOLD_AT_ONCE: Final = 5_000
+ANOMALIES_PER_MESSAGE: Final = 5_000
 """Anomalies in one message: about 2 MB, and as many as an incident keeps."""
 
 MESSAGES: Final = "messages of other ranks"
@@ -70,13 +70,13 @@ class TreeOwner(Protocol):
         """Write statistics of whole tensors."""
 
     def failed(self, part: str, error: Exception, step: int) -> None:
-        """Report a fault of ours."""
+        """Report a fault of the recorder."""
 
 
 class RankTree:
-    """Sends this rank's rows and anomalies to its parent in the tree; at the root, combines and compares all ranks'.
+    """Sends this rank's records and anomalies to its parent in the tree of recorders; the root combines them.
 
-    A rank that cannot reach its parent goes on by itself; it is `alone`.
+    A rank that cannot reach its parent continues by itself (`alone`).
     """
 
     def __init__(self, position: TreePosition, owner: TreeOwner, max_wait: float) -> None:
@@ -92,15 +92,15 @@ class RankTree:
             self.assembly = ShardAssembly(position.rank, members, final=self.is_root)
             self.assembly.use_table(position.rank, owner.table)
         self.comparison = Comparison()
-        self._heard = PeerMessages(position.ranks)
-        self._nonsense: Counter[int] = Counter()
+        self._checks = PeerMessages(position.ranks)
+        self._invalid: Counter[int] = Counter()
         self._far_ahead: set[int] = set()
         self._wanted = np.zeros(0, bool)
         self._asked: set[int] = set()
         self._known_children: set[int] = set()
         self._gone: set[int] = set()
         self._ended = -1
-        self._told_alone = False
+        self._reported_alone = False
 
     @property
     def alone(self) -> bool:
@@ -110,7 +110,7 @@ class RankTree:
     # ------------------------------------------------------------------ from this rank
 
     def take_own(self, record: StepRecord) -> None:
-        """Send this rank's shards and compared rows up, or keep them until the other ranks' have come."""
+        """Send this rank's parts of tensors that ranks share, or keep them until all parts have arrived."""
         new = self.owner.table.series[len(self._wanted) :]
         if new:
             self._wanted = np.append(self._wanted, [is_global(s) or is_compared(s) for s in new])
@@ -122,9 +122,9 @@ class RankTree:
             self.up.record(self.owner.table, rows)
 
     def _take(self, assembly: ShardAssembly, rank: int, record: StepRecord) -> None:
-        """Take a rank's record, unless it is from before a rollback or impossibly far ahead of the other ranks."""
+        """Add a rank's record, unless it is from before a rollback or impossibly far ahead."""
         if assembly.is_far_ahead(rank, record.step):
-            self._tell_of_step(rank, record.step)
+            self._report_far_ahead(rank, record.step)
             return
         if assembly.is_outdated(rank) and assembly.has_gone_back(rank, record.step):
             self.comparison.go_back(record.step, assembly.go_back(rank, record.step))
@@ -132,32 +132,39 @@ class RankTree:
             assembly.take(rank, record)
             self.comparison.take(rank, assembly.table_of(rank), record)
 
-    def _tell_of_step(self, rank: int, step: int) -> None:
-        """Report once for each rank that its records are left out."""
+    def _report_far_ahead(self, rank: int, step: int) -> None:
+        """Report once per rank that its records are left out."""
         if rank not in self._far_ahead:
             self._far_ahead.add(rank)
-            error = Nonsense(f"rank {rank} speaks of step {step}, far ahead of all others: such records are left out")
+            error = InvalidMessage(f"rank {rank} sends step {step}, far ahead of all others: such records are left out")
             self.owner.failed(MESSAGES, error, -1)
 
     def send_found(self, record: StepRecord, found: list[Anomaly], *, activations: bool) -> None:
-        """Send anomalies to the root, and ask for its verdict if this rank's trainer waits for it."""
+        """Send anomalies to the root, and request its verdict if the trainer waits for one."""
         if not found and not record.examined:
             return
         lines = [a.to_json() for a in found]
-        head = {"type": FOUND, "rank": self.position.rank, "step": record.step, "activations": activations}
-        for start in range(0, max(len(lines), 1), TOLD_AT_ONCE):
-            last = start + TOLD_AT_ONCE >= len(lines)
-            part = {"anomalies": lines[start : start + TOLD_AT_ONCE], "examined": record.examined and last}
-            self.up.message(head | part)
+        for start in range(0, max(len(lines), 1), ANOMALIES_PER_MESSAGE):
+            last = start + ANOMALIES_PER_MESSAGE >= len(lines)
+            self.up.message(
+                {
+                    "type": FOUND,
+                    "rank": self.position.rank,
+                    "step": record.step,
+                    "anomalies": lines[start : start + ANOMALIES_PER_MESSAGE],
+                    "activations": activations,
+                    "examined": record.examined and last,
+                }
+            )
 
     def note_data_parallel(self, message: dict[str, Any]) -> None:
-        """Note that a rank trains on its own data, here and in every recorder on the way to the root."""
+        """Note that a rank must have its own data; every recorder on the way to the root compares some ranks."""
         self.comparison.data_parallel.add(message["rank"])
         if not self.is_root:
             self.up.message(message)
 
     def ask_flush(self, token: int) -> None:
-        """Ask the root to answer once it has judged everything sent before."""
+        """Ask the root to answer when it has judged everything sent so far."""
         self._asked.add(token)
         self.up.message({"type": messages.FLUSH, "for": self.position.rank, "token": token})
 
@@ -166,7 +173,7 @@ class RankTree:
         self.network.tell_children(message)
 
     def go_back(self, step: int) -> None:
-        """Expect steps from `step` on a second time."""
+        """Roll back: expect steps from `step` on again."""
         self._ended = min(self._ended, step - 1)
         if self.assembly is not None:
             self.comparison.go_back(step, self.assembly.go_back(self.position.rank, step))
@@ -184,71 +191,71 @@ class RankTree:
             self.cut_off(error)
         self._note_coming_and_going()
         self._pass_on_complete()
-        self._say_alone()
+        self._report_alone()
         if self.alone and self._asked:
             asked, self._asked = self._asked, set()
             self.owner.settle_all()
-            for token in asked:  # nobody else will answer
+            for token in asked:  # no other recorder will answer
                 self.owner.take_from_root({"type": messages.FLUSHED, "token": token})
 
     def cut_off(self, error: Exception) -> None:
-        """Go on recording without the other ranks after a fault of ours in the connections."""
+        """Continue recording without the other ranks, after a fault in the connections."""
         self.network.close()
         self.network.lose_parent()
         self.owner.failed("connections between recorders", error, -1)
 
     def _handle_guarded(self, rank: int, kind: int, data: bytes) -> None:
-        """Take a message; an unusable one costs only the rank that sent it."""
+        """Handle a message; an invalid one affects only the rank that sent it."""
         if rank in self.network.banned:
             return
         try:
             self._handle(rank, kind, data)
-        except Exception as error:  # noqa: BLE001 - one bad message must not end the recording
-            self._nonsense[rank] += 1
+        except Exception as error:  # noqa: BLE001 - one peer's message must not end the recording
+            self._invalid[rank] += 1
             self.owner.failed(MESSAGES, error, -1)
-            if self._nonsense[rank] == MOST_NONSENSE:
-                self._hear_no_more(rank)
+            if self._invalid[rank] == MAX_INVALID:
+                self._ignore_rank(rank)
 
-    def _hear_no_more(self, rank: int) -> None:
-        """Go on without a rank whose messages make no sense."""
+    def _ignore_rank(self, rank: int) -> None:
+        """Continue without a rank that keeps sending invalid messages."""
         if self._is_parent(rank):
-            self.network.lose_parent()  # reported as being alone
+            self.network.lose_parent()  # `_report_alone` reports it
             return
         self.network.ban(rank)
         if self.assembly is not None:
             self.assembly.leave_out(rank)
-        error = ConnectionError(f"the recorder of rank {rank} has sent {MOST_NONSENSE} messages that make no sense")
-        self.owner.failed(f"what the recorder of rank {rank} sends", error, -1)
+        error = ConnectionError(f"the recorder of rank {rank} has sent {MAX_INVALID} invalid messages")
+        self.owner.failed(f"input from rank {rank}", error, -1)
 
     def _is_parent(self, rank: int) -> bool:
         return self.network.parent is not None and rank == self.network.parent.rank
 
-    def _say_alone(self) -> None:
-        """Tell the trainer, which logs it, that this rank is judged by itself from now on."""
-        if self.alone and not self._told_alone:
-            self._told_alone = True
+    def _report_alone(self) -> None:
+        """Report to the trainer's log that this rank is judged alone from now on."""
+        if self.alone and not self._reported_alone:
+            self._reported_alone = True
             error = ConnectionError(
-                f"the recorder of rank {self.position.rank} cannot reach those of other ranks: its incidents are its "
-                "own, and global/ lacks what it holds"
+                f"the recorder of rank {self.position.rank} cannot reach those of other ranks: it ranks its own "
+                "incidents, and global/ lacks its tensors"
             )
             self.owner.failed("recorders of other ranks", error, -1)
 
     def _handle(self, rank: int, kind: int, data: bytes) -> None:
         if self._is_parent(rank):
             if kind != framing.JSON:
-                raise Nonsense("a record from a parent")
-            self._hear_root(self._heard.of_root(data))
+                raise InvalidMessage("a record from a parent")
+            self._handle_from_root(self._checks.of_root(data))
         elif kind == framing.RECORD:
             if self.assembly is not None:
                 self._take(self.assembly, rank, checked_record(data, self.assembly.table_of(rank)))
         else:
-            self._hear_of_child(rank, self._heard.of_child(data))
+            self._handle_from_child(rank, self._checks.of_child(data))
 
-    def _hear_of_child(self, rank: int, message: dict[str, Any]) -> None:
-        """Take a message of a child: its own, or one of a rank below it."""
+    def _handle_from_child(self, rank: int, message: dict[str, Any]) -> None:
+        """Handle a child's message, about itself or forwarded."""
         if message["type"] in {BACK, DEFINE, PARTS, DONE}:
             if self.assembly is not None:
-                self._hear_child(self.assembly, rank, message)
+                self._handle_records_message(self.assembly, rank, message)
         elif message["type"] == messages.DATA_PARALLEL:
             self.note_data_parallel(message)
         elif not (self.is_root or self.alone):
@@ -261,10 +268,10 @@ class RankTree:
             self.owner.settle_all()
             self.tell_all({"type": messages.FLUSHED, "for": message["for"], "token": message["token"]})
 
-    def _hear_child(self, assembly: ShardAssembly, rank: int, message: dict[str, Any]) -> None:
-        """Take a message about the records of a child."""
+    def _handle_records_message(self, assembly: ShardAssembly, rank: int, message: dict[str, Any]) -> None:
+        """Handle a child's message about its records."""
         if message["type"] == PARTS and assembly.is_far_ahead(rank, message["step"]):
-            self._tell_of_step(rank, message["step"])
+            self._report_far_ahead(rank, message["step"])
         elif message["type"] == BACK:
             self.comparison.go_back(message["step"], assembly.go_back(rank, message["step"]))
         elif message["type"] == DEFINE:
@@ -276,9 +283,9 @@ class RankTree:
         elif message["type"] == DONE and (message["step"] == ALL or not assembly.is_outdated(rank)):
             assembly.finish(rank, message["step"])
 
-    def _hear_root(self, message: dict[str, Any]) -> None:
+    def _handle_from_root(self, message: dict[str, Any]) -> None:
         if message["type"] == END:
-            self._told_alone = True  # it has ended as it was told to
+            self._reported_alone = True  # a regular end needs no report
             self.network.lose_parent()
             return
         if message["type"] == messages.FLUSHED and message["for"] == self.position.rank:
@@ -287,7 +294,7 @@ class RankTree:
         self.owner.take_from_root(message)
 
     def _judge(self, message: dict[str, Any], *, outdated: bool) -> None:
-        """Take a rank's anomalies, unless they are from before a rollback, and answer if its trainer waits."""
+        """Handle a rank's anomalies, unless they are from before a rollback, and answer if its trainer waits."""
         if not outdated:
             found = [Anomaly.from_json(a) for a in message["anomalies"]]
             self.owner.incidents.observe(found, message["step"], activations=message["activations"])
@@ -295,14 +302,14 @@ class RankTree:
             self.tell_all({"type": messages.EXAMINED, "for": message["rank"], "step": message["step"]})
 
     def _greet_parent(self) -> None:
-        """Repeat notes and open questions for a parent that has connected, perhaps the successor of another."""
+        """Send a new parent, perhaps a successor, the data-parallel ranks and the open flush requests."""
         for rank in self.comparison.data_parallel:
             self.up.message({"type": messages.DATA_PARALLEL, "rank": rank})
         for token in self._asked:
             self.up.message({"type": messages.FLUSH, "for": self.position.rank, "token": token})
 
     def _note_coming_and_going(self) -> None:
-        """Define all series again for a new parent; stop waiting for children that are gone or never came."""
+        """Update the parent connection; stop waiting for children that are gone or never connected."""
         self.up.note_connection()
         children = set(self.network.children)
         if self.assembly is not None:
@@ -317,20 +324,20 @@ class RankTree:
         self._known_children |= children
 
     def _pass_on_complete(self) -> None:
-        """Combine complete steps, or pass them on; an error of ours here does not end the recorder."""
+        """Combine and pass on complete steps; a fault here does not end the recorder."""
         if self.assembly is None:
             return
         try:
             if self.is_root or self.alone:
-                self.assembly.copies.judges = True  # nobody else will
+                self.assembly.copies.judges = True  # no other recorder will
                 self._conclude(self.assembly)
             else:
-                self._hand_on(self.assembly)
-        except Exception as error:  # noqa: BLE001 - the edge of the comparison
+                self._send_up(self.assembly)
+        except Exception as error:  # noqa: BLE001 - the outermost frame of the comparison of ranks
             self.owner.failed("comparison of ranks", error, -1)
 
     def _conclude(self, assembly: ShardAssembly) -> None:
-        """Write complete records of whole tensors, and take the anomalies that the comparison of ranks shows."""
+        """Write the statistics of whole tensors, and judge the differences between ranks."""
         for record in assembly.complete():
             if self.is_root:
                 self.owner.write_global(record)
@@ -338,20 +345,20 @@ class RankTree:
         for step, found in differences(assembly, list(self.comparison.judge(settled))):
             self.owner.incidents.take_between_ranks(found, step)
 
-    def _hand_on(self, assembly: ShardAssembly) -> None:
-        """Send complete steps up, one by one: the record first, then the rest of the step, which ends it."""
+    def _send_up(self, assembly: ShardAssembly) -> None:
+        """Send complete steps up: first a step's record, then the message that ends the step."""
         for record in assembly.complete():
             self._end_steps(assembly, record.step - 1)
             self.up.record(assembly.table, record)
             self._end_steps(assembly, record.step)
         settled = max(assembly.settled, self.comparison.overdue)
         self._end_steps(assembly, settled)
-        if self._ended < settled < ALL:  # steps without anything to send have ended too
+        if self._ended < settled < ALL:  # steps without any message have ended too
             self._ended = settled
             self.up.message({"type": DONE, "rank": self.position.rank, "step": settled})
 
     def _end_steps(self, assembly: ShardAssembly, settled: int) -> None:
-        """Judge collectives among the ranks below; send up everything else about steps up to `settled`."""
+        """Judge calls among the ranks below this one; send up the rest of steps up to `settled`."""
         for step, found in differences(assembly, list(self.comparison.judge(settled, final=False))):
             self.comparison.take_found(step, found)
         for parts in self.comparison.left(settled, assembly.copies.left(settled)):
@@ -360,7 +367,7 @@ class RankTree:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Send everything that is left; at the root, wait at most `max_wait` seconds for the others to end."""
+        """Send all remaining messages, and wait for the children to end, at most `max_wait` seconds."""
         if self.assembly is not None:
             self.assembly.finish(self.position.rank, ALL)
         self._wait_until(lambda: self.assembly is None or self.assembly.done == ALL)
@@ -382,7 +389,7 @@ class RankTree:
             self._pass_on_complete()
 
     def _sleep(self, left: float) -> None:
-        """Wait for the connections for 0.1 s, or for the `left` seconds if fewer."""
+        """Wait for the connections, at most 0.1 s or the time left."""
         try:
             with new_selector() as selector:
                 self.network.register(selector)

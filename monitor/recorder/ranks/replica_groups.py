@@ -1,7 +1,7 @@
-"""What several ranks hold alike, compared by fingerprint; the root of the recorders says who has parted.
+"""Compares the replicas of several ranks by fingerprint; the root recorder decides which ranks differ.
 
-Among the ranks of one host a minority of all may be the majority, and one that has parted from one other cannot be told
-from it. So a recorder that is not the root sends the differing copies on, rank by rank, and no verdict.
+A minority of all ranks may be the majority on one host, and of two differing copies neither is known to be wrong. So a
+recorder below the root sends the differing copies of each rank up the tree, without a verdict.
 """
 
 from collections import Counter
@@ -17,26 +17,26 @@ from trainsentry.collectors.series import GRADIENT, PARAMETER, UNKNOWN_REGION, S
 from trainsentry.collectors.statistics import fingerprints
 
 PARTED: Final = -1
-"""Stands where a fingerprint would, in a row for ranks whose copies differ."""
+"""Replaces the fingerprint in a row for ranks whose copies differ."""
 
-MOST_TOLD: Final = 64
-"""Tensors of a step whose differing copies are sent on: the first of them tell which rank has parted."""
+MAX_SENT_TENSORS: Final = 64
+"""Tensors of a step whose differing copies are sent up; the first ones already show which rank differs."""
 
 Ints = npt.NDArray[np.int64]
 
 Copy = tuple[int, int, int, int]
-"""A key, a rank, its fingerprint, and the last step at which the copies were equal."""
+"""Key, rank, fingerprint, and the last step at which the copies were equal."""
 
 Origin = tuple[int, int]
-"""The rank that has sent something, and how often it had gone back to an earlier step."""
+"""The sending rank, and its number of rollbacks so far."""
 
 _LOW: Final = np.int64(2**32 - 1)
 
 
 class ReplicaGroups:
-    """Compares the copies of a step. A key is a series of `table`, shifted by 32 bits, and a layout.
+    """Compares the copies of a step. A key is a series id of `table`, shifted by 32 bits, and a layout id.
 
-    With `judges`, ranks that have parted are named.
+    With `judges`, anomalies for ranks that differ are added to `parted`.
     """
 
     def __init__(self, table: SeriesTable, *, judges: bool) -> None:
@@ -44,49 +44,49 @@ class ReplicaGroups:
         self.judges = judges
         self.parted: list[Anomaly] = []
         self._rule = ReplicaRule()
-        self._told: dict[int, list[tuple[Origin, list[Copy]]]] = {}
+        self._received: dict[int, list[tuple[Origin, list[Copy]]]] = {}
         self._left: dict[int, list[Copy]] = {}
 
     def take(self, step: int, origin: Origin, copies: list[Copy]) -> None:
-        """Take the differing copies of ranks that report to another recorder."""
+        """Add the differing copies of ranks that report to another recorder."""
         if copies:
-            self._told.setdefault(step, []).append((origin, copies))
+            self._received.setdefault(step, []).append((origin, copies))
 
     def drop(self, step: int, is_old: Callable[[Origin], bool]) -> None:
-        """Forget what was told of steps from `step` on, as far as it is old."""
-        for s in [s for s in self._told if s >= step]:
-            self._told[s] = [told for told in self._told[s] if not is_old(told[0])]
+        """Drop received copies of steps from `step` on whose origin is old."""
+        for s in [s for s in self._received if s >= step]:
+            self._received[s] = [entry for entry in self._received[s] if not is_old(entry[0])]
 
     def left(self, step: int) -> dict[int, list[Copy]]:
-        """Return, and forget, the differing copies of steps up to `step`: for the next recorder of the tree."""
+        """Remove and return the differing copies of steps up to `step`, for the next recorder of the tree."""
         return {s: self._left.pop(s) for s in sorted(self._left) if s <= step}
 
     def compare(
         self, step: int, keys: Ints, ranks: Ints, values: npt.NDArray[np.float64]
     ) -> tuple[Ints, list[ReplicasOfStep]]:
-        """Compare the copies of a step, one row each; return the series of what only has the name in common.
+        """Compare the copies of a step, one row each.
 
-        And the copies that differ, of what was equal before.
+        Returns the series whose tensors share only their name, and the differing copies of tensors that were equal.
         """
-        told = [copy for _, copies in self._told.pop(step, []) for copy in copies]
-        for old in [s for s in self._told if s < step]:
-            del self._told[old]
+        received = [copy for _, copies in self._received.pop(step, []) for copy in copies]
+        for old in [s for s in self._received if s < step]:
+            del self._received[old]
         rows = np.flatnonzero(self._comparable(keys))
         prints = fingerprints(values[rows])
         rows, prints = rows[prints != PARTED], prints[prints != PARTED]
         keys, ranks = keys[rows], ranks[rows]
-        if told:
-            more = np.asarray(told, np.int64).T
+        if received:
+            more = np.asarray(received, np.int64).T
             keys, ranks, prints = (np.concatenate([a, b]) for a, b in zip((keys, ranks, prints), more[:3], strict=True))
-            for key, _, _, equal_at in told:  # who has told it has compared them before
+            for key, _, _, equal_at in received:  # the sender has found them equal before
                 self._rule.vouch(key, equal_at)
         differing = self._differing(step, keys, ranks, prints) if len(keys) else []
         return self._strangers(), differing
 
     def _comparable(self, keys: Ints) -> npt.NDArray[np.bool_]:
-        """Whether keys are compared, each.
+        """Return whether each key is compared.
 
-        What an update or the state makes of parted copies is an effect; what is no known part is nobody's replica.
+        Updates and optimizer state of differing copies only show the effect; a tensor of unknown region has no replica.
         """
         compared = np.asarray([x.quantity in {PARAMETER, GRADIENT} for x in self.table.series], bool)
         placed = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts], bool)
@@ -112,7 +112,7 @@ class ReplicaGroups:
         if self.judges:
             self.parted += found
         elif differing:
-            self._left[step] = [copy for copies in differing[:MOST_TOLD] for copy in self._rank_by_rank(copies)]
+            self._left[step] = [copy for copies in differing[:MAX_SENT_TENSORS] for copy in self._rank_by_rank(copies)]
         return differing
 
     def _rank_by_rank(self, copies: ReplicasOfStep) -> list[Copy]:
@@ -127,7 +127,7 @@ class ReplicaGroups:
 
 
 def outvoted(differing: Iterable[ReplicasOfStep], keys: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
-    """Return which rows are copies that fewer ranks have than another one."""
+    """Return the rows whose copy fewer ranks hold than another copy; shape (n,)."""
     found = np.zeros(len(keys), bool)
     for copies in differing:
         camps = Counter(copies.prints.values())

@@ -1,4 +1,4 @@
-"""Puts together, step by step, what the ranks hold of each tensor."""
+"""Combines the ranks' parts of each tensor, step by step."""
 
 import hashlib
 import math
@@ -21,34 +21,34 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.statistics import VALUE, combine
-from trainsentry.monitor.recorder.ranks.peer_messages import ALL, Nonsense, check_definitions
+from trainsentry.monitor.recorder.ranks.peer_messages import ALL, InvalidMessage, check_definitions
 from trainsentry.monitor.recorder.ranks.replica_groups import PARTED, ReplicaGroups, outvoted
 
 PENDING_STEPS: Final = 64
-"""Steps that may wait for a slow rank: with 10,000 series and 8 ranks a step takes 6 MB."""
+"""Steps that may wait for a slow rank; with 10,000 series and 8 ranks each takes 6 MB."""
 
-FAR_AHEAD: Final = 1_000_000
-"""Steps that a rank may be ahead of all others. Ranks that train together are a step apart, and their recorders as many
-as a ring holds: some ten thousand. What is further ahead would have all that is waited for given up."""
+MAX_STEPS_AHEAD: Final = 1_000_000
+"""Steps that a rank may be ahead of all others. Ranks that train together differ by one step, their recorders by the
+steps that a ring holds, about 10,000. A larger step would make the assembly give up all waiting steps."""
 
-MOST_BACKS: Final = 8
-"""Times that a rank may have gone back to an earlier step more often than all others: they go together."""
+MAX_ROLLBACKS_AHEAD: Final = 8
+"""Rollbacks that a rank may have more than all others; ranks roll back together."""
 
-MOST_DEFINED: Final = 2**19
-"""Series, and layouts, that one rank may bring in: a model of 100,000 parameters has as many with its optimizer."""
+MAX_DEFINED: Final = 2**19
+"""Series, and layouts, that one rank may define; a model of 100,000 parameters needs as many with its optimizer."""
 
-MOST_QUANTITIES: Final = 64
-"""Quantities of all ranks together: each has a file of its own."""
+MAX_QUANTITIES: Final = 64
+"""Quantities of all ranks together; each has its own file."""
 
 
 def is_global(series: Series) -> bool:
-    """Whether a series is a part of one tensor that the ranks hold together, or a replica of it."""
+    """Whether a series is a shard or a replica of a tensor that several ranks hold."""
     return series.quantity in {GRADIENT, PARAMETER, UPDATE} or series.is_state
 
 
 @dataclass
 class _Source:
-    """One rank's records: how its ids translate into ours, and how far it has come."""
+    """One rank's records: the translation of its ids to ours, and its progress."""
 
     table: SeriesTable
     series: list[int] = field(default_factory=list)
@@ -61,14 +61,14 @@ class _Source:
 
 
 Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
-"""A rank and how often it has gone back to an earlier step, and the series, layouts and values of its rows."""
+"""A rank with its number of rollbacks, and the series, layouts and values of its rows."""
 
 
 class ShardAssembly:
     """Combines rows of the same series from several ranks. Replicas, which cover the same region, count once.
 
-    With `final` only tensors that are covered whole give a row, with their whole shape; without, the parts that are
-    there are combined for the next in the tree, and their regions written down as one.
+    With `final`, only completely covered tensors give a row, with their full shape. Without, the available parts are
+    combined into one row for the next recorder of the tree, with one name for their regions.
     """
 
     def __init__(self, rank: int, ranks: "set[int]", *, final: bool) -> None:
@@ -83,37 +83,37 @@ class ShardAssembly:
         self._quantities: set[str] = set()
 
     def define(self, rank: int, definitions: dict[str, Any]) -> None:
-        """Take the series that a rank has defined; one that defines all of them anew may number them otherwise.
+        """Add the series that a rank defined; a rank that defines all series again may number them differently.
 
         Raises:
-            Nonsense: when they cannot be, or are too many.
+            InvalidMessage: when the definitions are invalid or too many.
 
         """
         source = self._sources.get(rank)
         if source is None:
             return
-        anew = definitions["series_from"] == definitions["layouts_from"] == 0 and len(source.table.series) > 0
-        table = SeriesTable() if anew else source.table
+        restarts = definitions["series_from"] == definitions["layouts_from"] == 0 and len(source.table.series) > 0
+        table = SeriesTable() if restarts else source.table
         check_definitions(definitions, table)
         quantities = self._quantities | {s["quantity"] for s in definitions["series"] if not s.get("scalar")}
         most = max(len(table.series) + len(definitions["series"]), len(table.layouts) + len(definitions["layouts"]))
-        if len(quantities) > MOST_QUANTITIES or max(most, source.brought) > MOST_DEFINED:
-            raise Nonsense(f"rank {rank} defines more series, or quantities, than can be")
-        if anew:
+        if len(quantities) > MAX_QUANTITIES or max(most, source.brought) > MAX_DEFINED:
+            raise InvalidMessage(f"rank {rank} defines too many series or quantities")
+        if restarts:
             source.table, source.series, source.layouts = table, [], []
         table.define(definitions)
         self._quantities = quantities
 
     def use_table(self, rank: int, table: SeriesTable) -> None:
-        """Take the series of a rank whose table is at hand."""
+        """Use the series table of a rank whose table is available here."""
         self._sources[rank].table = table
 
     def table_of(self, rank: int) -> SeriesTable:
-        """Return the series of a rank."""
+        """Return the series table of a rank."""
         return self._sources[rank].table
 
     def take(self, rank: int, record: StepRecord) -> None:
-        """Take a rank's rows of a step."""
+        """Add a rank's rows of a step."""
         if self.is_outdated(rank):
             return
         source = self._sources[rank]
@@ -129,10 +129,10 @@ class ShardAssembly:
         self._pending.setdefault(record.step, []).append(rows)
 
     def take_copies(self, rank: int, step: int, copies: "Iterable[Sequence[int]]") -> None:
-        """Take copies that differ among ranks that report to another.
+        """Add the differing copies that another recorder sent.
 
         Raises:
-            IndexError: for a series that it has not defined.
+            IndexError: for a series that the recorder has not defined.
 
         """
         source = self._sources[rank]
@@ -146,37 +146,37 @@ class ShardAssembly:
             self.copies.take(step, (rank, source.backs), found)
 
     def finish(self, rank: int, step: int) -> None:
-        """Note that a rank has sent everything up to `step`; `ALL` when it is gone."""
+        """Note that a rank has sent everything up to `step`, or `ALL` when it is gone."""
         if rank in self._sources:
             self._sources[rank].done = max(self._sources[rank].done, step)
 
     def await_again(self, rank: int) -> None:
-        """Wait for a rank that was gone and is back."""
+        """Wait again for a rank that reconnected."""
         if rank in self._sources:
             self._sources[rank].done = min(self._sources[rank].done, self.settled_without(rank))
 
     def settled_without(self, rank: int) -> int:
-        """The last step that is not waited for any more, whatever this rank sends."""
+        """Return the last step that is settled regardless of this rank."""
         others = [source.done for r, source in self._sources.items() if r != rank and source.done < ALL]
         return max(min(others, default=-1), self._written)
 
     def is_outdated(self, rank: int) -> bool:
-        """Whether what a rank sends is from before a rollback that others have made already, and it has not."""
+        """Whether a rank's messages are from before a rollback that other ranks have already made."""
         source = self._sources.get(rank)
         return source is None or source.backs < max(s.backs for s in self._sources.values())
 
     def leave_out(self, rank: int) -> None:
-        """Go on as if a rank had never been: what it sends makes no sense."""
+        """Remove a rank and its rows, after too many invalid messages."""
         self._sources.pop(rank, None)
         self._drop(-1, lambda of: of[0] == rank)
 
     def is_far_ahead(self, rank: int, step: int) -> bool:
-        """Whether a step is further ahead of all other ranks than a rank can be."""
+        """Whether a step is more than MAX_STEPS_AHEAD ahead of all other ranks."""
         others = [s.newest for r, s in self._sources.items() if r != rank and s.newest >= 0 and s.done < ALL]
-        return bool(others) and step > max(others) + FAR_AHEAD
+        return bool(others) and step > max(others) + MAX_STEPS_AHEAD
 
     def has_gone_back(self, rank: int, step: int) -> bool:
-        """Whether a record of an outdated rank shows that it has gone back, though its word of it was lost."""
+        """Whether an outdated rank's record shows that it has rolled back, though its message was lost."""
         source = self._sources.get(rank)
         if source is None:
             return False
@@ -184,19 +184,22 @@ class ShardAssembly:
         return step < source.newest or source.outdated > PENDING_STEPS
 
     def go_back(self, rank: int, step: int) -> list[int]:
-        """Note that a rank begins anew with `step`, before or after others; return whose steps are forgotten.
+        """Note that a rank rolls back to `step`; return the ranks whose rows are dropped.
 
-        What ranks have sent that have not gone back yet belongs to the steps of before, and meets no new ones.
+        Rows of ranks that have not rolled back yet belong to the old steps and never meet new ones.
 
         Raises:
-            Nonsense: when it has gone back much more often than all others.
+            InvalidMessage: when the rank has rolled back much more often than all others.
 
         """
         source = self._sources.get(rank)
         if source is None:
             return []
-        if source.backs - max((s.backs for s in self._sources.values() if s is not source), default=0) >= MOST_BACKS:
-            raise Nonsense(f"rank {rank} goes back again and again, and no other does")
+        if (
+            source.backs - max((s.backs for s in self._sources.values() if s is not source), default=0)
+            >= MAX_ROLLBACKS_AHEAD
+        ):
+            raise InvalidMessage(f"rank {rank} rolls back again and again, and no other rank does")
         source.backs += 1
         source.done = source.newest = step - 1
         source.outdated = 0
@@ -217,7 +220,7 @@ class ShardAssembly:
 
     @property
     def settled(self) -> int:
-        """The last step that every rank has sent, or that is not waited for any more."""
+        """The last step that every rank has sent, or that no longer waits."""
         return max(self.done, self._written)
 
     @property
@@ -230,7 +233,7 @@ class ShardAssembly:
         return max(self.done, step - PENDING_STEPS)
 
     def complete(self) -> Iterator[StepRecord]:
-        """Yield the records of steps that every rank has sent, in order, and of those that have waited too long."""
+        """Yield, in order, the records of steps that every rank has sent or that have waited too long."""
         done = self.done
         for step in sorted(self._pending):
             if step > done and len(self._pending) <= PENDING_STEPS:
@@ -241,7 +244,7 @@ class ShardAssembly:
                 yield record
 
     def _translate(self, source: _Source) -> None:
-        """Extend the translation of a rank's ids by what it has defined since."""
+        """Extend the translation of a rank's ids by its new definitions."""
         known = len(self.table.series) + len(self.table.layouts)
         for series in source.table.series[len(source.series) :]:
             source.series.append(self.table.series_id(series) if is_global(series) else -1)
@@ -253,7 +256,7 @@ class ShardAssembly:
         series, layouts = (np.concatenate([r[i] for r in rows]) for i in (1, 2))
         values = np.concatenate([r[3] for r in rows])
         ranks = np.concatenate([np.full(len(r[1]), r[0][0]) for r in rows])
-        # Rows of one series beside each other; of those that cover the same region only the first.
+        # Sort rows by series; of rows that cover the same region keep the first.
         keys = series << 32 | layouts
         strangers, differing = self.copies.compare(step, keys, ranks, values)
         order = np.argsort(outvoted(differing, keys, ranks), kind="stable") if differing else np.arange(len(keys))
@@ -284,7 +287,7 @@ class ShardAssembly:
         )
 
     def _joined(self, parts: npt.NDArray[np.int64]) -> Layout | None:
-        """Return the layout of what parts of one tensor make together; None when they are not the whole."""
+        """Return the layout of combined parts of one tensor; with `final`, None when they do not cover it."""
         layouts: list[Layout] = [self.table.layouts[i] for i in parts.tolist()]
         first = layouts[0]
         shape = first.whole if first.whole is not None else first.shape

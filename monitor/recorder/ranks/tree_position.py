@@ -1,16 +1,16 @@
-"""A recorder's place among those of the other ranks: who sends to it, and to whom it sends."""
+"""A recorder's position in the tree of recorders: its children and its parent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 FANOUT: Final = 8
-"""Hosts that send to one: three levels join 584 hosts, and none has more than 8 beside its own ranks to listen to."""
+"""Child hosts per host: three levels connect 584 hosts, and none has more than 8 children besides its own ranks."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a rank's recorder listens, on which host it runs, and the secret that lets others in: it is never sent."""
+    """Where a rank's recorder listens, its host, and the secret that authenticates callers; no call transmits it."""
 
     rank: int
     host: str
@@ -21,9 +21,9 @@ class Address:
 
 @dataclass(frozen=True)
 class TreePosition:
-    """`ranks` are all whose records come together; `parent` is None at the root, which puts them together.
+    """A position in the tree of `ranks`; `parent` is None at the root.
 
-    `heads` says whether this is the first rank of its host.
+    `heads` is True for the first rank of a host.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class TreePosition:
 
     @classmethod
     def decode(cls, values: dict[str, Any]) -> "TreePosition":
-        """Rebuild a place from plain data."""
+        """Rebuild a position from plain data."""
         parent = values["parent"]
         return cls(
             values["rank"],
@@ -50,12 +50,12 @@ class TreePosition:
 
 
 def purpose_of(rank: int) -> str:
-    """Return what a recorder's secret is for, as both sides of a connection say it."""
+    """Return the purpose of a recorder's secret, which both sides of a connection state."""
     return f"recorder of rank {rank}"
 
 
 def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> TreePosition:
-    """Return a rank's place in the tree: ranks of a host send to its first, and the first ones to each other.
+    """Return a rank's position in the tree: ranks of a host send to its first rank, and the first ranks form a tree.
 
     >>> at = [Address(r, f"host{r // 2}", "", 0, "") for r in range(6)]
     >>> [place_of(r, at).parent and place_of(r, at).parent.rank for r in range(6)]

@@ -1,4 +1,4 @@
-"""The directory that a rank writes to, which somebody may remove while the run goes on."""
+"""Watches the directory that a rank writes to, and writes its files again if somebody removes it."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from trainsentry.exporters.files.json_files import append_lines, replace_json, w
 from trainsentry.monitor.recorder.sinks.claim import renew
 
 
-class OutputDirectory:
+class DirectoryWatch:
     """Holds a directory open, so that its removal shows: the file system gives its inode to no other meanwhile."""
 
     def __init__(self, path: Path) -> None:
@@ -18,9 +18,9 @@ class OutputDirectory:
         self._held = -1
 
     def look(self, removed: Callable[[], None]) -> None:
-        """Call `removed` when the directory is not the one that was there at the last look."""
+        """Call `removed` if the directory was removed or replaced since the last call."""
         if self._held < 0:
-            with contextlib.suppress(OSError):  # there is none yet
+            with contextlib.suppress(OSError):  # it does not exist yet
                 self._held = os.open(self.path, os.O_RDONLY)
             return
         if self._is_there():
@@ -29,7 +29,7 @@ class OutputDirectory:
         removed()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
@@ -37,15 +37,15 @@ class OutputDirectory:
     def _is_there(self) -> bool:
         held = os.fstat(self._held)
         try:
-            there = self.path.stat()
+            found = self.path.stat()
         except FileNotFoundError:
             return False
         except OSError:  # the file system does not say it now
             return True
-        return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)
+        return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino)
 
 
-def write_again(
+def rewrite_removed_files(
     claim: dict[str, Any],
     graph: tuple[Path, dict[str, Any]],
     run: tuple[Path, dict[str, Any]],

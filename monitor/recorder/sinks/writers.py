@@ -86,11 +86,11 @@ class Writers:
             if isinstance(exporter, SettingsExporter):
                 _do(sink, partial(exporter.write_settings, run), step)
 
-    def begin_again(self, step: int) -> int:
+    def roll_back(self, step: int) -> int:
         """Continue from an earlier step in new files; return the number of the start that they carry."""
         for sink, exporter in self.exporters:
             if isinstance(exporter, RestartingExporter):
-                _do(sink, partial(exporter.begin_again, step), step)
+                _do(sink, partial(exporter.roll_back, step), step)
                 self.restart = max(self.restart, exporter.restart)
         return self.restart
 

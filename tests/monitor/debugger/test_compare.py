@@ -1,4 +1,4 @@
-"""Two dumps or two runs: where they first part, by how much, and what only one of them has."""
+"""Two dumps or two runs: where they first differ, by how much, and what only one of them has."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import trainsentry
 from trainsentry import PrecisionDebugger
-from trainsentry.exporters.files.foreign_files import NotOurs
+from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.offline.compare_runs import compare
 
@@ -38,7 +38,7 @@ def test_the_first_place_where_two_dumps_part(tmp_path, task):
     debug(tmp_path / "b", task=task, level="mix", model=changed())
     compared = compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump")
     assert compared.first[2:4] == ("Functional.linear.3.forward", "input.1")
-    assert "they first part at step 0, rank 0, Functional.linear.3.forward (input.1)" in compared.summary
+    assert "they first differ at step 0, rank 0, Functional.linear.3.forward (input.1)" in compared.summary
     if task == "tensor":
         cosine, relative = compared.first[6], compared.first[5]
         assert cosine == pytest.approx(1.0)
@@ -65,7 +65,7 @@ def test_names_that_differ_are_mapped_and_the_rest_is_told(tmp_path):
     table = tmp_path / "table.csv"
     dumps = [str(tmp_path / x / "dump") for x in "ab"]
     result = CliRunner().invoke(app, ["compare", *dumps, "--names", str(names), "-o", str(table)])
-    assert "they do not part" in result.stdout
+    assert "they do not differ" in result.stdout
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     extra = {row["call"] for row in rows if row["status"] == "extra"}
@@ -117,7 +117,7 @@ def test_runs_whose_layers_have_other_names(tmp_path):
     result = CliRunner().invoke(
         app, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--names", str(names), *where]
     )
-    assert "they do not part" in result.output
+    assert "they do not differ" in result.output
 
 
 def test_folders_of_different_kinds_and_of_none(tmp_path):
@@ -142,7 +142,7 @@ def test_nothing_in_a_tensor_file_is_run(tmp_path):
     for path in (tmp_path / "b").glob("dump/*/*/dump_tensor_data/*.pt"):
         path.unlink()
         path.write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(NotOurs, match="cannot be loaded as a tensor"):
+    with pytest.raises(InputError, match="cannot be loaded as a tensor"):
         compare(tmp_path / "a" / "dump", tmp_path / "b" / "dump")
     assert not marker.exists()
 
@@ -174,5 +174,5 @@ def test_arrays_of_the_other_framework_are_loaded_without_pickles(tmp_path):
     np.save(tmp_path / "a.npy", np.ones(3))
     assert load_array(tmp_path / "a.npy").sum() == 3
     np.save(tmp_path / "b.npy", np.array([object()]), allow_pickle=True)
-    with pytest.raises(NotOurs, match="expected numbers"):
+    with pytest.raises(InputError, match="expected numbers"):
         load_array(tmp_path / "b.npy")

@@ -28,8 +28,8 @@ def load(tmp_path, **config):
     ("config", "message"),
     [
         ({"task": "statistic"}, "task: 'statistic'; allowed: statistics, tensor"),
-        ({"task": "free_benchmark"}, "in its place: tensor on two devices"),
-        ({"task": "run_ut"}, "in its place: trainsentry overflow"),
+        ({"task": "free_benchmark"}, "use instead: tensor on two devices"),
+        ({"task": "run_ut"}, "use instead: trainsentry overflow"),
         ({"level": "L3"}, "level: 'L3'; allowed: L0, L1, mix, debug"),
         ({"level": "debug", "task": "structure"}, "level: 'debug'|task 'structure' is read as 'mix'"),
         ({"level": "debug", "task": "overflow_check"}, "level: 'debug' with task 'overflow_check'; allowed: task"),
@@ -37,7 +37,7 @@ def load(tmp_path, **config):
         ({"step": ["5-3"]}, "'5-3'; allowed: numbers from 0 on"),
         ({"step": [-1]}, "-1; allowed: numbers from 0 on"),
         ({"enable_dataloader": True}, r"enable_dataloader: True; allowed: false, with start\(\)"),
-        ({"async_dump": True, "task": "tensor"}, "allowed: with a tensor.list that is not empty"),
+        ({"async_dump": True, "task": "tensor"}, "allowed: with a non-empty tensor.list"),
         ({"async_dump": True, "statistics": {"summary_mode": "md5"}}, "allowed: summary_mode statistics"),
         ({"statistics": {"scope": ["a", "b"], "list": ["c"]}}, "are both given; allowed: one of them"),
         ({"statistics": {"scope": ["Functional.linear.0.forward"]}}, "allowed: two full names"),
@@ -46,7 +46,7 @@ def load(tmp_path, **config):
         ({"statistics": {"data_mode": ["all", "input"]}}, "alone, or some of the others"),
         ({"statistics": {"lists": []}}, "unknown key; the closest known one is 'list'"),
         ({"task": "overflow_check", "overflow_check": {"overflow_nums": -2}}, "overflow_nums: got -2"),
-        ({"task": "grad_probe", "grad_probe": {"bounds": [1, 0]}}, "allowed: numbers that grow"),
+        ({"task": "grad_probe", "grad_probe": {"bounds": [1, 0]}}, "allowed: ascending numbers"),
         ({"dumppath": "x"}, "unknown key; the closest known one is 'dump_path'"),
     ],
 )
@@ -68,7 +68,7 @@ def test_kernels_are_not_dumped_on_pytorch(tmp_path):
 def test_a_folder_that_cannot_be_written(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(ConfigError, match=r"dump_path: .* is no folder that can be made"):
+    with pytest.raises(ConfigError, match=r"dump_path: .* cannot be created"):
         load(tmp_path, dump_path=str(file))
     with pytest.raises(ConfigError, match="dump_path: missing; allowed"):
         load_debugger_config(None, {})
@@ -149,7 +149,7 @@ def test_ranks_that_do_not_exist_and_steps_that_never_come(tmp_path, caplog):
         debugger.stop()
         debugger.step()
     debugger.close()
-    assert "step: [9] never came; the last was 2" in caplog.text
+    assert "step: [9] never came; the last step was 2" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_ranks_that_do_not_exist_and_steps_that_never_come(tmp_path, caplog):
     [
         (lambda d: d.start("model"), TypeError, r"model: got str; allowed: torch.nn.Module"),
         (lambda d: d.start([]), TypeError, "got an empty list"),
-        (lambda d: d.start(token_range=[0, 1]), ValueError, "without a model"),
+        (lambda d: d.start(token_range=[0, 1]), ValueError, "no model"),
         (lambda d: d.start(_linear(), token_range=[2, 1]), ValueError, r"allowed: \[first, last\]"),
-        (lambda d: d.save(1, ""), ValueError, "allowed: a text that is not empty"),
+        (lambda d: d.save(1, ""), ValueError, "allowed: a non-empty text"),
         (lambda d: d.set_init_step(-1), ValueError, "allowed: a whole number"),
         (lambda d: d.module_dump("m", "n"), TypeError, "model: got str"),
         (lambda d: d.monitor(_linear()), ValueError, "allowed: task grad_probe"),

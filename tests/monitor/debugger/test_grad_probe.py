@@ -71,9 +71,9 @@ def test_a_gradient_that_points_the_other_way_is_found(tmp_path):
     b = probe(tmp_path / "b", "L1", sign=-1.0)
     result = CliRunner().invoke(app, ["compare", str(a), str(b), "-o", str(tmp_path / "c.csv")])
     assert result.exit_code == 1
-    assert "they first point apart at step 0, first.weight: 0.0% of the signs are equal" in result.stdout
+    assert "they first differ in direction at step 0, first.weight: 0.0% of the signs are equal" in result.stdout
     same = CliRunner().invoke(app, ["compare", str(a), str(a), "-o", str(tmp_path / "c.csv")])
-    assert (same.exit_code, "they point the same way" in same.stdout) == (0, True)
+    assert (same.exit_code, "they do not differ in direction" in same.stdout) == (0, True)
 
 
 def test_a_parameter_that_does_not_exist_is_named(tmp_path):
