@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.across_ranks.peers import PeerRule, Told
+from trainsentry.anomaly.across_ranks.peers import PeerRule, RankReport
 from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import explained_by_calls
 from trainsentry.anomaly.anomaly import Anomaly
@@ -53,7 +53,7 @@ class Comparison:
         self.calls = CollectiveLedger()
         self._peers = PeerRule()
         self._reductions = ReductionRule()
-        self._told: dict[int, dict[int, Told]] = {}
+        self._told: dict[int, dict[int, RankReport]] = {}
         self._sides: dict[int, dict[int, dict[str, Side]]] = {}
         self._wanted: dict[int, tuple[SeriesTable, npt.NDArray[np.bool_]]] = {}
         self._found: dict[int, dict[int, list[Anomaly]]] = {}
@@ -66,7 +66,7 @@ class Comparison:
         if not rows or record.step <= self._judged:
             return
         unreduced = False
-        told = self._told.setdefault(record.step, {}).setdefault(rank, Told())
+        told = self._told.setdefault(record.step, {}).setdefault(rank, RankReport())
         sides = self._sides.setdefault(record.step, {}).setdefault(rank, {})  # a step may come in several records
         for row in rows:
             series, values = table.series[record.ids[row]], record.values[row]
@@ -105,7 +105,7 @@ class Comparison:
         if step > self._judged:
             known = self._told.setdefault(step, {})
             for rank, *told in message["told"]:
-                known.setdefault(rank, Told(*told))  # what comes again comes in pieces
+                known.setdefault(rank, RankReport(*told))  # what comes again comes in pieces
             self._reductions.take_part(step, source, message["reductions"])
 
     def take_found(self, step: int, found: list[Anomaly], source: int = OWN) -> None:
@@ -191,7 +191,7 @@ def _flat(found: dict[int, list[Anomaly]]) -> list[Anomaly]:
     return [anomaly for anomalies in found.values() for anomaly in anomalies]
 
 
-def _note_reduced(told: dict[int, Told], ranks: dict[int, dict[str, Side]]) -> None:
+def _note_reduced(told: dict[int, RankReport], ranks: dict[int, dict[str, Side]]) -> None:
     """Take what goes into reductions for a rank's own gradients, where those are not collected by themselves."""
     if any(told[rank].gradient is not None for rank in ranks if rank in told):
         return
@@ -201,7 +201,7 @@ def _note_reduced(told: dict[int, Told], ranks: dict[int, dict[str, Side]]) -> N
             told[rank].gradient = sum(squares)
 
 
-def _note_scalar(told: Told, name: str, value: float) -> None:
+def _note_scalar(told: RankReport, name: str, value: float) -> None:
     if name == "loss":
         told.loss = value
     elif name == STEP_SECONDS:
