@@ -77,7 +77,7 @@ class Baseline:
         return self._outliers.values
 
     def learn(self, ids: Any, state: Floats, features: Floats, step: int) -> None:
-        """Take in healthy samples, shape (features, n); `state` is that of the ids, as it was judged, and is updated."""
+        """Learn healthy samples, shape (features, n); `state` is that of the ids, as it was judged; it is updated."""
         held = self.count[ids]
         young = (held < YOUNG) | (np.isnan(state[LOCATION]) & ~np.isnan(features)).any(axis=0)
         if not young.any():
