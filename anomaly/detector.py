@@ -1,4 +1,4 @@
-"""What the general code needs to know of whatever names anomalies."""
+"""The properties of a rule that the general code uses on its anomalies."""
 
 from typing import ClassVar, Protocol
 
@@ -20,5 +20,5 @@ class Detector(Protocol):
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str, /) -> str:
-        """Return what is wrong, with the step and the number; `subject` names the series in words."""
+        """Return a sentence on the fault, with its step and number; `subject` names the series in words."""
         ...

@@ -1,4 +1,4 @@
-"""What a rule reports of one series at one step."""
+"""The finding of a rule on one series at one step."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -49,7 +49,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Asked:
-    """How many ranks asked for a reduction (1 a sum, 2 an average, 0 another, -1 unknown), and the first of them."""
+    """The number of ranks that ask for a reduction (1 sum, 2 average, 0 another, -1 unknown), and the first of them."""
 
     reduction: int
     count: int

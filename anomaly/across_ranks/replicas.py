@@ -41,8 +41,8 @@ class ReplicaRule(Detector):
     trains by itself. So it takes `EQUAL_VALUES` different values. `stranger_names` holds the names of weights that are
     different tensors, with their model chunk; `strangers` the keys of other tensors that were never equal.
 
-    With two ranks, or two camps of one size, neither can be told to be right: then both sides are named, and `value`
-    equals `expected`. These are the numbers of ranks that agree with this one, and with the most.
+    With two ranks, or two camps of one size, it is unknown which is right: then both sides are named, and `value`
+    equals `expected`. These are the numbers of ranks that agree with this one, and with the largest camp.
     """
 
     name: ClassVar[str] = "replicas"
@@ -128,7 +128,7 @@ class ReplicaRule(Detector):
             ranks = "1 rank has" if anomaly.value == 1 else f"{anomaly.value:.0f} ranks have"
             return (
                 f"{subject} differs bitwise between ranks at step {anomaly.step}: {ranks} the bits of rank "
-                f"{anomaly.rank}, and as many have others; neither can be told to be right{equal}"
+                f"{anomaly.rank}, and as many have others, a tie: it is unknown which rank is right{equal}"
             )
         agree = f"{anomaly.expected:.0f} other ranks agree with each other"
         return f"{subject} differs bitwise on rank {anomaly.rank} at step {anomaly.step}; {agree}{equal}"

@@ -101,7 +101,7 @@ class Baseline:
         return self.state[:UP, :, ids].copy(), self.count[ids], self.last_clean[ids], self.outliers[ids]
 
     def put_back(self, ids: Ids, kept: tuple[Any, ...]) -> None:
-        """Undo what was learned of series since `copy_of`."""
+        """Undo the learning of series since `copy_of`."""
         self.state[:UP, :, ids], self.count[ids], self.last_clean[ids], self.outliers[ids] = kept
 
     def note_outliers(self, ids: Ids) -> None:

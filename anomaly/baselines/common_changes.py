@@ -117,19 +117,19 @@ class CommonChanges:
 
         `fallen` is how far the loss has fallen, in log units: gradients fall with it.
         """
-        away, leap = np.zeros((2, SIZES, len(self.groups.names)), np.float32)
+        away, jumped = np.zeros((2, SIZES, len(self.groups.names)), np.float32)
         found: dict[int, CommonChange] = {}
         both = np.concatenate([distance[:SIZES], jump[:SIZES]])
         for number, of in rows.groups:
             count = len(of)
             if count < LEAST_SERIES or self.groups.names[number] == SCALARS:
                 continue
-            away[:, number], leap[:, number] = medians(both.take(of, axis=1)).reshape(2, SIZES)
-            changes = float(away[1, number]), float(leap[1, number])
+            away[:, number], jumped[:, number] = medians(both.take(of, axis=1)).reshape(2, SIZES)
+            changes = float(away[1, number]), float(jumped[1, number])
             if self._begins_midway(number, changes, (distance[1, of[:FRONT]], jump[1, of[:FRONT]])):
-                away[:, number] = leap[:, number] = 0.0
+                away[:, number] = jumped[:, number] = 0.0
             found[number] = self._judge(number, float(away[1, number]), count, fallen)
-        return found, away, leap
+        return found, away, jumped
 
     def _begins_midway(self, number: int, changes: tuple[float, float], front: tuple[Floats, Floats]) -> bool:
         """Whether a sudden change begins after the first rows, in the order of execution: then one row passes it on.
@@ -139,8 +139,8 @@ class CommonChanges:
         """
         if self.groups.names[number] not in FORWARD or min(abs(c) for c in changes) <= COMMON_JUMP:
             return False
-        away, leap = front
-        still = (np.abs(away) < STANDS_STILL * abs(changes[0])) & (np.abs(leap) < STANDS_STILL * abs(changes[1]))
+        away, jumped = front
+        still = (np.abs(away) < STANDS_STILL * abs(changes[0])) & (np.abs(jumped) < STANDS_STILL * abs(changes[1]))
         return bool(still.all() and (away != 0).all())
 
     def _judge(self, number: int, change: float, rows: int, fallen: float) -> CommonChange:
@@ -148,9 +148,9 @@ class CommonChanges:
         if held < WARM_UP or self.groups.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
             return CommonChange(change, 0.0, 1.0, rows)
         unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held**2
-        away, leap = change - state[LOCATION, 1], change - state[NEWEST, 1]
+        away, jumped = change - state[LOCATION, 1], change - state[NEWEST, 1]
         least = LEAST_FALL + fallen if away < 0 and self.groups.names[number] in FALLING else COMMON_JUMP
-        score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > least else 0.0
+        score = min(abs(away), abs(jumped)) / unit if away * jumped > 0 and min(abs(away), abs(jumped)) > least else 0.0
         p = float(self._tail.survival(np.array([score]))[0]) if score > LOWEST else 1.0
         return CommonChange(change, score, p, rows)
 

@@ -46,7 +46,7 @@ class IncidentLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is an incident that abnormal series join."""
+        """Whether an incident is open."""
         return self._current is not None
 
     @property

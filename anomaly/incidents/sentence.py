@@ -112,6 +112,6 @@ def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
 
 
 def _is_own_scalar(anomaly: Anomaly) -> bool:
-    """Whether an anomaly is one of a logged scalar, not of a comparison of ranks."""
+    """Whether the anomaly is in a logged scalar, and no comparison of ranks found it."""
     known = detector(anomaly.detector)
     return anomaly.name == anomaly.quantity and not (known is not None and known.compares_ranks)

@@ -1,1 +1,1 @@
-"""Rules over the records of one rank: each says by itself what is wrong. `registry` lists them."""
+"""Rules over the records of one rank: each needs no baseline. `registry` lists them."""

@@ -1,4 +1,4 @@
-"""The shape of a rule: its name, what it reads, its judgement, its sentence and its state."""
+"""The shape of a rule: its name, its inputs, its judgement, its sentence and its state."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
@@ -35,7 +35,7 @@ class Observed:
 class Rule(Detector, Protocol):
     """Judges the records of one rank, in the order of their steps, from the state that it keeps.
 
-    `quantities` and `statistics` are what it reads of a record: quantities of series (or `EVERY_TENSOR`,
+    `quantities` and `statistics` are its inputs in a record: quantities of series (or `EVERY_TENSOR`,
     `OPTIMIZER_STATE`), and names of statistics; none of either for a rule that reads no rows.
 
     A rule declares its arrays over series and layouts in `__init__`; they have grown when `judge` is called.
@@ -54,7 +54,7 @@ class Rule(Detector, Protocol):
     def __init__(self, arrays: SeriesArrays) -> None: ...
 
     def judge(self, observed: Observed) -> list[Finding]:
-        """Return what the rule finds in a record; a step may come in several records."""
+        """Return the findings in a record; a step may come in several records."""
         ...
 
     def saved(self, count: int) -> Any:

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from trainsentry.anomaly.across_ranks.peers import PeerRule, RankReport
+from trainsentry.anomaly.incidents.sentence import evidence
 
 
 @pytest.mark.parametrize(
@@ -38,11 +39,18 @@ def test_losses_of_small_batches_raise_no_alarm():
 
 def test_a_rank_with_harder_data_from_the_start_is_not_at_fault():
     rule = PeerRule()
-    for step in range(200):
-        assert (
-            rule.judge(step, {0: RankReport(loss=1.0), 1: RankReport(loss=1.1), 2: RankReport(loss=9.0)}, frozenset())
-            == []
-        )
+    reports = {rank: RankReport(loss=loss) for rank, loss in enumerate((1.0, 1.1, 9.0))}
+    assert not [a for step in range(200) for a in rule.judge(step, reports, frozenset())]
+
+
+def test_a_rank_whose_loss_leaves_the_others_is_named_with_their_median():
+    rule, found = PeerRule(), []
+    for step in range(60):
+        losses = (1.0, 1.1, 9.0 if step >= 30 else 1.0)
+        found += rule.judge(step, {rank: RankReport(loss=loss) for rank, loss in enumerate(losses)}, frozenset())
+    assert [evidence(a) for a in found] == [
+        "loss of rank 2 is 9 at step 39, 8.18 times the median of the other ranks, 1.1"
+    ]
 
 
 def test_chance_matches_of_data_are_forgotten():

@@ -98,6 +98,6 @@ def test_the_sentence_says_which_step_s_batch_came_again():
     [*_, found] = served([*range(90), *([60, 61, 62, 63] * 10)], lambda table: Detection(table).judge)
     assert (found.quantity, found.kind) == ("data", "duplicate_data")
     assert evidence(found) == (
-        "the data loader is repeating a few old batches: input.0 (data) of step 94 is the batch of step 60, for the third "
-        "time; it was last healthy at step 89"
+        "the data loader is repeating a few old batches: input.0 (data) of step 94 is the batch of step 60, for the "
+        "third time; it was last healthy at step 89"
     )
