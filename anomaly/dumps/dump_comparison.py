@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from trainsentry.anomaly.dumps.tensor_difference import Difference, of_facts, tolerance_of
 
-
 MISSING, EXTRA, EQUAL, DIFFERS = "missing", "extra", "equal", "differs"
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 STATISTICS: Final = ("Max", "Min", "Mean", "Norm")
 
 TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
-"""Relative error, by norm, above which two results differ. A rounding unit is 2^-24 of fp32, 2^-11 of fp16, 2^-8 of bf16;
-sums over some thousand terms, taken in another order, lie within some ten of them, and fp32 results after kernels with
-tensor cores or another algorithm within 1e-4."""
+"""Relative error, by norm, above which two results differ. A rounding unit is 2^-24 of fp32, 2^-11 of fp16, 2^-8 of
+bf16; sums over some thousand terms, taken in another order, lie within some ten of them, and fp32 results after kernels
+with tensor cores or another algorithm within 1e-4."""
 
 EXACT: Final = 0.0
 """Tolerance of whole numbers and bool."""
@@ -21,7 +21,7 @@ EXACT: Final = 0.0
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two tensors; NaN where it is unknown. `relative` is ‖a − b‖ / ‖b‖, or that of the statistics."""
+    """The difference of two tensors, NaN where unknown. `relative` is ‖a − b‖ / ‖b‖, or that of the statistics."""
 
     relative: float
     cosine: float = math.nan
