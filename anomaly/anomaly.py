@@ -24,20 +24,25 @@ DTYPE_CHANGE: Final = "dtype_change"
 LOSS_SCALE_COLLAPSE: Final = "loss_scale_collapse"
 
 LARGEST: Final = 1 << 53
-"""The largest whole number that is taken from a line: beyond it, a float64 of it is another number."""
+"""The largest whole number accepted from a line: beyond it, float64 rounds whole numbers."""
 
-HARD: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH, COMMUNICATION_MISMATCH, HANG})
-"""Kinds that need no statistics: they are wrong whatever came before."""
+CERTAIN: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH, COMMUNICATION_MISMATCH, HANG})
+"""Kinds of the rules without a history: the value is wrong whatever came before."""
+
+SPIKES: Final = "spike"
+DRIFTS: Final = "drift"
+ALL_AT_ONCE: Final = "all_at_once"
+"""Detectors that compare a series with its own past: sudden changes, slow ones, and those of a whole group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
     """One line of `anomalies.jsonl`.
 
-    `expected` is what would be normal (a median, a bound, 0 for counts); `score` grows with the strength of
-    the evidence. `last_clean` is the last step at which the series was seen healthy, -1 for never: between it
-    and `step` the trouble began. `passed_on` says that what the series is computed from was abnormal already. `alarm`
-    says that it is enough for an incident; without, it joins one that is open, and is else a suspicion.
+    `expected` is the normal value (a median, a bound, 0 for counts); `score` grows with the strength of
+    the evidence. `last_clean` is the last step at which the series was healthy, -1 for never: the trouble began
+    between it and `step`. `passed_on`: the inputs of the series were abnormal already. `alarm`: it opens an incident;
+    without, it joins an open incident or remains a suspicion.
     """
 
     step: int
@@ -67,7 +72,7 @@ class Anomaly:
 
         Raises:
             KeyError: when a key without a default is missing.
-            TypeError, ValueError: when a value is not what it should be.
+            TypeError, ValueError: when a value has another type, or is too large.
 
         """
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}

@@ -1,17 +1,16 @@
-"""What is followed of a row: a few numbers on a scale on which healthy noise is additive."""
+"""The features of a row: a few numbers on a scale on which healthy noise is additive."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.anomaly.series_arrays import Floats
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, VALUE, ZEROS
 
-Floats = npt.NDArray[np.floating[Any]]
-
 FEATURES: Final = ("max", "norm", "mean", "zeros")
-"""The largest magnitude, which one bad element moves; the norm, which a layer moves; the mean, for signs and offsets;
-the share of zeros, for what dies or underflows."""
+"""The largest magnitude, which one bad element moves; the norm, which a whole layer moves; the mean, for signs and
+offsets; the share of zeros, for death and underflow."""
 
 MEAN_FEATURE: Final = 2
 ZEROS_FEATURE: Final = 3
@@ -19,23 +18,23 @@ SIZES: Final = 2
 """The first features are sizes, on a log scale: they may spike and drift. The others are judged by their jumps."""
 
 FEW: Final = 16
-"""Elements below which neither signs nor zeros are followed: the mean of a few numbers turns its sign by chance."""
+"""Elements below which neither mean nor zeros are followed: the mean of a few numbers changes sign by chance."""
 
 ZEROS_SLACK: Final = 0.05
-"""Share of zeros that is added to each side of their odds: whether none or a few units of a layer are silent in a batch
-is of no account, and without it one of 64 was a jump by a factor of a hundred."""
+"""Share added to each side of the odds of zeros: a few silent units of a layer do not matter, and without it one of 64
+was a jump by a factor of a hundred."""
 
 NOTHING: Final = 1e-30
-"""Magnitudes up to this are as good as zero and not followed: near the smallest floats, noise spans decades."""
+"""Magnitudes up to this count as zero and are not followed: near the smallest floats, noise spans decades."""
 
 
 def features_of(column: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], divisor: Floats) -> Floats:
-    """Return the features of rows, of shape (len(FEATURES), n); NaN where there is nothing to follow.
+    """Return the features of rows, shape (len(FEATURES), n); NaN where a feature is not followed.
 
-    `column` holds the statistics, a line each. `numel` counts the elements of each row, `divisor` is a factor that is
-    known and taken out of its sizes (the learning rate of an update). In order: log max|x|, log of the root mean square
-    (which does not depend on how a tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros with
-    `ZEROS_SLACK` added to each side; where all are zero, nothing else is left to follow.
+    `column` holds the statistics, shape (COLUMNS, n). `numel` counts the elements of each row, `divisor` is a known
+    factor that is taken out of its sizes (the learning rate of an update). In order: log max|x|, log of the root mean
+    square (which does not depend on how a tensor is sharded), mean ÷ root mean square, log-odds of the share of zeros
+    with `ZEROS_SLACK` added to each side; where all elements are zero, the others are NaN.
 
     >>> row = np.array([[-1.0, 2.0, 0.5, 8.0, 0, 0, 0.25, 0]])
     >>> features_of(row.T, np.array([64.0]), np.array([False]), np.array([1.0])).astype(float).round(2).T.tolist()
@@ -57,16 +56,16 @@ def features_of(column: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
         found[2] = column[MEAN] / sizes[1]
         found[3] = np.log((zeros + ZEROS_SLACK) / (1 - zeros + ZEROS_SLACK))
     dead = np.flatnonzero(zeros == 1)
-    found[3, dead] = np.log(2 * numel[dead] + 1)  # half an element that is none: farther out than any share
+    found[3, dead] = np.log(2 * numel[dead] + 1)  # as if half an element were not zero: farther out than any share
     found[SIZES:, scalar | (numel < FEW)] = np.nan
     found[~np.isfinite(found)] = np.nan
     return found
 
 
-def in_words(feature: int, value: float, numel: float, divisor: float) -> float:
-    """Return a feature as the statistic it was made of.
+def as_statistic(feature: int, value: float, numel: float, divisor: float) -> float:
+    """Return a feature as the statistic that it was made of.
 
-    >>> round(in_words(1, 0.0, 16.0, 1.0), 6), round(in_words(3, 0.0, 16.0, 1.0), 6)
+    >>> round(as_statistic(1, 0.0, 16.0, 1.0), 6), round(as_statistic(3, 0.0, 16.0, 1.0), 6)
     (4.0, 0.5)
     """
     if feature == 0:

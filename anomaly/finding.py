@@ -1,13 +1,20 @@
-"""What a rule says of one series at one step."""
+"""The finding of a rule on one series at one step."""
 
 from dataclasses import dataclass
+from typing import Final
+
+ALL: Final = "all"
+"""The name of a fault that concerns all series of a quantity at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding before it is placed: `row` is that of the record, or -1 where the series has none in it.
+    """A finding, before `Detection` makes an anomaly of it.
 
-    `step` is the step at which it holds, if that is not the record's; `last_clean` the last one known to be healthy.
+    `row` is the series' row in the record, or -1 where it has none; `series_id` is -1 for the training as a whole.
+    `step` and `last_clean` are the step at which the fault holds and the last healthy step, where they are not the
+    record's own. `passed_on` says whether the series got its fault from its inputs, where the rule knows that better
+    than `Provenance`. `name` and `quantity` name the fault where it is not the series itself that is at fault.
     """
 
     series_id: int
@@ -22,3 +29,5 @@ class Finding:
     step: int | None = None
     last_clean: int | None = None
     passed_on: bool | None = None
+    name: str | None = None
+    quantity: str | None = None

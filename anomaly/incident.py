@@ -1,9 +1,9 @@
-"""An incident: anomalies that belong together, ranked, with a sentence in plain words."""
+"""An incident: anomalies that belong together, ranked, with a summary in plain words."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from trainsentry.anomaly.anomaly import HARD, json_number
+from trainsentry.anomaly.anomaly import CERTAIN, json_number
 
 CRITICAL: Final = "critical"
 WARNING: Final = "warning"
@@ -11,7 +11,7 @@ WARNING: Final = "warning"
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A candidate for the cause: where it is, what is wrong with it, and the evidence as a sentence."""
+    """A candidate for the cause: its place, its fault, and the evidence as a sentence."""
 
     step: int
     rank: int
@@ -25,7 +25,7 @@ class Suspect:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether this is a logged scalar, which no module holds."""
+        """Whether this is a logged scalar, which belongs to no module."""
         return self.name == self.quantity
 
 
@@ -33,8 +33,8 @@ class Suspect:
 class Incident:
     """One line of `incidents.jsonl`; `name`, `quantity` and `rank` are those of the first suspect.
 
-    `step` is the step at which the trouble was first seen, `last_seen` the last one; `actions` says what was
-    done about it. `severity` is `critical` or `warning`.
+    `step` and `first_seen` are the first step of the trouble, `last_seen` the last one; `actions` lists the
+    reactions to it. `severity` is `critical` or `warning`.
     """
 
     id: int
@@ -75,4 +75,4 @@ class Incident:
 
 def severity_of(kind: str) -> str:
     """Return the severity of a kind of anomaly."""
-    return CRITICAL if kind in HARD else WARNING
+    return CRITICAL if kind in CERTAIN else WARNING

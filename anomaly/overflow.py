@@ -1,4 +1,4 @@
-"""The overflow verdict of a step: whether anything left the finite range."""
+"""The overflow verdict of a step: whether any of its tensors left the finite range."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
-from trainsentry.anomaly.series_facts import Mask, SeriesFacts
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 
 
 @dataclass(frozen=True)
 class Overflow:
-    """An overflow of one step: positions of the overflowing rows in the record it was found in."""
+    """An overflow of one step: positions of the overflowing rows in their record."""
 
     step: int
     skipped: bool
@@ -21,29 +22,31 @@ class Overflow:
 
 
 class OverflowRule:
-    """Judges the tensors a step produced; inputs that were handed in and logged scalars do not count.
+    """Judges the tensors that a step computed; inputs of modules and logged scalars do not count.
 
-    `not_finite` masks every row of the record judged last that is not finite, those included.
+    `not_finite` masks every row of the last record that is not finite, inputs and scalars included.
 
-    Keeps `count`, the steps with an overflow, and `skipped`, those among the steps that the loss scaler
-    skipped: for a scaler, overflowing now and then is normal work, so they are counted apart.
+    `count` counts the steps with an overflow, `skipped` those that the loss scaler skipped: an overflow now and then
+    is a scaler's normal work, so they are counted apart.
     """
 
     def __init__(self, table: SeriesTable) -> None:
-        self.facts = SeriesFacts(table)
+        self.arrays = SeriesArrays(table)
+        self.facts = SeriesFacts(self.arrays)
         self.count = 0
         self.skipped = 0
-        self._rule = NonfiniteRule(self.facts)
+        self._rule = NonfiniteRule(self.arrays)
         self._last_step = -1
         self.not_finite: Mask = np.zeros(0, bool)
 
     def go_back(self) -> None:
-        """Forget which step was counted last: the steps begin anew."""
+        """Forget the step that was counted last: the run goes back to an earlier one."""
         self._last_step = -1
 
     def judge(self, record: StepRecord) -> Overflow | None:
         """Return the overflow in a record or None; a step that comes in several parts counts once."""
-        bad = self.not_finite = self._rule.rows(record)  # also brings the facts up to date
+        self.arrays.grow()
+        bad = self.not_finite = self._rule.rows(record, self.facts)
         if not bad.any():
             return None
         rows = np.flatnonzero(bad & self.facts.judged[record.where] & ~self.facts.scalar[record.where])

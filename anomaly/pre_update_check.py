@@ -1,4 +1,4 @@
-"""What the training process itself sees in a step before its update: only what needs no history."""
+"""The check of a step in the training process, before its update: only rules that need no history."""
 
 from typing import Final
 
@@ -8,27 +8,27 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 
 SKIPS_TO_LOOK: Final = 3
-"""Skipped steps in a row after which the weights are looked at: a scale that is too large needs one or two."""
+"""Skipped steps in a row after which the weights are examined: a scale that is too large skips one or two."""
 
 
 class PreUpdateCheck:
-    """Says whether a step has to be examined before its update, and counts its overflow."""
+    """Decides whether a step is examined before its update, and counts its overflow."""
 
     def __init__(self, table: SeriesTable) -> None:
         self.overflow = OverflowRule(table)
-        self._edge = DtypeEdgeRule(self.overflow.facts)
+        self._edge = DtypeEdgeRule(self.overflow.arrays)
         self._skips_in_a_row = 0
 
     def is_wrong(self, record: StepRecord) -> bool:
-        """Whether something is not finite or at the edge of its dtype that ought not to be.
+        """Whether a row is not finite or at the edge of its dtype although it should not be.
 
-        What the backward pass made in a skipped step is the scaler's normal work; but when it has skipped a few
-        steps in a row, it is time to look at the weights.
+        Bad gradients in a skipped step are the loss scaler's normal work; after a few skipped steps in a row the
+        weights are examined.
         """
         self.overflow.judge(record)
         facts = self.overflow.facts
         ids = record.where
-        wrong = self._edge.rows(record)[0] | (self.overflow.not_finite & facts.watched[ids])
+        wrong = self._edge.rows(record, facts) | (self.overflow.not_finite & facts.watched[ids])
         wrong &= facts.judged[ids]
         if not record.skipped:
             self._skips_in_a_row = 0

@@ -1,10 +1,8 @@
-"""What the detectors need to know of each series, as arrays indexed by series id."""
+"""Properties of series that decide how detectors treat them, as arrays indexed by series id."""
 
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,
@@ -15,51 +13,64 @@ from trainsentry.collectors.series import (
     GRADIENT_UNREDUCED,
     STEP_COUNTER,
     Series,
-    SeriesTable,
 )
 
 WATCHED_SCALARS: Final = frozenset({"loss", "grad_norm"})
 """Logged scalars that are judged by their size."""
 
 BACKWARD: Final = frozenset({GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, "grad_norm"})
-"""What the backward pass makes, and what a loss scale that is too large makes overflow."""
-
-Mask = npt.NDArray[np.bool_]
+"""Quantities that the backward pass computes, and that overflow when the loss scale is too large."""
 
 
 class SeriesFacts:
-    """Arrays over the series of a table; they grow with it.
+    """Masks over the series of a table, shape (series,); they grow with `arrays`.
 
-    `judged`: gives anomalies of its own. What enters a module only tells whether the module is to blame, so
-    inputs are not judged, except the root's: those are the data. `watched`: whose size means trouble; a logged
-    learning rate or temperature may jump by design, and NaN is how many loops log a value they do not have.
-    `backward`: made by the backward pass, where a loss scaler tries how far it can go.
+    `scalar`: a logged number. `activation`: a tensor that enters or leaves a module, or its gradient.
+    `judged`: may have anomalies of its own. A module's input only tells whether the module is to blame, so inputs are
+    not judged, except the root's: they are the data. `watched`: its size means trouble. A logged learning rate or
+    temperature may jump by design, and many loops log NaN for a value that they do not have.
+    `backward`: computed by the backward pass, where a loss scaler tries how far it can go.
     """
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
-        self.scalar: Mask = np.zeros(0, bool)
-        self.activation: Mask = np.zeros(0, bool)
-        self.judged: Mask = np.zeros(0, bool)
-        self.watched: Mask = np.zeros(0, bool)
-        self.backward: Mask = np.zeros(0, bool)
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self.table = arrays.table
+        self._scalar = arrays.series.column(bool, of=lambda s: s.scalar)
+        self._activation = arrays.series.column(bool, of=lambda s: s.quantity in ACTIVATION_QUANTITIES)
+        self._judged = arrays.series.column(bool, of=_is_judged)
+        self._watched = arrays.series.column(bool, of=_is_watched)
+        self._backward = arrays.series.column(bool, of=lambda s: s.quantity in BACKWARD)
 
-    def refresh(self) -> None:
-        """Take in series that were defined since the last call."""
-        new = self.table.series[len(self.scalar) :]
-        if new:
-            self.scalar = np.append(self.scalar, [s.scalar for s in new])
-            self.activation = np.append(self.activation, [s.quantity in ACTIVATION_QUANTITIES for s in new])
-            self.judged = np.append(self.judged, [_is_judged(s) for s in new])
-            self.backward = np.append(self.backward, [s.quantity in BACKWARD for s in new])
-            self.watched = np.append(self.watched, [_is_watched(s) for s in new])
+    @property
+    def scalar(self) -> Mask:
+        """Logged numbers."""
+        return self._scalar.values
+
+    @property
+    def activation(self) -> Mask:
+        """Tensors that enter or leave a module, and their gradients."""
+        return self._activation.values
+
+    @property
+    def judged(self) -> Mask:
+        """Series that may have anomalies of their own."""
+        return self._judged.values
+
+    @property
+    def watched(self) -> Mask:
+        """Series whose size means trouble."""
+        return self._watched.values
+
+    @property
+    def backward(self) -> Mask:
+        """Series that the backward pass computes."""
+        return self._backward.values
 
 
 def _is_watched(series: Series) -> bool:
     if series.quantity in COMMUNICATION_QUANTITIES:
-        return False  # buffers have padding that nobody writes; what ranks sent and received is compared instead
+        return False  # buffers have padding that nobody writes; the ranks' inputs and outputs are compared instead
     if series.is_state and series.quantity == STEP_COUNTER:
-        return False  # it goes back with a run that is rolled back; a rule of its own looks at it
+        return False  # a run that is rolled back sets it back; the rule on lost optimizer state follows it
     return not series.scalar or series.name in WATCHED_SCALARS
 
 

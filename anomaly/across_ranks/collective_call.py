@@ -1,4 +1,4 @@
-"""A collective as the ranks saw it, put together from what each tells; its size does not grow with the ranks."""
+"""A collective call as its ranks saw it, merged from their reports; its size does not grow with the ranks."""
 
 import math
 from collections.abc import Sequence
@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 MOST_NAMED: Final = 8
-"""Ranks that are kept by number of those that tell the same: enough to know where to look."""
+"""Ranks kept by number among those with equal reports: enough to know where to look."""
 
 MOST_OUTPUTS: Final = 16
-"""Different outputs, and inputs of a broadcast, that are kept: ranks of one all_reduce end with equal bits."""
+"""Different outputs kept, and different inputs of a broadcast: ranks of one all_reduce end with equal bits."""
 
 COPIED: Final = 1e-9
 """Relative difference of two sums of the same numbers, added up in float64 in another order."""
@@ -17,7 +17,7 @@ COPIED: Final = 1e-9
 
 @dataclass(frozen=True)
 class Sums:
-    """What is known of the tensors on one side of a call: the sum of all elements, their norm, how many there are."""
+    """The tensors on one side of a call: the sum of all elements, their norm, how many there are."""
 
     total: float
     norm: float
@@ -34,13 +34,13 @@ class Sums:
 
     @property
     def slack(self) -> float:
-        """What the sum of the same numbers, copied elsewhere, may differ by."""
+        """The largest difference between this sum and that of the same numbers on another rank."""
         return COPIED * self.norm * math.sqrt(max(self.numel, 1))
 
 
 @dataclass(frozen=True)
 class Output:
-    """Ranks that got the same: the sum of all elements, and the first of these ranks with their order in a record."""
+    """Ranks with equal outputs: the sum of all elements, and the first of these ranks with their order in a record."""
 
     total: float
     finite: bool
@@ -49,7 +49,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Asked:
-    """How many ranks asked for a reduction (1 a sum, 2 an average, 0 another, -1 unknown), and the first of them."""
+    """The number of ranks that ask for a reduction (1 sum, 2 average, 0 another, -1 unknown), and the first of them."""
 
     reduction: int
     count: int
@@ -58,11 +58,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective as `ranks` of its ranks saw it.
+    """One collective call, as `ranks` of its ranks saw it.
 
-    `norms` is the sum of the ranks' input norms and `longest` the largest number of elements that one of them put in;
-    `sources` are different inputs of a broadcast, first those that a rank here has got; `sizes` the different pairs of
-    elements and dtype of inputs.
+    `put_in` are the inputs and `got` the outputs of all of them. `norms` is the sum of the ranks' input norms and
+    `longest` the largest number of elements of an input; `sources` are different inputs of a broadcast, first those
+    that a rank here has as output; `sizes` are the different pairs of elements and dtype of the inputs.
     """
 
     name: str
@@ -97,7 +97,7 @@ class CollectiveCall:
         """Rebuild a call from plain data.
 
         Raises:
-            TypeError, KeyError: when it is none.
+            TypeError, KeyError: when it is no call.
 
         """
         return cls(
@@ -119,7 +119,7 @@ class CollectiveCall:
 def seen_by(
     rank: int, name: str, op: str, sides: tuple[Sums, Sums], order: int = 0, reduction: int = 0
 ) -> CollectiveCall:
-    """Return a call as one rank saw it: `sides` are what it put in and what it got."""
+    """Return a call as one rank saw it: `sides` are its input and its output."""
     put_in, got = sides
     return CollectiveCall(
         name=name,
@@ -138,7 +138,7 @@ def seen_by(
 
 
 def put_together(parts: Sequence[CollectiveCall]) -> CollectiveCall:
-    """Return what several parts of one call say of it; no rank is in two of them."""
+    """Return one call merged from several parts of it; no rank is in two of them."""
     parts = sorted(parts, key=lambda part: part.first)
     outputs = _distinct([o for p in parts for o in p.outputs])
     return replace(
@@ -156,14 +156,14 @@ def put_together(parts: Sequence[CollectiveCall]) -> CollectiveCall:
 
 
 def _likely(sources: Sequence[Sums], outputs: Sequence[Output]) -> tuple[Sums, ...]:
-    """Return some of the different inputs of a broadcast, first those that were got: what was sent, its sender has."""
+    """Return some of the different inputs of a broadcast, first those that are outputs: the sender keeps its input."""
     different = dict.fromkeys(sources)
     got = sorted(different, key=lambda s: all(abs(o.total - s.total) > s.slack for o in outputs))
     return tuple(got[:MOST_OUTPUTS])
 
 
 def _distinct(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    """Put ranks that got the same together; of too many different ones the farthest apart are kept."""
+    """Merge the ranks with equal outputs; of too many different ones keep the farthest apart."""
     same: dict[tuple[float, bool], list[tuple[int, int]]] = {}
     for output in outputs:
         same.setdefault((output.total, output.finite), []).extend(output.places)

@@ -5,33 +5,37 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeGuard
+from typing import ClassVar, Final, TypeGuard
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly
+from trainsentry.anomaly.detector import Detector
 from trainsentry.collectors.series import COMMUNICATION_INPUT, GRADIENT_UNREDUCED
 
-CALL_ORDERS: Final = "call_orders"
-SCORE: Final = 100.0
+ORDER_SCORE: Final = 100.0
+"""Deviations: a rule whose bound holds for any run, as ranks that call other collectives hang or mix up their data."""
 
 ALIKE_FOR: Final = 16
 """Steps in a row in which all ranks must have called the same before a difference counts: some programs give their
 ranks different work from the start."""
 
-BEHIND_ALL: Final = 2**31 - 1
-"""Its place in the step: what is known of a single call says more."""
+LAST_IN_STEP: Final = 2**31 - 1
+"""The execution order of these anomalies: an anomaly of a single call says more and comes first."""
 
 
-class CallOrderRule:
-    """Compares what each rank calls in a step, by one number; names those that differ from most, or all in a tie.
+class CallOrderRule(Detector):
+    """Compares the collectives that each rank calls in a step, by one number; names the minority, or all in a tie.
 
-    It is known at every step, sampled or not, so that a rank that went its own way for once is seen.
+    The number is known at every step, sampled or not, so that a single deviation of a rank is found.
     """
+
+    name: ClassVar[str] = "call_orders"
+    compares_ranks: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._alike = 0
 
     def judge(self, step: int, numbers: Mapping[int, float]) -> list[Anomaly]:
-        """Return an anomaly for each rank that has called something else, or in another order."""
+        """Return an anomaly for each rank that called other collectives, or in another order."""
         if len(numbers) < 2:
             return []
         camps = Counter(numbers.values())
@@ -43,45 +47,56 @@ class CallOrderRule:
         off = [rank for rank, number in sorted(numbers.items()) if tie or camps[number] < most]
         return [_other_order(step, rank, camps[numbers[rank]], most) for rank in off]
 
+    @staticmethod
+    def sentence(anomaly: Anomaly, _subject: str) -> str:
+        """Return which rank deviates, and how many ranks call the same as it does."""
+        alike = f"{anomaly.value:.0f} {'rank calls' if anomaly.value == 1 else 'ranks call'} the same as it does"
+        tie = ", as many as the others" if anomaly.value == anomaly.expected else ""
+        return (
+            f"rank {anomaly.rank} called other collectives than other ranks in step {anomaly.step}, or in another "
+            f"order ({alike}{tie})"
+        )
+
 
 def _other_order(step: int, rank: int, own: int, most: int) -> Anomaly:
     return Anomaly(
         step=step,
         micro_step=0,
         rank=rank,
-        order=BEHIND_ALL,
+        order=LAST_IN_STEP,
         name="all",
         quantity=COMMUNICATION_INPUT,
         statistic="order",
         value=float(own),
         expected=float(most),
-        score=SCORE,
-        detector=CALL_ORDERS,
+        score=ORDER_SCORE,
+        detector=CallOrderRule.name,
         kind=COMMUNICATION_MISMATCH,
         last_clean=step - 1,
     )
 
 
-PEERS: Final = "peers"
+PEER_SCORE: Final = 20.0
+"""Deviations: below the rules whose bounds hold for any run, as peers are alike by their work only."""
 
 SLOWER: Final = 1.25
-"""How many times the others' work a straggler's takes; below it, a rank with a fuller machine is found every day."""
+"""A straggler's work takes this multiple of the others'; below it, a rank with a fuller machine is found every day."""
 
 WAITED: Final = 0.05
 """Share of a step that the others must wait, so that being slow costs something."""
 
 LEAST_SECONDS: Final = 0.01
-"""Seconds of more work a step below which nobody is woken: as much as an operating system takes away now and then."""
+"""Seconds a step by which a straggler's work must be longer: an operating system takes away less now and then."""
 
 WINDOW: Final = 20
 LASTING: Final = 16
 START_UP: Final = 20
-"""Of so many samples so many must be slow for a straggler: a checkpoint, a full disk, a busy neighbour pass. So do the
-first samples, in which everything starts."""
+"""A straggler is slow in 16 of 20 samples: a checkpoint, a full disk, a busy neighbour pass. The first 20 samples, in
+which everything starts, do not count."""
 
 PEER_RATIO: Final = 5.0
-"""How many times the median of the others a rank's loss, or the norm of its own gradients, must be, up or down,
-`PEER_LASTING` samples in a row."""
+"""Factor between a rank's loss, or the norm of its own gradients, and the median of the others, `PEER_LASTING` samples
+in a row."""
 
 PEER_LASTING: Final = 10
 """Samples of an outlying rank. With losses of small batches (lognormal, σ = 0.8) one sample is so far out in 4 of 100
@@ -92,17 +107,17 @@ PEER_ALIKE: Final = 20
 
 DUPLICATES: Final = 3
 DUPLICATES_WITHIN: Final = 10
-"""So many different batches must two ranks have in common, within so many samples of theirs: one may be chance."""
+"""Different batches that two ranks must share within ten samples: one may be chance."""
 
 
 FEWEST: Final = 3
-"""Ranks of which one can be told from the others."""
+"""Ranks among which one can be told from the others."""
 
 
 class MedianOfOthers:
     """The median of all numbers but one, for each of many; NaN where there is no other.
 
-    Of two in the middle it is the one that is nearer: of three ranks an outlying one must not make the others look odd.
+    Of two in the middle it is the nearer one: an outlier among three ranks must not make the other two look odd.
 
     >>> MedianOfOthers([1.0, 5.0, 2.0]).without(5.0)
     2.0
@@ -122,11 +137,11 @@ class MedianOfOthers:
 
 
 @dataclass
-class Told:
-    """What one rank said of one step.
+class RankReport:
+    """One rank's numbers of one step; None where it reported none.
 
-    `order` stands for the collectives it has called; `data` is a fingerprint of what went into its model; `gradient`
-    the square of the norm of its own gradients, as far as they were seen before they were reduced.
+    `order` stands for the collectives that it called; `data` is a fingerprint of its model's inputs; `gradient`
+    the square of the norm of its own gradients, as far as they were read before their reduction.
     """
 
     loss: float | None = None
@@ -138,36 +153,39 @@ class Told:
 
 
 def _known(number: float | None) -> TypeGuard[float]:
-    """Whether a time or an order is one: what is no number, among numbers that are sorted, hides the others."""
+    """Whether there is a finite number: a NaN among numbers that are sorted hides the others."""
     return number is not None and math.isfinite(number)
 
 
 @dataclass
-class PeerRule:
-    """Compares ranks that are told of; each finding is reported once, until it ends."""
+class PeerRule(Detector):
+    """Compares the reports of ranks; each finding is reported once, until it ends."""
+
+    name: ClassVar[str] = "peers"
+    compares_ranks: ClassVar[bool] = True
 
     _slow: dict[int, deque[bool]] = field(default_factory=dict)
     _odd: Counter[tuple[str, int]] = field(default_factory=Counter)
     _alike: Counter[tuple[str, int]] = field(default_factory=Counter)
     _samples: int = 0
     _batches: dict[tuple[int, int], dict[float, int]] = field(default_factory=dict)
-    _told: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    _reported: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     _orders: CallOrderRule = field(default_factory=CallOrderRule)
 
-    def judge(self, step: int, told: Mapping[int, Told], data_parallel: frozenset[int]) -> list[Anomaly]:
-        """Return what is odd at a step; only ranks of `data_parallel` are to have data of their own."""
-        losses = {r: t.loss for r, t in told.items() if t.loss is not None}
-        own = {r: math.sqrt(t.gradient) for r, t in told.items() if t.gradient is not None and r in data_parallel}
+    def judge(self, step: int, reports: Mapping[int, RankReport], data_parallel: frozenset[int]) -> list[Anomaly]:
+        """Return the anomalies of a step; only ranks of `data_parallel` have data of their own."""
+        losses = {r: t.loss for r, t in reports.items() if t.loss is not None}
+        own = {r: math.sqrt(t.gradient) for r, t in reports.items() if t.gradient is not None and r in data_parallel}
         return [
-            *self._orders.judge(step, {r: t.order for r, t in told.items() if _known(t.order)}),
-            *self._stragglers(step, told),
+            *self._orders.judge(step, {r: t.order for r, t in reports.items() if _known(t.order)}),
+            *self._stragglers(step, reports),
             *self._outlying(step, losses, "loss", "loss"),
             *self._outlying(step, own, "own gradients", GRADIENT_UNREDUCED),
-            *self._duplicates(step, {r: t for r, t in told.items() if r in data_parallel}),
+            *self._duplicates(step, {r: t for r, t in reports.items() if r in data_parallel}),
         ]
 
-    def _stragglers(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
-        known = {r: t for r, t in told.items() if _known(t.seconds) and _known(t.waited)}
+    def _stragglers(self, step: int, reports: Mapping[int, RankReport]) -> list[Anomaly]:
+        known = {r: t for r, t in reports.items() if _known(t.seconds) and _known(t.waited)}
         work = {r: max((t.seconds or 0.0) - (t.waited or 0.0), 0.0) for r, t in known.items()}
         waited = {r: (t.waited or 0.0) / (t.seconds or 1.0) for r, t in known.items()}
         others, waits = MedianOfOthers(work.values()), MedianOfOthers(waited.values())
@@ -179,21 +197,21 @@ class PeerRule:
             window = self._slow.setdefault(rank, deque(maxlen=WINDOW))
             window.append(slow and self._samples > START_UP)
             lasts = len(window) == WINDOW and sum(window) >= LASTING
-            if self._is_news("slow", rank, lasts):
+            if self._is_new("slow", rank, lasts):
                 found.append(_anomaly(step, rank, "training", "step_seconds", STRAGGLER, (own, usual)))
         return found
 
-    def _is_news(self, what: str, rank: int, holds: bool) -> bool:
+    def _is_new(self, what: str, rank: int, holds: bool) -> bool:
         """Whether something holds of a rank that did not before."""
-        known = (what, (rank,)) in self._told
+        known = (what, (rank,)) in self._reported
         if holds and not known:
-            self._told.add((what, (rank,)))
+            self._reported.add((what, (rank,)))
         elif not holds:
-            self._told.discard((what, (rank,)))
+            self._reported.discard((what, (rank,)))
         return holds and not known
 
-    def _outlying(self, step: int, told: Mapping[int, float], name: str, quantity: str) -> list[Anomaly]:
-        known = {r: value for r, value in told.items() if math.isfinite(value) and value > 0}
+    def _outlying(self, step: int, values: Mapping[int, float], name: str, quantity: str) -> list[Anomaly]:
+        known = {r: value for r, value in values.items() if math.isfinite(value) and value > 0}
         found: list[Anomaly] = []
         if len(known) < FEWEST:
             return found
@@ -208,10 +226,10 @@ class PeerRule:
                 found.append(_anomaly(step, rank, name, quantity, SPIKE, (own, usual)))
         return found
 
-    def _duplicates(self, step: int, told: Mapping[int, Told]) -> list[Anomaly]:
+    def _duplicates(self, step: int, reports: Mapping[int, RankReport]) -> list[Anomaly]:
         self._samples += 1
         ranks: dict[float, list[int]] = {}
-        for rank, t in sorted(told.items()):
+        for rank, t in sorted(reports.items()):
             if t.data is not None and math.isfinite(t.data):
                 ranks.setdefault(t.data, []).append(rank)
         found = []
@@ -221,10 +239,30 @@ class PeerRule:
                 seen = self._batches.get(pair, {})
                 recent = {f: n for f, n in seen.items() if n > self._samples - DUPLICATES_WITHIN}
                 batches = self._batches[pair] = {**recent, fingerprint: self._samples}
-                if len(batches) >= DUPLICATES and ("data", pair) not in self._told:
-                    self._told.add(("data", pair))
+                if len(batches) >= DUPLICATES and ("data", pair) not in self._reported:
+                    self._reported.add(("data", pair))
                     found.append(_anomaly(step, rank, "input.0", "data", DUPLICATE_DATA, (float(same[0]), math.nan)))
         return found
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return how far the rank is from its peers, or whose data it has."""
+        if anomaly.kind == DUPLICATE_DATA:
+            return (
+                f"rank {anomaly.rank} trains on the same data as rank {anomaly.value:.0f}, up to step {anomaly.step}: "
+                "their inputs are equal to the bit, batch after batch"
+            )
+        if anomaly.kind == STRAGGLER:
+            return (
+                f"rank {anomaly.rank} is slow: its own work takes {anomaly.value:.3g} s a step at step {anomaly.step}, "
+                f"{anomaly.value / max(anomaly.expected, 1e-9):.3g} times that of the other ranks, which wait for it"
+            )
+        times = f"{anomaly.value / anomaly.expected:.3g} times" if anomaly.expected > 0 else "unlike"
+        subject = "the norm of the unreduced gradients" if anomaly.quantity == GRADIENT_UNREDUCED else subject
+        return (
+            f"{subject} of rank {anomaly.rank} is {anomaly.value:.3g} at step {anomaly.step}, {times} the median of "
+            f"the other ranks, {anomaly.expected:.3g}"
+        )
 
 
 def _anomaly(step: int, rank: int, name: str, quantity: str, kind: str, values: tuple[float, float]) -> Anomaly:
@@ -238,7 +276,7 @@ def _anomaly(step: int, rank: int, name: str, quantity: str, kind: str, values: 
         statistic=quantity,
         value=values[0],
         expected=values[1],
-        score=20.0,
-        detector=PEERS,
+        score=PEER_SCORE,
+        detector=PeerRule.name,
         kind=kind,
     )

@@ -1,37 +1,38 @@
-"""Gradients are averaged over the ranks: what the optimizer gets follows from what each rank had."""
+"""Gradients are averaged over the ranks: the reduced gradient follows from the gradient of each rank."""
 
 import math
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly
+from trainsentry.anomaly.detector import Detector
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_OUTPUT, GRADIENT, GRADIENT_UNREDUCED, SeriesTable
 from trainsentry.collectors.statistics import INFS, MEAN, NANS
 
-NAME: Final = "reductions"
 SCORE: Final = 100.0
+"""Deviations: a rule whose bound holds for any run, as no healthy reduction becomes larger."""
 
-LARGER: Final = 1.5
-"""How many times the largest factor so far a new one must be: clipping makes it smaller, nothing makes it larger, and
-two ranks that are summed give twice as much."""
+LEAST_RATIO: Final = 1.5
+"""A new factor counts at this multiple of the largest one so far: clipping makes it smaller, nothing makes it larger,
+and a sum over two ranks is twice their mean."""
 
 FACTORS_BEFORE: Final = 10
-"""Factors that were seen before one counts."""
+"""Steps whose factor was seen, before one counts."""
 
 Sums = dict[str, tuple[float, float]]
 """By parameter, the sum of its gradient's elements before and after the reduction."""
 
 ALIKE: Final = 1e-6
-"""Relative difference of reduced sums that are the same: replicas that have parted tell another story."""
+"""Relative difference up to which reduced sums are equal; replicas that differ have a rule of their own."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Sums of `ranks` ranks together: of what they had, added up, and of what each of them got (`alike`: the same)."""
+    """Sums of `ranks` ranks: of their own gradients together, and of the reduced ones (`alike`: equal on all ranks)."""
 
     ranks: int
     first: int
@@ -39,12 +40,15 @@ class _Part:
     alike: bool
 
 
-class ReductionRule:
+class ReductionRule(Detector):
     """Follows the factor between the ranks' mean gradient and the reduced one, by least squares over parameters.
 
-    Of each parameter the sums of its elements are compared: sums are linear, so that the sum of the mean is the mean of
-    the sums. It needs both gradients (`before_reduction`), whole on each rank.
+    It compares the sums of each parameter's elements: sums are linear, so that the sum of the mean is the mean of the
+    sums. It needs both gradients (`before_reduction`), whole on each rank.
     """
+
+    name: ClassVar[str] = "reductions"
+    compares_ranks: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._steps: dict[int, dict[int, Sums]] = {}
@@ -62,47 +66,47 @@ class ReductionRule:
             self._steps.setdefault(record.step, {})[rank] = both
 
     def take_part(self, step: int, source: int, part: dict[str, Any] | None) -> None:
-        """Take what the ranks that report to another, `source`, have told of a step, put together by its `left`."""
+        """Take the sums of a step from the ranks that report to another recorder, `source`, as its `left` made them."""
         if part is not None:
             sums = {name: (before, after) for name, (before, after) in part["sums"].items()}
             found = _Part(part["ranks"], part["first"], sums, part["alike"])
             self._parts.setdefault(step, {})[source, found.first] = found
 
     def go_back(self, step: int, source: int) -> None:
-        """Forget what one source has told of steps from `step` on."""
-        for told in [told for s, told in self._steps.items() if s >= step]:
-            told.pop(source, None)
+        """Forget the sums of one source for steps from `step` on."""
+        for ranks in [ranks for s, ranks in self._steps.items() if s >= step]:
+            ranks.pop(source, None)
         for parts in [parts for s, parts in self._parts.items() if s >= step]:
             for key in [key for key in parts if key[0] == source]:
                 del parts[key]
 
     def left(self, step: int, data_parallel: AbstractSet[int]) -> dict[str, Any] | None:
-        """Return, and forget, what is known of a step, for where the other ranks report."""
+        """Return the sums of a step for the recorder that compares all ranks, and forget them."""
         part = self._put_together(step, data_parallel)
         return None if part is None else asdict(part)
 
     def judge(self, step: int, data_parallel: AbstractSet[int]) -> list[Anomaly]:
-        """Return an anomaly when the reduced gradient is too large for what went in."""
+        """Return an anomaly when the reduced gradient is too large for the gradients of the ranks."""
         part = self._put_together(step, data_parallel)
         if part is None or part.ranks < 2 or part.ranks != len(data_parallel) or not part.alike:
             return []
-        before, got = np.array([part.sums[name] for name in sorted(part.sums)]).reshape(-1, 2).T
+        before, reduced = np.array([part.sums[name] for name in sorted(part.sums)]).reshape(-1, 2).T
         mean = before / part.ranks
         power = float(mean @ mean)
-        factor = float(mean @ got) / power if power > 0 and np.isfinite(got).all() else math.nan
+        factor = float(mean @ reduced) / power if power > 0 and np.isfinite(reduced).all() else math.nan
         if not math.isfinite(factor):
             return []
         usual, self._factors = self._largest, self._factors + 1
-        if self._factors > FACTORS_BEFORE and factor > LARGER * usual > 0:
+        if self._factors > FACTORS_BEFORE and factor > LEAST_RATIO * usual > 0:
             return [_anomaly(step, part.first, factor, usual)]
         self._largest = max(usual, factor)
         return []
 
     def _put_together(self, step: int, data_parallel: AbstractSet[int]) -> _Part | None:
-        """Return what all ranks that are known have told of a step, and forget it and all before."""
+        """Return the sums of a step over all known ranks, and forget it and the steps before."""
         ranks, parts = self._steps.get(step, {}), list(self._parts.get(step, {}).values())
-        self._steps = {s: told for s, told in self._steps.items() if s > step}
-        self._parts = {s: told for s, told in self._parts.items() if s > step}
+        self._steps = {s: by_rank for s, by_rank in self._steps.items() if s > step}
+        self._parts = {s: by_source for s, by_source in self._parts.items() if s > step}
         parts += [_Part(1, rank, sums, alike=True) for rank, sums in ranks.items() if rank in data_parallel]
         if not parts:
             return None
@@ -111,6 +115,14 @@ class ReductionRule:
         alike = bool(np.allclose(after, after[0], rtol=ALIKE, atol=1e-12)) and all(part.alike for part in parts)
         sums = {n: (sum(part.sums[n][0] for part in parts), parts[0].sums[n][1]) for n in names}
         return _Part(sum(part.ranks for part in parts), min(part.first for part in parts), sums, alike)
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, _subject: str) -> str:
+        """Return the factor, and the largest one before."""
+        return (
+            f"the reduced gradients at step {anomaly.step} are {anomaly.value:.3g} times the mean of the ranks' own "
+            f"gradients, previously at most {anomaly.expected:.3g} times; possibly summed instead of averaged"
+        )
 
     @staticmethod
     def _sums(table: SeriesTable, record: StepRecord, quantity: str) -> dict[str, float]:
@@ -141,6 +153,6 @@ def _anomaly(step: int, rank: int, factor: float, usual: float) -> Anomaly:
         value=factor,
         expected=usual,
         score=SCORE,
-        detector=NAME,
+        detector=ReductionRule.name,
         kind=COMMUNICATION_MISMATCH,
     )

@@ -1,29 +1,30 @@
-"""Replicas that have parted: what several ranks hold alike must be alike to the bit."""
+"""Replicas that differ: tensors that several ranks hold a copy of must be equal to the bit."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, REPLICA_MISMATCH, Anomaly
+from trainsentry.anomaly.detector import Detector
 from trainsentry.collectors.series import PARAMETER, Series
 
-NAME: Final = "replicas"
-
 SCORE: Final = 100.0
-"""As strong as what is not finite: equal computations of equal numbers give equal bits."""
+"""Deviations: a rule whose bound holds for any run, as equal computations of equal numbers give equal bits."""
 
+BITS: Final = "bits"
+"""The statistic of these anomalies; of a tie that was settled, the name of the detector that settled it."""
 
-KEPT_EQUAL: Final = 2
-"""Different values that copies must have had in common before they are taken for replicas: equal seeds make one, and
-zeros, ones and what is frozen stay as they are."""
+EQUAL_VALUES: Final = 2
+"""Different values that copies must have shared before they count as replicas: equal seeds make one, and zeros, ones
+and frozen tensors keep theirs."""
 
 
 @dataclass(frozen=True)
 class ReplicasOfStep:
     """One part of a tensor at one step, with the fingerprint that each rank has of it.
 
-    A rank may speak for its whole host, where all have the same: that is one voice.
+    One rank may stand for its whole host where all copies there are equal; it counts once.
     """
 
     key: int
@@ -32,38 +33,42 @@ class ReplicasOfStep:
 
 
 @dataclass
-class ReplicaRule:
+class ReplicaRule(Detector):
     """Names the ranks whose copy differs from that of most others, once for each copy.
 
-    Only what was equal before counts as replicas: ranks of a pipeline, or with experts of their own, may call
-    different tensors by one name, and those have differed from the start; and equal seeds make equal weights that
-    each rank then trains by itself. So it takes `KEPT_EQUAL` different values. `stranger_names` are the names, with
-    their model chunk, of others, which are different tensors; `strangers` are the keys of what has never been equal.
+    Only copies that were equal before count as replicas: ranks of a pipeline, or with experts of their own, may have
+    different tensors of one name, which differ from the start; and equal seeds make equal weights that each rank then
+    trains by itself. So it takes `EQUAL_VALUES` different values. `stranger_names` holds the names of weights that are
+    different tensors, with their model chunk; `strangers` the keys of other tensors that were never equal.
 
-    With two ranks, or two camps of one size, none can be told from the other: then both sides are named, and
-    `value` equals `expected`, which are the numbers of ranks that agree with this one and with the most.
+    With two ranks, or two camps of one size, it is unknown which is right: then both sides are named, and `value`
+    equals `expected`. These are the numbers of ranks that agree with this one, and with the largest camp.
     """
+
+    name: ClassVar[str] = "replicas"
+    compares_ranks: ClassVar[bool] = True
+    leaves_ties: ClassVar[bool] = True
 
     equal_at: dict[int, int] = field(default_factory=dict)
     stranger_names: set[tuple[str, int]] = field(default_factory=set)
     strangers: set[int] = field(default_factory=set)
     _values: dict[int, set[int]] = field(default_factory=dict)
-    _told: set[tuple[int, int]] = field(default_factory=set)
+    _reported: set[tuple[int, int]] = field(default_factory=set)
 
     def judge(self, step: int, unequal: Iterable[ReplicasOfStep], equal: Mapping[int, int]) -> list[Anomaly]:
-        """Return an anomaly for each rank that has parted from the others.
+        """Return an anomaly for each rank whose copy differs from the others.
 
-        `equal` maps the keys of copies that were found equal at this step to their fingerprint.
+        `equal` maps the keys of copies that are equal at this step to their fingerprint.
         """
         for key, fingerprint in equal.items():
             values = self._values.setdefault(key, set())
-            if len(values) < KEPT_EQUAL:
+            if len(values) < EQUAL_VALUES:
                 values.add(fingerprint)
             self.equal_at[key] = step
         found = []
         for copies in unequal:
             if self.are_replicas(copies):
-                found += self._parted(step, copies)
+                found += self._differing(step, copies)
             elif copies.series.quantity == PARAMETER:
                 self.stranger_names.add((copies.series.name, copies.series.vpp_stage))
             elif copies.key not in self.equal_at:
@@ -71,24 +76,24 @@ class ReplicaRule:
         return found
 
     def vouch(self, key: int, step: int) -> None:
-        """Take somebody's word that copies were equal while they changed, last at `step`."""
-        self._values[key] = set(range(KEPT_EQUAL))
+        """Count copies as replicas: another recorder saw them equal while they changed, last at `step`."""
+        self._values[key] = set(range(EQUAL_VALUES))
         self.equal_at[key] = max(step, self.equal_at.get(key, step))
 
     def are_replicas(self, copies: ReplicasOfStep) -> bool:
         """Whether copies have been equal before, while they changed."""
         name = (copies.series.name, copies.series.vpp_stage)
-        return len(self._values.get(copies.key, ())) >= KEPT_EQUAL and name not in self.stranger_names
+        return len(self._values.get(copies.key, ())) >= EQUAL_VALUES and name not in self.stranger_names
 
-    def _parted(self, step: int, copies: ReplicasOfStep) -> list[Anomaly]:
+    def _differing(self, step: int, copies: ReplicasOfStep) -> list[Anomaly]:
         camps = Counter(copies.prints.values())
         most = max(camps.values())
         tie = sum(count == most for count in camps.values()) > 1
         found = []
         for rank, fingerprint in copies.prints.items():
-            if (camps[fingerprint] == most and not tie) or (copies.key, rank) in self._told:
+            if (camps[fingerprint] == most and not tie) or (copies.key, rank) in self._reported:
                 continue
-            self._told.add((copies.key, rank))
+            self._reported.add((copies.key, rank))
             series = copies.series
             found.append(
                 Anomaly(
@@ -98,11 +103,11 @@ class ReplicaRule:
                     order=0,
                     name=series.name,
                     quantity=series.quantity,
-                    statistic="bits",
+                    statistic=BITS,
                     value=float(camps[fingerprint]),
                     expected=float(most),
                     score=SCORE,
-                    detector=NAME,
+                    detector=self.name,
                     kind=REPLICA_MISMATCH,
                     module=series.module,
                     last_clean=self.equal_at[copies.key],
@@ -110,9 +115,27 @@ class ReplicaRule:
             )
         return found
 
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return on which rank the copy differs, and how many other ranks agree with each other."""
+        equal = f"; all ranks were equal at step {anomaly.last_clean}"
+        if anomaly.statistic != BITS:
+            return (
+                f"{subject} differs between ranks at step {anomaly.step}, and was modified outside the optimizer "
+                f"update on rank {anomaly.rank}{equal}"
+            )
+        if anomaly.value == anomaly.expected:
+            ranks = "1 rank has" if anomaly.value == 1 else f"{anomaly.value:.0f} ranks have"
+            return (
+                f"{subject} differs bitwise between ranks at step {anomaly.step}: {ranks} the bits of rank "
+                f"{anomaly.rank}, and as many have others, a tie: it is unknown which rank is right{equal}"
+            )
+        agree = f"{anomaly.expected:.0f} other ranks agree with each other"
+        return f"{subject} differs bitwise on rank {anomaly.rank} at step {anomaly.step}; {agree}{equal}"
+
 
 def explained_by_calls(found: Iterable[Anomaly]) -> list[Anomaly]:
-    """Return the anomalies of one step, those of replicas marked as passed on where a collective failed at the step."""
+    """Return the anomalies of one step; where a collective failed at it, differing replicas are marked as passed on."""
     found = list(found)
     if all(a.kind != COMMUNICATION_MISMATCH for a in found):
         return found

@@ -1,1 +1,1 @@
-"""What each series looks like while it is healthy, and how far a row is from it."""
+"""The healthy range of each series, learned from the run, and how far a row is from it."""

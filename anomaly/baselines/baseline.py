@@ -1,11 +1,12 @@
-"""What each series looks like while it is healthy, in a few numbers a feature."""
+"""The healthy level and spread of each series, in a few numbers a feature."""
 
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.features import FEATURES, Floats
+from trainsentry.anomaly.features import FEATURES
+from trainsentry.anomaly.series_arrays import Columns, Floats, Integers
 
 Ids = npt.NDArray[np.int32]
 
@@ -22,51 +23,61 @@ YOUNG: Final = 25
 """Samples up to which plain averages are taken; a weighted one would still remember its start."""
 
 CLIP: Final = 2.5
-"""Scales by which one sample may pull a location (ψ of Huber 1964)."""
+"""Clip of one sample's pull on a location, in scales (ψ of Huber 1964)."""
 
 CLIP_SCALE: Final = 4.0
 USUAL: Final = 0.798
-"""Scales that count of one sample, and the mean of min(|z|, 4) of a normal distribution."""
+"""Clip of one sample's pull on a scale, in scales, and the mean of min(|z|, 4) of a normal distribution."""
 
 LEAST_SCALE: Final = 1e-9
-"""Below this a series does not move at all; the scale must not vanish, for it grows by factors."""
+"""Least scale, in units of the feature: a scale of zero could not grow, because it grows by factors."""
 
-SIBLINGS: Final = 16
-"""Samples that the scale of a kind counts for in that of one of its series."""
+GROUP_WEIGHT: Final = 16
+"""Weight of the group's scale in that of a young series, in samples."""
 
 NEW_LEVEL_AFTER: Final = 32
-"""Outliers in a row after which a series begins anew: what has lasted so long is its level."""
+"""Outliers in a row after which a series is reset: they are its new level."""
 
 
 class Baseline:
     """Location and scale of each feature, by series id; outliers and non-finite values never enter.
 
-    `state` has the shape (PARTS, features, series): what is done to all series of a feature is done in one stroke.
+    `state` has the shape (PARTS, features, series): one array operation treats all series of a feature. `items` are
+    the columns over series, or over groups of series.
 
     An exponentially weighted Huber estimate: m += γ·clip(r, ±2.5 s), s *= 1 + γ_s·(min(|r|/s, 4) − 0.8), with
     r = y − m; γ and γ_s are 1 over the samples seen while those are few. It keeps two numbers a feature, and one far
     sample moves neither of them far. (Huber, "Robust estimation of a location parameter", 1964.)
     """
 
-    def __init__(self) -> None:
-        self.state = np.zeros((PARTS, len(FEATURES), 0), np.float32)
-        self.count = np.zeros(0, np.int64)
-        self.last_clean = np.full(0, -1, np.int64)
-        self.outliers = np.zeros(0, np.int64)
+    def __init__(self, items: Columns[Any]) -> None:
+        self._state = items.column(np.float32, shape=(PARTS, len(FEATURES)))
+        self._count = items.column(np.int64)
+        self._last_clean = items.column(np.int64, -1)
+        self._outliers = items.column(np.int64)
 
-    def grow(self, size: int) -> None:
-        """Make room for `size` series."""
-        missing = size - len(self.count)
-        if missing > 0:
-            room = max(missing, len(self.count) // 2)
-            more = np.zeros((PARTS, len(FEATURES), room), np.float32)
-            self.state = np.concatenate([self.state, more], axis=2)
-            self.count = np.append(self.count, np.zeros(room, np.int64))
-            self.last_clean = np.append(self.last_clean, np.full(room, -1))
-            self.outliers = np.append(self.outliers, np.zeros(room, np.int64))
+    @property
+    def state(self) -> npt.NDArray[np.float32]:
+        """Location, scale, newest sample and both cumulative sums, shape (PARTS, features, series)."""
+        return self._state.values
+
+    @property
+    def count(self) -> Integers:
+        """Samples learned of each series."""
+        return self._count.values
+
+    @property
+    def last_clean(self) -> Integers:
+        """The last step at which each series was healthy, -1 for never."""
+        return self._last_clean.values
+
+    @property
+    def outliers(self) -> Integers:
+        """Outliers in a row of each series."""
+        return self._outliers.values
 
     def learn(self, ids: Any, state: Floats, features: Floats, step: int) -> None:
-        """Take in healthy samples; `state` is that of the ids, as it was taken for judging, and is changed here."""
+        """Learn healthy samples, shape (features, n); `state` is that of the ids, as it was judged; it is updated."""
         held = self.count[ids]
         young = (held < YOUNG) | (np.isnan(state[LOCATION]) & ~np.isnan(features)).any(axis=0)
         if not young.any():
@@ -86,20 +97,20 @@ class Baseline:
         self.outliers[ids] = 0
 
     def copy_of(self, ids: Ids) -> tuple[Any, ...]:
-        """Return what is known of series, to be put back."""
+        """Return a copy of the state of series, for `put_back`."""
         return self.state[:UP, :, ids].copy(), self.count[ids], self.last_clean[ids], self.outliers[ids]
 
     def put_back(self, ids: Ids, kept: tuple[Any, ...]) -> None:
-        """Undo what was learned of series since `copy_of`."""
+        """Undo the learning of series since `copy_of`."""
         self.state[:UP, :, ids], self.count[ids], self.last_clean[ids], self.outliers[ids] = kept
 
     def note_outliers(self, ids: Ids) -> None:
-        """Count outliers in a row; a series that stays away for long begins anew."""
+        """Count outliers in a row; a series whose outliers last is reset."""
         self.outliers[ids] += 1
-        self.begin_anew(ids[self.outliers[ids] >= NEW_LEVEL_AFTER])
+        self.reset(ids[self.outliers[ids] >= NEW_LEVEL_AFTER])
 
-    def begin_anew(self, ids: Any) -> None:
-        """Forget the level of series: what they did so far says nothing of what comes."""
+    def reset(self, ids: Any) -> None:
+        """Forget the level of series: a known change makes their past useless."""
         self.state[:, :, ids] = 0.0
         self.count[ids] = 0
         self.outliers[ids] = 0
@@ -113,8 +124,7 @@ class Baseline:
         }
 
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
-        """Give a series what was saved of it."""
-        self.grow(series_id + 1)
+        """Restore a series from `position` of the saved ones."""
         state = np.asarray(saved["state"][position], np.float32)
         unknown = (state[LOCATION] == 0) & (state[SCALE] == 0) & (state[NEWEST] == 0)  # was saved as zeros
         state[LOCATION, unknown] = state[NEWEST, unknown] = np.nan
@@ -124,7 +134,7 @@ class Baseline:
 
 
 def _follow(state: Floats, features: Floats) -> None:
-    """Follow series that are known well."""
+    """Update series with many samples."""
     location, scale = state[LOCATION], state[SCALE]
     residual = features - location
     unknown = np.isnan(residual)
@@ -146,7 +156,7 @@ def _follow(state: Floats, features: Floats) -> None:
 
 
 def _begin(state: Floats, features: Floats, held: npt.NDArray[np.int64]) -> None:
-    """Take plain averages of series that are young, or that had nothing to follow so far."""
+    """Update young series, and those without a value so far, by plain averages."""
     first = held == 0
     known = ~np.isnan(features)
     location, scale = state[LOCATION], state[SCALE]

@@ -1,4 +1,4 @@
-"""How improbable a step is, judged by the steps before it."""
+"""The p-value of a step, calibrated on the steps before it."""
 
 import math
 from collections import deque
@@ -7,16 +7,16 @@ from typing import Any, Final
 import numpy as np
 
 STEPS: Final = 8192
-"""Steps that are remembered."""
+"""Newest steps that are remembered."""
 
 QUANTILE: Final = 0.9
-"""Beyond this quantile a tail is extrapolated."""
+"""Above this quantile the tail is extrapolated."""
 
 PRIOR_STEPS: Final = 50.0
-"""Steps for which it is assumed that p-values are right: P(−log10 p > x) = 10^-x."""
+"""Weight of the prior, in steps, that p-values are right: P(−log10 p > x) = 10^-x."""
 
 PRIOR_EXCEEDING: Final = 10.0
-"""Exceedances that the slope of that assumption counts for."""
+"""Weight of the prior's slope, in steps above the quantile."""
 
 REFIT_EVERY: Final = 32
 """Steps between two fits: the quantile of some thousand steps hardly moves."""
@@ -26,9 +26,9 @@ class Calibration:
     """P-value of a step's surprise −log10 p.
 
     p-values of many series are combined by Bonferroni's rule, which holds under any dependence but is too careful where
-    series move together, and too bold where their noise is not what was assumed. The combined one is a single series:
-    its own history says how often it is how small. Beyond the 90 % quantile it falls off exponentially (the tail of
-    −log p of a power law is exponential; mean excess as the estimate: Pickands 1975), with a prior.
+    series move together, and too bold where their noise differs from the assumed one. The combined p-value is a single
+    series, and its own history shows how often it is how small. Above the 90 % quantile its tail is exponential (as
+    −log p of a power law is; estimated by the mean excess, Pickands 1975), with a prior.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Calibration:
         values = np.asarray(self._seen)
         self._start = float(np.quantile(values, QUANTILE))
         excess = values[values > self._start] - self._start
-        self._share = max(len(excess), 1) / len(values)  # less than the rest of the quantile where most are nothing
+        self._share = max(len(excess), 1) / len(values)  # below 10 % where most values are equal
         prior = 1 / np.log(10.0)
         self._slope = float((excess.sum() + PRIOR_EXCEEDING * prior) / (len(excess) + PRIOR_EXCEEDING))
         self._fitted = self._learned
@@ -71,7 +71,7 @@ class Calibration:
         return list(self._seen)
 
     def load(self, saved: list[Any]) -> None:
-        """Go on from what was saved."""
+        """Restore saved steps."""
         self._seen = deque((float(x) for x in saved), maxlen=STEPS)
         self._learned = len(self._seen)
         self._fitted = -1

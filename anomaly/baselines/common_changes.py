@@ -1,4 +1,4 @@
-"""Changes that all series of a kind make at once: taken out of each series, and judged as one series."""
+"""Changes that all series of a group make at once: taken out of each series, and judged as one series."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,39 +10,40 @@ from trainsentry.anomaly.baselines.baseline import LOCATION, NEWEST, SCALE, Base
 from trainsentry.anomaly.baselines.row_scores import OUTLIER, medians
 from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_COMMON, ScoreTail
 from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, SeriesGroups
-from trainsentry.anomaly.baselines.thresholds import FALLS, LEAST_FALL
-from trainsentry.anomaly.features import FEATURES, SIZES, Floats
+from trainsentry.anomaly.baselines.thresholds import FALLING, LEAST_FALL
+from trainsentry.anomaly.features import FEATURES, SIZES
+from trainsentry.anomaly.series_arrays import Floats
 from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, TENSOR_QUANTITIES
 
 FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT})
 
 WARM_UP: Final = 5
-"""Samples before a kind is judged."""
+"""Samples before a group is judged."""
 
-TOGETHER: Final = 8
-"""Series of a kind from which on their median says what all do at once."""
+LEAST_SERIES: Final = 8
+"""Series of a group for a meaningful median."""
 
 COMMON_FLOOR: Final = 0.1
 COMMON_JUMP: Final = 0.9
-"""Smallest deviation of what all series of a kind do at once, and least jump of it (a factor of 2.5), in log units."""
+"""Least deviation assumed of a common change, and its least jump (a factor of 2.5), in log units."""
 
 FRONT: Final = 1
-PART_OF_IT: Final = 0.3
-"""Rows in front that stand still where a change begins behind them, and the share of the change up to which they do."""
+STANDS_STILL: Final = 0.3
+"""Rows at the front that stand still where a change begins after them, and the most they move, as a share of it."""
 
 MOVED: Final = 0.35
-"""Median change, in log units (a factor of 1.4), from which on it is asked who takes part in it."""
+"""Least common change, in log units (a factor of 1.4), of which each row gets no more than it has moved itself."""
 
 YOUNG_COMMON: Final = 16.0
 """Added to the deviation, divided by the square of the number of samples: a third at seven, nothing at fifty."""
 
 LEAST_COMMON: Final = 5.0
-"""Deviations of what all series of a kind do at once from which on it is listed in an alarm."""
+"""Least score of a common change that an alarm lists, in deviations."""
 
 
 @dataclass
 class CommonChange:
-    """What all series of a kind do at once: the median change of their size in log units, and how odd that is."""
+    """A common change: the median change of a group's sizes in log units, its score and its p-value."""
 
     change: float
     score: float
@@ -52,10 +53,10 @@ class CommonChange:
 
 @dataclass
 class ScoredRecord:
-    """What was found in a record: arrays over its rows, and what all series of a kind do at once by kind.
+    """The scores of a record: arrays over its n rows, and the common change of each group.
 
-    `features` and `distance` have a line for each feature. `floor` is the least size that is followed. `score` counts
-    deviations of the feature `feature`, `p` is its p-value within the row's kind; `drift` is the cumulative sum.
+    `features` and `distance` have the shape (features, n). `floor` is the least size that is followed. `score` counts
+    deviations of the feature `feature`, `p` is its p-value within the row's group; `drift` is the cumulative sum.
     `surprise` is −log10 of the p-value of the whole record, by Bonferroni's rule.
     """
 
@@ -72,7 +73,7 @@ class ScoredRecord:
     p_all: float = 1.0
 
     def scores_alone(self) -> "ScoredRecord":
-        """Return what the tails learn of; the rest is not kept until they do."""
+        """Return a copy with the scores alone: the tails learn from them later, and the rest is not kept until then."""
         none: Floats = np.zeros(0)
         return ScoredRecord(
             features=none,
@@ -89,7 +90,7 @@ class ScoredRecord:
         )
 
     def usual(self, row: int, feature: int) -> float:
-        """Return what a feature would be if nothing were odd."""
+        """Return the usual value of a feature."""
         now = float(self.features[feature, row])
         if feature < SIZES and self.floor is not None:
             now = max(now, float(self.floor[feature, row]))
@@ -102,61 +103,59 @@ class ScoredRecord:
 
 
 class CommonChanges:
-    """Follows the median change of each kind, in log units."""
+    """Follows the median change of each group, in log units."""
 
-    def __init__(self, kinds: SeriesGroups) -> None:
-        self.kinds = kinds
-        self._baseline = Baseline()
+    def __init__(self, groups: SeriesGroups) -> None:
+        self.groups = groups
+        self._baseline = Baseline(groups.columns)
         self._tail = ScoreTail(OF_COMMON)
 
     def judge(
         self, rows: GroupRows, distance: Floats, jump: Floats, fallen: float
     ) -> tuple[dict[int, CommonChange], Floats, Floats]:
-        """Return what all series of each kind do at once, and the shifts and leaps to take out, by kind.
+        """Return the common change of each group, and the common distances and jumps to take out, by group.
 
         `fallen` is how far the loss has fallen, in log units: gradients fall with it.
         """
-        size = len(self.kinds.names)
-        shift, leap = np.zeros((2, SIZES, size), np.float32)
+        away, jumped = np.zeros((2, SIZES, len(self.groups.names)), np.float32)
         found: dict[int, CommonChange] = {}
-        self._baseline.grow(size)
         both = np.concatenate([distance[:SIZES], jump[:SIZES]])
         for number, of in rows.groups:
             count = len(of)
-            if count < TOGETHER or self.kinds.names[number] == SCALARS:
+            if count < LEAST_SERIES or self.groups.names[number] == SCALARS:
                 continue
-            shift[:, number], leap[:, number] = medians(both.take(of, axis=1)).reshape(2, SIZES)
-            changes = float(shift[1, number]), float(leap[1, number])
+            away[:, number], jumped[:, number] = medians(both.take(of, axis=1)).reshape(2, SIZES)
+            changes = float(away[1, number]), float(jumped[1, number])
             if self._begins_midway(number, changes, (distance[1, of[:FRONT]], jump[1, of[:FRONT]])):
-                shift[:, number] = leap[:, number] = 0.0
-            found[number] = self._judge(number, float(shift[1, number]), count, fallen)
-        return found, shift, leap
+                away[:, number] = jumped[:, number] = 0.0
+            found[number] = self._judge(number, float(away[1, number]), count, fallen)
+        return found, away, jumped
 
     def _begins_midway(self, number: int, changes: tuple[float, float], front: tuple[Floats, Floats]) -> bool:
-        """Whether a sudden change begins behind the first rows, in the order of execution: it is handed on then.
+        """Whether a sudden change begins after the first rows, in the order of execution: then one row passes it on.
 
         Only in the forward pass: healthy gradients swing by a factor of ten from batch to batch, some more than others.
-        Rows of which nothing is known yet have moved by nothing, and say nothing.
+        Rows without a baseline have moved by zero, and tell nothing.
         """
-        if self.kinds.names[number] not in FORWARD or min(abs(c) for c in changes) <= COMMON_JUMP:
+        if self.groups.names[number] not in FORWARD or min(abs(c) for c in changes) <= COMMON_JUMP:
             return False
-        away, step_noise = front
-        still = (np.abs(away) < PART_OF_IT * abs(changes[0])) & (np.abs(step_noise) < PART_OF_IT * abs(changes[1]))
+        away, jumped = front
+        still = (np.abs(away) < STANDS_STILL * abs(changes[0])) & (np.abs(jumped) < STANDS_STILL * abs(changes[1]))
         return bool(still.all() and (away != 0).all())
 
     def _judge(self, number: int, change: float, rows: int, fallen: float) -> CommonChange:
         state, held = self._baseline.state[:, :, number], int(self._baseline.count[number])
-        if held < WARM_UP or self.kinds.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
+        if held < WARM_UP or self.groups.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
             return CommonChange(change, 0.0, 1.0, rows)
         unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held**2
-        away, leap = change - state[LOCATION, 1], change - state[NEWEST, 1]
-        least = LEAST_FALL + fallen if away < 0 and self.kinds.names[number] in FALLS else COMMON_JUMP
-        score = min(abs(away), abs(leap)) / unit if away * leap > 0 and min(abs(away), abs(leap)) > least else 0.0
+        away, jumped = change - state[LOCATION, 1], change - state[NEWEST, 1]
+        least = LEAST_FALL + fallen if away < 0 and self.groups.names[number] in FALLING else COMMON_JUMP
+        score = min(abs(away), abs(jumped)) / unit if away * jumped > 0 and min(abs(away), abs(jumped)) > least else 0.0
         p = float(self._tail.survival(np.array([score]))[0]) if score > LOWEST else 1.0
         return CommonChange(change, score, p, rows)
 
     def learn(self, found: dict[int, CommonChange]) -> None:
-        """Take what all series did at once into its baseline."""
+        """Learn the common changes; outliers are counted only."""
         usual = {n: c for n, c in found.items() if c.score <= OUTLIER}
         if usual:
             ids = np.array(list(usual))
@@ -166,34 +165,36 @@ class CommonChanges:
         self._baseline.note_outliers(np.array([n for n in found if n not in usual], np.intp))
 
     def learn_tail(self, found: dict[int, CommonChange], weight: float) -> None:
-        """Take how odd it was as what is usual."""
+        """Learn the scores of common changes as healthy ones."""
         if found:
             self._tail.learn(np.array([c.score for c in found.values()]), weight)
 
     def expect_change(self) -> None:
-        """Take the next sample of every kind as its level."""
-        self._baseline.begin_anew(slice(None))
+        """Take the next sample of every group as its level."""
+        self._baseline.reset(slice(None))
 
     def saved(self) -> dict[str, Any]:
-        """Return plain data, in the order of the kinds."""
-        size = min(len(self.kinds.names), len(self._baseline.count))
-        return {"together": self._baseline.saved(size), "common": self._tail.saved()}
+        """Return plain data, in the order of the groups."""
+        self.groups.columns.grow()
+        return {"together": self._baseline.saved(len(self.groups.names)), "common": self._tail.saved()}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Restore the saved common changes."""
         self._tail.load(saved["common"])
         for place, name in enumerate(saved["kinds"][: len(saved["together"]["count"])]):
-            self._baseline.adopt(self.kinds.number(name), saved["together"], place)
+            number = self.groups.number(name)
+            self.groups.columns.grow()
+            self._baseline.adopt(number, saved["together"], place)
 
 
-def shared(change: Floats, moved: Floats, kind: Any) -> Floats:
-    """Return what each row has of the change that its kind makes: no more than it has moved itself.
+def shared(change: Floats, moved: Floats, group: Any) -> Floats:
+    """Return each row's part in the change of its group: no more than it has moved itself.
 
-    A row that stands still while all others move is as it was, and one that moves less has moved with them. `change`
-    has a column for each kind, `moved` one for each row.
+    A row that stands still while all others move is unchanged, and one that moves less moved with them. `change` has a
+    column for each group, `moved` one for each row.
     """
-    of_kind: Floats = change.take(kind, axis=1)
+    of_group: Floats = change.take(group, axis=1)
     if np.abs(change).max(initial=0.0) <= MOVED:
-        return of_kind
-    own = np.clip(moved[:SIZES], np.minimum(of_kind, 0.0), np.maximum(of_kind, 0.0))
-    return np.where(np.abs(of_kind) > MOVED, own, of_kind)
+        return of_group
+    own = np.clip(moved[:SIZES], np.minimum(of_group, 0.0), np.maximum(of_group, 0.0))
+    return np.where(np.abs(of_group) > MOVED, own, of_group)

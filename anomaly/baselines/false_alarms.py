@@ -1,4 +1,4 @@
-"""The one knob: how many false alarms the whole run may give, and whether a step is improbable enough for one."""
+"""The allowed rate of false alarms, and whether a step is improbable enough for an alarm at that rate."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -7,32 +7,32 @@ from typing import Any, Final
 from trainsentry.anomaly.baselines.calibration import Calibration
 
 SPANS: Final = (1, 2, 4, 8)
-"""Samples whose surprises are added up: what lasts is found when each sample alone is not enough."""
+"""Samples whose surprises are summed: a lasting change is found when no single sample is enough."""
 
 MARGIN: Final = 0.4
-"""Share of the allowed rate that is aimed at, because rates are estimated."""
+"""Target rate, as a share of the allowed one, because rates are estimated."""
 
 SUSPICION: Final = 20.0
-"""Times the rate of alarms at which a step is suspicious: it is looked at closely, nobody is told."""
+"""Rate of suspicions, as a multiple of that of alarms: a suspicion asks for dense sampling and opens no incident."""
 
 SUSPICION_LEAST: Final = 5e-3
-"""Least p-value that is suspicious, so that a lone series with heavy tails is noted at one step in two hundred."""
+"""p-value that is always suspicious, so that a lone series with heavy tails is noted at one step in two hundred."""
 
 MOST_LIKELY_ALARM: Final = 1e-2
-"""However many false alarms are allowed, a step that is not this improbable gives none."""
+"""Largest p-value of an alarm, however many false alarms are allowed."""
 
 DAY: Final = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """False alarms that one rank may give: a rate in steps, or in days."""
+    """Allowed false alarms of one rank: a rate per step, or per day."""
 
     per_step: float | None = 5e-5
     per_day: float | None = None
 
     def in_a_step(self, seconds: float) -> float:
-        """Return the probability of one in a step that takes `seconds`.
+        """Return the probability of a false alarm in a step that takes `seconds`.
 
         >>> Allowed(None, 0.1).in_a_step(86.4)
         0.0001
@@ -44,7 +44,7 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a step is: an alarm, or suspicious, and how improbable together with those before it, `span` in all."""
+    """Whether a step is an alarm or suspicious, and its p-value together with the steps before it, `span` in all."""
 
     alarm: bool
     suspicious: bool
@@ -53,7 +53,7 @@ class Verdict:
 
 
 class Surprises:
-    """Judges the surprise of records of one make-up (gradients alone, everything) by those before them."""
+    """Compares the surprise −log10 p of records with the same groups of series (gradients alone, all) over time."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=max(SPANS))
@@ -61,7 +61,7 @@ class Surprises:
         self.sums: list[float] = []
 
     def judge(self, surprise: float, allowed: float, *, ready: bool = True) -> Verdict:
-        """Return what a step of this surprise is, where `allowed` is the probability of a false alarm."""
+        """Return the verdict on a step of this surprise, where `allowed` is the probability of a false alarm."""
         recent = [*self._recent, surprise]
         self.sums = [sum(recent[-span:]) / span**0.5 for span in SPANS if len(recent) >= span]
         ps = [c.p_value(s) for c, s in zip(self._calibrations, self.sums, strict=False)]
@@ -72,12 +72,12 @@ class Surprises:
         return Verdict(p <= aim and ready, p <= max(SUSPICION * aim, SUSPICION_LEAST), p, span)
 
     def learn(self, sums: list[float]) -> None:
-        """Take a step as a healthy one; `sums` are what `self.sums` was when it was judged."""
+        """Learn from a healthy step; `sums` is the value of `self.sums` after it was judged."""
         for calibration, value in zip(self._calibrations, sums, strict=False):
             calibration.learn(value)
 
     def forget_last(self) -> None:
-        """Leave an alarm out of the sums of the steps that follow."""
+        """Leave an alarm out of the sums of the following steps."""
         self._recent.clear()
 
     def saved(self) -> list[Any]:
@@ -85,6 +85,6 @@ class Surprises:
         return [c.saved() for c in self._calibrations]
 
     def load(self, saved: list[Any]) -> None:
-        """Go on from what was saved."""
+        """Restore saved calibrations."""
         for calibration, values in zip(self._calibrations, saved, strict=True):
             calibration.load(values)

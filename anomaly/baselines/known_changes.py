@@ -1,11 +1,12 @@
-"""What is known to change: factors that are taken out, and changes that the user has declared."""
+"""Changes that are known: factors that are taken out of sizes, and changes that the user declares."""
 
 import math
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from trainsentry.anomaly.features import Floats
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -13,50 +14,51 @@ from trainsentry.collectors.series import (
     LEARNING_RATE,
     OPTIMIZER_RATE,
     UPDATE,
-    SeriesTable,
+    Series,
 )
 from trainsentry.collectors.statistics import INFS, NANS, VALUE
 
 DECLARED: Final = frozenset(
     {"batch_size", "sequence_length", "accumulation_steps", "world_size", "temperature", "dropout", "stage", "dataset"}
 )
-"""Logged scalars that say that training goes on differently."""
+"""Logged scalars by which a user declares that training goes on differently."""
 
-DIVIDES: Final = {LEARNING_RATE: (UPDATE,), "loss_scale": (ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT)}
-"""Scalars that a quantity is proportional to. Gradients of parameters are unscaled when they are read."""
+PROPORTIONAL: Final = {LEARNING_RATE: (UPDATE,), "loss_scale": (ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT)}
+"""Scalars, each with the quantities proportional to it. Gradients of parameters are unscaled when they are read."""
 
-MEANS: Final = {OPTIMIZER_RATE: LEARNING_RATE}
-"""What else says the same; the optimizer's own word comes last in a record, and counts."""
+SAME_AS: Final = {OPTIMIZER_RATE: LEARNING_RATE}
+"""Another name for a scalar; the optimizer's own rate comes last in a record, and counts."""
 
 SECONDS_MEMORY: Final = 0.05
 """Weight of a step in the average duration of steps."""
 
 
 class KnownChanges:
-    """Follows what the training loop says of itself."""
+    """Follows the scalars by which a training loop describes itself; `seconds` is the average duration of a step."""
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
-        self.divisor = np.zeros(0)
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self.table = arrays.table
         self.seconds = 1.0
-        self._factor = dict.fromkeys(DIVIDES, 1.0)
+        self._factor = dict.fromkeys(PROPORTIONAL, 1.0)
         self._declared: dict[int, float] = {}
-        self._divides = {name: np.zeros(0, bool) for name in DIVIDES}
-        self._special = np.zeros(0, bool)
-        self._numel = np.zeros(0)
+        self._has_factor = {
+            name: arrays.series.column(bool, of=partial(_is_of, quantities))
+            for name, quantities in PROPORTIONAL.items()
+        }
+        self._is_known = arrays.series.column(bool, of=_is_known)
         self._last: tuple[int, float] | None = None
 
-    def judge(self, record: StepRecord) -> bool:
-        """Take in what a record says; return whether a change was declared."""
-        self._refresh()
+    def note(self, record: StepRecord) -> bool:
+        """Take in the scalars of a record; return whether the user declared a change."""
         self._time(record)
         changed = False
-        for row in np.flatnonzero(self._special[record.where]).tolist():
+        for row in np.flatnonzero(self._is_known.values[record.where]).tolist():
             series_id = int(record.ids[row])
             name, value = self.table.series[series_id].name, float(record.values[row, VALUE])
-            if MEANS.get(name, name) in DIVIDES:
+            factor = SAME_AS.get(name, name)
+            if factor in PROPORTIONAL:
                 if math.isfinite(value) and value > 0:
-                    self._factor[MEANS.get(name, name)] = value
+                    self._factor[factor] = value
                 continue
             before = self._declared.get(series_id)
             changed |= before is not None and before != value and math.isfinite(value)
@@ -64,26 +66,11 @@ class KnownChanges:
         return changed
 
     def divisors(self, record: StepRecord) -> Floats:
-        """Return the known factor in the sizes of each row."""
-        self.divisor = np.ones(len(record))
-        for name, mask in self._divides.items():
-            self.divisor[mask[record.where]] = self._factor[name]
-        return self.divisor
-
-    def numel(self, record: StepRecord) -> Floats:
-        """Return the number of elements of each row."""
-        found: Floats = np.asarray(self._numel[record.layouts])
-        return found
-
-    @staticmethod
-    def finite_columns(record: StepRecord) -> Floats:
-        """Return the statistics, shape (COLUMNS, n); those of rows that are not finite are left out."""
-        columns: Floats = record.columns
-        bad = (columns[NANS] > 0) | (columns[INFS] > 0)
-        if bad.any():
-            columns = columns.copy()
-            columns[:, bad] = np.nan
-        return columns
+        """Return the known factor in the sizes of each row, shape (n,)."""
+        divisors = np.ones(len(record))
+        for name, column in self._has_factor.items():
+            divisors[column.values[record.where]] = self._factor[name]
+        return divisors
 
     def _time(self, record: StepRecord) -> None:
         if self._last is not None and record.step == self._last[0] + 1 and record.time > self._last[1] > 0:
@@ -91,13 +78,20 @@ class KnownChanges:
         if self._last is None or record.step != self._last[0]:
             self._last = (record.step, record.time)
 
-    def _refresh(self) -> None:
-        new = self.table.series[len(self._special) :]
-        if new:
-            special = [s.scalar and s.name in DECLARED | DIVIDES.keys() | MEANS.keys() for s in new]
-            self._special = np.append(self._special, special)
-            for name, quantities in DIVIDES.items():
-                self._divides[name] = np.append(self._divides[name], [s.quantity in quantities for s in new])
-        layouts = self.table.layouts[len(self._numel) :]
-        if layouts:
-            self._numel = np.append(self._numel, [float(x.numel) for x in layouts])
+
+def finite_columns(record: StepRecord) -> Floats:
+    """Return the statistics, shape (COLUMNS, n); rows that are not finite are NaN."""
+    columns: Floats = record.columns
+    bad = (columns[NANS] > 0) | (columns[INFS] > 0)
+    if bad.any():
+        columns = columns.copy()
+        columns[:, bad] = np.nan
+    return columns
+
+
+def _is_of(quantities: tuple[str, ...], series: Series) -> bool:
+    return series.quantity in quantities
+
+
+def _is_known(series: Series) -> bool:
+    return series.scalar and (series.name in DECLARED or SAME_AS.get(series.name, series.name) in PROPORTIONAL)

@@ -1,34 +1,35 @@
-"""How far out each row is: jumps by their size, slow changes by a cumulative sum."""
+"""Scores of rows in deviations: jumps by their size, slow changes by a cumulative sum (CUSUM)."""
 
 from typing import Any, Final
 
 import numpy as np
 
 from trainsentry.anomaly.baselines.baseline import DOWN, MEMORY, UP
-from trainsentry.anomaly.features import FEATURES, SIZES, Floats
+from trainsentry.anomaly.features import FEATURES, SIZES
+from trainsentry.anomaly.series_arrays import Floats
 
 OUTLIER: Final = 5.0
-"""Deviations from which on a sample is not learned from."""
+"""Deviations above which a sample is an outlier, and not learned."""
 
 DRIFT_SLACK: Final = 1.5
 DRIFT_CLIP: Final = 8.0
 DRIFT_LEAST: Final = 12.0
-"""Of the cumulative test: deviations a sample that are no drift, deviations that count of one sample, and the sum from
-which on it counts: four samples in a row that are far out. (Page, "Continuous inspection schemes", 1954.)"""
+"""CUSUM parameters, in deviations: slack per sample, clip per sample, decision threshold (four samples in a row that
+are far out). (Page, "Continuous inspection schemes", 1954.)"""
 
 DRIFT_RATIO: Final = 0.7
-"""Least change of a size that is called a drift, in log units: a factor of two."""
+"""Least change of a size in a drift, in log units: a factor of two."""
 
 TREND: Final = 3.0
-"""Power of the number of samples by which a tensor may grow or fall while a model learns, beyond that: what training
-does slows down in proportion to its age."""
+"""Power of the number of samples by which a tensor may grow or fall in addition while a model learns: training slows
+down in proportion to its age."""
 
 
 def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats, least_fall: Floats) -> tuple[Floats, Any]:
     """Return the score of each row and its feature; few rows have one.
 
-    A trend leads away from the centre too; only a jump leads away from the sample before. `least` is what a
-    feature must have jumped by, and `least_fall` what the size of a row must have fallen by.
+    A trend leads away from the centre too; only a jump leads away from the sample before. `least` is the least jump of
+    each feature, and `least_fall` the least fall of a row's size, in log units.
     """
     nearer = np.minimum(np.abs(distance), np.abs(jump))
     sizes = nearer[:SIZES]
@@ -46,7 +47,7 @@ def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats, le
 
 
 def drift_scores(state: Floats, distance: Floats, unit: Floats, least: tuple[Floats, Floats]) -> Floats:
-    """Carry the cumulative sums on; return those that count: `least` is what a size must have risen or fallen by."""
+    """Update the cumulative sums; return those above the threshold. `least` is the least rise and fall of a size."""
     size = distance[:SIZES]
     z = size / unit[:SIZES]
     np.clip(z, -DRIFT_CLIP, DRIFT_CLIP, out=z)
@@ -65,7 +66,7 @@ def drift_scores(state: Floats, distance: Floats, unit: Floats, least: tuple[Flo
 
 
 def least_drifts(held: Any, scalar: Any) -> Floats:
-    """Return what the size of rows must have changed by for a drift, in log units, by the samples `held` of each."""
+    """Return the least change of sizes in a drift, in log units, by the number of samples `held` of each row."""
     found: Floats = _LEAST_DRIFT.take(np.minimum(held, len(_LEAST_DRIFT) - 1))
     found[scalar] = DRIFT_RATIO
     return found

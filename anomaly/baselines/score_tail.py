@@ -1,37 +1,37 @@
-"""How far out scores go while nothing is wrong, learned from the run's own."""
+"""The tail of healthy scores, learned from the run."""
 
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from trainsentry.anomaly.features import Floats
+from trainsentry.anomaly.series_arrays import Floats
 
 LOWEST: Final = 1.0
-"""Scores below this are not told apart."""
+"""Scores up to this count as one."""
 
 BINS_A_DECADE: Final = 32
 BINS: Final = 4 * BINS_A_DECADE
 
 EXCEEDING: Final = 60
-"""Scores beyond which a tail is extrapolated: the fewest whose mean says something about their distribution."""
+"""Largest scores from which the tail is extrapolated: the fewest whose mean estimates an index."""
 
 PRIOR_SAMPLES: Final = 400.0
-"""Samples that the tail assumed at the start counts for."""
+"""Weight of the prior tail, in samples."""
 
 PRIOR_INDEX: Final = 6.0
-"""Its index: P(score > x) falls with x^-6. In clean runs of small models scores fell off faster than any power."""
+"""Index of the prior tail: P(score > x) ~ x^-6. In clean runs of small models scores fell faster than any power."""
 
 PRIOR_WEIGHT: Final = 20.0
-"""Exceedances that the assumed index counts for beside those observed."""
+"""Weight of the prior index, in scores of the extrapolated tail."""
 
 FORGET_AT: Final = 5e6
-"""Samples at which all counts are halved, so that a run of weeks follows its own change."""
+"""Samples at which all counts are halved, so that the tail follows a run of weeks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is assumed at the start: P(score > x) = share·(x / start)^-PRIOR_INDEX from `start` on, `share` below."""
+    """The prior tail: P(score > x) = share·(x / start)^-PRIOR_INDEX above `start`, and `share` below it."""
 
     start: float
     share: float
@@ -41,13 +41,13 @@ OF_TENSORS: Final = Prior(4.0, 1e-4)
 OF_SCALARS: Final = Prior(4.0, 4e-3)
 OF_COMMON: Final = Prior(4.0, 4e-3)
 OF_DRIFTS: Final = Prior(12.0, 2e-4)
-"""Twice to ten times what clean runs showed (`benchmarks/clean_runs.py`, and the controls of `benchmarks/faults`)."""
+"""Twice to ten times the shares of clean runs (`benchmarks/clean_runs.py`, and the controls of `benchmarks/faults`)."""
 
 
 class ScoreTail:
-    """Survival function of scores ≥ 0, pooled over series of one kind.
+    """Survival function of scores ≥ 0, pooled over the series of a group.
 
-    Counts in bins of log score; beyond the `EXCEEDING` largest scores a power law whose index is estimated from them
+    Counts in bins of log score; above the `EXCEEDING` largest scores a power law whose index is estimated from them
     (Hill, "A simple general approach to inference about the tail of a distribution", 1975), with a prior.
 
     >>> tail = ScoreTail()
@@ -62,7 +62,7 @@ class ScoreTail:
         self.total = 0.0
 
     def learn(self, scores: Floats, weight: float = 1.0) -> None:
-        """Take in scores, of any shape, each of which counts for `weight` samples."""
+        """Take in scores, of any shape; each counts for `weight` samples."""
         flat = scores.ravel()
         beyond = flat[flat > LOWEST]
         self.total += weight * flat.size
@@ -78,10 +78,10 @@ class ScoreTail:
         above = np.append(np.cumsum(self.counts[::-1])[::-1], 0.0)
         edges = np.arange(BINS + 1)
         share = (above + self._assumed) / (self.total + PRIOR_SAMPLES)
-        start = int(np.searchsorted(-above, -EXCEEDING, side="right")) - 1  # the last edge that so many lie beyond
+        start = int(np.searchsorted(-above, -EXCEEDING, side="right")) - 1  # the last edge with so many scores above it
         at = np.log10(np.fmax(scores, LOWEST) / LOWEST) * BINS_A_DECADE
         at[np.isinf(at)] = BINS
-        if start < 0:  # few samples so far: what is assumed
+        if start < 0:  # few samples so far: the prior
             assumed: Floats = np.where(scores > LOWEST, np.minimum(1.0, np.interp(at, edges, share)), 1.0)
             return assumed
         beyond = self.counts[start:]
@@ -97,6 +97,6 @@ class ScoreTail:
         return {"counts": self.counts.tolist(), "total": self.total}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Restore a saved tail."""
         self.counts = np.asarray(saved["counts"], np.float64)
         self.total = float(saved["total"])

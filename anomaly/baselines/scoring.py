@@ -1,65 +1,65 @@
-"""Soft evidence: how far each row is from what its series does, and how improbable that makes the step."""
+"""Scores rows against the baselines of their series, and gives the p-value of the whole record."""
 
 from typing import Any, Final
 
 import numpy as np
 
-from trainsentry.anomaly.baselines.baseline import LOCATION, NEWEST, SCALE, SIBLINGS, UP, Baseline
+from trainsentry.anomaly.baselines.baseline import GROUP_WEIGHT, LOCATION, NEWEST, SCALE, UP, Baseline
 from trainsentry.anomaly.baselines.common_changes import CommonChanges, ScoredRecord, shared
 from trainsentry.anomaly.baselines.negligible import Negligible
 from trainsentry.anomaly.baselines.row_scores import OUTLIER, drift_scores, least_drifts, spike_scores
 from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALARS, OF_TENSORS, ScoreTail
 from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, RowsByGroup, SeriesGroups
 from trainsentry.anomaly.baselines.step_noise import StepNoise
-from trainsentry.anomaly.features import FEATURES, SIZES, Floats, features_of
-from trainsentry.collectors.series import ACTIVATION_INPUT, SeriesTable
+from trainsentry.anomaly.features import FEATURES, SIZES, features_of
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays
+from trainsentry.collectors.series import ACTIVATION_INPUT
 
 WARM_UP: Final = 5
-"""Samples before a series is judged: the fewest for which a centre and a deviation mean something."""
+"""Samples before a series is judged: the fewest for a centre and a deviation."""
 
 FEW_ELEMENTS: Final = 0.7
-"""Deviation of the log size of one normal number, over the square root of how many there are: added to every tensor's
-own, so that a bias of four elements may vanish for once."""
+"""Deviation of the log size of one normal number, divided by the square root of the number of elements: added to every
+tensor's own, so that a bias of four elements may vanish once."""
 
 GROWN: Final = 64
-"""Samples from which on a series' own deviation is taken as it is."""
+"""Samples after which a series' own deviation is used alone, without that of its group."""
 
 DRIFT_WARM_UP: Final = 40
 """Samples before a drift counts: a young model drifts everywhere."""
 
-KNOWN_FOR: Final = 32
-"""Records for which it is remembered how far the loss has fallen: many loops log it now and then."""
+LOSS_REMEMBERED: Final = 32
+"""Records for which the fall of the loss is remembered: many loops log it now and then."""
 
 WEIGHTS: Final = {SCALARS: 0.2, ACTIVATION_INPUT: 0.1}
 WEIGHT_OF_COMMON: Final = 0.1
-"""Shares of the false alarms that logged scalars, the data, and changes of all series at once may use: there are few of
-them. The other kinds share the rest."""
+"""Shares of the allowed false alarms for logged scalars, for the data, and for common changes: these are few series.
+The other groups share the rest."""
 
 
 class Scoring:
-    """Judges records by what their series did before."""
+    """Scores records by the past of their series."""
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.kinds = SeriesGroups(table)
-        self.rows = RowsByGroup(self.kinds)
-        self._negligible = Negligible(self.kinds)
-        self.baseline = Baseline()
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self.groups = SeriesGroups(arrays)
+        self.rows = RowsByGroup(self.groups)
+        self._negligible = Negligible(self.groups, arrays)
+        self.baseline = Baseline(arrays.series)
         self.step_noise = StepNoise()
         self._last_fallen = 0.0, 0
         self._spikes: dict[int, ScoreTail] = {}
         self._drifts: dict[int, ScoreTail] = {}
-        self.common = CommonChanges(self.kinds)
+        self.common = CommonChanges(self.groups)
 
-    def judge(
+    def score(
         self, ids: Any, columns: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any
     ) -> ScoredRecord:
-        """Return the evidence in rows; `judged` says which of them may be called abnormal."""
-        self.kinds.refresh()
-        self.baseline.grow(len(self.kinds.of))
+        """Return the scores of rows; `judged` masks those that may be called abnormal."""
+        self.groups.columns.grow()
         self._negligible.refresh(self.baseline)
         self._last_fallen = self._last_fallen[0], self._last_fallen[1] - 1
         rows = self.rows.of(ids)
-        ids, kind = rows.where, rows.kind
+        ids, group = rows.where, rows.group
         features = features_of(columns, numel, scalar, divisor)
         state = self.baseline.state[:, :, ids]
         held = self.baseline.count[ids]
@@ -69,10 +69,10 @@ class Scoring:
         distance, jump = features - location, features - newest
         unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP))
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        common, shift, leap = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
-        floor = self._negligible.floor(ids, kind)
-        distance[:SIZES] = _away(features, location, shared(shift, distance, kind), floor)
-        jump[:SIZES] = _away(features, newest, shared(leap, jump, kind), floor)
+        common, common_distance, common_jump = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
+        floor = self._negligible.floor(ids, group)
+        distance[:SIZES] = _away(features, location, shared(common_distance, distance, group), floor)
+        jump[:SIZES] = _away(features, newest, shared(common_jump, jump, group), floor)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         score, best = self._spikes_of(rows, distance, jump, unit, scalar)
         drift = self._drift(ids, state, distance, unit, scalar)
@@ -83,20 +83,20 @@ class Scoring:
             score=score,
             feature=best,
             distance=distance,
-            p=np.ones(len(kind)),
+            p=np.ones(len(group)),
             drift=drift,
-            drift_p=np.ones(len(kind)),
+            drift_p=np.ones(len(group)),
             common=common,
         )
         found.p_all = self._combine(found, rows, judged)
         return found
 
     def learn(self, ids: Any, found: ScoredRecord, healthy: Any, step: int) -> None:
-        """Take healthy rows into the baselines and the tails; the others count as outliers."""
+        """Learn the healthy rows into their baselines; rows that are far out count as outliers."""
         far = found.score > OUTLIER
         known = ~np.isnan(found.features).all(axis=0)
         take = healthy & ~far & known
-        self._learn_leaps(ids, found, take)
+        self._learn_step_noise(ids, found, take)
         where = self.rows.of(ids).where
         if isinstance(where, slice):  # found.state is the baseline's own
             left_out = ids[~take]
@@ -109,86 +109,84 @@ class Scoring:
         self.baseline.last_clean[ids[healthy & ~known]] = step
         self.baseline.note_outliers(ids[healthy & far])
 
-    def _learn_leaps(self, ids: Any, found: ScoredRecord, take: Any) -> None:
-        rows = np.flatnonzero(take & (self.kinds.of[ids] == self.kinds.number(SCALARS)))
+    def _learn_step_noise(self, ids: Any, found: ScoredRecord, take: Any) -> None:
+        rows = np.flatnonzero(take & (self.groups.of[ids] == self.groups.number(SCALARS)))
         jump = found.features[0, rows] - found.state[NEWEST, 0, rows]
         known = np.isfinite(jump) & (self.baseline.count[ids[rows]] > 0)
         self.step_noise.learn(ids[rows[known]].tolist(), jump[known])
 
     def learn_tails(self, ids: Any, found: ScoredRecord, judged: Any, weight: float = 1.0) -> None:
-        """Take the scores of a record that raised no alarm as what is usual; they count for `weight` of others."""
+        """Learn the scores of a record without an alarm as healthy ones; each counts for `weight` samples."""
         for number, rows in self.rows.of(ids).among(judged):
             self._spike_tail(number).learn(found.score[rows], weight)
             self._drift_tail(number).learn(found.drift[rows], weight)
         self.common.learn_tail(found.common, weight)
 
-    def begin_drift_anew(self, ids: Any) -> None:
-        """Forget the cumulative sums of series that were reported."""
+    def reset_drift(self, ids: Any) -> None:
+        """Set the cumulative sums of series that were reported back to zero."""
         self.baseline.state[UP:, :, ids] = 0.0
 
     def expect_change(self) -> None:
-        """Take the next sample of every series as its level: something is known to have changed."""
-        self.baseline.begin_anew(slice(None))
+        """Take the next sample of every series as its level, after a declared change."""
+        self.baseline.reset(slice(None))
         self.common.expect_change()
 
-    # ------------------------------------------------------------------ parts
-
     def _unit(self, rows: GroupRows, state: Floats, held: Any) -> Floats:
-        """Return one deviation of each feature: the series' own, drawn towards that of its kind while it is young."""
-        ids, floor = rows.where, self.kinds.floor[:, rows.where]
+        """Return one deviation of each feature: the series' own, drawn towards that of its group while it is young."""
+        ids, floor = rows.where, self.groups.floor[:, rows.where]
         unit: Floats = np.maximum(state[SCALE], floor)
         young = held < GROWN
         if young.any():
             logs = np.log(unit)
-            of_kind = np.zeros((len(FEATURES), len(self.kinds.names)))
+            of_group = np.zeros((len(FEATURES), len(self.groups.names)))
             old = held >= WARM_UP
             for number, of in rows.among(old):
-                of_kind[:, number] = np.median(logs[:, of], axis=1)
-            weight = held / (held + SIBLINGS)
-            drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_kind[:, rows.kind], np.log(floor)))
+                of_group[:, number] = np.median(logs[:, of], axis=1)
+            weight = held / (held + GROUP_WEIGHT)
+            drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_group[:, rows.group], np.log(floor)))
             np.copyto(unit, np.maximum(drawn, floor), where=young)
-        unit += self.kinds.young[ids] / np.maximum(held, 1)
+        unit += self.groups.young[ids] / np.maximum(held, 1)
         return unit
 
     def _spikes_of(
         self, of: GroupRows, distance: Floats, jump: Floats, unit: Floats, scalar: Any
     ) -> tuple[Floats, Any]:
-        """Return the scores of spikes; a scalar that rises is measured by its moves, where these deviate less."""
+        """Return the scores of spikes; a scalar that rises is measured by its step noise, where that is smaller."""
         ids, where = of.ids, of.where
-        least_fall = self.kinds.fall[where] + self._fallen(where, distance) * self.kinds.falls[where]
+        least_fall = self.groups.least_fall[where] + self._fallen(where, distance) * self.groups.falls_with_loss[where]
         rows = np.flatnonzero(scalar & (distance[0] > 0))
         kept = unit[:SIZES, rows]
-        own = np.maximum(self.step_noise.deviations(ids[rows].tolist()), self.kinds.floor[0, ids[rows]])
-        own += self.kinds.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)
+        own = np.maximum(self.step_noise.deviations(ids[rows].tolist()), self.groups.floor[0, ids[rows]])
+        own += self.groups.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)
         unit[:SIZES, rows] = np.minimum(kept, own)
-        found = spike_scores(distance, jump, unit, self.kinds.jump[:, where], least_fall)
+        found = spike_scores(distance, jump, unit, self.groups.jump[:, where], least_fall)
         unit[:SIZES, rows] = kept
         return found
 
     def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any) -> Floats:
         held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
         least = least_drifts(held, scalar) + fallen
-        down = np.maximum(least, self.kinds.fall[ids] + fallen)
-        down[self.kinds.is_loss[ids]] = np.inf  # that it falls is what training is for
+        down = np.maximum(least, self.groups.least_fall[ids] + fallen)
+        down[self.groups.is_loss[ids]] = np.inf  # its fall is the purpose of training
         drift: Floats = drift_scores(state, distance, unit, (least, down))
-        young = (held < DRIFT_WARM_UP) | ~self.kinds.drifts[ids]
+        young = (held < DRIFT_WARM_UP) | ~self.groups.drifts[ids]
         drift[young] = 0.0
         state[UP:, :, young] = 0.0
         return drift
 
     def _fallen(self, ids: Any, distance: Floats) -> float:
-        """Return how far the loss is below what it was, in log units.
+        """Return how far the loss is below its location, in log units.
 
         While it falls the model learns: gradients fall with it, and logits, weights and activations grow.
         """
-        loss = self.kinds.is_loss[ids]
+        loss = self.groups.is_loss[ids]
         if loss.any():
-            self._last_fallen = -float(distance[0, loss].min(initial=0.0)), KNOWN_FOR
+            self._last_fallen = -float(distance[0, loss].min(initial=0.0)), LOSS_REMEMBERED
         return self._last_fallen[0] if self._last_fallen[1] > 0 else 0.0
 
     def _spike_tail(self, number: int) -> ScoreTail:
         if number not in self._spikes:
-            self._spikes[number] = ScoreTail(OF_SCALARS if self.kinds.names[number] == SCALARS else OF_TENSORS)
+            self._spikes[number] = ScoreTail(OF_SCALARS if self.groups.names[number] == SCALARS else OF_TENSORS)
         return self._spikes[number]
 
     def _drift_tail(self, number: int) -> ScoreTail:
@@ -197,13 +195,13 @@ class Scoring:
         return self._drifts[number]
 
     def _combine(self, found: ScoredRecord, rows: GroupRows, judged: Any) -> float:
-        """Fill in the p-values of rows; return that of the record."""
+        """Fill in the p-values of rows; return the p-value of the record."""
         groups = rows.among(judged)
-        tensors = [n for n, _ in groups if self.kinds.names[n] not in WEIGHTS]
+        tensors = [n for n, _ in groups if self.groups.names[n] not in WEIGHTS]
         share = (1 - sum(WEIGHTS.values()) - WEIGHT_OF_COMMON) / max(len(tensors), 1)
         smallest = 1.0
         for number, of in groups:
-            weight = WEIGHTS.get(self.kinds.names[number], share)
+            weight = WEIGHTS.get(self.groups.names[number], share)
             for scores, p, tail in (
                 (found.score, found.p, self._spike_tail(number)),
                 (found.drift, found.drift_p, self._drift_tail(number)),
@@ -217,10 +215,10 @@ class Scoring:
         return smallest
 
     def saved(self, size: int) -> dict[str, Any]:
-        """Return what was learned as plain data; `size` is the number of series."""
-        names = self.kinds.names
+        """Return the learned state as plain data; `size` is the number of series."""
+        names = self.groups.names
         return {
-            **self.baseline.saved(min(size, len(self.baseline.count))),
+            **self.baseline.saved(size),
             "leaps": self.step_noise.saved(),
             "kinds": names,
             **self.common.saved(),
@@ -228,19 +226,19 @@ class Scoring:
             "drifts": {names[n]: t.saved() for n, t in self._drifts.items()},
         }
 
-    def load_kinds(self, saved: dict[str, Any]) -> None:
-        """Go on with the tails and the common changes that were saved."""
+    def load_groups(self, saved: dict[str, Any]) -> None:
+        """Restore the saved tails and common changes."""
         self.common.load(saved)
         for name in saved["kinds"]:
-            number = self.kinds.number(name)
+            number = self.groups.number(name)
             for tail, key in ((self._spike_tail, "spikes"), (self._drift_tail, "drifts")):
                 if name in saved[key]:
                     tail(number).load(saved[key][name])
 
 
-def _away(features: Floats, before: Floats, shift: Floats, floor: Floats | None) -> Floats:
-    """Return how far the sizes of rows are from what they were, less a shift; what is below the floor is on it."""
-    now: Floats = features[:SIZES] - shift
+def _away(features: Floats, before: Floats, common: Floats, floor: Floats | None) -> Floats:
+    """Return how far the sizes of rows have moved, less a common change; sizes below the floor count as the floor."""
+    now: Floats = features[:SIZES] - common
     if floor is None:
         now -= before[:SIZES]
     else:

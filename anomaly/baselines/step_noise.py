@@ -1,41 +1,41 @@
-"""How far a scalar moves from one sample to the next: the noise that is left of it when its trend is taken out."""
+"""The noise of a scalar from one sample to the next, free of its trend."""
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from trainsentry.anomaly.features import Floats
+from trainsentry.anomaly.series_arrays import Floats
 
 MEMORY: Final = 32
-"""Samples over which the size of the moves is an average."""
+"""Samples over which the size of a move is averaged."""
 
 KNOWN: Final = 8
-"""Moves from which on it is known."""
+"""Moves before the noise is known."""
 
 CLIP: Final = 4.0
-"""Times the usual move that count of one."""
+"""A single move is clipped at this multiple of the usual move."""
 
 TO_DEVIATION: Final = 1 / (0.798 * math.sqrt(2))
-"""Deviation of independent noise, of the mean size of the difference of two of its values."""
+"""Factor from the mean size of a move to the deviation of independent noise."""
 
 
 class StepNoise:
     """Follows the mean size of the moves of scalars, in log units, by series id.
 
-    A loss that falls is always below the average of what it was, by more than it is noisy: measured from there, a loss
-    that doubles from one step to the next was four deviations out.
+    A loss that falls is always below its average, by more than its noise: measured against that average, a loss that
+    doubles from one step to the next is only four deviations out.
     """
 
     def __init__(self) -> None:
         self._mean: dict[int, tuple[float, int]] = {}
 
     def deviations(self, ids: Iterable[int]) -> list[float]:
-        """Return the deviation of each series, infinite where it is not known yet."""
+        """Return the deviation of each series in log units, infinite where it is not known yet."""
         found = (self._mean.get(i, (math.inf, 0)) for i in ids)
         return [mean * TO_DEVIATION if count >= KNOWN else math.inf for mean, count in found]
 
     def learn(self, ids: Iterable[int], jump: Floats) -> None:
-        """Take in the moves of healthy samples, of shape (n,)."""
+        """Take in the moves of healthy samples, shape (n,)."""
         for series_id, move in zip(ids, jump.tolist(), strict=True):
             mean, count = self._mean.get(series_id, (0.0, 0))
             size = min(abs(move), CLIP * mean) if count >= KNOWN else abs(move)
@@ -46,7 +46,7 @@ class StepNoise:
         return {str(i): [mean, count] for i, (mean, count) in self._mean.items()}
 
     def adopt(self, series_id: int, saved: Mapping[str, list[float]], place: int) -> None:
-        """Give a series what was saved of the one that had the id `place`."""
+        """Restore a series from the saved one with the id `place`."""
         if str(place) in saved:
             mean, count = saved[str(place)]
             self._mean[series_id] = float(mean), int(count)

@@ -1,4 +1,4 @@
-"""How each kind of series moves while nothing is wrong, before its own history says so."""
+"""Prior thresholds of each group of series, before the run's own history replaces them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -19,11 +19,11 @@ from trainsentry.collectors.series import (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Limits of a kind of series.
+    """Thresholds of a series.
 
-    `floor`: the smallest deviation assumed, in natural log units; `young`: added to it, divided by the number of
-    samples, for few samples say little about the spread; `ratio`: a jump is at least this many times the usual size, up
-    or down, and this many times the sample before it.
+    `floor`: the least deviation assumed, in natural log units. `young`: added to the deviation, divided by the number
+    of samples, because few samples tell little about the spread. `ratio`: least factor of a jump, up or down, from the
+    usual size and from the sample before.
     """
 
     floor: float
@@ -38,11 +38,11 @@ WEIGHTS: Final = Thresholds(floor=0.05, young=0.5, ratio=1.6)
 """Weights move by a few percent between two looks."""
 
 STATE: Final = Thresholds(floor=0.3, young=2.5, ratio=10.0)
-"""Moments average over many gradients: one that is ten times what it was has met a gradient beyond all before it."""
+"""Moments average over many gradients: a tenfold jump takes a gradient beyond all before it."""
 
 SQUARED_STATE: Final = Thresholds(floor=0.6, young=5.0, ratio=100.0)
-"""The same of a square, in log units twice as much. While such an average is young, one element that begins to learn
-raises the largest: in healthy runs of a GPT with 5 million parameters 13-fold and 24-fold from one step to the next."""
+"""The same for a square, whose log units count twice. While such an average is young, one element that begins to learn
+raises its maximum: in healthy runs of a GPT with 5 million parameters 13-fold and 24-fold from one step to the next."""
 
 SQUARED: Final = SQUARES | {
     "max_exp_avg_sq",  # AMSGrad
@@ -63,42 +63,42 @@ SCALAR: Final = Thresholds(floor=0.06, young=0.5, ratio=1.5)
 """A loss moves little from step to step, and half as much again is much."""
 
 MEAN_FLOOR: Final = 0.05
-"""Smallest deviation assumed of mean ÷ root mean square, which lies between -1 and 1."""
+"""Least deviation assumed of mean ÷ root mean square, which lies between -1 and 1."""
 
 ZEROS_FLOOR: Final = 0.3
-"""Smallest deviation assumed of the log-odds of zeros: a factor of 1.35 in the odds."""
+"""Least deviation assumed of the log-odds of zeros: a factor of 1.35 in the odds."""
 
 MEAN_JUMP: Final = 0.8
 ZEROS_JUMP: Final = 2.5
-"""Least jumps of the two: most of the range, and a factor of 12 in the odds (none to a third, half to all)."""
+"""Least jumps of both: most of the range, and a factor of 12 in the odds (none to a third, half to all)."""
 
 KEEP_THEIR_SIGN: Final = frozenset({PARAMETER, ACTIVATION_INPUT, ACTIVATION_OUTPUT})
-"""Quantities whose mean is followed; that of a gradient turns its sign whenever a weight is past its best value."""
+"""Quantities whose mean is followed; that of a gradient changes sign whenever a weight passes its best value."""
 
 
 LEAST_FALL: Final = 2.3
-"""Least fall of what the backward pass makes that is odd, in log units: a factor of ten, beyond what the loss has
-fallen. A layer whose work is done is given less and less."""
+"""Least fall of a backward quantity that is odd, in log units beyond the fall of the loss: a factor of ten. The
+gradients of a layer that has converged shrink."""
 
-FALLS: Final = frozenset({GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, UPDATE})
+FALLING: Final = frozenset({GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, UPDATE})
 
 LEAST_FALL_OF_LOSS: Final = 1.1
-"""The same for the loss: a factor of three from one sample to the next. A slow fall is what training is for."""
+"""The same for the loss, from one sample to the next: a factor of three. A slow fall is the purpose of training."""
 
 
 def least_fall_of(series: Series) -> float:
-    """Return what the size of a series must fall by to be odd, in log units; 0 for no more than a jump.
+    """Return the least fall of a series' size that is odd, in log units; 0 where any jump is.
 
     >>> least_fall_of(Series("fc.weight", PARAMETER))
     0.0
     """
     if series.scalar:
         return LEAST_FALL_OF_LOSS if series.name == "loss" else 0.0
-    return LEAST_FALL if series.quantity in FALLS else 0.0
+    return LEAST_FALL if series.quantity in FALLING else 0.0
 
 
-def sensitivity_of(series: Series) -> Thresholds:
-    """Return how a series is to be judged."""
+def thresholds_of(series: Series) -> Thresholds:
+    """Return the thresholds of a series."""
     if series.scalar:
         return SCALAR
     if series.is_state:

@@ -1,1 +1,1 @@
-"""What is found by comparing dumps."""
+"""Comparisons of tensor dumps."""

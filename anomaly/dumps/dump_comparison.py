@@ -1,10 +1,12 @@
-"""Two dumps side by side: which calls are in both, how far apart they are, and where they first part."""
+"""Compares two dumps: the calls in both of them, their differences, and the first call that differs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainsentry.anomaly.dumps.tensor_difference import Difference, of_facts
+from trainsentry.anomaly.dumps.tensor_difference import Difference, of_facts, tolerance_of
+
+MISSING, EXTRA, EQUAL, DIFFERS = "missing", "extra", "equal", "differs"
 
 
 class TensorOfCall(Protocol):
@@ -12,11 +14,11 @@ class TensorOfCall(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it stands in the call."""
+        """Its place in the call, such as `input.0`."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was said of it."""
+        """Its recorded dtype, shape and statistics."""
 
 
 class DumpedCalls(Protocol):
@@ -42,12 +44,10 @@ class Row:
     difference: Difference | None = None
 
     @property
-    def parts(self) -> bool:
-        """Whether the dumps part here."""
-        return self.status == "differs"
+    def differs(self) -> bool:
+        """Whether the dumps differ here."""
+        return self.status == DIFFERS
 
-
-MISSING, EXTRA, EQUAL, DIFFERS = "missing", "extra", "equal", "differs"
 
 Values = Callable[[Any, Any], Difference | None]
 """Compares the files of two tensors; None where one of them has none."""
@@ -58,7 +58,7 @@ def compare_dumps(
 ) -> Iterator[Row]:
     """Yield the rows of a comparison, in the order in which the calls of `a` ended; then the calls only `b` has.
 
-    `names` map parts of names in `a` to those in `b`, such as `Module.encoder` to `Module.module.encoder`.
+    `names` maps parts of names in `a` to parts of names in `b`, such as `Module.encoder` to `Module.module.encoder`.
     """
     seen = set()
     for call in a.calls:
@@ -94,13 +94,9 @@ def _compare_call(call: str, tensors: list[Any], others: dict[str, Any], values:
             continue
         found = values(tensor, other) if values is not None else None
         difference = found if found is not None else of_facts(tensor.facts, other.facts)
-        coarser = max((dtype, str(other.facts.get("dtype", ""))), key=_coarseness)
-        yield Row(call, tensor.place, DIFFERS if difference.parts(coarser) else EQUAL, dtype, shape, difference)
+        coarser = max((dtype, str(other.facts.get("dtype", ""))), key=tolerance_of)
+        yield Row(
+            call, tensor.place, DIFFERS if difference.exceeds_rounding(coarser) else EQUAL, dtype, shape, difference
+        )
     for place, other in others.items():
         yield Row(call, place, EXTRA, str(other.facts.get("dtype", "")), str(other.facts.get("shape", "")))
-
-
-def _coarseness(dtype: str) -> float:
-    from trainsentry.anomaly.dumps.tensor_difference import tolerance_of
-
-    return tolerance_of(dtype)

@@ -1,4 +1,4 @@
-"""Where NaN or Inf first came up, in the dumps of one step of many ranks."""
+"""Finds the first NaN or Inf in the dumps of one step of many ranks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 COLLECTIVE: Final = "Distributed."
-"""How the names of collectives begin."""
+"""The prefix of the names of collectives."""
 
 
 class DumpOfRank(Protocol):
@@ -18,7 +18,7 @@ class DumpOfRank(Protocol):
 
     @property
     def parents(self) -> dict[str, str | None]:
-        """The tree of all calls that began, in that order; may be empty."""
+        """The tree of all calls, in the order they began; may be empty."""
 
     @property
     def calls(self) -> dict[str, Any]:
@@ -32,8 +32,8 @@ class DumpOfRank(Protocol):
 class FirstOverflow:
     """The first call of a rank whose results hold NaN or Inf.
 
-    `made` says that nothing which went in did. `collectives` is how many collectives the rank had begun before.
-    `from_ranks` are ranks whose part in a collective brought it here.
+    `made`: none of its inputs did. `collectives` counts the collectives that the rank had begun before.
+    `from_ranks` are the ranks whose input of a collective brought it here.
     """
 
     rank: int
@@ -47,9 +47,9 @@ class FirstOverflow:
 def first_overflows(dumps: Sequence[DumpOfRank]) -> list[FirstOverflow]:
     """Return the first overflow of each rank that has one, the earliest first.
 
-    Ranks meet in collectives: what happened before the n-th of them on one rank was before what came after it on any
-    other. A rank that got NaN or Inf from a collective into which it gave none has it from others, and comes behind
-    them.
+    Collectives order the calls of all ranks: a call before the n-th collective on one rank precedes every call after it
+    on any other. A rank whose collective outputs NaN or Inf from a finite input has it from other ranks, which come
+    first.
     """
     found = [o for o in map(_first_of, dumps) if o is not None]
     by_rank = {o.rank: o for o in found}
@@ -71,7 +71,7 @@ def _first_of(dump: DumpOfRank) -> FirstOverflow | None:
 
 
 def _collectives_before(dump: DumpOfRank) -> dict[str, int]:
-    """Return how many collectives began before each call; the tree has also calls that a dump leaves out."""
+    """Return the number of collectives before each call; the tree also has calls that a dump leaves out."""
     found: dict[str, int] = {}
     count = 0
     for call in dump.parents or dump.calls:
@@ -81,7 +81,7 @@ def _collectives_before(dump: DumpOfRank) -> dict[str, int]:
 
 
 def _with_senders(overflow: FirstOverflow, others: Mapping[int, FirstOverflow]) -> FirstOverflow:
-    """Add the ranks that an overflow came from, if it came by a collective."""
+    """Add the ranks that an overflow came from, if a collective brought it."""
     if not (overflow.call.startswith(COLLECTIVE) and overflow.made):
         return overflow
     earlier = [
@@ -99,7 +99,7 @@ def _is_result(call: str, place: str) -> bool:
 
 
 def is_bad(facts: Mapping[str, Any]) -> bool:
-    """Whether a tensor is said to hold NaN or Inf; masks of −Inf do not count.
+    """Whether a tensor's facts show NaN or Inf; masks of −Inf do not count.
 
     >>> is_bad({"Max": 0.0, "Min": -math.inf}), is_bad({"Max": math.nan, "Min": math.nan})
     (False, True)

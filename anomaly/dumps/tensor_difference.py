@@ -1,4 +1,4 @@
-"""How far apart two tensors are, or what was said of them."""
+"""The difference of two tensors, by their values or by the facts recorded of them."""
 
 import math
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ import numpy.typing as npt
 STATISTICS: Final = ("Max", "Min", "Mean", "Norm")
 
 TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
-"""Relative error, by norm, from which two results part. A rounding unit is 2^-24 of fp32, 2^-11 of fp16, 2^-8 of bf16;
-sums over some thousand terms, taken in another order, lie within some ten of them, and fp32 results after kernels with
-tensor cores or another algorithm within 1e-4."""
+"""Relative error, by norm, above which two results differ. A rounding unit is 2^-24 of fp32, 2^-11 of fp16, 2^-8 of
+bf16; sums over some thousand terms, taken in another order, lie within some ten of them, and fp32 results after kernels
+with tensor cores or another algorithm within 1e-4."""
 
-OTHER: Final = 0.0
-"""Tolerance for whole numbers and bool."""
+EXACT: Final = 0.0
+"""Tolerance of whole numbers and bool."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What parts two tensors; nan where it cannot be told. `relative` is ‖a − b‖ / ‖b‖, or that of the statistics."""
+    """The difference of two tensors, NaN where unknown. `relative` is ‖a − b‖ / ‖b‖, or that of the statistics."""
 
     relative: float
     cosine: float = math.nan
@@ -29,7 +29,7 @@ class Difference:
     max_relative: float = math.nan
     note: str = ""
 
-    def parts(self, dtype: str) -> bool:
+    def exceeds_rounding(self, dtype: str) -> bool:
         """Whether the two are further apart than rounding explains."""
         return bool(self.note) or not self.relative <= tolerance_of(dtype)
 
@@ -40,7 +40,7 @@ def tolerance_of(dtype: str) -> float:
     >>> tolerance_of("torch.bfloat16")
     0.04
     """
-    return TOLERANCE.get(dtype.rpartition(".")[2].lower(), OTHER)
+    return TOLERANCE.get(dtype.rpartition(".")[2].lower(), EXACT)
 
 
 def of_values(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Difference:
@@ -66,7 +66,7 @@ def of_values(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> Difference:
 
 
 def of_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> Difference:
-    """Return the difference of what was said of two tensors: shape, dtype, checksum, Max, Min, Mean and Norm."""
+    """Return the difference of the facts of two tensors: shape, dtype, checksum, Max, Min, Mean and Norm."""
     if list(a.get("shape", [])) != list(b.get("shape", [])):
         return Difference(math.nan, note=f"shapes {a.get('shape')} and {b.get('shape')}")
     if a.get("md5") and b.get("md5"):

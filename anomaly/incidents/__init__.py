@@ -1,1 +1,1 @@
-"""How anomalies become incidents: grouped, ranked, said in plain words."""
+"""Turns anomalies into incidents: grouped, ranked, explained in plain words."""

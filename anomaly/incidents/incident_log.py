@@ -5,33 +5,32 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from trainsentry.anomaly.anomaly import DEAD, HARD, SHIFT, SPIKE, Anomaly
+from trainsentry.anomaly.anomaly import CERTAIN, DEAD, SHIFT, SPIKE, Anomaly
 from trainsentry.anomaly.incident import Incident, Suspect, severity_of
 from trainsentry.anomaly.incidents.ranking import rank, strength
 from trainsentry.anomaly.incidents.sentence import evidence, summary
-from trainsentry.anomaly.rules.weight_continuity import NAME as CONTINUITY
+from trainsentry.anomaly.rules.registry import detector
 from trainsentry.collectors.series import PARAMETER, SeriesTable
 
 QUIET_STEPS: Final = 20
-"""Steps without an anomaly after which an incident is over: a shorter lull is the same trouble. Where something is
-sampled more seldom, `quiet_steps` is larger."""
+"""Steps without an alarm that end an incident: after a shorter lull it is the same trouble. Where a quantity is sampled
+more seldom, `quiet_steps` is larger."""
 
 MAX_MEMBERS: Final = 5000
-"""Series kept of one incident, a bound on memory; weights, which may be the cause, always find room."""
+"""Series kept of one incident, a bound on memory; weights are always kept, as they may be the cause."""
 
 SUSPECTS: Final = 8
 """Suspects named in an incident, as many as msprobe's ranking shows."""
-
 
 LOOK_BACK_STEPS: Final = 5
 """Steps before an incident whose suspicions belong to it: a fault is often odd before it is an alarm."""
 
 MAX_SUSPICIONS: Final = 500
-"""Suspicions kept for that, a bound on memory."""
+"""Suspicions kept for a later incident, a bound on memory."""
 
 
 class IncidentLog:
-    """The incidents of a run. At most one is open at a time: while it lasts, everything abnormal joins it."""
+    """The incidents of a run. At most one is open at a time: while it lasts, every anomaly joins it."""
 
     def __init__(self, table: SeriesTable, first_id: int = 1, quiet_steps: int = QUIET_STEPS) -> None:
         self.table = table
@@ -47,7 +46,7 @@ class IncidentLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is an incident that abnormal series join."""
+        """Whether an incident is open."""
         return self._current is not None
 
     @property
@@ -58,15 +57,15 @@ class IncidentLog:
     def observe(
         self, step: int, anomalies: Iterable[Anomaly], *, activations: bool = False, reached: int | None = None
     ) -> Incident | None:
-        """Take the anomalies of a step; return the incident that they opened, or that new series joined.
+        """Take the anomalies of a step; return the incident that they opened or changed, if any.
 
-        `activations` says whether the step's activations were sampled; `reached` up to which step every rank has been
-        heard, where some are ahead of others: an incident is not over before.
+        `activations`: the step's activations were sampled. `reached` is the last step that every rank has reported,
+        where some ranks are ahead of others: quiet steps count up to it.
         """
         new = list(anomalies)
         current = self.incidents[self._current] if self._current is not None else None
-        heard = step if reached is None else min(step, reached)
-        if current is not None and heard - current.last_seen > self.quiet_steps:
+        reported = step if reached is None else min(step, reached)
+        if current is not None and reported - current.last_seen > self.quiet_steps:
             current = None
             self.close_current()
         if current is None and not any(a.alarm for a in new):
@@ -76,15 +75,15 @@ class IncidentLog:
             return None
         if current is None:
             self._current = self._first_id + len(self.incidents)
-            if not any(a.kind in HARD for a in new):  # what is wrong by itself needs no signs before it
+            if not any(a.kind in CERTAIN for a in new):  # a certain fault needs no earlier signs
                 new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
             self._suspicions.clear()
         self._activations_seen |= activations
         if any(a.alarm for a in new):
             last = step if current is None else max(step, self._last_alarm)
-            self._last_alarm = last  # what is merely odd does not keep an incident open
-        is_news = [self._join(anomaly) for anomaly in new]
-        if current is not None and not any(is_news):
+            self._last_alarm = last  # suspicions do not keep an incident open
+        changes = [self._join(anomaly) for anomaly in new]
+        if current is not None and not any(changes):
             self.incidents[current.id] = replace(current, last_seen=self._last_alarm)
             return None
         incident = self._build(self._current or 0, step, current.actions if current is not None else ())
@@ -92,7 +91,7 @@ class IncidentLog:
         return incident
 
     def _join(self, anomaly: Anomaly) -> bool:
-        """Take an anomaly into the open incident; return whether that changes it."""
+        """Add an anomaly to the open incident; return whether that changes it."""
         if self._worst is None or _badness(anomaly) > _badness(self._worst):
             self._worst = anomaly
         key = _key(anomaly)
@@ -111,14 +110,14 @@ class IncidentLog:
         return True
 
     def close_current(self) -> None:
-        """End the open incident: what is abnormal from here on is another."""
+        """End the open incident: the next alarm opens another."""
         self._current = None
         self._members = {}
         self._worst = None
         self._activations_seen = False
 
     def add_action(self, incident_id: int, action: str) -> Incident | None:
-        """Note what was done about an incident; return it when that is news."""
+        """Add an action to an incident; return the incident if it had none of that name."""
         known = self.incidents.get(incident_id)
         if known is None or action in known.actions:
             return None
@@ -164,10 +163,11 @@ class IncidentLog:
 
 
 def _key(anomaly: Anomaly) -> tuple[int, str, str, int, bool]:
-    """Return what an incident holds one anomaly of; that a weight was changed from outside settles ties of replicas."""
-    witness = anomaly.detector == CONTINUITY
-    return anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step, witness
+    """Return the key of which an incident keeps one anomaly; those that settle ties have keys of their own."""
+    known = detector(anomaly.detector)
+    settles = known is not None and known.settles_ties
+    return anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step, settles
 
 
 def _badness(anomaly: Anomaly) -> tuple[bool, float]:
-    return anomaly.kind in HARD, anomaly.score
+    return anomaly.kind in CERTAIN, anomaly.score

@@ -1,13 +1,13 @@
-"""Which abnormal rows only pass on what they were given."""
+"""Decides which abnormal rows only pass on the fault of their inputs."""
 
 from collections import defaultdict
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
 from trainsentry.anomaly.baselines.late_scalars import LateScalars
-from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.series_facts import BACKWARD, Mask
+from trainsentry.anomaly.finding import ALL, Finding
+from trainsentry.anomaly.series_arrays import Mask
+from trainsentry.anomaly.series_facts import BACKWARD
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -18,7 +18,6 @@ from trainsentry.collectors.series import (
     GRADIENT,
     GRADIENT_UNREDUCED,
     LEARNING_RATE,
-    STEP_COUNTER,
     TRAINING_MODE,
     UPDATE,
     UPDATED_PARAMETERS,
@@ -32,20 +31,18 @@ SOURCES = {
     GRADIENT: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, ACTIVATION_INPUT, GRADIENT_UNREDUCED),
     GRADIENT_UNREDUCED: (ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, ACTIVATION_INPUT),
 }
-"""What a quantity of a module is computed from, within the module."""
+"""The quantities of a module from which another one is computed, within the module."""
 
 INSIDE = " inside"
 CONTAINED = (ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT)
-"""Quantities of a module that come from those of the modules it contains."""
+"""Quantities of a module that are computed in the modules that it contains."""
 
 DATA = "data"
-ALL_AT_ONCE = "all_at_once"
-ALL = "all"
-"""The name of what all series of a kind do at once."""
+"""The quantity of the model's inputs."""
 
 
 class Provenance:
-    """Remembers what is abnormal in a step, which may come in several records."""
+    """Remembers the abnormal rows of a step, which may come in several records."""
 
     def __init__(self, table: SeriesTable, late: LateScalars) -> None:
         self.table = table
@@ -59,9 +56,9 @@ class Provenance:
         self._step = -1
 
     def note(self, record: StepRecord, abnormal: Mask) -> None:
-        """Take the abnormal rows of a record.
+        """Take in the abnormal rows of a record.
 
-        A module is also listed, with `INSIDE`, for what is abnormal in the modules it contains.
+        A module is also listed, with `INSIDE`, for the abnormal rows of the modules that it contains.
         """
         if record.step != self._step:
             self._before = self._sources if record.step == self._step + 1 else {}
@@ -69,7 +66,7 @@ class Provenance:
         found = self._sources
         for row in np.flatnonzero(abnormal).tolist():
             if self.late.is_late(int(record.ids[row])):
-                continue  # it tells of the step before
+                continue  # it belongs to the step before
             series = self.table.series[record.ids[row]]
             found[series.module, series.quantity].add(series.micro_step)
             inner = series.module
@@ -78,7 +75,7 @@ class Provenance:
                 found[inner, series.quantity + INSIDE].add(series.micro_step)
 
     def is_passed_on(self, series: Series, series_id: int) -> bool:
-        """Whether what a series is computed from was abnormal itself."""
+        """Whether a series is computed from an abnormal one."""
         sources = self._sources
         if series.scalar:
             sources = self._before if self.late.is_late(series_id) else sources
@@ -97,23 +94,22 @@ class Provenance:
                 return True
         return False
 
-    @staticmethod
-    def quantity_of(series: Series, finding: Finding) -> str:
-        """Return what kind of thing is at fault; what enters the model is data."""
-        if finding.kind == FROZEN:
-            return UPDATE
-        if finding.detector == ALL_AT_ONCE and series.quantity in BACKWARD:
-            return GRADIENT  # the whole backward pass
-        if series.quantity == ACTIVATION_INPUT and series.module == "":
-            return DATA
-        if series.quantity.startswith(TRAINING_MODE):
-            return "training"
-        is_counter = finding.kind == STATE_RESET and series.quantity == STEP_COUNTER
-        return "optimizer" if series.name == LEARNING_RATE or is_counter else series.quantity
 
-    @staticmethod
-    def name_of(series: Series, finding: Finding) -> str:
-        """Return what is at fault."""
-        if finding.detector == ALL_AT_ONCE or series.name == UPDATED_PARAMETERS:
-            return ALL
-        return series.module or "model" if series.quantity.startswith(TRAINING_MODE) else series.name
+def quantity_of(series: Series, finding: Finding) -> str:
+    """Return the quantity at fault: the finding's own, or that of its series; the model's inputs are data."""
+    if finding.quantity is not None:
+        return finding.quantity
+    if series.quantity == ACTIVATION_INPUT and series.module == "":
+        return DATA
+    if series.quantity.startswith(TRAINING_MODE):
+        return "training"
+    return "optimizer" if series.name == LEARNING_RATE else series.quantity
+
+
+def name_of(series: Series, finding: Finding) -> str:
+    """Return the name at fault: the finding's own, or that of its series."""
+    if finding.name is not None:
+        return finding.name
+    if series.name == UPDATED_PARAMETERS:
+        return ALL
+    return series.module or "model" if series.quantity.startswith(TRAINING_MODE) else series.name

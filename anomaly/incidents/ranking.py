@@ -1,56 +1,56 @@
-"""Ranks anomalies that belong together: what came first, and is not explained by something before it."""
+"""Ranks anomalies that belong together: first the earliest that no other anomaly explains."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trainsentry.anomaly.across_ranks.replicas import NAME as REPLICAS
-from trainsentry.anomaly.anomaly import HARD, MODE_CHANGE, Anomaly
-from trainsentry.anomaly.rules.weight_continuity import NAME as CONTINUITY
+from trainsentry.anomaly.anomaly import CERTAIN, DRIFTS, MODE_CHANGE, Anomaly
+from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.collectors.series import GRADIENT, PARAMETER, TENSOR_QUANTITIES
 
 EVERYWHERE: Final = 0.5
-"""Share of the parameters from which on a trouble is everywhere: an update by bad gradients hits all of them,
-a fault in memory hits one."""
+"""Share of abnormal parameters above which the trouble is everywhere: an update by bad gradients changes all of them,
+faulty memory changes one."""
 
-DRIFTS: Final = "drift"
 SLOW_STEPS: Final = 8
-"""Steps within which changes that the cumulative test finds are one: it needs some ten to notice one."""
+"""Steps within which the drifts of several series begin together: the cumulative sum needs some ten to find one."""
 
 FEW: Final = 3
-"""So few anomalous parameters are never called everywhere, however small the model."""
+"""Abnormal parameters that are never everywhere, however small the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """An anomaly with its place in the order of causes: `onset` is the step at which it can have begun."""
+    """An anomaly with its place in the order of causes.
+
+    `onset` is the earliest step at which it can have begun. `precedes`: it was there before the forward pass.
+    """
 
     anomaly: Anomaly
     onset: int
-    held: bool
+    precedes: bool
 
     @property
     def key(self) -> tuple[int, bool, bool, bool, float, int]:
         """The order of causes.
 
-        By step; then what was not passed on; then what was there before the forward pass, the strongest first; then
-        what is wrong whatever came before; then execution order; of ranks that are alike in all of this the lowest,
-        whichever was heard first.
+        By onset; then anomalies that are not passed on; then those from before the forward pass, the strongest first;
+        then the certain kinds; then execution order; then the lowest rank, whichever reported first.
         """
-        first = -self.anomaly.score if self.held else float(self.anomaly.order)
-        soft = self.anomaly.kind not in HARD
-        return self.onset, self.anomaly.passed_on, not self.held, soft, first, self.anomaly.rank
+        first = -self.anomaly.score if self.precedes else float(self.anomaly.order)
+        uncertain = self.anomaly.kind not in CERTAIN
+        return self.onset, self.anomaly.passed_on, not self.precedes, uncertain, first, self.anomaly.rank
 
 
 def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
-    """Return the first anomaly of each series, of several at one step the strongest, most likely cause first.
+    """Return the first anomaly of each series, the strongest of several at one step; most likely cause first.
 
-    `parameters` is how many parameters the model has.
+    `parameters` is the number of parameters of the model.
 
-    Weights and optimizer state are read seldom and act before they are read: one that was last seen healthy
-    before the trouble began can have caused it, unless an update by bad gradients explains it. Such an update
-    hits all weights; so when many are abnormal after gradients were, they are counted as its effect.
+    Weights and optimizer state are read seldom and act before they are read: one that was last healthy
+    before the trouble began can be its cause, unless an update by bad gradients explains it. Such an update
+    changes all weights; so many abnormal weights after abnormal gradients count as its effect.
     """
     firsts: dict[tuple[int, str, str, int], Anomaly] = {}
     for anomaly in _without_ties(list(anomalies)):
@@ -64,40 +64,44 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     began = min(a.step for a in candidates)
     effects = _Effects.of(candidates, parameters)
     drifts = min((a.step for a in candidates if a.detector == DRIFTS), default=0)
-    return sorted((_place(_together(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)
+    return sorted((_place(_with_first_drift(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)
 
 
 def _without_ties(anomalies: list[Anomaly]) -> list[Anomaly]:
-    """Settle ties of replicas by the weight's own continuity: of a rank it names, and of those that it does not name.
+    """Settle ties between ranks by the anomalies of a detector that settles them.
 
-    The first get `statistic` "continuity", the others count as passed on.
+    The anomaly of the rank that such a detector names gets the detector's name as its `statistic`; the others count as
+    passed on.
     """
-    changed = {(a.name, a.step, a.rank) for a in anomalies if a.detector == CONTINUITY}
-    named = {(name, step) for name, step, _ in changed}
+    settling = {d.name for d in detectors() if d.settles_ties}
+    tying = {d.name for d in detectors() if d.leaves_ties}
+    at_fault = {(a.name, a.step, a.rank): a.detector for a in anomalies if a.detector in settling}
+    named = {(name, step) for name, step, _ in at_fault}
     settled = []
     for a in anomalies:
-        is_tie = a.detector == REPLICAS and a.value == a.expected and (a.name, a.step) in named
-        if is_tie and (a.name, a.step, a.rank) in changed:
-            settled.append(replace(a, statistic=CONTINUITY))
+        is_tie = a.detector in tying and a.value == a.expected and (a.name, a.step) in named
+        settled_by = at_fault.get((a.name, a.step, a.rank))
+        if is_tie and settled_by is not None:
+            settled.append(replace(a, statistic=settled_by))
         else:
             settled.append(replace(a, passed_on=True) if is_tie else a)
     return settled
 
 
 def strength(anomaly: Anomaly) -> tuple[int, bool, float]:
-    """Return what the anomalies of one series go by: the earliest, then what is wrong whatever came before."""
-    return anomaly.step, anomaly.kind not in HARD, -anomaly.score
+    """Return the sort key of one series' anomalies: the earliest first, then the certain kinds, then the strongest."""
+    return anomaly.step, anomaly.kind not in CERTAIN, -anomaly.score
 
 
-def _together(anomaly: Anomaly, drifts: int) -> Anomaly:
-    """Return an anomaly; of slow changes the first to be noticed is not the first to begin, so that they are one."""
+def _with_first_drift(anomaly: Anomaly, drifts: int) -> Anomaly:
+    """Return an anomaly; drifts get the step of the first one, as the first to be found need not begin first."""
     slow = anomaly.detector == DRIFTS and anomaly.step <= drifts + SLOW_STEPS
     return replace(anomaly, step=drifts) if slow else anomaly
 
 
 @dataclass(frozen=True)
 class _Effects:
-    """What bad updates explain, by rank: since when gradients are bad, and whether weights are bad everywhere."""
+    """The effects of bad updates by rank: the first step with bad gradients, and whether weights are bad everywhere."""
 
     bad_gradients_since: dict[int, int]
     everywhere: frozenset[int]
@@ -126,8 +130,8 @@ def _place(anomaly: Anomaly, began: int, effects: _Effects) -> Ranked:
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     if anomaly.kind == MODE_CHANGE:
-        return Ranked(anomaly, anomaly.step, held=True)
+        return Ranked(anomaly, anomaly.step, precedes=True)
     if (anomaly.quantity != PARAMETER and not is_state) or effects.explain(anomaly):
-        return Ranked(anomaly, anomaly.step, held=False)
+        return Ranked(anomaly, anomaly.step, precedes=False)
     onset = began if anomaly.last_clean < began else anomaly.step
-    return Ranked(anomaly, onset, held=anomaly.quantity == PARAMETER)
+    return Ranked(anomaly, onset, precedes=anomaly.quantity == PARAMETER)

@@ -1,26 +1,19 @@
-"""Says in plain words what an anomaly and an incident are."""
+"""The sentences of anomalies and the summary of an incident, in plain words."""
 
 from collections.abc import Sequence
 
 from trainsentry.anomaly.anomaly import (
-    COMMUNICATION_MISMATCH,
+    ALL_AT_ONCE,
     DEAD,
     DRIFT,
-    DUPLICATE_DATA,
-    HANG,
-    NONFINITE,
-    OVERFLOW,
-    REPLICA_MISMATCH,
     SHIFT,
     SPIKE,
-    STRAGGLER,
     UNDERFLOW,
+    UPDATE_SIZE,
     Anomaly,
 )
 from trainsentry.anomaly.incidents.ranking import Ranked
-from trainsentry.anomaly.incidents.rule_sentences import SAID
-from trainsentry.anomaly.rules.constant_data import NAME as CONSTANT_DATA
-from trainsentry.anomaly.rules.weight_continuity import NAME as CONTINUITY
+from trainsentry.anomaly.rules.registry import detector
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_INPUT,
@@ -33,21 +26,26 @@ from trainsentry.collectors.series import (
     UPDATE,
 )
 
-_WHAT = {
+_SUBJECTS = {
     PARAMETER: "parameter {}",
     GRADIENT: "the gradient of {}",
     GRADIENT_UNREDUCED: "the gradient of {} before reduction",
     UPDATE: "the update of {}",
-    COMMUNICATION_INPUT: "what goes into {}",
-    COMMUNICATION_OUTPUT: "what comes out of {}",
+    COMMUNICATION_INPUT: "the input of {}",
+    COMMUNICATION_OUTPUT: "the output of {}",
     ACTIVATION_OUTPUT: "activation {}",
     ACTIVATION_INPUT: "activation {}",
     ACTIVATION_GRAD_INPUT: "the gradient at {}",
 }
 
+_CHANGES = frozenset({SPIKE, SHIFT, DRIFT, DEAD, UNDERFLOW, UPDATE_SIZE})
+_SHARES = {"zeros": "the share of zeros", "mean": "the mean ÷ root mean square"}
+_STATISTICS = {"max": "largest magnitude", "rms": "root mean square"}
+_GROUPS = {GRADIENT: "all gradients", UPDATE: "all updates"}
+
 
 def subject(name: str, quantity: str) -> str:
-    """Return what a series is called in a sentence.
+    """Return the words for a series in a sentence.
 
     >>> subject("fc.weight", "gradient"), subject("fc.weight", "exp_avg"), subject("loss", "loss")
     ('the gradient of fc.weight', 'optimizer state exp_avg of fc.weight', 'loss')
@@ -56,170 +54,64 @@ def subject(name: str, quantity: str) -> str:
         return name
     if quantity in {"data", "optimizer", "training"}:
         return f"{name} ({quantity})" if quantity == "data" else name
-    return _WHAT.get(quantity, f"optimizer state {quantity} of {{}}").format(name)
+    return _SUBJECTS.get(quantity, f"optimizer state {quantity} of {{}}").format(name)
 
 
 def evidence(anomaly: Anomaly) -> str:
-    """Return one sentence that says what is wrong with one series."""
-    what = subject(anomaly.name, anomaly.quantity)
-    since = f"; it was healthy at step {anomaly.last_clean}" if anomaly.last_clean >= 0 else ""
-    passed = "; its inputs were abnormal already" if anomaly.passed_on and anomaly.detector != "all_at_once" else ""
-    if anomaly.kind in _ACROSS_RANKS:
-        return _ACROSS_RANKS[anomaly.kind](anomaly, what)
-    if anomaly.kind in SAID:
-        return SAID[anomaly.kind](anomaly, what) + since
-    said = _hard if anomaly.kind in {NONFINITE, OVERFLOW} else _change
-    return said(anomaly, what) + since + passed
+    """Return one sentence on an anomaly: that of its rule, or that of the baselines."""
+    known = detector(anomaly.detector)
+    words = subject(anomaly.name, anomaly.quantity)
+    said = _change(anomaly, words) if known is None else known.sentence(anomaly, words)
+    if known is not None and known.compares_ranks:
+        return said  # its last healthy step is that of all ranks
+    if anomaly.last_clean >= 0:
+        said += f"; it was last healthy at step {anomaly.last_clean}"
+    passed_on = anomaly.passed_on and anomaly.detector != ALL_AT_ONCE
+    return said + ("; its inputs were abnormal already" if passed_on else "")
 
 
-def _hard(anomaly: Anomaly, what: str) -> str:
-    if anomaly.kind == NONFINITE:
-        number = f"{anomaly.value:.0f}"
-        kind = {"nans": "NaN", "infs": "Inf"}.get(anomaly.statistic, "non-finite")
-        values = "value" if number == "1" else "values"
-        return f"{what} holds {number} {kind} {values} at step {anomaly.step}"
-    return (
-        f"{what} reaches {anomaly.value:.3g} at step {anomaly.step}, past {anomaly.expected:.3g}, from where "
-        "its dtype is about to overflow"
-    )
-
-
-def _change(anomaly: Anomaly, what: str) -> str:
-    if anomaly.detector == "all_at_once":
-        return f"{_all_of(anomaly)} at once are {anomaly.value:.3g} times as large as usual at step {anomaly.step}"
-    if anomaly.detector == CONSTANT_DATA:
-        return f"every element of {what} is {anomaly.value:.6g} at step {anomaly.step}, and they differed before"
-    if anomaly.detector == CONTINUITY:
-        return (
-            f"something else than its update has changed {what} before step {anomaly.step}: the mean of its elements "
-            f"is {anomaly.value:.6g}, and was to be {anomaly.expected:.6g}"
-        )
+def _change(anomaly: Anomaly, words: str) -> str:
+    """Return the sentence of the baselines, and of a user's own detector."""
+    value, expected = f"{anomaly.value:.3g}", f"{anomaly.expected:.3g}"
+    if anomaly.detector == ALL_AT_ONCE:
+        group = _GROUPS.get(anomaly.quantity, f"all of {anomaly.quantity}")
+        return f"{group} together are {value} times as large as usual at step {anomaly.step}"
     if anomaly.kind not in _CHANGES:
-        return f"{what} is abnormal at step {anomaly.step} ({anomaly.kind})"
+        return f"{words} is abnormal at step {anomaly.step} ({anomaly.kind}: {anomaly.statistic} {value})"
     if anomaly.statistic in _SHARES:
-        usual = f"{anomaly.expected:.3g}"
-        return (
-            f"{_SHARES[anomaly.statistic]} of {what} is {anomaly.value:.3g} at step {anomaly.step}, and usually {usual}"
-        )
+        return f"{_SHARES[anomaly.statistic]} of {words} is {value} at step {anomaly.step}, usually {expected}"
     statistic = _STATISTICS.get(anomaly.statistic, anomaly.statistic)
     of = "" if anomaly.name == anomaly.quantity else f"the {statistic} of "
     slowly = ", and changes slowly" if anomaly.kind == DRIFT else ""
-    times = f"{anomaly.value / anomaly.expected:.3g} times " if anomaly.expected > 0 else "beside "
-    return f"{of}{what} is {anomaly.value:.3g} at step {anomaly.step}, {times}its usual {anomaly.expected:.3g}{slowly}"
-
-
-_CHANGES = frozenset({SPIKE, SHIFT, DRIFT, DEAD, UNDERFLOW})
-_SHARES = {"zeros": "the share of zeros", "mean": "the mean ÷ root mean square"}
-_STATISTICS = {"max": "largest magnitude", "rms": "root mean square"}
-
-
-def _all_of(anomaly: Anomaly) -> str:
-    return {GRADIENT: "all gradients", UPDATE: "all updates"}.get(anomaly.quantity, f"all of {anomaly.quantity}")
-
-
-def _parted(anomaly: Anomaly, what: str) -> str:
-    equal = f"; all were equal at step {anomaly.last_clean}"
-    if anomaly.statistic == CONTINUITY:
-        return (
-            f"{what} differs between ranks at step {anomaly.step}, and on rank {anomaly.rank} something else than its "
-            f"update has changed it{equal}"
-        )
-    if anomaly.value == anomaly.expected:
-        return (
-            f"{what} differs between ranks at step {anomaly.step}, and as many have rank {anomaly.rank}'s bits as "
-            f"others: a tie, so which is right cannot be told from this{equal}"
-        )
-    ranks = "rank has" if anomaly.expected == 1 else "ranks have"
-    return (
-        f"{what} on rank {anomaly.rank} has other bits at step {anomaly.step} than its replicas, of which "
-        f"{anomaly.expected:.0f} {ranks} the same{equal}"
-    )
-
-
-def _not_conserved(anomaly: Anomaly, what: str) -> str:
-    if anomaly.statistic == "factor":
-        return (
-            f"the reduced gradients at step {anomaly.step} are {anomaly.value:.3g} times the mean of the ranks' own, "
-            f"and were {anomaly.expected:.3g} times at most so far: summed for averaged?"
-        )
-    if anomaly.statistic == "reduction":
-        tie = ", as many as with the others" if anomaly.value == anomaly.expected else ""
-        return (
-            f"rank {anomaly.rank} calls {anomaly.name} with another reduction than other ranks at step {anomaly.step} "
-            f"({anomaly.value:.0f} with this one{tie}): it is at another call than they are"
-        )
-    if anomaly.statistic == "order":
-        tie = ", as many as with the others" if anomaly.value == anomaly.expected else ""
-        return (
-            f"rank {anomaly.rank} has called other collectives than other ranks in step {anomaly.step}, or in another "
-            f"order ({anomaly.value:.0f} with this one{tie})"
-        )
-    return (
-        f"{what} does not follow from what the ranks put in at step {anomaly.step}: its elements add up to "
-        f"{anomaly.value:.6g} on rank {anomaly.rank}, and should to {anomaly.expected:.6g}"
-    )
-
-
-def _duplicate(anomaly: Anomaly, _what: str) -> str:
-    if anomaly.statistic == "batch":
-        return (
-            f"since step {anomaly.last_clean + 1} the data goes round a few old batches: that of step "
-            f"{anomaly.value:.0f} is served a third time at step {anomaly.step}"
-        )
-    return (
-        f"rank {anomaly.rank} trains on the same data as rank {anomaly.value:.0f}, up to step {anomaly.step}: their "
-        "inputs are equal to the bit, batch after batch"
-    )
-
-
-def _straggler(anomaly: Anomaly, _what: str) -> str:
-    return (
-        f"rank {anomaly.rank} is slow: its own work takes {anomaly.value:.3g} s a step at step {anomaly.step}, "
-        f"{anomaly.value / max(anomaly.expected, 1e-9):.3g} times the others', who wait for it"
-    )
-
-
-def _hang(anomaly: Anomaly, _what: str) -> str:
-    if anomaly.statistic == "sequence":
-        return (
-            f"rank {anomaly.rank} is missing in step {anomaly.step}: others wait for it in number "
-            f"{anomaly.value:.0f} of {anomaly.name}; hang.json and hang_stacks.txt of each rank say where it is"
-        )
-    return (
-        f"step {anomaly.step} does not end, for {anomaly.value:.0f} s so far; hang.json and hang_stacks.txt of each "
-        "rank say where it is"
-    )
-
-
-_ACROSS_RANKS = {
-    HANG: _hang,
-    REPLICA_MISMATCH: _parted,
-    COMMUNICATION_MISMATCH: _not_conserved,
-    DUPLICATE_DATA: _duplicate,
-    STRAGGLER: _straggler,
-}
+    times = f"{anomaly.value / anomaly.expected:.3g} times" if anomaly.expected > 0 else "instead of"
+    return f"{of}{words} is {value} at step {anomaly.step}, {times} its usual {expected}{slowly}"
 
 
 def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
-    """Return the sentence of an incident: what came first, since when, and what followed.
+    """Return the summary of an incident: the first suspect, since when, and what followed.
 
-    `activations_seen` says whether activations were sampled since the trouble began.
+    `activations_seen`: activations were sampled since the trouble began.
     """
     first = ranked[0]
     clean = first.anomaly.last_clean
     when = f"Since step {first.onset}"
     if 0 <= clean < first.onset - 1:
         when = f"Between step {clean + 1} and step {first.onset}"
-    since = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly)
+    said = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly)
+    if _is_own_scalar(first.anomaly) and not activations_seen:
+        said += "; its cause was not sampled (activations are not sampled at every step)"
     others = len(ranked) - 1
-    is_scalar = first.anomaly.name == first.anomaly.quantity and first.anomaly.kind not in _ACROSS_RANKS
-    if is_scalar and not activations_seen:
-        since += "; what made it so was not sampled (activations are not sampled at every step)"
     if not others:
-        return since + ". Nothing else is abnormal."
+        return said + ". Nothing else is abnormal."
     followed: dict[str, int] = {}
     for item in ranked[1:]:
         followed[item.anomaly.quantity] = followed.get(item.anomaly.quantity, 0) + 1
     groups = ", ".join(f"{count} × {quantity}" for quantity, count in followed.items())
-    verb = "series is" if others == 1 else "series are"
-    return since + f". {others} other {verb} abnormal beside it so far ({groups})."
+    series = "1 other series is" if others == 1 else f"{others} other series are"
+    return said + f". {series} also abnormal so far ({groups})."
+
+
+def _is_own_scalar(anomaly: Anomaly) -> bool:
+    """Whether the anomaly is in a logged scalar, and no comparison of ranks found it."""
+    known = detector(anomaly.detector)
+    return anomaly.name == anomaly.quantity and not (known is not None and known.compares_ranks)

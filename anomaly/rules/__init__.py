@@ -1,1 +1,1 @@
-"""Rules that need no history of values: each says what is wrong by itself."""
+"""Rules over the records of one rank: each needs no baseline. `registry` lists them."""

@@ -1,69 +1,73 @@
-"""A batch whose elements are all the same: pictures that were not decoded, padding alone, one token over and over."""
+"""A batch whose elements are all equal: images that were not decoded, nothing but padding, one repeated token."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import DEAD
-from trainsentry.anomaly.features import Floats
+from trainsentry.anomaly.anomaly import DEAD, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import ACTIVATION_INPUT, SeriesTable
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.series import ACTIVATION_INPUT
 from trainsentry.collectors.statistics import INFS, MAX, MIN, NANS, ZEROS
 
-NAME: Final = "constant_data"
 SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, below the rules that are certain of a value by itself."""
 
-VARIED: Final = 16
-"""Samples that must have varied before one that does not counts: some inputs are constant by design."""
+VARIED_BEFORE: Final = 16
+"""Samples in which the input must have varied before: some inputs are constant by design."""
 
-NEVER_AGAIN: Final = -1
-"""In the place of that number, once an input was constant: then it may be."""
+CONSTANT_BY_DESIGN: Final = -1
+"""Stands in place of the number of varied samples once an input was constant; it is not judged again."""
 
-LEAST: Final = 256
-"""Elements below which an input may well be constant for once: the lengths of a batch, its noise levels."""
+LEAST_ELEMENTS: Final = 256
+"""Elements below which an input may be constant by chance: the lengths of a batch, its noise levels."""
+
+MOSTLY_ZERO: Final = 0.5
+"""Share of zeros above which an input may be all zero once in a while."""
 
 
-class ConstantDataRule:
-    """Looks at the first thing that goes into the model, once a series.
+class ConstantDataRule(Rule):
+    """Looks at the first tensor that enters the model, and reports each series at most once.
 
-    Masks and positions come behind it. What was only ever 0 and 1 is a mask all the same, which may be all ones, and
-    what was zero for the most part may be zero for once.
+    Masks and positions come after it. An input that only ever was 0 and 1 is a mask all the same and may be all ones;
+    an input that was mostly zero may be all zero.
     """
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
-        self._is_data = np.zeros(0, bool)
-        self._varied = np.zeros(0, np.int64)
-        self._beyond_mask = np.zeros(0, bool)
-        self._mostly_zero = np.zeros(0, bool)
+    name: ClassVar[str] = "constant_data"
+    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT})
+    statistics: ClassVar[frozenset[str]] = frozenset({"min", "max", "zeros", "nans", "infs"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_data = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._varied = arrays.series.column(np.int64)
+        self._beyond_mask = arrays.series.column(bool)
+        self._mostly_zero = arrays.series.column(bool)
         self._step = -1
 
-    def judge(self, record: StepRecord, numel: Floats) -> list[Finding]:
-        """Return the input that is constant and never was before; `numel` counts the elements of each row."""
-        self._refresh()
-        rows = np.flatnonzero(self._is_data[record.where])
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the input that is constant for the first time."""
+        record = observed.record
+        rows = np.flatnonzero(self._is_data.values[record.where])
         if not len(rows) or record.step == self._step:
             return []
         self._step = record.step
         row, series_id = int(rows[0]), int(record.ids[rows[0]])
         low, high, zeros = record.values[row, [MIN, MAX, ZEROS]].tolist()
-        if numel[row] < LEAST or record.values[row, [NANS, INFS]].any():
+        if observed.numel[row] < LEAST_ELEMENTS or record.values[row, [NANS, INFS]].any():
             return []
+        varied, beyond_mask, mostly_zero = self._varied.values, self._beyond_mask.values, self._mostly_zero.values
         if low != high:
-            self._varied[series_id] += self._varied[series_id] >= 0
-            self._beyond_mask[series_id] |= (low, high) != (0.0, 1.0)
-            self._mostly_zero[series_id] |= zeros > 0.5
+            varied[series_id] += varied[series_id] >= 0
+            beyond_mask[series_id] |= (low, high) != (0.0, 1.0)
+            mostly_zero[series_id] |= zeros > MOSTLY_ZERO
             return []
-        varied, self._varied[series_id] = int(self._varied[series_id]), NEVER_AGAIN
-        if varied < VARIED or not self._beyond_mask[series_id] or (high == 0 and self._mostly_zero[series_id]):
+        samples, varied[series_id] = int(varied[series_id]), CONSTANT_BY_DESIGN
+        if samples < VARIED_BEFORE or not beyond_mask[series_id] or (high == 0 and mostly_zero[series_id]):
             return []
-        return [Finding(series_id, row, DEAD, NAME, "max", high, float("nan"), SCORE)]
+        return [Finding(series_id, row, DEAD, self.name, "max", high, float("nan"), SCORE)]
 
-    def _refresh(self) -> None:
-        new = self.table.series[len(self._is_data) :]
-        if new:
-            self._is_data = np.append(self._is_data, [s.quantity == ACTIVATION_INPUT and s.module == "" for s in new])
-            self._varied = np.append(self._varied, np.zeros(len(new), np.int64))
-            self._beyond_mask = np.append(self._beyond_mask, np.zeros(len(new), bool))
-            self._mostly_zero = np.append(self._mostly_zero, np.zeros(len(new), bool))
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the value that all elements have."""
+        return f"every element of {subject} is {anomaly.value:.6g} at step {anomaly.step}; they differed before"

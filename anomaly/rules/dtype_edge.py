@@ -1,11 +1,15 @@
-"""Hard rule: a value stands at the edge of its dtype's range, one operation away from Inf."""
+"""A value at the edge of its dtype's range, one operation away from Inf."""
 
-from typing import Final
+import math
+from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.features import Floats
-from trainsentry.anomaly.series_facts import Mask, SeriesFacts
+from trainsentry.anomaly.anomaly import OVERFLOW, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import EVERY_TENSOR, Observed, Rule
+from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays
+from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.statistics import MAX, MIN
 
@@ -15,14 +19,20 @@ LARGEST: Final = {
     "bfloat16": 3.3895313892515355e38,
     "float16": 65504.0,
 }
-"""Largest finite value by dtype name. Eight-bit floats are missing: their scaling makes use of the edge."""
+"""Largest finite value by dtype name. Eight-bit floats are missing: their scaling uses the whole range by design."""
 
 FLOAT16_EDGE: Final = 0.5
-"""Share of float16's largest value from which on it is at the edge: one doubling away from Inf."""
+"""The edge of float16, as a share of its largest value: one doubling away from Inf."""
+
+FLOAT16: Final = LARGEST["float16"]
+
+SCORE: Final = 100.0
+"""Score of a value at the edge, in deviations; a decade beyond it adds one. A rule without a history outranks most
+distances from normal."""
 
 
 def edge(dtype: str) -> float:
-    """Return the magnitude from which on a value of this dtype is about to overflow; Inf for other dtypes.
+    """Return the magnitude at which a value of this dtype is about to overflow; Inf for other dtypes.
 
     float16 works close to its limits, so its edge is half its largest value. The others never come near: a
     value whose square leaves the range makes the next variance, norm or product overflow.
@@ -36,45 +46,65 @@ def edge(dtype: str) -> float:
     return largest * FLOAT16_EDGE if dtype == "float16" else float(largest**0.5)
 
 
-NAME = "dtype_edge"
+class DtypeEdgeRule(Rule):
+    """Finds rows whose largest magnitude reaches the `edge` of their dtype.
 
-FLOAT16 = LARGEST["float16"]
-
-
-class DtypeEdgeRule:
-    """Finds rows whose largest magnitude reaches the edge of their dtype (`finite_range.edge`).
-
-    What the backward pass makes in float16 is left out: a loss scaler raises its scale until that is near the edge.
-    An activation that is there from its first sample on (a mask filled with the smallest float) is meant to.
+    Gradients in float16 are left out: a loss scaler raises its scale until they are near the edge. An activation that
+    is there at its first sample (a mask filled with the smallest float) is there by design.
     """
 
-    def __init__(self, facts: SeriesFacts) -> None:
-        self.facts = facts
-        self._met: Mask = np.zeros(0, bool)
-        self._usual: Mask = np.zeros(0, bool)
-        self._edges = np.zeros(0)
+    name: ClassVar[str] = "dtype_edge"
+    quantities: ClassVar[frozenset[str]] = frozenset({EVERY_TENSOR})
+    statistics: ClassVar[frozenset[str]] = frozenset({"min", "max"})
 
-    def rows(self, record: StepRecord) -> tuple[Mask, Floats, Floats]:
-        """Return which rows are at the edge, and for each row its largest magnitude and its edge."""
-        self._grow()
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._seen = arrays.series.column(bool)
+        self._is_at_edge = arrays.series.column(bool)
+        self._edges = arrays.layouts.column(np.float64, of=lambda layout: edge(layout.dtype))
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return a finding for each judged row at the edge of its dtype."""
+        record = observed.record
+        self.wrong_rows = found = self.rows(record, observed.facts)
+        rows = np.flatnonzero(found & observed.judged)
+        if not len(rows):
+            return []
+        largest = _magnitudes(record)[rows]
+        edges = self._edges.values[record.layouts[rows]]
+        return [
+            Finding(int(record.ids[row]), row, OVERFLOW, self.name, "max", value, bound, _score(value, bound))
+            for row, value, bound in zip(rows.tolist(), largest.tolist(), edges.tolist(), strict=True)
+        ]
+
+    def rows(self, record: StepRecord, facts: SeriesFacts) -> Mask:
+        """Return which rows are at the edge of their dtype although they should not be, shape (n,)."""
         where = record.where
-        largest = np.fmax(np.abs(record.columns[MIN]), np.abs(record.columns[MAX]))
-        edges = self._edges[record.layouts]
+        edges = self._edges.values[record.layouts]
         with np.errstate(invalid="ignore"):
-            found = (largest >= edges) & ~self.facts.scalar[where]
-            found &= ~(self.facts.backward[where] & (edges <= FLOAT16))
-        if not self._met[where].all():
-            first = ~self._met[where]
-            self._usual[record.ids[first & found & self.facts.activation[where]]] = True
-            self._met[where] = True
-        return found & ~self._usual[where], largest, edges
+            found: Mask = (_magnitudes(record) >= edges) & ~facts.scalar[where]
+            found &= ~(facts.backward[where] & (edges <= FLOAT16))
+        seen, is_at_edge = self._seen.values, self._is_at_edge.values
+        if not seen[where].all():
+            first = ~seen[where]
+            is_at_edge[record.ids[first & found & facts.activation[where]]] = True
+            seen[where] = True
+        found &= ~is_at_edge[where]
+        return found
 
-    def _grow(self) -> None:
-        self.facts.refresh()
-        missing = len(self.facts.scalar) - len(self._met)
-        if missing:
-            self._met = np.append(self._met, np.zeros(missing, bool))
-            self._usual = np.append(self._usual, np.zeros(missing, bool))
-        new = self.facts.table.layouts[len(self._edges) :]
-        if new:
-            self._edges = np.append(self._edges, [edge(layout.dtype) for layout in new])
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the magnitude and the edge; an edge of float16 is named, other dtypes share theirs."""
+        dtype = "float16" if anomaly.expected <= FLOAT16 else "its dtype"
+        return (
+            f"{subject} reaches {anomaly.value:.3g} at step {anomaly.step}, above {anomaly.expected:.3g}, within one "
+            f"operation of overflowing {dtype}"
+        )
+
+
+def _score(magnitude: float, bound: float) -> float:
+    return SCORE + math.log10(magnitude / bound)
+
+
+def _magnitudes(record: StepRecord) -> Floats:
+    found: Floats = np.fmax(np.abs(record.columns[MIN]), np.abs(record.columns[MAX]))
+    return found

@@ -1,11 +1,15 @@
-"""Invariant: a parameter with a gradient is updated, and one that was updated so far still is."""
+"""A parameter with a gradient whose update is zero or missing."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from trainsentry.anomaly.anomaly import FROZEN
-from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.anomaly import FROZEN, Anomaly
+from trainsentry.anomaly.finding import ALL, Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import Columns, SeriesArrays
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_QUANTITIES,
@@ -20,37 +24,74 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import NORM, VALUE
 
+Rows = npt.NDArray[np.intp]
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs; an exact zero is no noise."""
+
+MOVED_BEFORE: Final = 10
+"""Sampled updates in a row in which a parameter moved, before one without movement counts: in low precision small
+updates are rounded away now and then."""
+
+FEW_ELEMENTS: Final = 16
+FEW_ELEMENTS_STILL_FOR: Final = 3
+"""A tensor of fewer than 16 elements must stand still at three sampled updates in a row: its optimizer's average of the
+gradient changes sign at one step in some thousands, and the update is then rounded away."""
+
+ABSENT_FOR: Final = 2
+"""Sampled updates in a row without a parameter, before it counts, where no activation shows whether its module was
+called."""
+
+LEAST_RATIO: Final = 3e-6
+"""Least ‖Δ‖/‖w‖ of a movement: some 25 units in the last place of float32."""
+
+NEVER_MOVED: Final = 0.1
+"""Largest share of parameters that never moved and are reported: more of them are a design (adapters, a frozen
+backbone)."""
+
+NEVER_MOVED_AFTER: Final = 10
+"""Updates after which the rule looks, once, for parameters that never moved."""
+
 
 class CalledModules:
-    """Follows the activations of a step."""
+    """Remembers which modules a step has called, by their activations."""
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
+    def __init__(self, arrays: SeriesArrays) -> None:
         self._number: dict[str, int] = {}
-        self._module = np.zeros(0, np.int64)
-        self._called = np.zeros(0, bool)
+        names: list[str] = []
+        self._modules = Columns(names)
+        self._called = self._modules.column(bool)
         self._before = np.zeros(0, bool)
 
+        def number(series: Series) -> int:
+            if series.quantity not in ACTIVATION_QUANTITIES:
+                return -1
+            if series.module not in self._number:
+                self._number[series.module] = len(names)
+                names.append(series.module)
+            return self._number[series.module]
+
+        self._module_of = arrays.series.column(np.int64, of=number)
+
     def begin_step(self) -> None:
-        """Put the step aside: the next one begins."""
-        if self._called.any():
-            self._before = self._called.copy()
-        self._called[:] = False
+        """Begin the next step."""
+        if self._called.values.any():
+            self._before = self._called.values.copy()
+        self._called.values[:] = False
 
     def note(self, record: StepRecord) -> None:
         """Take in the activations of a record."""
-        self._refresh()
-        modules = self._module[record.where]
-        self._called[modules[modules >= 0]] = True
+        self._modules.grow()
+        modules = self._module_of.values[record.where]
+        self._called.values[modules[modules >= 0]] = True
 
-    def knows(self, series: Series) -> bool | None:
-        """Return whether the module that owns a series was called; None where nothing was sampled that says so.
+    def was_called(self, series: Series) -> bool | None:
+        """Return whether the module that owns a series was called; None where no sampled activation shows it.
 
-        That it was not is only said of a module whose call was seen in the last step whose activations were sampled:
-        hooks may be gone. Of a module whose calls are never seen (another one reads its weights) the next one above it
-        answers.
+        False only for a module that was called in the last step whose activations were sampled: hooks may be gone. For
+        a module whose calls are never sampled (another one reads its weights), the nearest module above it answers.
         """
-        if not self._called.any():
+        if not self._called.values.any():
             return None
         name = series.module
         while name not in self._number:
@@ -58,187 +99,159 @@ class CalledModules:
                 return None
             name = name.rpartition(".")[0]
         number = self._number[name]
-        if self._called[number]:
+        if self._called.values[number]:
             return True
         return False if number < len(self._before) and self._before[number] else None
 
-    def _refresh(self) -> None:
-        new = self.table.series[len(self._module) :]
-        if not new:
-            return
-        numbers = [
-            self._number.setdefault(s.module, len(self._number)) if s.quantity in ACTIVATION_QUANTITIES else -1
-            for s in new
-        ]
-        self._module = np.append(self._module, numbers)
-        self._called = np.append(self._called, np.zeros(len(self._number) - len(self._called), bool))
 
+class FrozenRule(Rule):
+    """Finds parameters whose update is exactly zero or missing, where every sampled update before moved them.
 
-NAME: Final = "frozen"
-SCORE: Final = 60.0
-
-MOVED_BEFORE: Final = 10
-"""Sampled updates in a row in which a parameter moved, before one without movement counts: in low precision small
-updates are rounded away now and then."""
-
-FEW: Final = 16
-FEW_STILL: Final = 3
-"""Elements below which a tensor must stand still at so many sampled updates in a row: as the sign of what it averages
-turns, a number's own update passes zero, and is rounded away at one step in some thousands."""
-
-ABSENT: Final = 2
-"""Sampled updates in a row that a parameter is left out of before it counts, where no activation says whether its
-module was called."""
-
-LEAST_RATIO: Final = 3e-6
-"""Least ‖Δ‖/‖w‖ that counts as a movement: some 25 units in the last place of float32."""
-
-NEVER_MOVED: Final = 0.1
-"""Share of the parameters that may never move before that is taken for a design (adapters, a frozen backbone)."""
-
-LOOKS: Final = 10
-"""Updates after which what has never moved is looked for, once."""
-
-
-class FrozenRule:
-    """Finds parameters whose update is exactly zero, or is missing, where there was one at every sampled update before.
-
-    A gradient that is exactly zero itself excuses its parameter, and so does a module that was not called (an expert
-    that got no token, one of two heads), a step that the loss scaler skipped, or a learning rate of zero.
+    Excuses: a gradient that is exactly zero, a module that was not called (an expert without a token, one of two
+    heads), a step that the loss scaler skipped, a learning rate of zero.
     """
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
-        self._called = CalledModules(table)
-        self._moved = np.zeros(0, np.int64)
-        self._absent = np.zeros(0, np.int64)
-        self._still_for = np.zeros(0, np.int64)
-        self._numel = np.zeros(0)
-        self._since = np.zeros(0, np.int64)
-        self._reported = np.zeros(0, bool)
-        self._in_step = np.zeros(0, bool)
+    name: ClassVar[str] = "frozen"
+    quantities: ClassVar[frozenset[str]] = (
+        frozenset({GRADIENT, PARAMETER, UPDATE, UPDATED_PARAMETERS, LEARNING_RATE, OPTIMIZER_RATE})
+        | ACTIVATION_QUANTITIES
+    )
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._numel = arrays.numel
+        self._called = CalledModules(arrays)
+        self._is_update = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE)
+        self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self._moved = arrays.series.column(np.int64)
+        self._absent = arrays.series.column(np.int64)
+        self._absent_since = arrays.series.column(np.int64)
+        self._still_for = arrays.series.column(np.int64)
+        self._reported = arrays.series.column(bool)
+        self._in_step = arrays.series.column(bool)
+        self._scalars: dict[str, int] = {}
+        arrays.series.before_growth(self._note_scalars)
         self._step = -1
         self._updated = self._excused = False
         self._zero_gradients: set[str] = set()
-        self._looks = self._some = 0
-        self._ids: dict[str, list[int]] = {}
-        self._masks = {quantity: np.zeros(0, bool) for quantity in (UPDATE, GRADIENT)}
+        self._updates = self._nonempty_updates = 0
 
-    def judge(self, record: StepRecord) -> list[Finding]:
-        """Return what stands still; what is missing is known when the next step begins."""
-        self._refresh()
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the frozen parameters; a missing update is known when the next step begins."""
+        record = observed.record
         found = []
         if record.step != self._step:
-            found = self._missing()
+            found = self._missing(observed.table)
             self._step, self._updated, self._excused = record.step, False, False
-            self._in_step[:] = False
+            self._in_step.values[:] = False
             self._called.begin_step()
             self._zero_gradients = set()
         self._excused |= record.skipped or self._rate_is_zero(record)
-        self._note_gradients(record)
+        self._note_gradients(observed)
         self._called.note(record)
-        found += self._none_at_all(record)
-        rows = np.flatnonzero(self._masks[UPDATE][record.where])
+        found += self._empty_update(record)
+        rows = np.flatnonzero(self._is_update.values[record.where])
         if len(rows):
-            found += self._still(record, rows)
+            found += self._still(observed, rows)
         return found
 
-    def _still(self, record: StepRecord, rows: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> list[Finding]:
+    def _still(self, observed: Observed, rows: Rows) -> list[Finding]:
+        """Return the parameters among the rows of updates that stand still."""
+        record = observed.record
         ids, self._updated = record.ids[rows], True
-        self._in_step[ids] = True
+        moved, still_for, reported = self._moved.values, self._still_for.values, self._reported.values
+        self._in_step.values[ids] = True
         if self._excused:
             return []
         still = record.columns[NORM, rows] == 0
-        # What moves by a few units in the last place stands still by rounding.
+        # An update of a few units in the last place may round to zero next time.
         moves = ~still & ~(record.columns[VALUE, rows] < LEAST_RATIO)
-        before = np.where(self._absent[ids] > 0, 0, self._moved[ids])
-        self._absent[ids] = 0
-        lasts = self._still_for[ids] = np.where(still, self._still_for[ids] + 1, 0)
-        least = np.where(self._numel[record.layouts[rows]] < FEW, FEW_STILL, 1)
-        self._moved[ids] = np.where(moves, before + 1, np.where(still & (lasts < least), before, 0))
-        self._reported[ids[~still]] = False
+        before = np.where(self._absent.values[ids] > 0, 0, moved[ids])
+        self._absent.values[ids] = 0
+        lasts = still_for[ids] = np.where(still, still_for[ids] + 1, 0)
+        least = np.where(self._numel.values[record.layouts[rows]] < FEW_ELEMENTS, FEW_ELEMENTS_STILL_FOR, 1)
+        moved[ids] = np.where(moves, before + 1, np.where(still & (lasts < least), before, 0))
+        reported[ids[~still]] = False
         found = []
-        enough = still & (lasts >= least) & (before >= MOVED_BEFORE)
-        for at in np.flatnonzero(enough & ~self._reported[ids]).tolist():
-            series_id = int(ids[at])
-            if self.table.series[series_id].name not in self._zero_gradients:
-                self._reported[series_id] = True
-                found.append(_finding(series_id, int(rows[at]), None, record.step))
+        counts = still & (lasts >= least) & (before >= MOVED_BEFORE) & ~reported[ids]
+        for i in np.flatnonzero(counts).tolist():
+            series_id = int(ids[i])
+            if observed.table.series[series_id].name not in self._zero_gradients:
+                reported[series_id] = True
+                found.append(_finding(series_id, int(rows[i]), None, record.step - 1))
         return found
 
-    def _none_at_all(self, record: StepRecord) -> list[Finding]:
-        """Return that the optimizers took no parameter, where they took some at every sampled update before."""
+    def _empty_update(self, record: StepRecord) -> list[Finding]:
+        """Return a finding where the optimizers update no parameter and did at every sampled update before."""
         found = []
         for row in self._rows_of(record, UPDATED_PARAMETERS).tolist():
-            count = record.values[row, VALUE]
-            if count > 0:
-                self._some += 1
-            elif self._some >= MOVED_BEFORE and not self._excused:
-                self._some = 0
-                found.append(_finding(int(record.ids[row]), row, None, record.step))
+            if record.values[row, VALUE] > 0:
+                self._nonempty_updates += 1
+            elif self._nonempty_updates >= MOVED_BEFORE and not self._excused:
+                self._nonempty_updates = 0
+                found.append(_finding(int(record.ids[row]), row, None, record.step - 1))
         return found
 
-    def _missing(self) -> list[Finding]:
-        """Return what the step before lacked."""
+    def _missing(self, table: SeriesTable) -> list[Finding]:
+        """Return the parameters whose update was missing in the step before."""
         if not self._updated or self._excused:
             return []
-        self._looks += 1
-        gone = ~self._in_step & self._masks[UPDATE]
-        self._since[gone & (self._absent == 0)] = self._step
-        self._absent[gone] += 1
-        may = np.flatnonzero(gone & (self._moved >= MOVED_BEFORE) & ~self._reported).tolist()
-        since = {series_id: int(self._since[series_id]) for series_id in may if self._is_left_out(series_id)}
-        found = [_finding(series_id, -1, step, step) for series_id, step in since.items()]
-        return found + (self._never_moved() if self._looks == LOOKS else [])
+        self._updates += 1
+        absent, reported = self._absent.values, self._reported.values
+        gone = ~self._in_step.values & self._is_update.values
+        self._absent_since.values[gone & (absent == 0)] = self._step
+        absent[gone] += 1
+        candidates = np.flatnonzero(gone & (self._moved.values >= MOVED_BEFORE) & ~reported).tolist()
+        since = {i: int(self._absent_since.values[i]) for i in candidates if self._counts(i, table.series[i])}
+        found = [_finding(series_id, -1, step, step - 1) for series_id, step in since.items()]
+        return found + (self._never_moved(table) if self._updates == NEVER_MOVED_AFTER else [])
 
-    def _is_left_out(self, series_id: int) -> bool:
-        called = self._called.knows(self.table.series[series_id])
-        if called is None and self._absent[series_id] < ABSENT:
+    def _counts(self, series_id: int, series: Series) -> bool:
+        """Return whether a missing update counts: its module was called, or the update is missing for long enough."""
+        called = self._called.was_called(series)
+        if called is None and self._absent.values[series_id] < ABSENT_FOR:
             return False
-        self._moved[series_id] = 0
-        self._reported[series_id] = called is not False
+        self._moved.values[series_id] = 0
+        self._reported.values[series_id] = called is not False
         return called is not False
 
-    def _never_moved(self) -> list[Finding]:
-        moving = {self.table.series[i].name for i in np.flatnonzero(self._masks[UPDATE]).tolist()}
-        parameters = {s.name: i for i, s in self.table.of_quantity(PARAMETER) if s.micro_step == 0}
+    def _never_moved(self, table: SeriesTable) -> list[Finding]:
+        moving = {table.series[i].name for i in np.flatnonzero(self._is_update.values).tolist()}
+        parameters = {s.name: i for i, s in table.of_quantity(PARAMETER) if s.micro_step == 0}
         still = [i for name, i in parameters.items() if name not in moving]
         if not still or len(still) > NEVER_MOVED * len(parameters):
             return []
-        return [_finding(i, -1, self._step, -1) for i in still]
+        return [_finding(i, -1, self._step, -2) for i in still]
 
-    def _note_gradients(self, record: StepRecord) -> None:
-        rows = np.flatnonzero(self._masks[GRADIENT][record.where] & (record.columns[NORM] == 0))
-        self._zero_gradients |= {self.table.series[i].name for i in record.ids[rows].tolist()}
+    def _note_gradients(self, observed: Observed) -> None:
+        record = observed.record
+        rows = np.flatnonzero(self._is_gradient.values[record.where] & (record.columns[NORM] == 0))
+        self._zero_gradients |= {observed.table.series[i].name for i in record.ids[rows].tolist()}
 
     def _rate_is_zero(self, record: StepRecord) -> bool:
         rows = [*self._rows_of(record, LEARNING_RATE), *self._rows_of(record, OPTIMIZER_RATE)]
         return bool((record.values[rows, NORM] == 0).any())
 
-    def _rows_of(self, record: StepRecord, quantity: str) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
-        ids = self._ids.get(quantity, [])
-        return np.flatnonzero(record.ids == ids[0]) if ids else np.zeros(0, np.intp)
+    def _rows_of(self, record: StepRecord, quantity: str) -> Rows:
+        series_id = self._scalars.get(quantity)
+        return np.zeros(0, np.intp) if series_id is None else np.flatnonzero(record.ids == series_id)
 
-    def _refresh(self) -> None:
-        layouts = self.table.layouts[len(self._numel) :]
-        if layouts:
-            self._numel = np.append(self._numel, [float(layout.numel) for layout in layouts])
-        known = len(self._moved)
-        new = self.table.series[known:]
-        if not new:
-            return
-        for i, series in enumerate(new, known):
+    def _note_scalars(self, first: int, new: Sequence[Series]) -> None:
+        for i, series in enumerate(new, first):
             if series.scalar:
-                self._ids.setdefault(series.quantity, []).append(i)
-        self._moved = np.append(self._moved, np.zeros(len(new), np.int64))
-        self._absent = np.append(self._absent, np.zeros(len(new), np.int64))
-        self._still_for = np.append(self._still_for, np.zeros(len(new), np.int64))
-        self._since = np.append(self._since, np.zeros(len(new), np.int64))
-        self._reported = np.append(self._reported, np.zeros(len(new), bool))
-        self._in_step = np.append(self._in_step, np.zeros(len(new), bool))
-        for quantity, mask in self._masks.items():
-            self._masks[quantity] = np.append(mask, [s.quantity == quantity for s in new])
+                self._scalars.setdefault(series.quantity, i)
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return that the update is zero or missing, and at which step."""
+        if anomaly.name == ALL:
+            return f"the optimizer updates no parameter at step {anomaly.step}"
+        if anomaly.last_clean < 0:
+            return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move"
+        reason = "although it has a gradient and a non-zero learning rate"
+        return f"{subject} is zero or missing at step {anomaly.step}, {reason}"
 
 
 def _finding(series_id: int, row: int, step: int | None, last_clean: int) -> Finding:
-    return Finding(series_id, row, FROZEN, NAME, "norm", 0.0, float("nan"), SCORE, step=step, last_clean=last_clean - 1)
+    detail = (FROZEN, FrozenRule.name, "norm", 0.0, float("nan"), SCORE)
+    return Finding(series_id, row, *detail, step=step, last_clean=last_clean, quantity=UPDATE)

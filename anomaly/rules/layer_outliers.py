@@ -1,113 +1,121 @@
-"""Layers of one kind are alike from the start: one that is far larger or smaller than its siblings is named once."""
+"""A layer far larger or smaller than its sibling layers from the start."""
 
 import re
-from typing import Final
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import DEAD, SHIFT
-from trainsentry.anomaly.features import Floats
+from trainsentry.anomaly.anomaly import DEAD, SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import ACTIVATION_OUTPUT, GRADIENT, PARAMETER, SeriesTable
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.series import ACTIVATION_OUTPUT, GRADIENT, PARAMETER, Series, SeriesTable
 from trainsentry.collectors.statistics import NORM
 
-NAME: Final = "siblings"
 SCORE: Final = 20.0
+"""Deviations: below the rules whose bounds hold for any model, as layers are alike by convention only."""
 
-LOOK_AT: Final = {ACTIVATION_OUTPUT: 12, GRADIENT: 12, PARAMETER: 2}
-"""Sampled records of a series after which it is compared: past the first steps of a warm-up; weights as they begin, and
-when all of them have been seen."""
+COMPARED_AT: Final = {ACTIVATION_OUTPUT: 12, GRADIENT: 12, PARAMETER: 2}
+"""Sampled records of a series after which it is compared: past the first steps of a warm-up; weights at their start,
+once all of them have been seen."""
 
 LEAST_SIBLINGS: Final = 3
-"""Series of one kind in different layers, itself included, from which on one can be told from the others."""
+"""Least layers of a family, the outlier included, among which one can be told from the others."""
 
 RATIOS: Final = {ACTIVATION_OUTPUT: 1000.0, GRADIENT: 1000.0, PARAMETER: 6.0}
-"""How many times larger or smaller than the nearest of the others: a Mamba whose initialisation was wrong had gradients
-5,000 times smaller than its siblings. Weights of one kind differ by less than a factor of two in healthy models."""
+"""Factor between an outlier and the nearest of its siblings: a Mamba whose initialisation was wrong had gradients 5,000
+times smaller than its siblings. In healthy models weights of a family differ by less than a factor of two."""
 
 MATRICES: Final = frozenset({GRADIENT, PARAMETER})
-"""Quantities of which only tensors of two dimensions and more are compared: how large a bias is says nothing of its
-layer, for its size at the start goes by the inputs that the layer has, and its gradient may be zero by nature."""
+"""Quantities of which only tensors of two dimensions and more are compared: a bias starts at a size that depends on the
+number of inputs of its layer, and its gradient may be zero by nature."""
 
 _LAYER: Final = re.compile(r"\d+")
 
+Family = tuple[str, str, int]
+"""Series whose names differ in numbers alone: the name without them, the quantity, the micro-step."""
 
-class LayerOutlierRule:
-    """Compares the root mean squares of series of one shape whose names differ in numbers alone, once each."""
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
-        self._known = 0
-        self._families: dict[tuple[str, str, int], list[int]] = {}
-        self._family_of: dict[int, tuple[str, str, int]] = {}
-        self._watched = np.zeros(0, bool)
-        self._seen = np.zeros(0, np.int64)
-        self._look_at = np.zeros(0, np.int64)
-        self._last = np.zeros(0)
-        self._layout = np.zeros(0, np.int32)
-        self._done: set[tuple[str, str, int]] = set()
+class LayerOutlierRule(Rule):
+    """Compares the root mean squares of the series of a family that have one shape, once each."""
 
-    def judge(self, record: StepRecord, numel: Floats) -> list[Finding]:
-        """Return what is unlike its siblings."""
-        self._refresh()
-        rows = np.flatnonzero(self._watched[record.where])
+    name: ClassVar[str] = "siblings"
+    quantities: ClassVar[frozenset[str]] = frozenset(RATIOS)
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._families: dict[Family, list[int]] = {}
+        self._done: set[Family] = set()
+        arrays.series.before_growth(self._note_families)
+        self._compared = arrays.series.column(bool, of=lambda s: _family_of(s) is not None)
+        self._samples = arrays.series.column(np.int64)
+        self._size = arrays.series.column(np.float64, np.nan)
+        self._layout = arrays.series.column(np.int32)
+        self._compared_at = arrays.series.column(np.int64, of=lambda s: COMPARED_AT.get(s.quantity, 0))
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the layers unlike their siblings."""
+        record, table = observed.record, observed.table
+        rows = np.flatnonzero(self._compared.values[record.where])
         if not len(rows):
             return []
-        ids = record.ids[rows]
-        self._last[ids] = record.columns[NORM, rows] / np.sqrt(np.maximum(numel[rows], 1.0))
-        self._layout[ids] = record.layouts[rows]
-        self._seen[ids] += 1
-        due = {self._family_of[i] for i in ids[self._seen[ids] == self._look_at[ids]].tolist()} - self._done
+        ids, samples = record.ids[rows], self._samples.values
+        self._size.values[ids] = record.columns[NORM, rows] / np.sqrt(np.maximum(observed.numel[rows], 1.0))
+        self._layout.values[ids] = record.layouts[rows]
+        samples[ids] += 1
+        ready = ids[samples[ids] == self._compared_at.values[ids]].tolist()
+        due = {family for i in ready if (family := _family_of(table.series[i])) is not None} - self._done
         found = []
         row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True)) if due else {}
         for family in sorted(due):
             self._done.add(family)
-            for alike in self._of_one_shape(self._families[family]):
-                found += self._unlike(alike, RATIOS[family[1]], row_of)
+            for siblings in self._of_one_shape(family, table):
+                found += self._outliers(siblings, RATIOS[family[1]], row_of)
         if due and not self._families.keys() - self._done:
-            self._watched[:] = False
+            self._compared.values[:] = False
         return found
 
-    def _of_one_shape(self, family: list[int]) -> list[list[int]]:
+    def _of_one_shape(self, family: Family, table: SeriesTable) -> list[list[int]]:
         """Return the members of a family by their shapes, as far as these have been seen."""
         by_shape: dict[tuple[int, ...], list[int]] = {}
-        for series_id in family:
-            if self._seen[series_id]:
-                layout = self.table.layouts[self._layout[series_id]]
+        for series_id in self._families[family]:
+            if self._samples.values[series_id]:
+                layout = table.layouts[self._layout.values[series_id]]
                 by_shape.setdefault(layout.shape if layout.whole is None else layout.whole, []).append(series_id)
-        matrices = self.table.series[family[0]].quantity in MATRICES
-        return [alike for shape, alike in by_shape.items() if len(shape) > 1 or not matrices]
+        matrices = family[1] in MATRICES
+        return [siblings for shape, siblings in by_shape.items() if len(shape) > 1 or not matrices]
 
-    def _unlike(self, family: list[int], ratio: float, row_of: dict[int, int]) -> list[Finding]:
-        sizes = self._last[family]
-        if len(family) < LEAST_SIBLINGS or not (np.isfinite(sizes) & (sizes > 0)).all():
+    def _outliers(self, siblings: list[int], ratio: float, row_of: dict[int, int]) -> list[Finding]:
+        sizes = self._size.values[siblings]
+        if len(siblings) < LEAST_SIBLINGS or not (np.isfinite(sizes) & (sizes > 0)).all():
             return []
         found = []
-        for place, series_id in enumerate(family):
+        for place, series_id in enumerate(siblings):
             others = np.delete(sizes, place)
             larger, smaller = sizes[place] > ratio * others.max(), sizes[place] * ratio < others.min()
             if larger or smaller:
-                kind = SHIFT if larger else DEAD
-                usual = float(np.median(others))
-                row = row_of.get(series_id, -1)
-                size = float(sizes[place])
-                found.append(Finding(series_id, row, kind, NAME, "rms", size, usual, SCORE, last_clean=-1))
+                detail = (SHIFT if larger else DEAD, self.name, "rms", float(sizes[place]), float(np.median(others)))
+                found.append(Finding(series_id, row_of.get(series_id, -1), *detail, SCORE, last_clean=-1))
         return found
 
-    def _refresh(self) -> None:
-        new = self.table.series[self._known :]
-        if not new:
-            return
-        for i, series in enumerate(new, self._known):
-            if series.quantity in RATIOS and _LAYER.search(series.name):
-                family = (_LAYER.sub("*", series.name), series.quantity, series.micro_step)
+    def _note_families(self, first: int, new: Sequence[Series]) -> None:
+        for i, series in enumerate(new, first):
+            family = _family_of(series)
+            if family is not None:
                 self._families.setdefault(family, []).append(i)
-                self._family_of[i] = family
-        self._known = len(self.table.series)
-        more = self._known - len(self._seen)
-        self._watched = np.append(self._watched, [i in self._family_of for i in range(len(self._seen), self._known)])
-        self._seen = np.append(self._seen, np.zeros(more, np.int64))
-        self._last = np.append(self._last, np.full(more, np.nan))
-        self._layout = np.append(self._layout, np.zeros(more, np.int32))
-        self._look_at = np.append(self._look_at, [LOOK_AT.get(s.quantity, 0) for s in new])
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the root mean square, and how far it is from that of the sibling layers."""
+        times = f"{anomaly.value / anomaly.expected:.3g} times" if anomaly.expected > 0 else "unlike"
+        return (
+            f"the root mean square of {subject} is {anomaly.value:.3g} at step {anomaly.step}, {times} the median of "
+            f"its sibling layers, {anomaly.expected:.3g}"
+        )
+
+
+def _family_of(series: Series) -> Family | None:
+    if series.quantity not in RATIOS or not _LAYER.search(series.name):
+        return None
+    return _LAYER.sub("*", series.name), series.quantity, series.micro_step

@@ -1,67 +1,77 @@
-"""Invariant: a weight whose optimizer state was there at every sample still has it."""
+"""A weight whose optimizer state was there at every sample and is gone."""
 
 import math
-from typing import Final
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import STATE_RESET
+from trainsentry.anomaly.anomaly import STATE_RESET, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import PARAMETER, STEP_COUNTER, SeriesTable
+from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.series_arrays import Columns, SeriesArrays
+from trainsentry.collectors.series import PARAMETER, STEP_COUNTER, Series
 
-NAME: Final = "missing_state"
 SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs; state does not vanish by itself."""
 
 BOTH_BEFORE: Final = 5
-"""Samples in a row in which a weight and its state were there together, before state that is missing counts as lost."""
+"""Samples in a row with both the weight and its state, before missing state counts as lost."""
 
 
-class LostStateRule:
-    """Finds weights that are sampled without their state: known when the next step begins, as one has several parts."""
+class LostStateRule(Rule):
+    """Finds weights that are sampled without their state; it knows when the next step begins, as a step has parts."""
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
-        self._weights: dict[tuple[str, int, int], int] = {}
-        self._state, self._weight = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._both = np.zeros(0, np.int64)
-        self._seen = np.zeros(0, bool)
+    name: ClassVar[str] = "missing_state"
+    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, OPTIMIZER_STATE})
+    statistics: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._in_step = arrays.series.column(bool)
         self._step = -1
+        self._weights: dict[tuple[str, int, int], int] = {}
+        pairs: list[tuple[int, int]] = []
+        self._pairs = Columns(pairs)
+        self._weight = self._pairs.column(np.int64, of=lambda pair: pair[0])
+        self._state = self._pairs.column(np.int64, of=lambda pair: pair[1])
+        self._both = self._pairs.column(np.int64)
 
-    def judge(self, record: StepRecord) -> list[Finding]:
+        def pair(first: int, new: Sequence[Series]) -> None:
+            pairs.extend(self._new_pairs(first, new))
+            self._pairs.grow()
+
+        arrays.series.before_growth(pair)
+
+    def judge(self, observed: Observed) -> list[Finding]:
         """Return the first state that was missing in the step before this one."""
+        record = observed.record
         found = []
         if record.step != self._step:
             found = self._missing()
             self._step = record.step
-            self._seen[:] = False
-        self._refresh()
-        self._seen[record.where] = True
+            self._in_step.values[:] = False
+        self._in_step.values[record.where] = True
         return found
 
     def _missing(self) -> list[Finding]:
-        weights, state = self._seen[self._weight], self._seen[self._state]
-        gone = np.flatnonzero(weights & ~state & (self._both >= BOTH_BEFORE))
-        self._both = np.where(weights, np.where(state, self._both + 1, 0), self._both)
+        in_step, both = self._in_step.values, self._both.values
+        weights, state = in_step[self._weight.values], in_step[self._state.values]
+        gone = np.flatnonzero(weights & ~state & (both >= BOTH_BEFORE))
+        both[:] = np.where(weights, np.where(state, both + 1, 0), both)
         nan = math.nan
-        ids = [int(self._state[at]) for at in gone[:1]]  # of all that went at once one is enough
-        return [Finding(i, -1, STATE_RESET, NAME, "norm", nan, nan, SCORE, step=self._step) for i in ids]
+        ids = [int(self._state.values[i]) for i in gone[:1]]  # states that vanish together need one finding
+        return [Finding(i, -1, STATE_RESET, self.name, "norm", nan, nan, SCORE, step=self._step) for i in ids]
 
-    def _refresh(self) -> None:
-        known = len(self._seen)
-        new = self.table.series[known:]
-        if not new:
-            return
-        self._seen = np.append(self._seen, np.zeros(len(new), bool))
-        for i, s in enumerate(new, known):
+    def _new_pairs(self, first: int, new: Sequence[Series]) -> list[tuple[int, int]]:
+        """Return weight and state of the new state series whose weight is known."""
+        for i, s in enumerate(new, first):
             if s.quantity == PARAMETER:
                 self._weights[s.name, s.vpp_stage, s.micro_step] = i
-        pairs = [
-            (i, self._weights.get((s.name, s.vpp_stage, s.micro_step), -1))
-            for i, s in enumerate(new, known)
-            if s.is_state and s.quantity != STEP_COUNTER
-        ]
-        pairs = [pair for pair in pairs if pair[1] >= 0]
-        self._state = np.append(self._state, [state for state, _ in pairs]).astype(np.int64)
-        self._weight = np.append(self._weight, [weight for _, weight in pairs]).astype(np.int64)
-        self._both = np.append(self._both, np.zeros(len(pairs), np.int64))
+        states = [(i, s) for i, s in enumerate(new, first) if s.is_state and s.quantity != STEP_COUNTER]
+        pairs = [(self._weights.get((s.name, s.vpp_stage, s.micro_step), -1), i) for i, s in states]
+        return [pair for pair in pairs if pair[0] >= 0]
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return which state is gone, and since when."""
+        return f"{subject} is gone at step {anomaly.step}, although its parameter is still there"

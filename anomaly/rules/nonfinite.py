@@ -1,45 +1,63 @@
-"""Hard rule: a value is NaN or Inf where it was not meant to be."""
+"""NaN or Inf where the run had none."""
+
+from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.series_facts import Mask, SeriesFacts
+from trainsentry.anomaly.anomaly import NONFINITE, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import EVERY_TENSOR, Observed, Rule
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.statistics import INFS, NANS
 
-NAME = "nonfinite"
-SCORE = 1000.0
-"""Score of a non-finite value: above every score that a distance from normal reaches in practice."""
+SCORE: Final = 1000.0
+"""Score of a non-finite value, in deviations: above every distance from normal that a score reaches in practice."""
 
 
-class NonfiniteRule:
+class NonfiniteRule(Rule):
     """Finds rows that count a NaN or Inf.
 
-    An activation that holds Inf from its first sample on (a mask filled with -Inf) is meant to, and is not
-    reported for Inf again; NaN always is.
+    An activation that holds Inf at its first sample (a mask filled with -Inf) does so by design: its Inf is not
+    reported, its NaN always is.
     """
 
-    def __init__(self, facts: SeriesFacts) -> None:
-        self.facts = facts
-        self._met: Mask = np.zeros(0, bool)
-        self._usual: Mask = np.zeros(0, bool)
+    name: ClassVar[str] = "nonfinite"
+    quantities: ClassVar[frozenset[str]] = frozenset({EVERY_TENSOR, "loss", "grad_norm"})
+    statistics: ClassVar[frozenset[str]] = frozenset({"nans", "infs"})
 
-    def rows(self, record: StepRecord) -> Mask:
-        """Return which rows are not finite, as a mask of shape (n,)."""
-        self.facts.refresh()
-        missing = len(self.facts.scalar) - len(self._met)
-        if missing:
-            self._met = np.append(self._met, np.zeros(missing, bool))
-            self._usual = np.append(self._usual, np.zeros(missing, bool))
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._seen = arrays.series.column(bool)
+        self._holds_inf = arrays.series.column(bool)
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return a finding for each judged row that is not finite."""
+        self.wrong_rows = self.rows(observed.record, observed.facts)
+        rows = np.flatnonzero(self.wrong_rows & observed.judged).tolist()
+        return [self._finding(observed.record, row) for row in rows]
+
+    def rows(self, record: StepRecord, facts: SeriesFacts) -> Mask:
+        """Return which rows are not finite although they should be, shape (n,)."""
         where = record.where
         nans, infs = record.columns[NANS] > 0, record.columns[INFS] > 0
-        if not self._met[where].all():
-            first = ~self._met[where]
-            self._usual[record.ids[first & infs & ~nans & self.facts.activation[where]]] = True
-            self._met[where] = True
-        found: Mask = nans | (infs & ~self._usual[where])
+        seen, holds_inf = self._seen.values, self._holds_inf.values
+        if not seen[where].all():
+            first = ~seen[where]
+            holds_inf[record.ids[first & infs & ~nans & facts.activation[where]]] = True
+            seen[where] = True
+        found: Mask = nans | (infs & ~holds_inf[where])
         return found
 
-    def is_usual(self, record: StepRecord) -> Mask:
-        """Return which rows are meant to hold Inf."""
-        usual: Mask = self._usual[record.where]
-        return usual
+    @staticmethod
+    def _finding(record: StepRecord, row: int) -> Finding:
+        nans, infs = record.values[row, [NANS, INFS]].tolist()
+        statistic, count = ("nans", nans) if nans > 0 else ("infs", infs)
+        return Finding(int(record.ids[row]), row, NONFINITE, NonfiniteRule.name, statistic, count, 0.0, SCORE)
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return how many elements are NaN or Inf."""
+        number = f"{anomaly.value:.0f}"
+        kind = {"nans": "NaN", "infs": "Inf"}.get(anomaly.statistic, "non-finite")
+        return f"{subject} holds {number} {kind} {'value' if number == '1' else 'values'} at step {anomaly.step}"

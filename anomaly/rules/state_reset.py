@@ -1,106 +1,127 @@
-"""Invariants of an optimizer's state: squares fall no faster than their decay allows, and steps are counted on."""
+"""Optimizer state that was lost: a mean of squares falls faster than its decay, or a step counter starts over."""
 
-from typing import Final
+import math
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import STATE_RESET
+from trainsentry.anomaly.anomaly import STATE_RESET, Anomaly
 from trainsentry.anomaly.features import NOTHING
 from trainsentry.anomaly.finding import Finding
-from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import STEP_COUNTER, SeriesTable
+from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.series import STEP_COUNTER
 from trainsentry.collectors.statistics import MIN, NORM
 
-NAME: Final = "state_reset"
 SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs; the bounds below hold for any gradients."""
 
 SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "moments2", "square_avg", "v"})
 """State that averages squares: v' = β·v + (1 − β)·g² ≥ β·v (Kingma and Ba, "Adam", 2015; RMSprop)."""
 
 COUNTED: Final = 10
-"""Updates that a counter must have counted before it can be seen to have begun anew."""
+"""Updates that a counter must have counted before it can be seen to start over."""
 
 LEAST_DECAY: Final = 0.8
 """The smallest β assumed: 0.9 is the smallest in use, and the norm is rounded."""
 
-SHARE: Final = 0.5
-"""Share of the rows that must have fallen, so that a group that was reset on purpose (a new token's row) is not all."""
+LONGEST_GAP: Final = 100
+"""Steps between two samples at which the bound stops to tell anything: 0.8^100 is 2e-10."""
+
+LEAST_SHARE: Final = 0.5
+"""Share of the rows that must have fallen: a group that was reset on purpose (the row of a new token) is smaller."""
 
 
-class StateResetRule:
-    """Finds state that has fallen below β^k of what it was k steps before, is negative, or counts from the start again.
+class StateResetRule(Rule):
+    """Finds state that has fallen below β^k of its norm k steps before, is negative, or counts from the start again.
 
-    A counter that goes back to what it was earlier belongs to a run that is rolled back, and is left alone, unless it
-    goes back to before its second sample.
+    A counter that returns to an earlier value belongs to a run that is rolled back and is left alone, unless it
+    returns to a value before its second sample.
     """
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
-        self._mask = np.zeros(0, bool)
-        self._counter = np.zeros(0, bool)
-        self._norm = np.zeros(0)
-        self._step = np.zeros(0, np.int64)
-        self._rate = np.zeros(0)
+    name: ClassVar[str] = "state_reset"
+    quantities: ClassVar[frozenset[str]] = frozenset({OPTIMIZER_STATE})
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm", "min"})
+    state_key: ClassVar[str | None] = "squares"
 
-    def saved(self, count: int) -> list[list[float]]:
-        """Return norm and step of the first `count` series as plain data."""
-        self._refresh()
-        return [[float(n), int(s)] for n, s in zip(self._norm[:count], self._step[:count], strict=True)]
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_square = arrays.series.column(bool, of=lambda s: s.quantity in SQUARES)
+        self._is_counter = arrays.series.column(bool, of=lambda s: s.quantity == STEP_COUNTER and not s.scalar)
+        self._norm = arrays.series.column(np.float64)
+        self._step = arrays.series.column(np.int64)
+        self._rate = arrays.series.column(np.float64)  # updates that a counter counts in a step
 
-    def adopt(self, series_id: int, saved: list[float]) -> None:
-        """Go on from what was saved of a series: state that a restart has lost shows."""
-        self._refresh()
-        self._norm[series_id], self._step[series_id] = saved[0], int(saved[1])
-
-    def judge(self, record: StepRecord) -> list[Finding]:
-        """Return what was lost."""
-        self._refresh()
-        anew = self._counts_anew(record)
-        rows = np.flatnonzero(self._mask[record.where])
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return a finding for each state that was lost."""
+        record = observed.record
+        restarted = self._restarted(observed)
+        rows = np.flatnonzero(self._is_square.values[record.where])
         if not len(rows):
-            return anew
+            return restarted
         ids = record.ids[rows]
         norm = record.columns[NORM, rows]
-        apart = np.maximum(record.step - self._step[ids], 1)
-        least = self._norm[ids] * LEAST_DECAY ** np.minimum(apart, 100)
-        fallen = (norm < least) & (least > NOTHING) & (apart < 100)
+        gap = np.maximum(record.step - self._step.values[ids], 1)
+        least = self._norm.values[ids] * LEAST_DECAY ** np.minimum(gap, LONGEST_GAP)
+        fallen = (norm < least) & (least > NOTHING) & (gap < LONGEST_GAP)
         negative = record.columns[MIN, rows] < -NOTHING
-        self._norm[ids], self._step[ids] = norm, record.step
-        found = []
-        if fallen.sum() > SHARE * len(rows):
-            for at in np.flatnonzero(fallen).tolist():
-                value, expected = float(norm[at]), float(least[at])
-                found.append(self._finding(int(ids[at]), int(rows[at]), "norm", value, expected))
-        for at in np.flatnonzero(negative).tolist():
-            value = float(record.values[rows[at], MIN])
-            found.append(self._finding(int(ids[at]), int(rows[at]), "min", value, 0.0))
-        return found + anew
+        self._norm.values[ids], self._step.values[ids] = norm, record.step
+        lost = np.flatnonzero(fallen).tolist() if fallen.sum() > LEAST_SHARE * len(rows) else []
+        return [
+            *(_finding(int(ids[i]), int(rows[i]), "norm", float(norm[i]), float(least[i])) for i in lost),
+            *(
+                _finding(int(ids[i]), int(rows[i]), "min", float(record.values[rows[i], MIN]), 0.0)
+                for i in np.flatnonzero(negative).tolist()
+            ),
+            *restarted,
+        ]
 
-    def _counts_anew(self, record: StepRecord) -> list[Finding]:
-        rows = np.flatnonzero(self._counter[record.where])
+    def _restarted(self, observed: Observed) -> list[Finding]:
+        """Return a finding for each counter that starts over."""
+        record = observed.record
+        rows = np.flatnonzero(self._is_counter.values[record.where])
         if not len(rows):
             return []
         ids = record.ids[rows]
-        count, before = record.columns[NORM, rows], self._norm[ids]
-        apart = np.maximum(record.step - self._step[ids], 1)
-        due = np.maximum(self._rate[ids], 1.0) * apart
-        anew = (count < before) & (count <= due) & (before > due + COUNTED)
-        self._rate[ids] = np.where(count > before, (count - before) / apart, self._rate[ids])
-        self._norm[ids], self._step[ids] = count, record.step
+        count, before, rate = record.columns[NORM, rows], self._norm.values[ids], self._rate.values[ids]
+        gap = np.maximum(record.step - self._step.values[ids], 1)
+        counted = np.maximum(rate, 1.0) * gap
+        restarted = (count < before) & (count <= counted) & (before > counted + COUNTED)
+        self._rate.values[ids] = np.where(count > before, (count - before) / gap, rate)
+        self._norm.values[ids], self._step.values[ids] = count, record.step
         return [
-            self._finding(int(ids[at]), int(rows[at]), "value", float(count[at]), float(before[at] + due[at]))
-            for at in np.flatnonzero(anew).tolist()
+            _finding(int(ids[i]), int(rows[i]), "value", float(count[i]), float(before[i] + counted[i]), "optimizer")
+            for i in np.flatnonzero(restarted).tolist()
         ]
 
-    def _refresh(self) -> None:
-        new = self.table.series[len(self._mask) :]
-        if new:
-            self._mask = np.append(self._mask, [s.quantity in SQUARES for s in new])
-            self._counter = np.append(self._counter, [s.quantity == STEP_COUNTER and not s.scalar for s in new])
-            self._norm = np.append(self._norm, np.zeros(len(new)))
-            self._step = np.append(self._step, np.zeros(len(new), np.int64))
-            self._rate = np.append(self._rate, np.zeros(len(new)))
-
     @staticmethod
-    def _finding(series_id: int, row: int, statistic: str, value: float, expected: float) -> Finding:
-        return Finding(series_id, row, STATE_RESET, NAME, statistic, value, expected, SCORE)
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the state's number, and the bound that it breaks."""
+        if anomaly.statistic == "min":
+            return f"{subject} is negative at step {anomaly.step} ({anomaly.value:.3g}), although it averages squares"
+        if math.isnan(anomaly.value):
+            return f"{subject} is gone at step {anomaly.step}"
+        if anomaly.statistic == "value":
+            return (
+                f"the optimizer's step counter of {anomaly.name} is {anomaly.value:.0f} at step {anomaly.step}, "
+                f"expected {anomaly.expected:.0f}: the optimizer state was lost"
+            )
+        return (
+            f"the norm of {subject} is {anomaly.value:.3g} at step {anomaly.step}, below {anomaly.expected:.3g}, the "
+            "least that its decay allows: the optimizer state was lost"
+        )
+
+    def saved(self, count: int) -> list[list[float]]:
+        """Return norm and step of the first `count` series."""
+        norms, steps = self._norm.values[:count].tolist(), self._step.values[:count].tolist()
+        return [[float(norm), int(step)] for norm, step in zip(norms, steps, strict=True)]
+
+    def adopt(self, series_id: int, saved: Any, position: int) -> None:
+        """Restore norm and step of a series: state that a restart has lost is found."""
+        self._norm.values[series_id], self._step.values[series_id] = saved[position][0], int(saved[position][1])
+
+
+def _finding(
+    series_id: int, row: int, statistic: str, value: float, expected: float, quantity: str | None = None
+) -> Finding:
+    detail = (STATE_RESET, StateResetRule.name, statistic, value, expected, SCORE)
+    return Finding(series_id, row, *detail, quantity=quantity)

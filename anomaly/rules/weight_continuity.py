@@ -1,185 +1,191 @@
-"""Invariant: a weight is what it was, plus its update; the means of the three are read anyway, and are linear."""
+"""A weight that was modified outside the optimizer update: its mean is not the mean before plus that of its update."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from trainsentry.anomaly.anomaly import SHIFT
+from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays
 from trainsentry.collectors.record import StepRecord, as_index
-from trainsentry.collectors.series import PARAMETER, UPDATE, SeriesTable
+from trainsentry.collectors.series import PARAMETER, UPDATE, Series
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
 
-NAME: Final = "continuity"
-
 SCORE: Final = 80.0
-"""As an invariant's, below that of replicas: those say the same and name the rank by a second witness."""
+"""Deviations: as strong as a rule whose bound holds for any run, below replicas, which have a second witness."""
 
 HELD_FOR: Final = 16
 """Steps in a row in which it must have held: some loops clip or rescale weights after each update."""
 
-MORE: Final = 8
-"""How many times as long it must hold after each time that it did not: some loops prune every hundred steps."""
+LONGER: Final = 8
+"""Factor on `HELD_FOR` after each break: some loops prune every hundred steps."""
 
 ROUNDING: Final = 1e-7
-"""Gap of the means, in root mean squares of the weight, beyond which it was not rounding. Beyond what rounding does to
-the update, twelve kinds of healthy runs in float32 and bfloat16 gave none at all; float64 sums of 10^8 elements may be
+"""Gap of the means, in root mean squares of the weight, above which it is no rounding. Beyond what rounding does to
+the update, twelve kinds of healthy runs in float32 and bfloat16 had none at all; float64 sums of 10^8 elements may be
 off by 1e-8. One element of a matrix of 1,000 × 1,000 must move by a tenth of a root mean square to be seen."""
 
 HOLDS: Final = 1e-5
-"""Gap up to which the invariant counts as held: what is read may be a rounded copy of the weight that is updated."""
+"""Gap up to which it holds: the weight that is read may be a rounded copy of the one that is updated."""
 
-BEYOND: Final = 20.0
-"""How many times the largest gap of its own so far it must be besides, for the same reason."""
+LARGEST_TIMES: Final = 20.0
+"""A gap must also be this many times the largest one of the weight so far, for the same reason."""
 
 SPACING: Final = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 COARSEST: Final = 2.0**-7
 """Relative spacing of numbers by dtype, and of any other (bfloat16): an update is a difference that was rounded so."""
 
 WAIT: Final = 3
-"""Samples after which a weight that was changed is told of. Where it is changed again meanwhile, or has come to a bound
-and stays there, the loop does it: it clips or rescales weights, and the first time is no fault."""
+"""Samples between a modification and its finding. A loop that clips or rescales weights shows meanwhile: it modifies
+the weight again, or the weight stays at a bound."""
 
-Floats = npt.NDArray[np.floating[Any]]
+NEVER: Final = -2
+"""A step that never was, and is not the step before the first one either."""
 
 
 @dataclass
-class _Changed:
-    """A weight that was changed at a step, and what is waited for."""
+class _Modification:
+    """A modification of a weight that waits to be confirmed for `left` more samples."""
 
     step: int
     mean: float
-    due: float
+    expected: float
     bounds: tuple[float, float]
     left: int = WAIT
 
 
-class WeightContinuityRule:
-    """Finds a weight that something else than its update has changed between two steps that were both sampled.
+class WeightContinuityRule(Rule):
+    """Finds a weight that was modified between two sampled steps, other than by its update.
 
-    Several at once are somebody's intention: a checkpoint is loaded, averages are put in their place, a head is begun
-    anew. What fails in memory changes one.
+    Several weights at once are somebody's intention: a checkpoint is loaded, averages are swapped in, a head is
+    initialised again. Faulty memory changes one.
     """
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.table = table
-        self._weights: dict[tuple[str, int], int] = {}
-        self._is_weight = np.zeros(0, bool)
-        self._weight_of = np.zeros(0, np.int64)
-        self._again_of = np.zeros(0, np.int64)  # updates of a second turn within a step: the sum would need both
-        self._takes_turns = False
-        self._mean, self._due = np.zeros(0), np.zeros(0)
-        self._read_at, self._due_after = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._held, self._needed = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._largest, self._slack = np.zeros(0), np.zeros(0)
-        self._bounds = np.zeros((2, 0))
-        self._spacing = np.zeros(0)
-        self._changed: dict[int, _Changed] = {}
+    name: ClassVar[str] = "continuity"
+    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, UPDATE})
+    statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm", "min", "max"})
+    settles_ties: ClassVar[bool] = True
 
-    def judge(self, record: StepRecord, numel: Floats) -> list[Finding]:
-        """Return the weights that are not what they were to be; `numel` counts the elements of each row."""
-        self._refresh()
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._weights: dict[tuple[str, int], int] = {}
+        arrays.series.before_growth(self._note_weights)
+        series = arrays.series
+        self._is_weight = series.column(bool, of=lambda s: s.quantity == PARAMETER and s.micro_step == 0)
+        self._weight_of = series.column(np.int64, of=lambda s: self._updated_by(s) if s.micro_step == 0 else -1)
+        # Updates of a second turn within a step: the sum would need both.
+        self._again_of = series.column(np.int64, of=lambda s: -1 if s.micro_step == 0 else self._updated_by(s))
+        self._takes_turns = False
+        self._mean, self._expected = series.column(np.float64), series.column(np.float64)
+        self._read_at, self._expected_after = series.column(np.int64, NEVER), series.column(np.int64, NEVER)
+        self._held, self._needed = series.column(np.int64), series.column(np.int64, HELD_FOR)
+        self._largest_gap, self._slack = series.column(np.float64), series.column(np.float64)
+        self._bounds = series.column(np.float64, shape=(2,))
+        self._spacing = arrays.layouts.column(np.float64, of=lambda layout: _spacing_of(layout.dtype))
+        self._modified: dict[int, _Modification] = {}
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the weights that were modified `WAIT` samples ago."""
+        record = observed.record
         found: list[Finding] = []
-        weights = np.flatnonzero(self._is_weight[record.where])
+        weights = np.flatnonzero(self._is_weight.values[record.where])
         if len(weights):
-            rows, ids = (
-                as_index(weights.astype(np.int32)),
-                as_index(record.ids[weights]),
-            )  # as slices, where they make no copies
-            size = _root_mean_square(record, rows, numel)
+            # Slices make no copies.
+            rows, ids = as_index(weights.astype(np.int32)), as_index(record.ids[weights])
+            size = _root_mean_square(record, rows, observed.numel)
             found = self._compare(record, weights, record.ids[rows], size)
-            self._mean[ids], self._read_at[ids] = record.columns[MEAN, rows], record.step
-            self._bounds[0, ids], self._bounds[1, ids] = record.columns[MIN, rows], record.columns[MAX, rows]
-        updates = np.flatnonzero(self._weight_of[record.where] >= 0)
+            self._mean.values[ids], self._read_at.values[ids] = record.columns[MEAN, rows], record.step
+            self._bounds.values[0, ids] = record.columns[MIN, rows]
+            self._bounds.values[1, ids] = record.columns[MAX, rows]
+        updates = np.flatnonzero(self._weight_of.values[record.where] >= 0)
         if len(updates):
-            self._expect(record, updates, numel)
+            self._expect(record, updates, observed.numel)
         if self._takes_turns:
-            again = self._again_of[record.where]
-            self._due_after[again[again >= 0]] = -2
+            again = self._again_of.values[record.where]
+            self._expected_after.values[again[again >= 0]] = NEVER
         return found
 
     def _expect(self, record: StepRecord, updates: Any, numel: Floats) -> None:
-        """Note what weights are to be after their updates."""
-        rows, ids = as_index(updates.astype(np.int32)), as_index(self._weight_of[record.ids[updates]].astype(np.int32))
-        due = self._mean[ids] + record.columns[MEAN, rows]
-        slack = self._spacing[record.layouts[rows]] * _root_mean_square(record, rows, numel)
-        self._due[ids], self._slack[ids] = due, slack
-        self._due_after[ids] = np.where(self._read_at[ids] == record.step, record.step, self._due_after[ids])
+        """Note the means that weights should have after their updates."""
+        rows = as_index(updates.astype(np.int32))
+        ids = as_index(self._weight_of.values[record.ids[updates]].astype(np.int32))
+        self._expected.values[ids] = self._mean.values[ids] + record.columns[MEAN, rows]
+        rounding = self._spacing.values[record.layouts[rows]]
+        self._slack.values[ids] = rounding * _root_mean_square(record, rows, numel)
+        after = self._expected_after.values
+        after[ids] = np.where(self._read_at.values[ids] == record.step, record.step, after[ids])
 
     def _compare(self, record: StepRecord, rows: Any, ids: Any, size: Floats) -> list[Finding]:
-        now = record.columns[MEAN, rows]
-        due, known = self._due[ids], self._due_after[ids] == record.step - 1
+        """Compare the means with those expected after the step before."""
+        mean, expected = record.columns[MEAN, rows], self._expected.values[ids]
+        known = self._expected_after.values[ids] == record.step - 1
         if not known.any():
             return []
         with np.errstate(invalid="ignore", divide="ignore"):
-            gap = np.maximum(np.abs(now - due) - self._slack[ids], 0.0) / np.maximum(size, np.abs(due))
+            off = np.maximum(np.abs(mean - expected) - self._slack.values[ids], 0.0)
+            gap = off / np.maximum(size, np.abs(expected))
         known &= np.isfinite(gap)
         if not known.all():
             rows, ids, gap = rows[known], ids[known], gap[known]
-        broken = gap > np.maximum(ROUNDING, BEYOND * self._largest[ids])
-        odd = broken & (self._held[ids] >= self._needed[ids]) & (self._largest[ids] <= HOLDS)
-        self._largest[ids] = np.where(odd, self._largest[ids], np.maximum(self._largest[ids], gap))
-        self._held[ids] = np.where(broken, 0, self._held[ids] + 1)
-        self._needed[ids[odd]] *= MORE  # what comes back now and then is how this run is made
-        found = self._confirmed(record, rows, ids, broken) if self._changed else []
+        held, needed, largest = self._held.values, self._needed.values, self._largest_gap.values
+        broken = gap > np.maximum(ROUNDING, LARGEST_TIMES * largest[ids])
+        odd = broken & (held[ids] >= needed[ids]) & (largest[ids] <= HOLDS)
+        largest[ids] = np.where(odd, largest[ids], np.maximum(largest[ids], gap))
+        held[ids] = np.where(broken, 0, held[ids] + 1)
+        needed[ids[odd]] *= LONGER  # a break that comes back now and then is the design of the run
+        found = self._confirmed(record, rows, ids, broken) if self._modified else []
         if broken.sum() == 1 and odd.any():
-            self._note_change(record, int(rows[odd][0]), int(ids[odd][0]))
+            self._note_modification(record, int(rows[odd][0]), int(ids[odd][0]))
         return found
 
-    def _note_change(self, record: StepRecord, row: int, series_id: int) -> None:
+    def _note_modification(self, record: StepRecord, row: int, series_id: int) -> None:
         low, high, mean = record.values[row, [MIN, MAX, MEAN]].tolist()
-        before = self._bounds[:, series_id].tolist()
+        before = self._bounds.values[:, series_id].tolist()
         bounds = (low if low != before[0] else math.nan, high if high != before[1] else math.nan)
-        self._changed[series_id] = _Changed(record.step, mean, float(self._due[series_id]), bounds)
+        expected = float(self._expected.values[series_id])
+        self._modified[series_id] = _Modification(record.step, mean, expected, bounds)
 
     def _confirmed(self, record: StepRecord, rows: Any, ids: Any, broken: Any) -> list[Finding]:
-        """Return the weights that were changed some samples ago, once, and go on as they are."""
+        """Return the weights that were modified once, `WAIT` samples ago, and not again."""
         found = []
-        for series_id, changed in list(self._changed.items()):
+        for series_id, modified in list(self._modified.items()):
             at = np.flatnonzero(ids == series_id)
-            if record.step <= changed.step or broken[at].any():
-                del self._changed[series_id]
+            if record.step <= modified.step or broken[at].any():
+                del self._modified[series_id]
             elif len(at):
                 row = int(rows[at[0]])
-                changed.left -= 1
-                if (record.values[row, [MIN, MAX]] == changed.bounds).any():
-                    del self._changed[series_id]
-                elif not changed.left:
-                    del self._changed[series_id]
-                    found.append(_finding(series_id, row, changed))
+                modified.left -= 1
+                if (record.values[row, [MIN, MAX]] == modified.bounds).any():
+                    del self._modified[series_id]
+                elif not modified.left:
+                    del self._modified[series_id]
+                    found.append(_finding(series_id, row, modified))
         return found
 
-    def _refresh(self) -> None:
-        known = len(self._is_weight)
-        new = self.table.series[known:]
-        layouts = self.table.layouts[len(self._spacing) :]
-        if layouts:
-            self._spacing = np.append(self._spacing, [_spacing_of(layout.dtype) for layout in layouts])
-        if not new:
-            return
-        for i, series in enumerate(new, known):
+    def _note_weights(self, first: int, new: Sequence[Series]) -> None:
+        for i, series in enumerate(new, first):
             if series.quantity == PARAMETER and series.micro_step == 0:
                 self._weights[series.name, series.vpp_stage] = i
-        of = [self._weights.get((s.name, s.vpp_stage), -1) if s.quantity == UPDATE else -1 for s in new]
-        first = [s.micro_step == 0 for s in new]
-        self._is_weight = np.append(self._is_weight, [s.quantity == PARAMETER and s.micro_step == 0 for s in new])
-        self._weight_of = np.append(self._weight_of, np.where(first, of, -1))
-        self._again_of = np.append(self._again_of, np.where(first, -1, of))
-        self._takes_turns |= bool((self._again_of >= 0).any())
-        self._mean, self._due = (np.append(x, np.zeros(len(new))) for x in (self._mean, self._due))
-        self._largest, self._slack = (np.append(x, np.zeros(len(new))) for x in (self._largest, self._slack))
-        never = np.full(len(new), -2)
-        self._read_at, self._due_after = np.append(self._read_at, never), np.append(self._due_after, never)
-        self._held = np.append(self._held, np.zeros(len(new), np.int64))
-        self._needed = np.append(self._needed, np.full(len(new), HELD_FOR))
-        self._bounds = np.append(self._bounds, np.zeros((2, len(new))), axis=1)
+        self._takes_turns |= any(s.micro_step > 0 and self._updated_by(s) >= 0 for s in new)
+
+    def _updated_by(self, series: Series) -> int:
+        """Return the id of the weight that an update changes; -1 for other series."""
+        return self._weights.get((series.name, series.vpp_stage), -1) if series.quantity == UPDATE else -1
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the mean, and the mean expected of the update."""
+        return (
+            f"{subject} was modified outside the optimizer update before step {anomaly.step}: its mean is "
+            f"{anomaly.value:.6g}, expected {anomaly.expected:.6g}"
+        )
 
 
 def _spacing_of(dtype: str) -> float:
-    # What is read of complex numbers is of their magnitudes, whose mean is not linear.
+    # The statistics of complex numbers are those of their magnitudes, whose mean is not linear.
     return math.nan if dtype.startswith("complex") else SPACING.get(dtype, COARSEST)
 
 
@@ -188,6 +194,6 @@ def _root_mean_square(record: StepRecord, rows: Any, numel: Floats) -> Floats:
     return found
 
 
-def _finding(series_id: int, row: int, changed: _Changed) -> Finding:
-    step, mean, due = changed.step, changed.mean, changed.due
-    return Finding(series_id, row, SHIFT, NAME, "mean", mean, due, SCORE, step=step, last_clean=step - 1)
+def _finding(series_id: int, row: int, modified: _Modification) -> Finding:
+    detail = (SHIFT, WeightContinuityRule.name, "mean", modified.mean, modified.expected, SCORE)
+    return Finding(series_id, row, *detail, step=modified.step, last_clean=modified.step - 1)

@@ -110,7 +110,7 @@ def _compare_dumps(a: Path, b: Path, names: Mapping[str, str], report: Report) -
         for row in compare_dumps(one, other, names, _Values(one, other)):
             only += row.status in {"missing", "extra"}
             rows.append(_cells(one, row))
-            if row.parts:
+            if row.differs:
                 worst.append(rows[-1])
     first = worst[0] if worst else None
     equal = sum(row[4] == EQUAL for row in rows)

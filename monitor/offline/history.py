@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.across_ranks import conservation, peers, reductions, replicas
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.incidents.incident_log import IncidentLog
+from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import PARAMETER, Series, SeriesTable
 from trainsentry.exporters.csv.format import TableFile, table_paths
@@ -24,13 +24,10 @@ from trainsentry.exporters.files.foreign_fields import objects, whole
 from trainsentry.exporters.files.foreign_files import MAX_OBJECT_BYTES, InputError, Report, read_lines, read_object
 from trainsentry.monitor.offline.recorded_ranks import differences_of_ranks, graph_of
 from trainsentry.monitor.offline.recorded_table import RecordedRows, RecordedTable
-from trainsentry.monitor.recorder import hang_report
 
 _STARTS: Final = objects({"restart": whole, "start_step": whole}, frozenset({"restart", "start_step"}))
 
-ACROSS_RANKS: Final = frozenset(
-    {replicas.NAME, conservation.NAME, reductions.NAME, peers.PEERS, peers.CALL_ORDERS, hang_report.NAME}
-)
+ACROSS_RANKS: Final = frozenset(d.name for d in detectors() if d.compares_ranks)
 """Detectors that compare ranks; tables lack the bits, call orders and missing ranks that they need."""
 
 

@@ -9,7 +9,7 @@ def test_a_rank_that_goes_its_own_way_once_is_named_though_the_step_was_not_samp
     found = [incidents for incidents, _ in four_ranks.run(other_order.run, tmp_path, rank)]
     [(kind, step, named, suspects, summary)] = found[0]
     assert (kind, step, named, suspects) == ("communication_mismatch", other_order.STEP, rank, 1)
-    assert f"rank {rank} has called other collectives than other ranks in step {other_order.STEP}" in summary
+    assert f"rank {rank} called other collectives than other ranks in step {other_order.STEP}" in summary
 
 
 def test_ranks_that_call_the_same_have_the_same_number_at_every_step_and_nothing_is_said(four_ranks, tmp_path):

@@ -15,7 +15,7 @@ def test_the_rank_that_never_came_and_the_collective_are_named(two_ranks, tmp_pa
     (incident,) = incidents
     assert (incident["kind"], incident["rank"], incident["step"]) == ("hang", sleeper, 4)
     assert (incident["name"], incident["quantity"]) == ("world.all_reduce", "communication_input")
-    assert f"rank {sleeper} is missing in step 4: others wait for it in number 8" in incident["summary"]
+    assert f"rank {sleeper} is missing in step 4: other ranks wait for it in call 8 of" in incident["summary"]
     missing, _, stacks, _ = found[sleeper]
     assert "in step 4 for 1 s, at hanging.py" in missing
     assert "hanging.py" in stacks

@@ -27,7 +27,7 @@ def test_a_lost_payload_names_rank_and_call(four_ranks, tmp_path, op, rank, host
     public = {"allreduce": "all_reduce", "all_gather_single": "all_gather_into_tensor", "broadcast": "broadcast"}[op]
     assert (first["rank"], first["kind"], first["step"]) == (rank, "communication_mismatch", FAULT_STEP)
     assert first["name"].startswith(f"world.{public}.")
-    assert "does not follow from what the ranks put in" in first["summary"]
+    assert "does not follow from the inputs of the ranks" in first["summary"]
     assert first_from_tables(tmp_path)[0] == (rank, first["name"], "communication_mismatch")
 
 

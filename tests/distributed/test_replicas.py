@@ -22,8 +22,8 @@ def test_a_flipped_mantissa_bit_names_rank_and_parameter(four_ranks, tmp_path, r
     first = known[0][0]
     assert (first["rank"], first["name"], first["quantity"]) == (rank, "inner.0.weight", "parameter")
     assert (first["kind"], first["step"], first["severity"]) == ("replica_mismatch", FAULT_STEP, "critical")
-    assert f"on rank {rank} has other bits" in first["summary"]
-    assert "of which 3 ranks have the same" in first["summary"]
+    assert f"differs bitwise on rank {rank} at step" in first["summary"]
+    assert "; 3 other ranks agree with each other" in first["summary"]
     assert len(known[0]) == 1
     assert first_from_tables(tmp_path) == [(rank, "inner.0.weight", "replica_mismatch")]
 
@@ -43,7 +43,7 @@ def test_a_replicated_layer_of_a_tensor_parallel_model(four_ranks, tmp_path):
 def test_of_two_ranks_none_is_called_the_culprit(two_ranks, tmp_path):
     first = two_ranks.run(run, "Ddp", tmp_path, rank=1, config=DENSE)[0][0]
     assert first["kind"] == "replica_mismatch"
-    assert "a tie, so which is right cannot be told" in first["summary"]
+    assert "a tie: it is unknown which rank is right" in first["summary"]
     assert {s["rank"] for s in first["suspects"] if s["name"] == "inner.0.weight"} == {0, 1}
 
 

@@ -9,7 +9,7 @@ import pytest
 from recorder_tree import ALONE, HALVES, WHOLE, Leaf, all_reduce, carry, loss, own, record, recorder, row, weights
 from recording_process import Recording
 
-from trainsentry.anomaly.across_ranks.peers import PeerRule, Told
+from trainsentry.anomaly.across_ranks.peers import PeerRule, RankReport
 from trainsentry.anomaly.anomaly import STRAGGLER, Anomaly
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.monitor.recorder import messages
@@ -192,8 +192,8 @@ def test_numbers_that_cannot_be_in_the_record_of_one_rank_harm_no_comparison_of_
 def test_a_rank_whose_times_are_no_numbers_hides_no_straggler_among_the_others(spoilt):
     rule, found = PeerRule(), []
     for step in range(60):
-        times = {rank: Told(seconds=1.0, waited=0.9 if rank != 4 else 0.0, order=7.0) for rank in range(5)}
-        times[BAD] = Told(**{"seconds": 1.0, "waited": 0.9, **spoilt}, order=np.nan)
+        times = {rank: RankReport(seconds=1.0, waited=0.9 if rank != 4 else 0.0, order=7.0) for rank in range(5)}
+        times[BAD] = RankReport(**{"seconds": 1.0, "waited": 0.9, **spoilt}, order=np.nan)
         found += rule.judge(step, times, frozenset())
     assert [(a.rank, a.kind) for a in found] == [(4, STRAGGLER)]
 

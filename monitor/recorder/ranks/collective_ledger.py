@@ -6,9 +6,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.across_ranks import conservation
 from trainsentry.anomaly.across_ranks.collective_call import CollectiveCall, Sums, put_together, seen_by
-from trainsentry.anomaly.across_ranks.conservation import LearnedReductions
+from trainsentry.anomaly.across_ranks.conservation import EPSILON, ConservationRule
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, Layout, Series
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
@@ -56,7 +55,7 @@ class Side:
         """Return the squared norms of the inputs of a floating-point reduction."""
         if self.key is None or self.key[0] not in REDUCED or not self.reduction:
             return []
-        return [part.norm * part.norm for part in self.inputs if part.dtype in conservation.EPSILON]
+        return [part.norm * part.norm for part in self.inputs if part.dtype in EPSILON]
 
 
 def _counted(number: float) -> int:
@@ -70,7 +69,7 @@ class CollectiveLedger:
     def __init__(self) -> None:
         self._steps: dict[int, dict[Key, _Seen]] = {}
         self._changed: set[tuple[int, Key]] = set()
-        self._learned = LearnedReductions()
+        self._rule = ConservationRule()
 
     def take(self, step: int, rank: int, sides: dict[str, Side]) -> None:
         """Add one rank's complete report on a step."""
@@ -99,7 +98,7 @@ class CollectiveLedger:
             if seen is not None and seen.is_whole:
                 del self._steps[step][key]
                 whole = put_together(list(seen.parts.values()))
-                yield from conservation.judge(step, self._learned.named(whole))
+                yield from self._rule.judge(step, whole)
         for step in sorted(self._steps)[:-WAITING_STEPS]:
             del self._steps[step]
 

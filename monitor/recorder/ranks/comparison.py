@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.across_ranks.peers import PeerRule, Told
+from trainsentry.anomaly.across_ranks.peers import PeerRule, RankReport
 from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import explained_by_calls
 from trainsentry.anomaly.anomaly import Anomaly
@@ -53,7 +53,7 @@ class Comparison:
         self.calls = CollectiveLedger()
         self._peers = PeerRule()
         self._reductions = ReductionRule()
-        self._reports: dict[int, dict[int, Told]] = {}
+        self._reports: dict[int, dict[int, RankReport]] = {}
         self._sides: dict[int, dict[int, dict[str, Side]]] = {}
         self._wanted: dict[int, tuple[SeriesTable, npt.NDArray[np.bool_]]] = {}
         self._found: dict[int, dict[int, list[Anomaly]]] = {}
@@ -66,7 +66,7 @@ class Comparison:
         if not rows or record.step <= self._judged:
             return
         unreduced = False
-        report = self._reports.setdefault(record.step, {}).setdefault(rank, Told())
+        report = self._reports.setdefault(record.step, {}).setdefault(rank, RankReport())
         sides = self._sides.setdefault(record.step, {}).setdefault(rank, {})  # a step may come in several records
         for row in rows:
             series, values = table.series[record.ids[row]], record.values[row]
@@ -105,7 +105,7 @@ class Comparison:
         if step > self._judged:
             known = self._reports.setdefault(step, {})
             for rank, *report in message["told"]:
-                known.setdefault(rank, Told(*report))  # a repeated report may come in pieces: keep the first
+                known.setdefault(rank, RankReport(*report))  # a repeated report may come in pieces: keep the first
             self._reductions.take_part(step, source, message["reductions"])
 
     def take_found(self, step: int, found: list[Anomaly], source: int = OWN) -> None:
@@ -191,7 +191,7 @@ def _flat(found: dict[int, list[Anomaly]]) -> list[Anomaly]:
     return [anomaly for anomalies in found.values() for anomaly in anomalies]
 
 
-def _note_reduced(reports: dict[int, Told], ranks: dict[int, dict[str, Side]]) -> None:
+def _note_reduced(reports: dict[int, RankReport], ranks: dict[int, dict[str, Side]]) -> None:
     """Use the inputs of reductions as a rank's own gradients, if no rank collects gradients before reduction."""
     if any(reports[rank].gradient is not None for rank in ranks if rank in reports):
         return
@@ -201,7 +201,7 @@ def _note_reduced(reports: dict[int, Told], ranks: dict[int, dict[str, Side]]) -
             reports[rank].gradient = sum(squares)
 
 
-def _note_scalar(report: Told, name: str, value: float) -> None:
+def _note_scalar(report: RankReport, name: str, value: float) -> None:
     if name == "loss":
         report.loss = value
     elif name == STEP_SECONDS:

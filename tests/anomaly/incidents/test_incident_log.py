@@ -102,8 +102,8 @@ def test_the_sentence_says_what_where_since_when_and_what_followed():
     incident = incidents.observe(7, [weight, replace(HARD, step=7, name="b", order=1)])
     assert incident.name == "fc.weight"
     assert incident.summary == (
-        "Between step 1 and step 7 on rank 0: parameter fc.weight holds 3 NaN values at step 7; it was healthy at "
-        "step 0. 1 other series is abnormal beside it so far (1 × gradient)."
+        "Between step 1 and step 7 on rank 0: parameter fc.weight holds 3 NaN values at step 7; it was last healthy at "
+        "step 0. 1 other series is also abnormal so far (1 × gradient)."
     )
     assert incident.severity == "critical"
 

@@ -1,18 +1,12 @@
-"""Rules that compare ranks: what they find, and what they leave alone."""
+"""Outputs of collectives follow from the inputs of all ranks."""
 
 import json
-import random
 
 import pytest
 
 from trainsentry.anomaly.across_ranks.collective_call import MOST_OUTPUTS, CollectiveCall, Sums, put_together, seen_by
-from trainsentry.anomaly.across_ranks.conservation import UNKNOWN, LearnedReductions, judge
-from trainsentry.anomaly.across_ranks.peers import PeerRule, Told
-from trainsentry.anomaly.across_ranks.replicas import ReplicaRule, ReplicasOfStep
+from trainsentry.anomaly.across_ranks.conservation import UNKNOWN, ConservationRule, judge
 from trainsentry.anomaly.incidents.sentence import evidence
-from trainsentry.collectors.series import Series
-
-WEIGHT = Series("w", "parameter")
 
 
 def sums(total, norm=10.0, dtype="float32", finite=True):
@@ -88,15 +82,15 @@ def test_a_call_of_thousands_of_ranks_takes_the_room_of_a_few():
 
 
 def test_a_reduction_that_a_history_does_not_name_is_learned_from_its_results():
-    learned = LearnedReductions()
+    rule = ConservationRule()
     added, averaged = [sums(3.0)] * 2, [sums(1.5)] * 2
     for name, outputs, bad in (("sum", added, averaged), ("mean", averaged, added)):
         inputs = [sums(1.0), sums(2.0)]
         known = [call("all_reduce", inputs, outputs, UNKNOWN, name)] * 4
-        assert [judge(5, learned.named(c)) for c in known] == [[]] * 4
-        assert len(judge(5, learned.named(call("all_reduce", inputs, bad, UNKNOWN, name)))) == 2
+        assert [rule.judge(5, c) for c in known] == [[]] * 4
+        assert len(rule.judge(5, call("all_reduce", inputs, bad, UNKNOWN, name))) == 2
     other = call("all_reduce", [sums(1.0), sums(2.0)], [sums(9.0)] * 2, UNKNOWN, "max")
-    assert [judge(5, learned.named(other)) for _ in range(9)] == [[]] * 9, "what is neither is not judged"
+    assert [rule.judge(5, other) for _ in range(9)] == [[]] * 9, "what is neither is not judged"
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "complex64"])
@@ -107,65 +101,3 @@ def test_sums_of_flags_and_of_small_whole_numbers_are_not_judged(dtype):
 
 def test_what_is_not_finite_is_not_judged():
     assert judge(5, call("all_reduce", [sums(1.0), sums(0.0, finite=False)], [sums(7.0)] * 2)) == []
-
-
-def test_replicas_part_once_they_have_changed_together():
-    rule = ReplicaRule()
-    for step, value in enumerate([11, 12, 12]):
-        assert rule.judge(step, [], {1: value}) == []
-    found = rule.judge(3, [ReplicasOfStep(1, WEIGHT, {0: 5, 1: 5, 2: 6})], {})
-    assert [(a.rank, a.last_clean, a.value, a.expected) for a in found] == [(2, 2, 1.0, 2.0)]
-    assert rule.judge(4, [ReplicasOfStep(1, WEIGHT, {0: 7, 1: 7, 2: 8})], {}) == [], "each once"
-
-
-@pytest.mark.parametrize("equal", [[], [11], [11, 11, 11]])
-def test_equal_seeds_and_what_never_changes_make_no_replicas(equal):
-    rule = ReplicaRule()
-    for step, value in enumerate(equal):
-        rule.judge(step, [], {1: value})
-    assert rule.judge(9, [ReplicasOfStep(1, WEIGHT, {0: 5, 1: 6})], {}) == []
-    assert rule.stranger_names == {("w", 0)}
-
-
-@pytest.mark.parametrize(
-    ("numbers", "named"),
-    [((7, 7, 7), []), ((7, 7, 9), [2]), ((9, 7, 7), [0]), ((7, 9, 8), [0, 1, 2]), ((7, None, 9), [0, 2])],
-)
-def test_a_rank_that_calls_something_else_for_once_is_named_where_all_were_alike_before(numbers, named):
-    rule = PeerRule()
-
-    def judged(step, numbers):
-        return rule.judge(step, {r: Told(order=n) for r, n in enumerate(numbers)}, frozenset())
-
-    assert judged(0, numbers) == []
-    assert not [a for step in range(1, 20) for a in judged(step, (step, step, step))]
-    assert [(a.rank, a.kind, a.step) for a in judged(20, numbers)] == [(r, "communication_mismatch", 20) for r in named]
-    assert judged(21, numbers) == [], "what lasts is said once"
-
-
-def test_ranks_with_work_of_their_own_are_left_alone():
-    rule = PeerRule()
-    for step in range(100):
-        assert rule.judge(step, {r: Told(order=r + step % 15) for r in range(3)}, frozenset()) == []
-
-
-def test_losses_of_small_batches_raise_no_alarm():
-    rule, choice = PeerRule(), random.Random(0)
-    for step in range(3000):
-        told = {rank: Told(loss=choice.lognormvariate(0, 0.8)) for rank in range(8)}
-        assert rule.judge(step, told, frozenset()) == []
-
-
-def test_a_rank_with_harder_data_from_the_start_is_not_at_fault():
-    rule = PeerRule()
-    for step in range(200):
-        assert rule.judge(step, {0: Told(loss=1.0), 1: Told(loss=1.1), 2: Told(loss=9.0)}, frozenset()) == []
-
-
-def test_chance_matches_of_data_are_forgotten():
-    rule, both = PeerRule(), frozenset({0, 1})
-    for step in range(200):
-        same = step % 20 == 0
-        told = {0: Told(data=float(step)), 1: Told(data=float(step) if same else -1.0 - step)}
-        assert rule.judge(step, told, both) == []
-    assert rule.judge(0, {0: Told(data=5.0), 1: Told(data=5.0)}, frozenset()) == []

@@ -11,9 +11,8 @@ from trainsentry.anomaly.baselines.calibration import Calibration
 from trainsentry.anomaly.baselines.false_alarms import Allowed
 from trainsentry.anomaly.baselines.score_tail import ScoreTail
 from trainsentry.anomaly.detection import Detection
-from trainsentry.anomaly.rules.user_detectors import load_detectors
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from synthetic_records import Stream
 
 
@@ -116,21 +115,6 @@ def test_a_slow_change_of_one_series_is_found():
             break
     assert 80 < step < 105
     assert {(a.name, a.kind) for a in found} <= {("p7.weight", "drift"), ("p7.weight", "shift"), ("p7.weight", "spike")}
-
-
-def test_a_detector_of_the_users_own(tmp_path, monkeypatch):
-    (tmp_path / "my_rules.py").write_text(
-        "from trainsentry.anomaly.finding import Finding\n\n\n"
-        "def too_large(record, table):\n"
-        "    rows = (record.values[:, 3] > 1e3).nonzero()[0].tolist()\n"
-        "    return [Finding(int(record.ids[r]), r, 'shift', 'mine', 'norm', 1.0, 0.0, 9.0) for r in rows]\n"
-    )
-    [own] = load_detectors(["my_rules:too_large"], [str(tmp_path)])
-    records = Records()
-    found = Detection(records.table, own=[own]).judge(records.step(0, {("fc.weight", "gradient"): 2e3}))
-    assert [(a.detector, a.name) for a in found] == [("mine", "fc.weight")]
-    with pytest.raises(ValueError, match=r"detect.detectors: 'nowhere:f' cannot be loaded"):
-        load_detectors(["nowhere:f"])
 
 
 def test_after_a_restart_detectors_go_on_without_a_warm_up_and_what_was_lost_shows():

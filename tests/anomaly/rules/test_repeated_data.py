@@ -1,33 +1,40 @@
 """Batches that are served again in the midst of an epoch are found; epochs, stages and a few batches are not."""
 
 import random
+from functools import partial
 
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.incidents.sentence import evidence
-from trainsentry.anomaly.rules.repeated_data import KEPT, RepeatedDataRule
+from trainsentry.anomaly.rules.repeated_data import REMEMBERED, RepeatedDataRule
 from trainsentry.collectors.statistics import VALUE
 
 INPUT = ("input.0", "activation_input")
 
 
-def served(batches, rule=None, every=1, missing=()):
-    """Return what is said of a run over batches, each a number; some steps are not sampled."""
+def served(batches, judge_of, every=1, missing=()):
+    """Return the findings in a run over batches, each a number; some steps are not sampled."""
     records = Records()
-    rule = RepeatedDataRule(records.table) if rule is None else rule(records.table)
+    judge = judge_of(records.table)
     found = []
     for step, batch in enumerate(batches):
         if step % every or step in missing:
             continue
         record = records.step(step, {INPUT: 1.0})
         record.values[:, VALUE] = 1000 + batch
-        found += rule.judge(record)
+        found += judge(record)
     return found
 
 
-def test_a_loader_that_goes_round_a_few_batches_is_found_within_its_second_round():
-    [found] = served([*range(90), *([60, 61, 62, 63] * 10)])
+@pytest.fixture
+def rule(alone):
+    return partial(alone, RepeatedDataRule)
+
+
+def test_a_loader_that_repeats_a_few_batches_is_found_within_its_second_round(rule):
+    [found] = served([*range(90), *([60, 61, 62, 63] * 10)], rule)
     assert (found.step, found.value, found.last_clean) == (94, 60, 89)
 
 
@@ -53,45 +60,44 @@ DONE = {
     ],
     "a probe now and then": [b for e in range(20) for b in [*range(100 * e, 100 * e + 60), *range(9000, 9005)]],
     "a stage of its own, twice": [*range(60), *range(60, 120), *range(60, 120), *range(120, 200)],
-    "an epoch longer than what is remembered": [*range(KEPT + 500)] * 2,
+    "an epoch longer than what is remembered": [*range(REMEMBERED + 500)] * 2,
 }
 
 
 @pytest.mark.parametrize("what", DONE)
-def test_what_people_do_is_no_finding(what):
-    assert served(DONE[what]) == []
+def test_what_people_do_is_no_finding(what, rule):
+    assert served(DONE[what], rule) == []
 
 
-def test_only_steps_that_were_all_seen_are_compared():
+def test_only_steps_that_were_all_seen_are_compared(rule):
     batches = [*range(90), *([60, 61, 62, 63] * 10)]
-    assert len(served(batches)) == 1
-    assert served(batches, every=10) == []
-    assert served(batches, missing=range(92, 200, 3)) == []
+    assert len(served(batches, rule)) == 1
+    assert served(batches, rule, every=10) == []
+    assert served(batches, rule, missing=range(92, 200, 3)) == []
 
 
-def test_a_run_that_goes_back_is_served_the_same_again():
+def test_a_run_that_goes_back_is_served_the_same_again(rule):
     records = Records()
-    rule = RepeatedDataRule(records.table)
+    judge = rule(records.table)
     for step in [*range(100), *range(90, 110), *range(100, 120), *range(100, 160)]:
         record = records.step(step, {INPUT: 1.0})
         record.values[:, VALUE] = 1000 + step
-        assert rule.judge(record) == []
+        assert judge(record) == []
 
 
-def test_several_inputs_are_told_apart_together():
+def test_several_inputs_are_told_apart_together(rule):
     records = Records()
-    rule = RepeatedDataRule(records.table)
+    judge = rule(records.table)
     for step in range(200):
         record = records.step(step, {INPUT: 1.0, ("input.1", "activation_input"): 1.0})
         record.values[0, VALUE], record.values[1, VALUE] = step % 3, step
-        assert rule.judge(record) == []
+        assert judge(record) == []
 
 
 def test_the_sentence_says_which_step_s_batch_came_again():
-    from trainsentry.anomaly.detection import Detection
-
-    [*_, found] = served([*range(90), *([60, 61, 62, 63] * 10)], Detection)
+    [*_, found] = served([*range(90), *([60, 61, 62, 63] * 10)], lambda table: Detection(table).judge)
     assert (found.quantity, found.kind) == ("data", "duplicate_data")
-    assert "since step 90 the data goes round a few old batches: that of step 60 is served a third time" in evidence(
-        found
+    assert evidence(found) == (
+        "the data loader is repeating a few old batches: input.0 (data) of step 94 is the batch of step 60, for the "
+        "third time; it was last healthy at step 89"
     )

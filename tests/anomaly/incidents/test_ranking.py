@@ -27,7 +27,7 @@ def test_execution_order_decides_within_a_step():
     assert order_of(found)[0][0] == "m2.output.0"
 
 
-def test_what_was_passed_on_comes_behind():
+def test_what_was_passed_on_comes_later():
     passed = anomaly("a.output.0", "activation_output", 3, order=0, passed_on=True)
     origin = anomaly("b.output.0", "activation_output", 3, order=9)
     assert order_of([passed, origin])[0][0] == "b.output.0"
@@ -70,14 +70,14 @@ def test_state_that_went_bad_alone_comes_before_what_follows():
     assert order_of([gradient, state])[0] == ("p", "exp_avg")
 
 
-def test_a_tie_of_replicas_is_settled_by_the_rank_whose_weight_changed_by_something_else():
+def test_a_tie_of_replicas_is_settled_by_the_rank_whose_weight_was_modified():
     tie = [anomaly("w", "parameter", 7, rank=r, value=1.0, expected=1.0, detector="replicas", kind="replica_mismatch",
                    statistic="bits", last_clean=6, score=100.0) for r in (0, 1)]  # fmt: skip
     own = anomaly("w", "parameter", 7, rank=1, detector="continuity", kind="shift", statistic="mean", score=80.0)
     assert [r.anomaly.rank for r in rank(tie, 50)] == [0, 1]
     found = rank([*tie, own], 50)
     assert [(r.anomaly.rank, r.anomaly.kind) for r in found] == [(1, "replica_mismatch"), (0, "replica_mismatch")]
-    assert "on rank 1 something else than its update has changed it" in evidence(found[0].anomaly)
+    assert "was modified outside the optimizer update on rank 1" in evidence(found[0].anomaly)
     other = replace(own, name="v")
     assert [r.anomaly.rank for r in rank([*tie, other], 50) if r.anomaly.name == "w"] == [0, 1]
 

@@ -1,0 +1,225 @@
+"""Judges a record by the past of its series, at the allowed rate of false alarms, and learns from it."""
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.anomaly.baselines.common_changes import ScoredRecord
+from trainsentry.anomaly.baselines.false_alarms import Allowed, Surprises, Verdict
+from trainsentry.anomaly.baselines.known_changes import KnownChanges, finite_columns
+from trainsentry.anomaly.baselines.outlier_findings import OutlierFindings
+from trainsentry.anomaly.baselines.row_scores import OUTLIER
+from trainsentry.anomaly.baselines.scoring import Scoring
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed
+from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.statistics import INFS, NANS
+
+WARM_UP: Final = 16
+"""Records before the first alarm: the detector must first see the range of healthy scores."""
+
+AFTERMATH: Final = 20
+"""Steps after an alarm in which single rows that are far out are listed too."""
+
+MOST_CANDIDATES: Final = 64
+"""Odd rows that are kept of a record, a bound on memory."""
+
+LEARN_AFTER: Final = 12
+"""Records between a record and the learning of its scores; an alarm in between discards them. The first sign of a fault
+must not make the second one look normal."""
+
+YOUNG_WEIGHT: Final = 0.1
+"""Weight of the scores of the first records: a model that starts to train is wilder than it will ever be."""
+
+AFTERMATH_P: Final = 1e-3
+ALARM_P: Final = 1e-2
+LEAST_SCORE: Final = 4.0
+"""Largest p-value, after an alarm and in one, and least deviations of a row that is listed."""
+
+LEAST_OF_SCALARS: Final = 2.5
+LEAST_P_OF_SCALARS: Final = 0.05
+"""Least deviations and largest p-value in an alarm of logged scalars."""
+
+FLAG_P: Final = 2e-3
+"""p-value at which a logged scalar is listed by itself, however many tensors there are: people look at the loss and the
+gradient norm first, and these lead a divergence by steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outliers:
+    """The outliers of one record: its scores, the verdict, and masks of shape (n,).
+
+    `wrong` are the rows that a rule finds wrong by themselves, `listed` the outliers that are reported, `odd_scalars`
+    and `abnormal` the rows far enough out to pass their fault on. `groups` are the findings of common changes, of a
+    record that is suspicious.
+    """
+
+    make: OutlierFindings
+    verdict: Verdict
+    wrong: Mask
+    listed: Mask
+    odd_scalars: Mask
+    abnormal: Mask
+    groups: list[Finding]
+    rows: list[Finding]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings that are reported."""
+        return [*self.rows, *self.groups] if self.verdict.alarm else self.rows
+
+    @property
+    def candidates(self) -> list[Finding]:
+        """Findings too weak to be reported, in case an alarm follows: common changes, then the most odd rows."""
+        observed, scored = self.make.observed, self.make.scored
+        far = (scored.score >= OUTLIER) & (scored.p <= ALARM_P)
+        odd = np.flatnonzero(observed.judged & ~self.wrong & ~self.listed & (far | self.odd_scalars))
+        odd = odd[np.argsort(-scored.score[odd])[:MOST_CANDIDATES]]
+        groups = [replace(finding, alarm=False) for finding in self.groups]
+        return [*groups, *(self.make.of_row(row, 0, alarm=False) for row in sorted(odd.tolist()))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """The scores of a record that are learned later, unless an alarm comes in between."""
+
+    ids: Any
+    scored: ScoredRecord
+    rows: Mask
+    surprises: Surprises
+    sums: list[float]
+
+
+class OutlierDetector:
+    """The baselines of all series, and the calibrated probability of steps."""
+
+    def __init__(self, arrays: SeriesArrays, allowed: Allowed | None = None) -> None:
+        self.scoring = Scoring(arrays)
+        self._allowed = allowed or Allowed()
+        self._known = KnownChanges(arrays)
+        self._surprises: dict[str, Surprises] = {}
+        self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
+        self._records = 0
+        self._pending: deque[_Pending] = deque()
+
+    @property
+    def last_clean(self) -> Integers:
+        """The last step at which each series was healthy, -1 for never; shape (series,)."""
+        return self.scoring.baseline.last_clean
+
+    def judge(self, observed: Observed, rejected: Mask) -> Outliers:
+        """Return the outliers of a record; `rejected` masks the rows that a rule finds wrong by themselves."""
+        record, judged = observed.record, observed.judged
+        if self._known.note(record):
+            self.scoring.expect_change()
+        scalar = observed.facts.scalar[record.where]
+        divisor = self._known.divisors(record)
+        scored = self.scoring.score(
+            record.ids, finite_columns(record), observed.numel, scalar, divisor, judged & ~rejected
+        )
+        allowed = self._allowed.in_a_step(self._known.seconds)
+        verdict = self._surprises_of(record).judge(scored.surprise, allowed, ready=self._is_ready)
+        odd_scalars: Mask = scalar & (scored.score >= LEAST_OF_SCALARS)
+        wrong = rejected & observed.facts.watched[record.where]
+        listed = self._listed(scored, verdict, judged, odd_scalars, record.step) & ~wrong
+        make = OutlierFindings(observed, scored, divisor)
+        in_a_row = self.scoring.baseline.outliers[record.where]
+        return Outliers(
+            make=make,
+            verdict=verdict,
+            wrong=wrong,
+            listed=listed,
+            odd_scalars=odd_scalars,
+            abnormal=(scored.score >= LEAST_SCORE) | (scored.drift > 0) | odd_scalars,
+            groups=make.of_groups(self.scoring.groups.names, self._first_rows(record)) if verdict.suspicious else [],
+            rows=[make.of_row(row, int(in_a_row[row]), alarm=verdict.alarm) for row in np.flatnonzero(listed).tolist()],
+        )
+
+    def learn(self, outliers: Outliers, rejected: Mask) -> None:
+        """Learn a record after it was judged: its healthy rows at once, its scores some records later."""
+        observed, scored, verdict = outliers.make.observed, outliers.make.scored, outliers.verdict
+        record, ids = observed.record, observed.record.ids
+        is_number, infs = record.columns[NANS] == 0, record.columns[INFS]
+        finite = (infs == 0) | ((infs > 0) & ~rejected)  # some activations hold Inf by design
+        healthy = ~outliers.wrong & is_number & finite & ~observed.excused
+        self.scoring.learn(ids, scored, healthy, record.step)
+        self.scoring.common.learn(scored.common)
+        self._learn_later(outliers, observed.judged & healthy)
+        if verdict.alarm:
+            self.scoring.reset_drift(ids[outliers.listed])
+
+    def _learn_later(self, outliers: Outliers, rows: Mask) -> None:
+        """Learn the scores of a record as healthy ones, `LEARN_AFTER` records later."""
+        record, scored = outliers.make.observed.record, outliers.make.scored
+        surprises = self._surprises_of(record)
+        if outliers.verdict.alarm or outliers.wrong.any():
+            surprises.forget_last()
+            if record.step - self._last_trouble > AFTERMATH:  # a new trouble: its first signs are not healthy either
+                self._pending.clear()
+                self._trouble_step = record.step
+            self._last_trouble = record.step
+        if record.step - self._trouble_step <= AFTERMATH:
+            return  # trouble that lasts longer is the new normal
+        self._records += 1
+        if not self._is_ready:
+            self.scoring.learn_tails(record.ids, scored, rows, YOUNG_WEIGHT)
+            return
+        self._pending.append(_Pending(record.ids, scored.scores_alone(), rows, surprises, surprises.sums))
+        if len(self._pending) > LEARN_AFTER:
+            due = self._pending.popleft()
+            due.surprises.learn(due.sums)
+            self.scoring.learn_tails(due.ids, due.scored, due.rows)
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._records >= WARM_UP
+
+    def _surprises_of(self, record: StepRecord) -> Surprises:
+        """Return the surprises of records with the same groups of series."""
+        names = self.scoring.groups.names
+        key = ",".join(names[number] for number, _ in self.scoring.rows.of(record.ids).groups)
+        return self._surprises.setdefault(key, Surprises())
+
+    def _first_rows(self, record: StepRecord) -> dict[int, int]:
+        """Return the first row of each group."""
+        return {number: int(rows[0]) for number, rows in self.scoring.rows.of(record.ids).groups}
+
+    def _listed(self, scored: ScoredRecord, verdict: Verdict, judged: Mask, odd_scalars: Mask, step: int) -> Mask:
+        """Return the rows that are reported."""
+        p = np.minimum(scored.p, scored.drift_p)
+        flagged: Mask = judged & odd_scalars & (p <= FLAG_P)
+        if verdict.alarm:
+            self._alarm_step = step
+            limit = max(ALARM_P, float(p[judged].min(initial=1.0)))
+        elif step - self._alarm_step <= AFTERMATH:
+            limit = AFTERMATH_P
+        elif verdict.suspicious:
+            limit = float(p[judged].min(initial=1.0))
+        else:
+            return flagged
+        far = (scored.score >= LEAST_SCORE) | (scored.drift > 0)
+        if verdict.alarm:
+            far |= odd_scalars
+            limit = max(limit, LEAST_P_OF_SCALARS)
+        listed: Mask = flagged | (judged & (p <= limit) & far)
+        return listed
+
+    def saved(self, size: int) -> dict[str, Any]:
+        """Return the learned state as plain data; `size` is the number of series."""
+        surprises = {key: surprises.saved() for key, surprises in self._surprises.items()}
+        return {**self.scoring.saved(size), "surprises": surprises}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the state that is not by series."""
+        self.scoring.load_groups(state)
+        for key, saved in state["surprises"].items():
+            self._surprises.setdefault(key, Surprises()).load(saved)
+        self._records = WARM_UP
+
+    def adopt(self, series_id: int, state: dict[str, Any], position: int) -> None:
+        """Restore one series, which was at `position` of the saved series."""
+        self.scoring.baseline.adopt(series_id, state, position)
+        self.scoring.step_noise.adopt(series_id, state.get("leaps", {}), position)

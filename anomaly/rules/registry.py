@@ -1,0 +1,99 @@
+"""The rules that run, in their order; one line each."""
+
+from typing import Final
+
+from trainsentry.anomaly.across_ranks.conservation import ConservationRule
+from trainsentry.anomaly.across_ranks.hang import HangRule
+from trainsentry.anomaly.across_ranks.peers import CallOrderRule, PeerRule
+from trainsentry.anomaly.across_ranks.reductions import ReductionRule
+from trainsentry.anomaly.across_ranks.replicas import ReplicaRule
+from trainsentry.anomaly.detector import Detector
+from trainsentry.anomaly.rules.constant_data import ConstantDataRule
+from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
+from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
+from trainsentry.anomaly.rules.frozen import FrozenRule
+from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
+from trainsentry.anomaly.rules.learning_rate import LearningRateRule
+from trainsentry.anomaly.rules.loss_scale import LossScaleRule
+from trainsentry.anomaly.rules.lost_state import LostStateRule
+from trainsentry.anomaly.rules.mode_change import ModeChangeRule
+from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
+from trainsentry.anomaly.rules.repeated_data import RepeatedDataRule
+from trainsentry.anomaly.rules.rule import Rule
+from trainsentry.anomaly.rules.state_reset import StateResetRule
+from trainsentry.anomaly.rules.weight_continuity import WeightContinuityRule
+
+_RULES: Final[list[type[Rule]]] = [
+    FrozenRule,
+    WeightContinuityRule,
+    StateResetRule,
+    LostStateRule,
+    ModeChangeRule,
+    DtypeChangeRule,
+    LearningRateRule,
+    LossScaleRule,
+    LayerOutlierRule,
+    RepeatedDataRule,
+    ConstantDataRule,
+    NonfiniteRule,
+    DtypeEdgeRule,
+]
+"""Rules over the records of one rank, in the order in which they judge."""
+
+_ACROSS_RANKS: Final[list[type[Detector]]] = [
+    ReplicaRule,
+    ConservationRule,
+    ReductionRule,
+    PeerRule,
+    CallOrderRule,
+    HangRule,
+]
+"""Rules over the records of several ranks; the recorder of the root runs them."""
+
+
+_BY_NAME: Final[dict[str, type[Detector]]] = {d.name: d for d in (*_RULES, *_ACROSS_RANKS)}
+
+
+def rules() -> tuple[type[Rule], ...]:
+    """Return the rules over the records of one rank, in the order in which they judge."""
+    return tuple(_RULES)
+
+
+def detectors() -> tuple[type[Detector], ...]:
+    """Return every rule: those of one rank, then those across ranks."""
+    return (*_RULES, *_ACROSS_RANKS)
+
+
+def detector(name: str) -> type[Detector] | None:
+    """Return the rule of that name; None for the baselines' own detectors, and for those of users."""
+    return _BY_NAME.get(name)
+
+
+def register(rule: type[Rule]) -> None:
+    """Add a rule: every `Detection` made from now on runs it, after the others.
+
+    Raises:
+        ValueError: when another rule has its name, or its key in the checkpoint.
+
+    """
+    known = detector(rule.name)
+    if known is not None:
+        raise ValueError(f"{rule.__name__}.name: {rule.name!r} is taken by {known.__name__}; choose another name")
+    for other in _RULES:
+        if rule.state_key is not None and other.state_key == rule.state_key:
+            raise ValueError(
+                f"{rule.__name__}.state_key: {rule.state_key!r} is taken by {other.__name__}; choose another key"
+            )
+    _RULES.append(rule)
+    _BY_NAME[rule.name] = rule
+
+
+def unregister(rule: type[Rule]) -> None:
+    """Take back `register`.
+
+    Raises:
+        ValueError: when the rule is not registered.
+
+    """
+    _RULES.remove(rule)
+    del _BY_NAME[rule.name]

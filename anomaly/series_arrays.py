@@ -1,0 +1,94 @@
+"""Arrays with one element for each series of a table: rules declare them, and they grow together with the table."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.collectors.series import Layout, Series, SeriesTable
+
+Item = TypeVar("Item")
+
+Mask = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.floating[Any]]
+
+
+class Column(Generic[Item]):
+    """One array: `values` has the shape `(*shape, n)`, its last axis is the items' index."""
+
+    __slots__ = ("_fill", "_of", "_room", "values")
+
+    def __init__(self, dtype: Any, fill: Any, of: Callable[[Item], Any] | None, shape: tuple[int, ...]) -> None:
+        self._fill = fill
+        self._of = of
+        self._room = np.full((*shape, 0), fill, dtype)
+        self.values: npt.NDArray[Any] = self._room
+
+    def extend(self, new: Sequence[Item]) -> None:
+        """Append an element for each new item; the room grows by half, so that each element moves a few times only."""
+        start, size = self.values.shape[-1], self.values.shape[-1] + len(new)
+        if size > self._room.shape[-1]:
+            more = max(len(new), start // 2)
+            added = np.full((*self._room.shape[:-1], start + more - self._room.shape[-1]), self._fill, self._room.dtype)
+            self._room = np.concatenate([self._room, added], axis=-1)
+        if self._of is not None:
+            self._room[..., start:size] = np.array([self._of(item) for item in new], self._room.dtype).T
+        self.values = self._room[..., :size]
+
+
+class Columns(Generic[Item]):
+    """Columns over a list that only grows."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        self._columns: list[Column[Item]] = []
+        self._before: list[Callable[[int, Sequence[Item]], None]] = []
+        self._size = 0
+
+    def column(
+        self,
+        dtype: Any,
+        fill: Any = 0,
+        *,
+        of: Callable[[Item], Any] | None = None,
+        shape: tuple[int, ...] = (),
+    ) -> Column[Item]:
+        """Declare an array of shape `(*shape, n)`: each new item has the value `of(item)`, or `fill`."""
+        column = Column(dtype, fill, of, shape)
+        column.extend(self.items[: self._size])
+        self._columns.append(column)
+        return column
+
+    def before_growth(self, note: Callable[[int, Sequence[Item]], None]) -> None:
+        """Call `note(first index, new items)` before the columns take in new items; at once if there are some."""
+        if self._size:
+            note(0, self.items[: self._size])
+        self._before.append(note)
+
+    def grow(self) -> None:
+        """Take in the items that were added since the last call."""
+        if len(self.items) == self._size:
+            return
+        start, new = self._size, self.items[self._size :]
+        self._size = len(self.items)
+        for note in self._before:
+            note(start, new)
+        for column in self._columns:
+            column.extend(new)
+
+
+class SeriesArrays:
+    """The columns over the series of a table, and over its layouts."""
+
+    def __init__(self, table: SeriesTable) -> None:
+        self.table = table
+        self.series: Columns[Series] = Columns(table.series)
+        self.layouts: Columns[Layout] = Columns(table.layouts)
+        self.numel = self.layouts.column(np.float64, of=lambda layout: layout.numel)
+
+    def grow(self) -> None:
+        """Take in the series and layouts that were defined since the last call."""
+        self.series.grow()
+        self.layouts.grow()

@@ -1,0 +1,62 @@
+"""Ranks that do the same work are alike; the odd one is named."""
+
+import random
+
+import pytest
+
+from trainsentry.anomaly.across_ranks.peers import PeerRule, RankReport
+from trainsentry.anomaly.incidents.sentence import evidence
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [((7, 7, 7), []), ((7, 7, 9), [2]), ((9, 7, 7), [0]), ((7, 9, 8), [0, 1, 2]), ((7, None, 9), [0, 2])],
+)
+def test_a_rank_that_calls_something_else_for_once_is_named_where_all_were_alike_before(numbers, named):
+    rule = PeerRule()
+
+    def judged(step, numbers):
+        return rule.judge(step, {r: RankReport(order=n) for r, n in enumerate(numbers)}, frozenset())
+
+    assert judged(0, numbers) == []
+    assert not [a for step in range(1, 20) for a in judged(step, (step, step, step))]
+    assert [(a.rank, a.kind, a.step) for a in judged(20, numbers)] == [(r, "communication_mismatch", 20) for r in named]
+    assert judged(21, numbers) == [], "what lasts is said once"
+
+
+def test_ranks_with_work_of_their_own_are_left_alone():
+    rule = PeerRule()
+    for step in range(100):
+        assert rule.judge(step, {r: RankReport(order=r + step % 15) for r in range(3)}, frozenset()) == []
+
+
+def test_losses_of_small_batches_raise_no_alarm():
+    rule, choice = PeerRule(), random.Random(0)
+    for step in range(3000):
+        reports = {rank: RankReport(loss=choice.lognormvariate(0, 0.8)) for rank in range(8)}
+        assert rule.judge(step, reports, frozenset()) == []
+
+
+def test_a_rank_with_harder_data_from_the_start_is_not_at_fault():
+    rule = PeerRule()
+    reports = {rank: RankReport(loss=loss) for rank, loss in enumerate((1.0, 1.1, 9.0))}
+    assert not [a for step in range(200) for a in rule.judge(step, reports, frozenset())]
+
+
+def test_a_rank_whose_loss_leaves_the_others_is_named_with_their_median():
+    rule, found = PeerRule(), []
+    for step in range(60):
+        losses = (1.0, 1.1, 9.0 if step >= 30 else 1.0)
+        found += rule.judge(step, {rank: RankReport(loss=loss) for rank, loss in enumerate(losses)}, frozenset())
+    assert [evidence(a) for a in found] == [
+        "loss of rank 2 is 9 at step 39, 8.18 times the median of the other ranks, 1.1"
+    ]
+
+
+def test_chance_matches_of_data_are_forgotten():
+    rule, both = PeerRule(), frozenset({0, 1})
+    for step in range(200):
+        same = step % 20 == 0
+        reports = {0: RankReport(data=float(step)), 1: RankReport(data=float(step) if same else -1.0 - step)}
+        assert rule.judge(step, reports, both) == []
+    assert rule.judge(0, {0: RankReport(data=5.0), 1: RankReport(data=5.0)}, frozenset()) == []

@@ -1,0 +1,103 @@
+"""A parameter with a gradient is updated, and one that was updated so far still is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.frozen import FrozenRule
+from trainsentry.collectors.series import Layout
+
+U, G = ("fc.weight", "update"), ("fc.weight", "gradient")
+OTHER = ("head.weight", "update")
+RATE = ("learning_rate", "learning_rate")
+COUNT = ("updated_parameters", "updated_parameters")
+
+
+@pytest.fixture
+def records():
+    return Records()
+
+
+@pytest.fixture
+def rule(records, alone):
+    return alone(FrozenRule, records.table)
+
+
+@pytest.mark.parametrize(("numel", "found_after"), [(16, 1), (2, 3)])
+def test_a_tensor_of_a_few_numbers_may_stand_still_for_a_moment(numel, found_after, records, rule):
+    """As the sign of its average turns, the update of a number passes zero, and may be rounded away."""
+    layout = records.table.layout_id(Layout((numel,), "float32", numel))
+
+    def found_in(steps, size):
+        parts = [replace(records.step(step, {G: 1.0, U: size}), layouts=np.full(2, layout)) for step in steps]
+        return [len(rule(part)) for part in parts]
+
+    assert not any(found_in(range(12), 1.0))
+    if found_after > 1:
+        assert not any(found_in(range(12, 12 + found_after - 1), 0.0))
+        assert not any(found_in(range(14, 26), 1.0))
+    found = found_in(range(26, 30), 0.0)
+    assert found == [int(n == found_after) for n in range(1, 5)]
+
+
+def test_an_update_of_zero_is_frozen_once_and_not_where_the_gradient_is_zero_or_the_step_was_skipped(
+    records, rule, judged
+):
+    assert judged(rule, records, range(12), {G: 1.0, U: 1.0}) == []
+    assert judged(rule, records, [12], {G: 0.0, U: 0.0}) == []
+    assert judged(rule, records, range(13, 25), {G: 1.0, U: 1.0}) == []
+    assert judged(rule, records, [25], {G: 1.0, U: 0.0}, skipped=True) == []
+    assert judged(rule, records, range(26, 38), {G: 1.0, U: 1.0, RATE: 1.0}) == []
+    assert judged(rule, records, [38], {G: 1.0, U: 0.0, RATE: 0.0}) == []
+    assert judged(rule, records, range(39, 51), {G: 1.0, U: 1.0, RATE: 1.0}) == []
+    assert [f.kind for f in judged(rule, records, [51, 52, 53], {G: 1.0, U: 0.0, RATE: 1.0})] == ["frozen"]
+
+
+def test_an_update_that_is_missing_is_frozen_and_so_is_a_step_without_any(records, rule, judged):
+    assert judged(rule, records, range(12), {U: 1.0, OTHER: 1.0, COUNT: 2.0}) == []
+    [found] = judged(rule, records, range(12, 15), {OTHER: 1.0, COUNT: 1.0})
+    assert (records.table.series[found.series_id].name, found.step) == ("fc.weight", 12)
+    [found] = judged(rule, records, [15], {COUNT: 0.0})
+    assert records.table.series[found.series_id].name == "updated_parameters"
+
+
+def test_updates_that_are_sampled_seldom_are_not_missing_in_between(records, rule, judged):
+    sizes = lambda step: {U: 1.0, COUNT: 1.0} if step % 10 == 0 else {G: 1.0}  # noqa: E731
+    assert judged(rule, records, range(300), sizes) == []
+
+
+@pytest.mark.parametrize(("frozen", "expected"), [(1, 1), (8, 0)], ids=["one of ten", "a frozen backbone"])
+def test_one_parameter_of_many_that_never_moves_is_named(frozen, expected, records, rule, judged):
+    weights = {(f"p{i}", "parameter"): 1.0 for i in range(10)}
+    moving = {(f"p{i}", "update"): 1.0 for i in range(frozen, 10)}
+    assert len(judged(rule, records, range(20), {**weights, **moving})) == expected
+
+
+def expert(*, called, moved):
+    sizes = {("top.output.0", "activation_output"): 1.0, ("top.weight", "update"): 1.0}
+    if called:
+        sizes["expert.output.0", "activation_output"] = 1.0
+    if moved:
+        sizes["expert.weight", "update"] = 1.0
+    return sizes
+
+
+@pytest.mark.parametrize(("called", "steps"), [(False, []), (True, [20])])
+def test_an_expert_that_got_no_token_has_nothing_to_update_and_one_that_was_called_has(
+    called, steps, records, rule, judged
+):
+    found = judged(rule, records, range(24), lambda s: expert(called=called or s < 20, moved=s < 20))
+    assert [f.step for f in found] == steps
+
+
+def test_heads_that_are_trained_in_turns_are_not_frozen(records, rule):
+    for step in range(60):
+        head = ("heads.a.weight" if step % 2 else "heads.b.weight", "update")
+        assert rule(records.step(step, {("trunk.weight", "update"): 1.0, head: 1.0})) == []
+
+
+def test_a_module_that_was_never_seen_while_it_trained_does_not_excuse_its_parameter(records, rule, judged):
+    found = judged(rule, records, range(24), lambda s: expert(called=s < 2, moved=s < 20))
+    assert [f.step for f in found] == [20]

@@ -1,0 +1,42 @@
+"""Squares fall no faster than their decay allows, and counters count on."""
+
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.rules.state_reset import StateResetRule
+from trainsentry.collectors.statistics import MIN
+
+SQUARES, WEIGHT = ("fc.weight", "exp_avg_sq"), ("fc.weight", "parameter")
+
+
+def test_squares_fall_no_faster_than_their_decay(alone, judged):
+    records = Records()
+    rule = alone(StateResetRule, records.table)
+    assert judged(rule, records, range(30), lambda s: {WEIGHT: 1.0, SQUARES: 0.95**s}) == []
+    assert [f.kind for f in judged(rule, records, [30], {WEIGHT: 1.0, SQUARES: 1e-3})] == ["state_reset"]
+    assert judged(rule, records, [31], {WEIGHT: 1.0, SQUARES: 1e-3}) == []
+    record = records.step(32, {WEIGHT: 1.0, SQUARES: 1e-3})
+    record.values[:, MIN] = -1e-9
+    assert [f.statistic for f in rule(record)] == ["min"], "and are not negative"
+
+
+@pytest.mark.parametrize(("count", "is_found"), [(7, True), (40, False), (111, False)])
+def test_a_counter_that_starts_over_is_lost_state_and_one_that_is_rolled_back_is_not(count, is_found, alone, judged):
+    records = Records()
+    rule = alone(StateResetRule, records.table)
+    counter = ("fc.weight", "step")
+    assert judged(rule, records, range(0, 101, 10), lambda s: {counter: s + 1.0}) == []
+    found = judged(rule, records, [110], {counter: float(count)})
+    assert [(f.kind, f.expected, f.quantity) for f in found] == (
+        [("state_reset", 111.0, "optimizer")] if is_found else []
+    )
+
+
+def test_the_counter_of_a_run_that_is_rolled_back_gives_no_alarm():
+    counters = [(f"layers.{i}.weight", "step") for i in range(10)]
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(90):
+        count = step + 1.0 if step < 70 else step - 40.0
+        assert detection.judge(records.step(step, dict.fromkeys(counters, count))) == []
