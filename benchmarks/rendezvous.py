@@ -1,4 +1,4 @@
-"""What an exchange of many ranks costs the one that holds a meeting over sockets: `python benchmarks/rendezvous.py`.
+"""What an exchange of many ranks costs the rank that runs the rendezvous server: `python benchmarks/rendezvous.py`.
 
 The other ranks are connections of a second process, which says what they would say.
 """
@@ -22,25 +22,25 @@ WISHES = [0.0, 1.0, -5.0, 10.0, -10.0, *[0.1] * 7]
 """As many numbers as the monitor's ranks tell each other with an overhead budget."""
 
 
-def call(door: Endpoint) -> socket.socket:
+def call(endpoint: Endpoint) -> socket.socket:
     """Return a connection to rank 0, which may not listen yet."""
     while True:
         try:
-            return socket.create_connection((door.host, door.ports[0]), 5)
+            return socket.create_connection((endpoint.host, endpoint.ports[0]), 5)
         except OSError:
             time.sleep(0.05)
 
 
-def enter(door: Endpoint, rank: int, size: int) -> tuple[socket.socket, SealedLines]:
+def enter(endpoint: Endpoint, rank: int, size: int) -> tuple[socket.socket, SealedLines]:
     """Return the connection of a rank that has proven itself."""
-    sock = call(door)
-    caller = Caller(os.environ[SECRET].encode(), f"meeting {door.run} of {size}", rank)
+    sock = call(endpoint)
+    caller = Caller(os.environ[SECRET].encode(), f"meeting {endpoint.run} of {size}", rank)
     return sock, SealedLines(prove(sock, caller, 60), LONGEST_LINE)
 
 
-def play_others(door: Endpoint, size: int) -> None:
+def play_others(endpoint: Endpoint, size: int) -> None:
     """Say what ranks 1 to `size` - 1 say, and read what they are told."""
-    lines = [enter(door, rank, size) for rank in range(1, size)]
+    lines = [enter(endpoint, rank, size) for rank in range(1, size)]
     unread = [b""] * len(lines)
 
     def tell(message: dict[str, object]) -> None:
@@ -63,10 +63,10 @@ def play_others(door: Endpoint, size: int) -> None:
 
 def measure(size: int) -> tuple[float, float]:
     """Return milliseconds of rank 0's process, and of the clock, for an exchange."""
-    door = Endpoint.at("127.0.0.1", str(os.getpid()))
-    others = multiprocessing.get_context("spawn").Process(target=play_others, args=(door, size))
+    endpoint = Endpoint.at("127.0.0.1", str(os.getpid()))
+    others = multiprocessing.get_context("spawn").Process(target=play_others, args=(endpoint, size))
     others.start()
-    rendezvous = meet(door, 0, size, 60)
+    rendezvous = meet(endpoint, 0, size, 60)
     max_reduce = SocketMaxReduce(rendezvous, 60)
     processor, clock = time.process_time(), time.perf_counter()
     for _ in range(EXCHANGES):

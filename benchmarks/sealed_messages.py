@@ -67,8 +67,8 @@ def taking_in(series: int) -> Callable[[], object]:
 
 def shake_hands() -> None:
     """Do both sides of a handshake."""
-    caller, door = Caller(b"s" * 32, "recorder of rank 0", 1), Callee(b"s" * 32, "recorder of rank 0")
-    proof, _ = door.admit(caller.answer(door.challenge(caller.hello())))
+    caller, callee = Caller(b"s" * 32, "recorder of rank 0", 1), Callee(b"s" * 32, "recorder of rank 0")
+    proof, _ = callee.admit(caller.answer(callee.challenge(caller.hello())))
     caller.confirm(proof)
 
 
