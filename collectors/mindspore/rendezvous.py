@@ -5,8 +5,12 @@ import logging
 import os
 from typing import Any, Final
 
-from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, StepListener
-from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import (
+    OptimizerSteps,
+    ScalerWatch,
+    StepListener,
+    check_scaler,
+)
 from trainsentry.collectors.mindspore.runtime import rank_and_world_size
 from trainsentry.collectors.mindspore.validation import checked_models, checked_optimizers
 from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketRendezvous
@@ -85,4 +89,4 @@ def _report_skipped(steps: OptimizerSteps, scaler: ScalerWatch) -> None:
             for optimizer in list(steps.optimizers):
                 steps.listener.scaler_skipped(scaler.scaler, optimizer)
 
-    steps.look_at_scaler = before_update
+    steps.check_scaler = before_update

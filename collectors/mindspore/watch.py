@@ -1,4 +1,4 @@
-"""A watched MindSpore model: what of it is read at a step, and when."""
+"""Watches a MindSpore model: reads its tensors at each step, as the step's plan says."""
 
 from collections import Counter
 from typing import Any
@@ -6,11 +6,20 @@ from typing import Any
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.hooks.activations import CellCalls
 from trainsentry.collectors.mindspore.hooks.communication import CollectiveRows
-from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, StepListener
-from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import (
+    OptimizerSteps,
+    ScalerWatch,
+    StepListener,
+    check_scaler,
+)
 from trainsentry.collectors.mindspore.rows.cell_names import CellNames
-from trainsentry.collectors.mindspore.rows.optimizer_state import learning_rate_of, parameters_of
-from trainsentry.collectors.mindspore.rows.parameters import Owned, ParameterReader, UpdateReader
+from trainsentry.collectors.mindspore.rows.parameters import (
+    Owned,
+    ParameterReader,
+    UpdateReader,
+    learning_rate_of,
+    parameters_of,
+)
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, is_data_parallel, on_host, rank_and_world_size, wait
 from trainsentry.collectors.mindspore.tensor_capture import TensorCapture
@@ -33,10 +42,10 @@ from trainsentry.collectors.targets import Selection, checked_targets
 
 
 class MindSporeWatch:
-    """Reads a MindSpore model around the steps of its optimizers, as `TorchWatch` does one of torch.
+    """Reads a MindSpore model around the steps of its optimizers, as `TorchWatch` does for torch.
 
-    Where steps are compiled no call is seen: then the step boundary is `TrainMonitor.step`, weights and state are read
-    from the parameters, and what an update did is read against the weights at the end of the step before.
+    In compiled steps no call is intercepted: `TrainMonitor.step` is the step boundary, weights and state are read from
+    the parameters, and an update is the difference from the weights at the end of the previous step.
     """
 
     def __init__(self, table: SeriesTable, guard: Guard, settings: CollectSettings) -> None:
@@ -68,7 +77,7 @@ class MindSporeWatch:
     # ------------------------------------------------------------------ watching
 
     def add(self, model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> None:
-        """Check and take models and optimizers, and listen to the optimizers' steps.
+        """Check and add models and optimizers, and report the optimizers' steps to `listener`.
 
         Raises:
             TypeError: for objects that are not cells, optimizers or loss scalers of MindSpore.
@@ -94,16 +103,16 @@ class MindSporeWatch:
         self._steps = OptimizerSteps(self.optimizers, listener)
         self.capture.steps = self._steps
         if grad_scaler is not None:
-            self._listen_to(grad_scaler, listener)
+            self._watch_scaler(grad_scaler, listener)
         if ACTIVATIONS in self._selections:
             self._cells.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
 
-    def _listen_to(self, scaler: Any, listener: StepListener) -> None:
-        """Look at the loss scaler before each pass that is seen and each update, for a step that it has skipped."""
+    def _watch_scaler(self, scaler: Any, listener: StepListener) -> None:
+        """Check the loss scaler for skipped steps, before each intercepted pass and each update."""
         wait()
         known = self._scaler = ScalerWatch(scaler)
 
-        def look() -> None:
+        def report_skipped() -> None:
             scale = known.last
             for _ in range(known.skipped()):
                 for optimizer in list(self.optimizers):
@@ -113,16 +122,16 @@ class MindSporeWatch:
             self._scale = known.last
 
         def before_update() -> None:
-            look()
+            report_skipped()
             listener.scaler_entered(scaler, self.optimizers[0])
 
-        if rank_and_world_size()[1] == 1:  # several ranks count alike, also those on which no pass is seen
-            self._cells.pass_begins = look
+        if rank_and_world_size()[1] == 1:  # several ranks must count alike, also those without an intercepted pass
+            self._cells.pass_begins = report_skipped
         if self._steps is not None:
-            self._steps.look_at_scaler = before_update
+            self._steps.check_scaler = before_update
 
     def watch_communication(self) -> None:
-        """Watch collectives too."""
+        """Record collectives too."""
         self.communication = CollectiveRows(self.rows, self.guard, self.settings.call_sites)
 
     @property
@@ -132,37 +141,37 @@ class MindSporeWatch:
 
     @property
     def takes_boundaries(self) -> bool:
-        """Whether only the optimizers' calls can tell where steps end: never, for they may be compiled."""
+        """Whether only the optimizers' calls mark the ends of steps: never, as they may be compiled."""
         return False
 
     @property
     def step_has_ended(self) -> bool:
-        """Whether the optimizers' calls have ended the step that `TrainMonitor.step` is told of; asked once a step."""
+        """Whether an optimizer's call has already ended the step that `TrainMonitor.step` marks; read once a step."""
         ended = self._steps is not None and self._steps.have_told()
         if ended:
             self.guard.warn_once("step()", "monitor.step(): the optimizer's call has ended the step; leave it out")
         return ended
 
     @property
-    def _sees_updates(self) -> bool:
-        """Whether the last step's update was seen."""
+    def _intercepts_updates(self) -> bool:
+        """Whether the last step's update was intercepted."""
         return self._steps is not None and self._steps.called > self._called_before
 
     def replay(self) -> None:
-        """A forward pass of MindSpore is not run again."""
+        """Do nothing: MindSpore's forward passes are not replayed."""
 
     def graph(self) -> dict[str, Any]:
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, self.communication.groups() if self.communication is not None else [])
 
     def close(self) -> None:
-        """Give every cell and optimizer back as it was."""
+        """Stop watching; restore every cell and optimizer."""
         if self._steps is not None:
             self._steps.close()
         self.stop_reading()
 
     def stop_reading(self) -> None:
-        """Remove everything but what tells of the optimizers' steps."""
+        """Stop reading tensors; the optimizers' steps are still reported."""
         self._cells.close()
         if self.communication is not None:
             self.communication.close()
@@ -174,7 +183,7 @@ class MindSporeWatch:
     def open_step(self, plan: Plan) -> None:
         """Prepare the next step: watch the cells that its plan needs."""
         self._plan = plan
-        seen = self._sees_updates
+        intercepted = self._intercepts_updates
         self._optimizer_steps.clear()
         self._read.clear()
         self._read_state_of.clear()
@@ -184,7 +193,7 @@ class MindSporeWatch:
         if self._steps is not None:
             self._steps.reads = bool(plan)
             self._called_before = self._steps.called
-        if UPDATES in plan and not seen:
+        if UPDATES in plan and not intercepted:
             wait()
             self.guard.run(UPDATES, self._updates.keep, self._selected(UPDATES))
 
@@ -193,18 +202,18 @@ class MindSporeWatch:
         self.communication.open_step(sampling=sampling)
 
     def before_update(self, optimizer: Any, *, gradients_ready: bool = True) -> None:
-        """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
-        del gradients_ready  # they are the update's own arguments
+        """Read gradients, parameters and state before an update, and copy the weights that it changes."""
+        del gradients_ready  # gradients are arguments of the update
         turn = self._optimizer_steps[id(optimizer)]
         if GRADIENTS in self._plan and self._steps is not None:
             owned = self._owned(GRADIENTS, optimizer)
             self.guard.run(GRADIENTS, self._reader.gradients, owned, self._steps.gradients, optimizer, turn)
         if PARAMETERS in self._plan:
-            moved = [named for _, named in self._owned(PARAMETERS, optimizer)]
-            if not self._read:  # weights that no optimizer moves break too: they are read with the first
-                moved = [*self._nobodys(PARAMETERS), *moved]
-            self._read.update(id(named.parameter) for named in moved)
-            self.guard.run(PARAMETERS, self._reader.parameters, moved, turn)
+            weights = [named for _, named in self._owned(PARAMETERS, optimizer)]
+            if not self._read:  # weights without an optimizer can break too; they are read with the first optimizer
+                weights = [*self._without_owner(PARAMETERS), *weights]
+            self._read.update(id(named.parameter) for named in weights)
+            self.guard.run(PARAMETERS, self._reader.parameters, weights, turn)
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
             owned = self._owned(OPTIMIZER_STATE, optimizer)
@@ -213,28 +222,28 @@ class MindSporeWatch:
             self.guard.run(UPDATES, self._updates.keep, [named for _, named in self._owned(UPDATES, optimizer)])
 
     def after_update(self, optimizer: Any, *, gradients_ready: bool = False) -> None:
-        """Read what the update did."""
+        """Read how an update changed the weights."""
         del gradients_ready
         self.after_part(optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Any) -> None:
-        """Read what the update of a part of an optimizer's parameters did."""
+        """Read how an update of some of an optimizer's parameters changed them."""
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._optimizer_steps[id(optimizer)])
 
     def skipped(self, optimizer: Any) -> None:
-        """Read a step that was skipped: as before an update, with none to follow."""
+        """Read a skipped step: everything that is read before an update, and no update."""
         self.before_update(optimizer)
         self._updates.forget()
         self._optimizer_steps[id(optimizer)] += 1
 
     def without_optimizer(self) -> None:
-        """Read a step that ends without a call of an optimizer that is seen: weights, state, and what has changed."""
+        """Read a step that ends without an intercepted optimizer call: weights, state and updates."""
         if self.on_host:
             wait()
         if self.optimizers:
-            self._tell_compiled()
+            self._warn_compiled()
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, self._reader.parameters, self._selected(PARAMETERS))
         if OPTIMIZER_STATE in self._plan:
@@ -245,37 +254,37 @@ class MindSporeWatch:
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read)
 
-    def _tell_compiled(self) -> None:
-        what = "GRAPH_MODE" if in_graph_mode() else "mindspore.jit"
+    def _warn_compiled(self) -> None:
+        how = "GRAPH_MODE" if in_graph_mode() else "mindspore.jit"
         self.guard.warn_once(
             "compiled steps",
-            f"no call of an optimizer is seen: the steps are compiled ({what}). Weights, optimizer state and "
-            "updates are read at TrainMonitor.step(); gradients and activations are not.",
+            f"the steps are compiled ({how}), so the optimizer's calls cannot be intercepted. Weights, optimizer state "
+            "and updates are read at TrainMonitor.step(); gradients and activations are not.",
         )
 
     @property
     def data_parallel(self) -> bool:
-        """Whether MindSpore was told that each rank has data of its own."""
+        """Whether MindSpore is set up for data parallelism, where each rank has its own data."""
         return is_data_parallel()
 
     def take_call_order(self) -> int | None:
-        """Return None, for unknown: collectives are stood in for at sampled steps only."""
+        """Return None (unknown): collectives are intercepted only at sampled steps."""
         return None
 
     @property
     def seconds_waited(self) -> float | None:
-        """How long collectives were waited for is not known: they run behind the program."""
+        """None (unknown): collectives run asynchronously."""
         return None
 
     def doing(self) -> dict[str, Any]:
-        """Return the collective that is waited in: none is known."""
+        """Return the collective that this rank waits for: none is known."""
         return {"waits_for": None, "call": None, "open": []}
 
     def end_step(self) -> None:
         """Complete the rows of the step.
 
         Raises:
-            Exception: what a hook inside the backward pass has met, where the guard is strict.
+            Exception: the error of a gradient hook, where the guard is strict.
 
         """
         error, self._cells.error = self._cells.error, None
@@ -290,7 +299,7 @@ class MindSporeWatch:
             self.guard.run(COMMUNICATION, self.communication.end_step)
 
     def examine(self) -> None:
-        """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
+        """Read every parameter and all optimizer state not yet read in this step, whatever the plan."""
         unread = [p for p in self.names.parameters if id(p.parameter) not in self._read]
         self._read.update(id(p.parameter) for p in unread)
         self.guard.run(PARAMETERS, self._reader.parameters, unread)
@@ -306,19 +315,19 @@ class MindSporeWatch:
         self._scalars.log(name, value, micro_step)
 
     def note_loss_scale(self, scaler: Any) -> None:
-        """Take the scaler's current scale as a scalar."""
+        """Append the loss scaler's current scale as a scalar."""
         del scaler
         if self._scale is not None:
             self.log("loss_scale", self._scale, 0)
 
     @property
     def micro_steps(self) -> int:
-        """Micro-steps that were seen in this step; 0 when activations were not sampled."""
+        """Micro-steps counted in this step; 0 when activations were not sampled."""
         return self._cells.counts.micro_steps if ACTIVATIONS in self._plan else 0
 
     @property
     def left_out(self) -> int:
-        """Passes and calls that were beyond what a record holds."""
+        """Passes and calls left out because a record has no room for them."""
         return self._cells.counts.left_out + (self.communication.left_out if self.communication is not None else 0)
 
     def take(self) -> PendingRows:
@@ -337,7 +346,7 @@ class MindSporeWatch:
         return [p for p in self.names.parameters if p.name in chosen]
 
     def _owned(self, part: str, optimizer: Any) -> Owned:
-        """Return the optimizer's parameters that `part` selects, each with its place; "" for all."""
+        """Return the optimizer's parameters that `part` selects ("" for all), each with its position."""
         key = (part, id(optimizer))
         if key not in self._owned_by:
             known = self.names.by_parameter()
@@ -346,12 +355,12 @@ class MindSporeWatch:
             self._owned_by[key] = [(i, p) for i, p in owned if p.name in chosen]
         return self._owned_by[key]
 
-    def _nobodys(self, part: str) -> list[Any]:
+    def _without_owner(self, part: str) -> list[Any]:
         owned = {id(p) for optimizer in self.optimizers for p in parameters_of(optimizer)}
         return [p for p in self._selected(part) if id(p.parameter) not in owned]
 
     def _refused(self, error: Exception) -> None:
-        """Note that a tensor could not be read: it costs its own row and no other."""
+        """Report that a tensor could not be read: it has no row, and no other row is affected."""
         if self.guard.strict:
             raise error
         self.guard.refuse("statistics of a tensor", error)

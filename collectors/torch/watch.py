@@ -111,13 +111,13 @@ class TorchWatch:
         names = self.names.copy()
         names.add(chunks, wrappers)
         self._take_names(names)
-        self._additions.took(chunks, wrappers, [o for o, outer in optimizers.items() if outer is None])
+        self._additions.note_watched(chunks, wrappers, [o for o, outer in optimizers.items() if outer is None])
         self.optimizers += optimizers
         self._outer.update({id(inner): outer for inner, outer in optimizers.items() if outer is not None})
         self._scale.use(grad_scaler, wrappers)
         if self._steps is not None:
             self._steps.close()
-        self._steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.takes)
+        self._steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.captures_step)
         watch_scalers(self._steps, self._scale.scaler)
         if several_ranks():
             self._first_passes += [FirstPass(chunk) for chunk in chunks]

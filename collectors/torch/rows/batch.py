@@ -1,4 +1,4 @@
-"""Tensors that are read together, and what a rank holds of each."""
+"""Groups tensors into batches that one call can read, and replaces sharded tensors by this rank's parts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trainsentry.collectors.torch.sharding.local_shards import Fragment
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tensors that are read in one way: what this rank holds of each, and what their rows are divided by."""
+    """Tensors that one call reads: this rank's parts, with the divisor of their rows and the norms for their values."""
 
     ids: Sequence[int]
     tensors: Sequence[Tensor]
@@ -22,10 +22,10 @@ class Batch:
     norms: Tensor | None
 
 
-def take_held(
+def take_local_parts(
     tensors: list[Tensor], fragments: Sequence[Fragment | None], layouts: list[int | None], ids: LayoutIds
 ) -> None:
-    """Put what this rank holds in the place of sharded tensors, and note the place it has in the whole."""
+    """Replace sharded tensors by this rank's parts, and set the layouts that locate each part in the whole."""
     for i, (tensor, fragment) in enumerate(zip(tensors, fragments, strict=True)):
         if fragment is not None:
             tensors[i] = fragment.of(local(tensor))
@@ -35,21 +35,22 @@ def take_held(
             tensors[i] = local(tensor)
 
 
-def runs_of(ways: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of consecutive tensors that are read together; those of None stand alone.
+def batches_of(routes: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of consecutive tensors that one call reads; a tensor whose route is None is read alone.
 
-    >>> list(runs_of([8, 9, None, None, 7]))
+    >>> list(batches_of([8, 9, None, None, 7]))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
-    if set(map(type, ways)) == {int}:
-        yield 0, len(ways)
+    if set(map(type, routes)) == {int}:
+        yield 0, len(routes)
         return
     start = 0
-    for i in range(1, len(ways) + 1):
-        if i == len(ways) or _together(ways[i - 1]) != _together(ways[i]) or ways[i] is None:
+    for i in range(1, len(routes) + 1):
+        if i == len(routes) or _reader_of(routes[i - 1]) != _reader_of(routes[i]) or routes[i] is None:
             yield start, i
             start = i
 
 
-def _together(way: Any) -> Any:
-    return int if isinstance(way, int) else way
+def _reader_of(route: Any) -> Any:
+    """Return the reader of a route: `int`, for the host kernel, for any address."""
+    return int if isinstance(route, int) else route

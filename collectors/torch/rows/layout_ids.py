@@ -1,4 +1,4 @@
-"""Ids of layouts: the shape and dtype of what a rank holds, and which part of a whole tensor that is."""
+"""Ids of layouts: shape and dtype of a rank's part of a tensor, and the region of the whole that it covers."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from trainsentry.collectors.torch.sharding.local_shards import Fragment
 
 
 class LayoutIds:
-    """Gives tensors the ids of their layouts; one that was met before takes a look into a dictionary."""
+    """Returns the ids of tensors' layouts, from a dictionary once a layout is known."""
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
@@ -20,7 +20,7 @@ class LayoutIds:
 
     def of(self, tensor: Tensor) -> int:
         """Return the id of a tensor's layout; of a DTensor, that of its local shard."""
-        if type(tensor) not in PLAIN and hasattr(tensor, "placements"):  # a look at its type is cheaper
+        if type(tensor) not in PLAIN and hasattr(tensor, "placements"):  # checking the type is cheaper
             return self._of_dtensor(tensor)
         if tensor.is_nested:
             return self.table.layout_id(Layout((), _dtype(tensor), tensor.numel()))
@@ -35,7 +35,7 @@ class LayoutIds:
         return found
 
     def placed(self, tensor: Tensor, fragment: Fragment | None) -> int | None:
-        """Return the id of the layout of a rank's part of a tensor, None when the tensor is not sharded."""
+        """Return the id of the layout of this rank's part of a tensor, None when the tensor is not sharded."""
         if fragment is not None:
             return self.of_fragment(fragment, tensor)
         return self._of_dtensor(tensor) if hasattr(tensor, "placements") else None
@@ -62,7 +62,7 @@ class LayoutIds:
 
 
 def _box_of(tensor: Any, whole: tuple[int, ...]) -> str:
-    """Return the region that a rank's shard of a DTensor covers, as the checkpoints of torch see it."""
+    """Return the region that this rank's shard of a DTensor covers, as torch's checkpoints define it."""
     if any(placement.is_partial() for placement in tensor.placements):
         return UNKNOWN_REGION
     chunks = tensor.__create_chunk_list__()
