@@ -1,4 +1,4 @@
-"""What an exchange of many ranks costs the one that holds a meeting over sockets: `python benchmarks/rendezvous.py`.
+"""What an exchange of many ranks costs the rank that runs the rendezvous server: `python benchmarks/rendezvous.py`.
 
 The other ranks are connections of a second process, which says what they would say.
 """

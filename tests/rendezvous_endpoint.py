@@ -1,4 +1,4 @@
-"""The door of a meeting for tests: a free one, and those who stand at it."""
+"""An endpoint of a rendezvous for tests: a free one, and callers of it."""
 
 import contextlib
 import socket
@@ -44,7 +44,7 @@ def at_the_endpoint(endpoint):
 def enter(endpoint, rank, size, secret=None):
     """Call rank 0 and prove oneself, with the run's secret or another; return the socket and its sealed lines."""
     sock = at_the_endpoint(endpoint)
-    known = secret or run_secret.left_secret(endpoint.run)
+    known = secret or run_secret.read_secret(endpoint.run)
     return sock, SealedLines(prove(sock, Caller(known, f"meeting {endpoint.run} of {size}", rank), 5), 2**20)
 
 

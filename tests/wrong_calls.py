@@ -57,7 +57,7 @@ def only_rank_0_watches(out):
         finally:
             rendezvous._gather_at_store = meet
     else:
-        rendezvous._meetings += 1  # it counts the calls that it missed
+        rendezvous._count += 1  # it counts the calls that it missed
 
 
 def different_configurations(out):

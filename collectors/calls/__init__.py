@@ -1,1 +1,1 @@
-"""Calls of modules and operations as a debugger records them, whatever the framework."""
+"""The debugger's framework-free part: calls, their selection, and the interface to a dump's writer."""

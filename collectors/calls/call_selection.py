@@ -1,4 +1,4 @@
-"""Which calls of a debugger are recorded: levels, names, a range of calls, directions, inputs and outputs."""
+"""Selects the calls that a debugger records: by level, name, range, direction, and calls of the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,15 +6,16 @@ from typing import Any, Final
 
 LEVELS: Final = ("L0", "L1", "mix", "debug")
 RISKS: Final = {"ALL": {"LOW", "FOCUS", "CORE"}, "FOCUS": {"FOCUS", "CORE"}, "CORE": {"CORE"}}
+"""Risk levels that each setting of `risk_level` records."""
 
 
 @dataclass
 class CallSelection:
-    """Says for each call whether it is recorded.
+    """Decides for each call whether it is recorded.
 
-    `parts` are names or parts of names (`list`): at level mix a module takes everything inside it along. `scope` is
-    a first and a last name. `risk` is a level of `RISKS` for operations, `risk_of` tells that of one; it counts only
-    where neither names nor a scope are given.
+    `parts` are names or parts of names (`list`); at level mix, a selected module includes everything inside it. `scope`
+    is a first and a last name. `risk` is a level of `RISKS` for operations, `risk_of` returns the level of one; both
+    apply only where neither names nor a scope are given.
     """
 
     level: str = "L1"
@@ -43,7 +44,7 @@ class CallSelection:
         return self.may_begin(call, direction) and (self.scope is None or self._inside)
 
     def may_begin(self, call: Any, direction: str) -> bool:
-        """Whether a call can be recorded at all; with a `scope` that is known only when it begins."""
+        """Whether a call may be recorded; with a `scope`, this is certain only when it begins."""
         if direction not in self.directions:
             return False
         if self.scope is not None:
@@ -61,5 +62,24 @@ class CallSelection:
             self._inside = False
 
     def reset(self) -> None:
-        """Begin anew with the next step."""
+        """Leave the scope: another step begins."""
         self._inside = False
+
+
+class TokenRange:
+    """Starts a dump at a model's call number `first`, counted from 0, and stops it after number `last`."""
+
+    def __init__(self, first: int, last: int, start: Callable[[], None], stop: Callable[[], None]) -> None:
+        self._first, self._last = first, last
+        self._start, self._stop = start, stop
+        self._calls = 0
+
+    def begin_call(self) -> None:
+        """Note that a call of the model begins."""
+        if self._first <= self._calls <= self._last:
+            self._start()
+
+    def end_call(self) -> None:
+        """Note that a call of the model has ended."""
+        self._calls += 1
+        self._stop()

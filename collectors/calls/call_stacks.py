@@ -1,4 +1,4 @@
-"""Where calls come from: the innermost line of the user's code, or the whole stack, each stack resolved once."""
+"""Finds the user's code that made a call: its innermost function, or the whole stack, each stack resolved once."""
 
 import linecache
 import sys
@@ -9,13 +9,13 @@ from typing import Any, Final
 
 _OURS: Final = str(Path(__file__).parents[2])
 _DEMO: Final = str(Path(__file__).parents[2] / "monitor" / "demo")
-"""What trains in the demonstration is a user's script like any other."""
-_BETWEEN: Final = frozenset({"handle_torch_function", "__torch_function__"})
-"""Functions of torch that stand between a call and what sees it."""
+"""The demonstration trains like a user's script, so its frames count as the user's."""
+_DISPATCHERS: Final = frozenset({"handle_torch_function", "__torch_function__"})
+"""Functions of torch between a call and the mode that intercepts it."""
 
 
 def call_site(libraries: Sequence[str]) -> str:
-    """Return `<file>:<function>` of the innermost caller outside of these libraries and ourselves."""
+    """Return `<file>:<function>` of the innermost caller outside `libraries` and the monitor; "" when there is none."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         path = Path(frame.f_code.co_filename)
@@ -26,7 +26,7 @@ def call_site(libraries: Sequence[str]) -> str:
 
 
 class CallStacks:
-    """Numbers stacks; `text(number)` gives the lines of one, the innermost call first."""
+    """Numbers stacks; `text(number)` returns the lines of one, innermost call first."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[tuple[CodeType, int], ...], int] = {}
@@ -78,4 +78,4 @@ def is_ours(code: CodeType) -> bool:
 
 
 def _is_left_out(code: CodeType) -> bool:
-    return is_ours(code) or code.co_name in _BETWEEN
+    return is_ours(code) or code.co_name in _DISPATCHERS

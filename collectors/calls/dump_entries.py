@@ -1,4 +1,4 @@
-"""What a debugger or a targeted dump hands to the writer of a dump."""
+"""The interface to a dump's writer: entries of calls, variables, and tensors of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class DumpedTensorPlace:
-    """A tensor that a step holds: its entry in `dump.json`, its group in it, and its key."""
+    """A parameter, gradient or state tensor, and its place in `dump.json`: entry, group and key."""
 
     entry: str
     group: str
@@ -17,34 +17,34 @@ class DumpedTensorPlace:
 
     @property
     def stem(self) -> str:
-        """The name of the tensor's file, without the suffix, as msprobe 26.2 names it."""
+        """The name of the tensor's file without suffix, in msprobe 26.2's form."""
         return f"{self.entry}.parameters.{self.key}" if self.group == "parameters" else f"{self.entry}.{self.key}"
 
 
 class EntryWriter(Protocol):
-    """Takes the entries of one step of one rank, each as soon as it is complete."""
+    """Writes the entries of one step of one rank, each as soon as it is complete."""
 
     def entry(self, name: str, content: dict[str, Any]) -> None:
-        """Take what is known of a call."""
+        """Write the description of a call."""
 
     def parent(self, name: str, parent: str | None) -> None:
-        """Take a call's place in the tree of calls, when it begins."""
+        """Write a call's parent in the tree of calls, when the call begins."""
 
     def stack(self, name: str, number: int, lines: Sequence[str]) -> None:
-        """Take where a call came from; equal numbers are equal stacks."""
+        """Write the stack of a call; equal numbers are equal stacks."""
 
     def tensor_path(self, file_name: str) -> Path:
-        """Return where a tensor's file is to be written."""
+        """Return the path for a tensor's file."""
 
 
 class VariableWriter(Protocol):
-    """Takes variables that a script hands over, and the gradients at them."""
+    """Writes variables that a script saves, and the gradients at them."""
 
     def entry(self, name: str, content: Any) -> None:
-        """Take a variable."""
+        """Write a variable."""
 
     def tensor_path(self, file_name: str) -> Path:
-        """Return where a tensor's file is to be written."""
+        """Return the path for a tensor's file."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Finish the file."""

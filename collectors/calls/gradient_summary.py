@@ -1,4 +1,4 @@
-"""What grad_probe writes of the gradients of one update, in msprobe's layout, whatever the framework."""
+"""The debugger's grad_probe: writes a summary of chosen gradients before each update, in msprobe's layout."""
 
 import csv
 import zlib
@@ -6,19 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import writable
 from trainsentry.collectors.shared.private_files import make_private_folder
 from trainsentry.collectors.statistics import MAX, MIN, NORM
 
+PART: Final = "grad_probe"
+
 
 @dataclass(frozen=True)
 class Gradient:
-    """One gradient: its values in floating point, what gives the bytes that it is made of, and its statistics."""
+    """One gradient: its values in floating point, a function that returns its raw bytes, and its row of statistics."""
 
     name: str
     values: npt.NDArray[Any]
@@ -29,10 +32,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class GradientSummary:
-    """Writes `grad_summary_<step>.csv` into a folder, one file an update.
+    """Writes `grad_summary_<step>.csv` to a folder, one file per update.
 
-    L0: MD5 (a CRC-32, as msprobe has it), max, min, norm and shape of each gradient; L1: its signs too, as a file of
-    booleans; L2: what share of it is in each interval of `bounds`, and its signs.
+    L0 has MD5 (a CRC-32, as in msprobe), max, min, norm and shape of each gradient; L1 also its signs, as a file of
+    booleans; L2 also the share of its values in each interval of `bounds`.
     """
 
     folder: Path
@@ -67,6 +70,41 @@ class GradientSummary:
         return [name, *middle, row[MAX], row[MIN], row[NORM], list(gradient.shape)]
 
 
+class GradientProbe:
+    """Writes a summary before each chosen update; `names` are the chosen parameters, empty for all.
+
+    Raises:
+        ValueError: when a chosen parameter is not in `known`; the message calls those `known_as`.
+
+    """
+
+    def __init__(
+        self,
+        summary: GradientSummary,
+        wanted: tuple[Sequence[int], Sequence[str]],
+        known: Iterable[str],
+        known_as: str,
+        guard: Guard,
+    ) -> None:
+        self.summary = summary
+        self.steps, self.names = frozenset(wanted[0]), frozenset(wanted[1])
+        self.guard = guard
+        self.step = 0
+        unknown = self.names.difference(known)
+        if unknown:
+            raise ValueError(f"grad_probe.param_list: {min(unknown)!r}; allowed: names of {known_as}")
+
+    def chooses(self, name: str) -> bool:
+        """Whether a parameter is chosen."""
+        return not self.names or name in self.names
+
+    def before_update(self, gradients: Callable[[], Iterable[Gradient]]) -> None:
+        """Write the gradients of an update if its step is chosen, and count the step."""
+        if not self.steps or self.step in self.steps:
+            self.guard.run(PART, lambda: self.summary.write(self.step, gradients()))
+        self.step += 1
+
+
 def _intervals(bounds: Sequence[float]) -> list[str]:
     """Return the names of the intervals between bounds.
 
@@ -80,7 +118,7 @@ def _intervals(bounds: Sequence[float]) -> list[str]:
 
 
 def _shares(values: npt.NDArray[Any], bounds: Sequence[float]) -> list[float]:
-    """Return which share of the values lies in each interval, and which is 0."""
+    """Return the share of the values in each interval, and the share of zeros."""
     places = np.searchsorted(np.asarray(bounds, np.float32), values, side="left")
     counts = np.bincount(places, minlength=len(bounds) + 1)
     total = max(len(values), 1)

@@ -5,8 +5,7 @@ from typing import Any
 from trainsentry.collectors.backend import ModelWatch, StepListener
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore import saving
-from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps
-from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, ScalerWatch, check_scaler
 from trainsentry.collectors.mindspore.rendezvous import meet
 from trainsentry.collectors.mindspore.runtime import describe_environment, rank_and_world_size
 from trainsentry.collectors.mindspore.validation import checked_models, checked_optimizers
@@ -39,14 +38,14 @@ def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener)
     steps.reads = False
     check_scaler(grad_scaler)
     if grad_scaler is not None:
-        _tell_of_skipped(steps, ScalerWatch(grad_scaler))
+        _report_skipped(steps, ScalerWatch(grad_scaler))
     return steps
 
 
-def _tell_of_skipped(steps: OptimizerSteps, scaler: ScalerWatch) -> None:
+def _report_skipped(steps: OptimizerSteps, scaler: ScalerWatch) -> None:
     def before_update() -> None:
         for _ in range(scaler.skipped()):
             for optimizer in list(steps.optimizers):
                 steps.listener.scaler_skipped(scaler.scaler, optimizer)
 
-    steps.look_at_scaler = before_update
+    steps.check_scaler = before_update

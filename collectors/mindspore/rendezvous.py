@@ -1,4 +1,4 @@
-"""Where several ranks of MindSpore meet: over sockets, for every exchange of the framework waits for the device."""
+"""Rendezvous of MindSpore's ranks, over sockets because each of the framework's own exchanges waits for the device."""
 
 import itertools
 import logging
@@ -12,16 +12,16 @@ from trainsentry.collectors.ranks.rendezvous import meet as meet_at
 logger = logging.getLogger("trainsentry")
 
 _numbers = itertools.count()
-"""The same on every rank: meetings are held in one order."""
+"""Numbers of rendezvous; the same on every rank, as all take part in the same order."""
 
 MEET_AT: Final = "TRAINSENTRY_MEET_AT"
-"""Names `host:port` of rank 0, or `off`, for runs that were not started with a scheduler."""
+"""Environment variable: `host:port` of rank 0, or `off`, for runs that were started without a scheduler."""
 
 
 def meet() -> SocketRendezvous | None:
-    """Wait until every rank has come; return None for one rank, and where the ranks do not find each other.
+    """Wait until every rank has joined; return None for a single rank.
 
-    Then each is watched by itself.
+    Also returns None when the ranks do not find each other; each is then watched by itself.
     """
     rank, size = rank_and_world_size()
     if size == 1:
@@ -29,17 +29,17 @@ def meet() -> SocketRendezvous | None:
     endpoint = _endpoint()
     if endpoint is None:
         if os.environ.get(MEET_AT) != "off":
-            _tell_alone(f"neither MS_SCHED_HOST and MS_SCHED_PORT nor {MEET_AT} say where they could meet")
+            _warn_alone(f"neither MS_SCHED_HOST and MS_SCHED_PORT nor {MEET_AT} give the address of rank 0")
         return None
     try:
         return meet_at(endpoint, rank, size)
     except RuntimeError as error:
-        _tell_alone(str(error))
+        _warn_alone(str(error))
         return None
 
 
 def _endpoint() -> Endpoint | None:
-    """Return where rank 0 is looked for: MindSpore's launcher runs it on the host of the scheduler.
+    """Return the endpoint of rank 0, which MindSpore's launcher runs on the scheduler's host; None when unknown or off.
 
     Raises:
         ValueError: when `TRAINSENTRY_MEET_AT` is neither `host:port` nor `off`.
@@ -57,5 +57,5 @@ def _endpoint() -> Endpoint | None:
     return Endpoint.at(host, port, next(_numbers)) if host and port else None
 
 
-def _tell_alone(why: str) -> None:
+def _warn_alone(why: str) -> None:
     logger.warning("trainsentry: each rank is watched by itself: %s", why)

@@ -1,4 +1,4 @@
-"""What is asked of MindSpore's runtime: rank, version, mode, device, and whether gradients are recorded."""
+"""Queries MindSpore's runtime: rank, version, mode, device, and whether gradients are recorded; waits for it."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ from mindspore.common.api import _pynative_executor as _executor
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return rank and number of ranks: of the communication, else of the launcher's variables, else 0 of 1."""
+    """Return rank and number of ranks, from the communication, else the launcher's variables, else 0 of 1."""
     try:
         rank, size = int(ms.communication.get_rank()), int(ms.communication.get_group_size())
     except (RuntimeError, ValueError, TypeError):  # it has not been initialized
@@ -40,15 +40,15 @@ def in_graph_mode() -> bool:
 
 
 def is_data_parallel() -> bool:
-    """Return whether each rank is to train on data of its own."""
+    """Return whether MindSpore is set up for data parallelism, where each rank has its own data."""
     return str(ms.get_auto_parallel_context("parallel_mode")) == "data_parallel"
 
 
 def records_gradients() -> bool:
-    """Return whether operations are being recorded for a backward pass."""
+    """Return whether MindSpore is recording operations for a backward pass."""
     return bool(_executor.requires_grad())
 
 
 def wait() -> None:
-    """Wait for the operations that were begun; an error in one of them is raised here."""
+    """Wait for all operations under way; raises the error of one that has failed."""
     _executor.sync()

@@ -1,4 +1,4 @@
-"""Saving of tensors as NumPy's files, as msprobe's MindSpore tools read them."""
+"""Saves and loads tensors as NumPy files, which msprobe's MindSpore tools read."""
 
 from pathlib import Path
 from typing import Any
@@ -7,19 +7,19 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import Tensor
 
-from trainsentry.collectors.mindspore.rows.host_statistics import array_of
+from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of
 from trainsentry.collectors.shared.private_files import new_private_file
 
 SUFFIX = ".npy"
 
 
 def save_tensor(tensor: Tensor, path: Path) -> None:
-    """Write a tensor; bfloat16 is written as float32, which holds every value of it exactly."""
+    """Write a tensor to a new file; bfloat16 as float32, which holds each of its values exactly."""
     save_array(array_of(tensor), path)
 
 
 def save_array(array: npt.NDArray[Any], path: Path) -> None:
-    """Write an array into a file of its own, for this user alone."""
+    """Write an array to a new file that only this user can read."""
     with new_private_file(path) as file:
         np.save(file, array, allow_pickle=False)
 
@@ -30,6 +30,6 @@ def load_tensor(path: Path) -> Tensor:
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Return the bytes that `save_tensor` writes, without the file's own frame."""
+    """Return the bytes that `save_tensor` writes, without the file's header."""
     wide = 2 if str(tensor.dtype) == "BFloat16" else 1
     return int(tensor.nbytes) * wide

@@ -7,10 +7,9 @@ from mindspore import Tensor, mint, nn, ops
 
 
 def seed_framework(seed: int, mode: bool, rm_dropout: bool) -> None:
-    """Seed MindSpore; with `mode` choose deterministic algorithms, with `rm_dropout` dropout passes its input on.
+    """Seed MindSpore; `mode` chooses deterministic algorithms, `rm_dropout` makes dropout return its input.
 
-    A `nn.Dropout` cell that was made before draws on from where it was: MindSpore gives each its own seed when it is
-    made (2.10).
+    An existing `nn.Dropout` cell is not reseeded: MindSpore 2.10 seeds each cell when it is created.
     """
     ms.set_seed(seed)
     if mode:

@@ -1,4 +1,4 @@
-"""Whole tensors of chosen cells: what a targeted dump writes."""
+"""Captures whole tensors of chosen cells for a targeted dump."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
@@ -11,7 +11,7 @@ from trainsentry.collectors.mindspore.calls.call_dump import CallDump, stem_of
 from trainsentry.collectors.mindspore.calls.tensor_facts import facts_of
 from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps
 from trainsentry.collectors.mindspore.rows.cell_names import CellNames
-from trainsentry.collectors.mindspore.rows.optimizer_state import parameters_of, state_of
+from trainsentry.collectors.mindspore.rows.parameters import parameters_of, state_of
 
 PART: Final = "dump"
 
@@ -29,11 +29,11 @@ class TensorCapture:
 
     @property
     def attached(self) -> bool:
-        """Whether calls are seen."""
+        """Whether calls are watched."""
         return bool(self._dumps)
 
     def held(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[DumpedTensorPlace]:
-        """Yield weights, gradients and optimizer state of the named cells' own parameters, as they stand."""
+        """Yield the current weights, gradients and optimizer state of the named cells' own parameters."""
         by_name = {m.name: m for m in self.names.modules}
         gradients = self.steps.gradients if self.steps is not None else ()
         for named in self.names.parameters:
@@ -55,11 +55,11 @@ class TensorCapture:
                     )
 
     def describe(self, tensor: Tensor) -> dict[str, Any]:
-        """Return what is said of a tensor in a dump."""
+        """Return the description of a tensor for a dump."""
         return facts_of(tensor)
 
     def attach(self, modules: Collection[str], writer: EntryWriter, may_save: Callable[[str, Tensor], bool]) -> None:
-        """Write the calls of the named cells, and those of cells in them, forward and backward."""
+        """Write the calls of the named cells and of cells inside them, forward and backward."""
         inside = tuple(f"{name}." if name else "" for name in modules)
         named = [m for m in self.names.modules if f"{m.name}.".startswith(inside)]
         if named:
@@ -69,7 +69,7 @@ class TensorCapture:
             self._dumps.append(dump)
 
     def check_overflow(self, writer: EntryWriter) -> CallDump:
-        """Write every call of a cell that overflows, without its tensors; return what counts them."""
+        """Write every call of a cell that overflows, without its tensors; return the task that counts them."""
         dump = CallDump(self.guard, PART, save=False, only_overflows=True)
         dump.writer = writer
         dump.start([m for m in self.names.modules if m.name])
@@ -77,7 +77,7 @@ class TensorCapture:
         return dump
 
     def close(self) -> None:
-        """See calls no more."""
+        """Stop watching calls."""
         for dump in self._dumps:
             dump.stop()
         self._dumps.clear()

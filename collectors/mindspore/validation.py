@@ -1,4 +1,4 @@
-"""Mistakes in a call of `watch`, found before the first step."""
+"""Checks the arguments of `watch` before the first step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from mindspore import nn
 
 from trainsentry.collectors.mindspore.rows.cell_names import CellNames
-from trainsentry.collectors.mindspore.rows.optimizer_state import parameters_of
+from trainsentry.collectors.mindspore.rows.parameters import parameters_of
 
 
 def checked_models(model: Any) -> list[nn.Cell]:
     """Return the model chunks.
 
     Raises:
-        TypeError: when something else than cells was given.
+        TypeError: when a given object is not a cell.
         ValueError: when the model has no parameters.
 
     """
@@ -33,7 +33,7 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Cell]) -> list[nn.Cel
     """Return the optimizers.
 
     Raises:
-        TypeError: when something else than MindSpore's optimizers was given.
+        TypeError: when a given object is not an optimizer of MindSpore.
         ValueError: when an optimizer holds no parameter of the model.
 
     """
@@ -52,7 +52,7 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Cell]) -> list[nn.Cel
 
 
 def check_new(chunks: Sequence[nn.Cell], names: CellNames) -> None:
-    """Check that models can be told from those that are watched already.
+    """Check that new models are distinct from those already watched.
 
     Raises:
         ValueError: when a model is watched already, or shares parameter names with one.

@@ -1,4 +1,4 @@
-"""A watched MindSpore model: what of it is read at a step, and when."""
+"""Watches a MindSpore model: reads its tensors at each step, as the step's plan says."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +7,19 @@ from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.hooks.activations import CellCalls
 from trainsentry.collectors.mindspore.hooks.communication import CollectiveRows
-from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps
-from trainsentry.collectors.mindspore.loss_scale import ScalerWatch, check_scaler
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import (
+    OptimizerSteps,
+    ScalerWatch,
+    check_scaler,
+)
 from trainsentry.collectors.mindspore.rows.cell_names import CellNames, NamedParameter
-from trainsentry.collectors.mindspore.rows.optimizer_state import learning_rate_of, parameters_of
-from trainsentry.collectors.mindspore.rows.parameters import Owned, ParameterReader, UpdateReader
+from trainsentry.collectors.mindspore.rows.parameters import (
+    Owned,
+    ParameterReader,
+    UpdateReader,
+    learning_rate_of,
+    parameters_of,
+)
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, is_data_parallel, on_host, rank_and_world_size, wait
 from trainsentry.collectors.mindspore.tensor_capture import TensorCapture
@@ -36,8 +44,8 @@ from trainsentry.collectors.watched_model import WatchedModel, refused_by
 class MindSporeWatch(WatchedModel):
     """Reads a MindSpore model around the steps of its optimizers, as `TorchWatch` does one of torch.
 
-    Where steps are compiled no call is seen: then the step boundary is `TrainMonitor.step`, weights and state are read
-    from the parameters, and what an update did is read against the weights at the end of the step before.
+    In compiled steps no call is intercepted: `TrainMonitor.step` is the step boundary, weights and state are read from
+    the parameters, and an update is the difference from the weights at the end of the previous step.
     """
 
     communication: CollectiveRows | None = None
@@ -97,7 +105,7 @@ class MindSporeWatch(WatchedModel):
         wait()
         known = ScalerWatch(scaler)
 
-        def look() -> None:
+        def report_skipped() -> None:
             scale = known.last
             for _ in range(known.skipped()):
                 for optimizer in list(self.optimizers):
@@ -107,15 +115,15 @@ class MindSporeWatch(WatchedModel):
             self._scale = known.last
 
         def before_update() -> None:
-            look()
+            report_skipped()
             listener.scaler_entered(scaler, self.optimizers[0])
 
         if rank_and_world_size()[1] == 1:  # several ranks count alike, also those on which no pass is seen
-            self._cells.pass_begins = look
-        steps.look_at_scaler = before_update
+            self._cells.pass_begins = report_skipped
+        steps.check_scaler = before_update
 
     def watch_communication(self) -> None:
-        """Watch collectives too."""
+        """Record collectives too."""
         self.communication = CollectiveRows(self.rows, self.guard, self.settings.call_sites)
 
     @property
@@ -125,31 +133,31 @@ class MindSporeWatch(WatchedModel):
 
     @property
     def takes_boundaries(self) -> bool:
-        """Whether only the optimizers' calls can tell where steps end: never, for they may be compiled."""
+        """Whether only the optimizers' calls mark the ends of steps: never, as they may be compiled."""
         return False
 
     @property
     def step_has_ended(self) -> bool:
-        """Whether the optimizers' calls have ended the step that `TrainMonitor.step` is told of; asked once a step."""
+        """Whether an optimizer's call has already ended the step that `TrainMonitor.step` marks; read once a step."""
         ended = self._steps is not None and self._steps.have_told()
         if ended:
             self.guard.warn_once("step()", "monitor.step(): the optimizer's call has ended the step; leave it out")
         return ended
 
     @property
-    def _sees_updates(self) -> bool:
-        """Whether the last step's update was seen."""
+    def _intercepts_updates(self) -> bool:
+        """Whether the last step's update was intercepted."""
         return self._steps is not None and self._steps.called > self._called_before
 
     def replay(self) -> None:
-        """A forward pass of MindSpore is not run again."""
+        """Do nothing: MindSpore's forward passes are not replayed."""
 
     def graph(self) -> dict[str, Any]:
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, self.communication.groups() if self.communication is not None else [])
 
     def stop_reading(self) -> None:
-        """Remove everything but what tells of the optimizers' steps."""
+        """Stop reading tensors; the optimizers' steps are still reported."""
         self._cells.close()
         if self.communication is not None:
             self.communication.close()
@@ -160,7 +168,7 @@ class MindSporeWatch(WatchedModel):
 
     def open_step(self, plan: Plan) -> None:
         """Prepare the next step: watch the cells that its plan needs."""
-        seen = self._sees_updates
+        intercepted = self._intercepts_updates
         self._begin_step(plan)
         self._cells.open_step(sampling=ACTIVATIONS in plan)
         if self.communication is not None:
@@ -168,7 +176,7 @@ class MindSporeWatch(WatchedModel):
         if self._steps is not None:
             self._steps.reads = bool(plan)
             self._called_before = self._steps.called
-        if UPDATES in plan and not seen:
+        if UPDATES in plan and not intercepted:
             wait()
             self.guard.run(UPDATES, self._updates.keep, self._selected(UPDATES))
 
@@ -184,11 +192,11 @@ class MindSporeWatch(WatchedModel):
             owned = self._owned(GRADIENTS, optimizer)
             self.guard.run(GRADIENTS, self._reader.gradients, owned, self._steps.gradients, optimizer, turn)
         if PARAMETERS in self._plan:
-            moved = [named for _, named in self._owned(PARAMETERS, optimizer)]
-            if not self._read:  # weights that no optimizer moves break too: they are read with the first
-                moved = [*self._nobodys(PARAMETERS), *moved]
-            self._read.update(id(named.parameter) for named in moved)
-            self.guard.run(PARAMETERS, self._reader.parameters, moved, turn)
+            weights = [named for _, named in self._owned(PARAMETERS, optimizer)]
+            if not self._read:  # weights without an optimizer can break too; they are read with the first optimizer
+                weights = [*self._without_owner(PARAMETERS), *weights]
+            self._read.update(id(named.parameter) for named in weights)
+            self.guard.run(PARAMETERS, self._reader.parameters, weights, turn)
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, turn)
@@ -196,28 +204,28 @@ class MindSporeWatch(WatchedModel):
             self.guard.run(UPDATES, self._updates.keep, [named for _, named in self._owned(UPDATES, optimizer)])
 
     def after_update(self, optimizer: Any, *, gradients_ready: bool = False) -> None:
-        """Read what the update did."""
+        """Read how an update changed the weights."""
         del gradients_ready
         self.after_part(optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Any) -> None:
-        """Read what the update of a part of an optimizer's parameters did."""
+        """Read how an update of some of an optimizer's parameters changed them."""
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._optimizer_steps[id(optimizer)])
 
     def skipped(self, optimizer: Any) -> None:
-        """Read a step that was skipped: as before an update, with none to follow."""
+        """Read a skipped step: everything that is read before an update, and no update."""
         self.before_update(optimizer)
         self._updates.forget()
         self._optimizer_steps[id(optimizer)] += 1
 
     def without_optimizer(self) -> None:
-        """Read a step that ends without a call of an optimizer that is seen: weights, state, and what has changed."""
+        """Read a step that ends without an intercepted optimizer call: weights, state and updates."""
         if self.on_host:
             wait()
         if self.optimizers:
-            self._tell_compiled()
+            self._warn_compiled()
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, self._reader.parameters, self._selected(PARAMETERS))
         if OPTIMIZER_STATE in self._plan:
@@ -227,37 +235,37 @@ class MindSporeWatch(WatchedModel):
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read)
 
-    def _tell_compiled(self) -> None:
-        what = "GRAPH_MODE" if in_graph_mode() else "mindspore.jit"
+    def _warn_compiled(self) -> None:
+        how = "GRAPH_MODE" if in_graph_mode() else "mindspore.jit"
         self.guard.warn_once(
             "compiled steps",
-            f"no call of an optimizer is seen: the steps are compiled ({what}). Weights, optimizer state and "
-            "updates are read at TrainMonitor.step(); gradients and activations are not.",
+            f"the steps are compiled ({how}), so the optimizer's calls cannot be intercepted. Weights, optimizer state "
+            "and updates are read at TrainMonitor.step(); gradients and activations are not.",
         )
 
     @property
     def data_parallel(self) -> bool:
-        """Whether MindSpore was told that each rank has data of its own."""
+        """Whether MindSpore is set up for data parallelism, where each rank has its own data."""
         return is_data_parallel()
 
     def take_call_order(self) -> int | None:
-        """Return None, for unknown: collectives are stood in for at sampled steps only."""
+        """Return None (unknown): collectives are intercepted only at sampled steps."""
         return None
 
     @property
     def seconds_waited(self) -> float | None:
-        """How long collectives were waited for is not known: they run behind the program."""
+        """None (unknown): collectives run asynchronously."""
         return None
 
     def doing(self) -> dict[str, Any]:
-        """Return the collective that is waited in: none is known."""
+        """Return the collective that this rank waits for: none is known."""
         return {"waits_for": None, "call": None, "open": []}
 
     def end_step(self) -> None:
         """Complete the rows of the step.
 
         Raises:
-            Exception: what a hook inside the backward pass has met, where the guard is strict.
+            Exception: the error of a gradient hook, where the guard is strict.
 
         """
         error, self._cells.error = self._cells.error, None
@@ -272,7 +280,7 @@ class MindSporeWatch(WatchedModel):
         super().log(name, value, micro_step)
 
     def note_loss_scale(self, scaler: Any) -> None:
-        """Take the scaler's current scale as a scalar."""
+        """Append the loss scaler's current scale as a scalar."""
         del scaler
         if self._scale is not None:
             self.log("loss_scale", self._scale, 0)
@@ -297,7 +305,7 @@ class MindSporeWatch(WatchedModel):
         return [p for p in self.names.parameters if p.name in chosen]
 
     def _owned(self, part: str, optimizer: Any) -> Owned:
-        """Return the optimizer's parameters that `part` selects, each with its place; "" for all."""
+        """Return the optimizer's parameters that `part` selects ("" for all), each with its position."""
         key = (part, id(optimizer))
         if key not in self._owned_by:
             known = self.names.by_parameter()
@@ -306,6 +314,6 @@ class MindSporeWatch(WatchedModel):
             self._owned_by[key] = [(i, p) for i, p in owned if p.name in chosen]
         return self._owned_by[key]
 
-    def _nobodys(self, part: str) -> list[Any]:
+    def _without_owner(self, part: str) -> list[Any]:
         owned = {id(p) for optimizer in self.optimizers for p in parameters_of(optimizer)}
         return [p for p in self._selected(part) if id(p.parameter) not in owned]

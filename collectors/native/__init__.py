@@ -1,1 +1,1 @@
-"""Compiled code. It knows no framework and no tensors, only addresses; `host_rows` is missing where no compiler was."""
+"""Compiled code that works on addresses and knows no framework. `host_rows` is missing where there was no compiler."""

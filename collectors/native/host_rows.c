@@ -1,12 +1,11 @@
-/* Statistics of arrays in host memory: min, max, mean, norm, nans, infs, zeros, and a fingerprint of the bits, in one
- * pass over each; in a second one only where something is not finite, or where squares of doubles leave the range.
+/* Computes statistics of arrays in host memory: min, max, mean, norm, nans, infs, zeros, and a fingerprint of the bits,
+ * in one pass over each; a second pass runs only for non-finite values, or when squares of doubles overflow.
  *
  * Each loop works on LANES independent accumulators, which the compiler turns into vectors, and sums in double. On
- * x86-64 Linux the loops are compiled for three instruction sets, and the one to use is chosen when the library is
- * loaded. Arrays are cut into pieces, always the same ones and added up in their order, so that a result does not
- * depend on how many threads shared the work.
- * The interpreter lock is kept: released, another thread could move the rows while they are written.
- * A row has COLUMNS doubles; what each means is written down in collectors/statistics.py.
+ * x86-64 Linux the loops are compiled for three instruction sets, and the loader picks one of them. Arrays are always
+ * cut into the same pieces, whose totals are added in order, so the result does not depend on the number of threads.
+ * The interpreter lock stays held: another thread could move the rows while they are written.
+ * A row has COLUMNS doubles; collectors/statistics.py defines each.
  */
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -24,7 +23,7 @@
 
 #define LANES 16
 #define COLUMNS 8
-#define PIECE (1 << 16) /* elements: some 15 us of work, far more than handing it out; counters of 32 bits hold it */
+#define PIECE (1 << 16) /* elements: some 15 us of work, far longer than handing it out; 32-bit counters hold it */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && (defined(__GNUC__) && !defined(__clang__))
 #define FOR_EACH_INSTRUCTION_SET __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -33,7 +32,7 @@
 #endif
 
 #define CACHE_LINE 64
-#define AHEAD 4096 /* bytes between what is read and what is asked for: a page; without, memory is read at half the speed */
+#define AHEAD 4096 /* bytes that prefetching runs ahead of reading: a page; without it, reading takes twice as long */
 #if defined(__GNUC__)
 #define PREFETCH(address) __builtin_prefetch(address)
 #else
@@ -93,8 +92,8 @@ INLINE float load_float16(uint16_t x) {
     return from_bits(sign | special | bits);
 }
 
-/* One element into lane j. Where `careful`, NaN and Inf are counted and kept out of the rest; else they would show in
- * `squares`. Everything is written as a choice of values, never as a branch. */
+/* Adds one element to lane j. If `careful`, counts NaN and Inf and leaves them out of the rest; otherwise they show in
+ * `squares`. Selects values and never branches. */
 #define TAKE(j, value, bits, real, MAGNITUDE, careful, LARGEST, INFINITE)                  \
     do {                                                                                   \
         bits_xor[j] ^= (bits), bits_sum[j] += (bits);                                      \
@@ -111,7 +110,7 @@ INLINE float load_float16(uint16_t x) {
         bad[j] += (careful) && !(magnitude <= LARGEST);                                    \
     } while (0)
 
-/* One pass over a piece. The counters have an element's width, so that they fill the same vectors. */
+/* Defines one pass over a piece. Counters are as wide as elements, so that they fill the same vectors. */
 #define DEFINE_PASS(name, stored, real, counter, word, LOAD, BITS, MAGNITUDE, careful, LARGEST, INFINITE) \
     FOR_EACH_INSTRUCTION_SET                                                                              \
     static void name(const stored *x, int64_t n, real eps, totals *t) {                                   \
@@ -152,7 +151,7 @@ DEFINE_PASSES(bfloat16, uint16_t, float, int32_t, uint32_t, fabsf, FLT_MAX, HUGE
 DEFINE_PASSES(float16, uint16_t, float, int32_t, uint32_t, fabsf, FLT_MAX, HUGE_VALF)
 DEFINE_PASSES(float64, double, double, int64_t, uint64_t, fabs, DBL_MAX, HUGE_VAL)
 
-/* The second pass over doubles whose squares or sum left the range: everything is divided by the largest magnitude. */
+/* Second pass over doubles whose squares or sum overflowed: divides each by the largest magnitude. */
 static void rescale(const double *x, int64_t n, double largest, totals *t) {
     t->sum = t->squares = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -162,13 +161,13 @@ static void rescale(const double *x, int64_t n, double largest, totals *t) {
     }
 }
 
-/* Largest float that is not above eps, so that comparing floats decides as comparing doubles would. */
+/* Returns the largest float not above eps, so that comparing floats gives the same result as comparing doubles. */
 static float float_below(double eps) {
     float rounded = (float)eps;
     return rounded > eps ? nextafterf(rounded, -HUGE_VALF) : rounded;
 }
 
-/* Both words folded to 53 bits, which a double holds exactly. The sum is taken modulo the word that it was made in. */
+/* Folds both words to 53 bits, which a double holds exactly. The sum is taken modulo the word size it was made in. */
 static double fingerprint(const totals *t, int kind) {
     uint64_t sum = kind == FLOAT64 ? t->bits_sum : (uint32_t)t->bits_sum;
     uint64_t mixed = (t->bits_xor * 0x9e3779b97f4a7c15u) ^ (sum * 0xc2b2ae3d27d4eb4fu + 0x165667b19e3779f9u);
@@ -176,8 +175,8 @@ static double fingerprint(const totals *t, int kind) {
     return (double)(mixed >> 11);
 }
 
-/* Each thread may be set to take subnormal numbers for zeros (`torch.set_flush_denormal` sets the one that calls it).
- * What is read does not depend on that: while a thread reads, it takes them for what they are. */
+/* A thread may be set to flush subnormal numbers to zero (`torch.set_flush_denormal` sets the calling thread). The
+ * mode is switched off while a thread reads, so that the statistics do not depend on it. */
 #if defined(__SSE2__)
 typedef unsigned mode;
 #define FLUSHES 0x8040u /* flush to zero, denormals are zeros */
@@ -237,7 +236,7 @@ static void write_row(const array *a, totals *t, double *row) {
     row[7] = fingerprint(t, a->kind);
 }
 
-static void read_alone(const array *a, double eps, double *row) {
+static void read_whole(const array *a, double eps, double *row) {
     totals t = nothing, of_piece;
     for (int64_t first = 0; first < a->n; first += PIECE) {
         read_piece(a, first, eps, &of_piece);
@@ -248,9 +247,9 @@ static void read_alone(const array *a, double eps, double *row) {
 
 /* ------------------------------------------------------------------ shared among threads
  *
- * torch's workers stand ready, often still spinning behind its last operation: they take pieces as they come, and no
- * thread of ours is made. Their OpenMP runtime is entered where compilers enter it, by `GOMP_parallel`, whose address
- * the caller gives, with as many threads as torch uses: with another number the runtime would make or end some.
+ * torch's worker threads take the pieces one by one; no thread is created, and after an operation the workers often
+ * still spin. Their OpenMP runtime is entered as compilers do it, by `GOMP_parallel`, whose address the caller gives,
+ * with as many threads as torch uses: with another number the runtime would start or end some.
  */
 
 typedef void parallel_region(void (*work)(void *), void *data, unsigned threads, unsigned flags);
@@ -268,7 +267,7 @@ typedef struct {
 } job;
 
 #if defined(__GNUC__) && !defined(_WIN32)
-static pid_t imported_by; /* a forked child has its parent's pool without its threads, and would wait for them */
+static pid_t imported_by; /* a forked child has its parent's pool but not its threads, and would wait for them */
 
 static int may_share(parallel_region *parallel) { return parallel != NULL && getpid() == imported_by; }
 static void remember_process(void) { imported_by = getpid(); }
@@ -286,7 +285,7 @@ static void remember_process(void) {}
 static void take_pieces(void *data) {}
 #endif
 
-static int64_t pieces_of(const array *arrays, Py_ssize_t count) {
+static int64_t count_pieces(const array *arrays, Py_ssize_t count) {
     int64_t pieces = 0;
     for (Py_ssize_t i = 0; i < count; i++)
         pieces += (arrays[i].n + PIECE - 1) / PIECE;
@@ -298,7 +297,7 @@ typedef struct {
     unsigned threads;
 } pool;
 
-static void read_together(pool p, const array *arrays, Py_ssize_t count, double eps, double *rows, piece *pieces) {
+static void read_in_pieces(pool p, const array *arrays, Py_ssize_t count, double eps, double *rows, piece *pieces) {
     job all = {pieces, 0, 0, eps};
     for (Py_ssize_t i = 0; i < count; i++)
         for (int64_t first = 0; first < arrays[i].n; first += PIECE)
@@ -313,16 +312,16 @@ static void read_together(pool p, const array *arrays, Py_ssize_t count, double 
 }
 
 static void write_rows(pool p, const array *arrays, Py_ssize_t count, double eps, double *rows) {
-    int64_t count_of_pieces = pieces_of(arrays, count);
+    int64_t count_of_pieces = count_pieces(arrays, count);
     mode before = take_subnormals();
     piece *pieces = NULL;
     if (p.threads > 1 && count_of_pieces > 1 && may_share(p.parallel))
         pieces = PyMem_Malloc((size_t)count_of_pieces * sizeof *pieces);
     if (pieces != NULL)
-        read_together(p, arrays, count, eps, rows, pieces);
+        read_in_pieces(p, arrays, count, eps, rows, pieces);
     else
         for (Py_ssize_t i = 0; i < count; i++)
-            read_alone(arrays + i, eps, rows + COLUMNS * i);
+            read_whole(arrays + i, eps, rows + COLUMNS * i);
     PyMem_Free(pieces);
     restore_mode(before);
 }

@@ -6,12 +6,12 @@ BFLOAT16: Final[int]
 FLOAT16: Final[int]
 FLOAT64: Final[int]
 
-# The statistics of `size` contiguous elements at `address`, as a row of 8 doubles at address `row`. `parallel` is the
-# address of an OpenMP runtime's `GOMP_parallel`, or 0; so many of its `threads` share what is long.
+# Writes the statistics of `size` contiguous elements at `address` as a row of 8 doubles at address `row`. `parallel` is
+# the address of an OpenMP runtime's `GOMP_parallel`, or 0; `threads` of its threads share a long array.
 def read(address: int, size: int, kind: int, eps: float, row: int, parallel: int, threads: int, /) -> None: ...
 
-# The statistics of array i as row i of the float64 array of shape (n, 8) at `rows`. The sequences are lists of one
-# length (else ValueError).
+# Writes the statistics of array i to row i of the float64 array of shape (n, 8) at `rows`. The sequences are lists of
+# equal length (else ValueError).
 def read_many(
     addresses: Sequence[int],
     sizes: Sequence[int],

@@ -1,1 +1,1 @@
-"""How the ranks of a run find and trust each other, over sockets of the monitor's own."""
+"""Rendezvous of a run's ranks over the monitor's own sockets: authentication, exchanges, max-reduce and a store."""

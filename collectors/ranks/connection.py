@@ -1,4 +1,4 @@
-"""A rank's connection to the rendezvous server: sealed lines of JSON, requests, and answers as they arrive."""
+"""A rank's connection to the rendezvous server: sends and receives sealed lines of JSON, and matches answers."""
 
 import contextlib
 import json
@@ -11,11 +11,11 @@ from typing import Any, Final
 from trainsentry.collectors.ranks.handshake import CHALLENGE_BYTES, PROOF_BYTES, TAG_BYTES, Caller, Refused, Seals
 
 MOST_SHOWN: Final = 8
-"""Ranks that are named; of more their number is told, so that a message about thousands stays one line."""
+"""Ranks that a message lists; further ones are only counted, so that it stays one line."""
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """Return ranks in words.
+    """Return ranks as text for a message.
 
     >>> ranks_named([3]), ranks_named([0, 2])
     ('rank 3', 'ranks 0, 2')
@@ -28,11 +28,14 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 
 _TAG: Final = 2 * TAG_BYTES
-"""Characters of a seal, which stands in front of its line."""
+"""Characters of the hexadecimal seal that starts each line."""
 
 
 class SealedLines:
-    """One side of a connection: `pack` what is to be sent, `feed` what has come; no line is longer than `longest`."""
+    """Packs and unpacks one side's messages: `pack` seals one to send, `feed` opens received bytes.
+
+    A received line has at most `longest` bytes.
+    """
 
     def __init__(self, seals: Seals, longest: int) -> None:
         self._seals = seals
@@ -40,14 +43,14 @@ class SealedLines:
         self._inbox = bytearray()
 
     def pack(self, text: bytes) -> bytes:
-        """Return a line that holds a message; it must be the next one that is sent."""
+        """Return the sealed line of a message; lines must be sent in the order they are packed."""
         return self._seals.seal(text).hex().encode() + text + b"\n"
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the messages that bytes complete.
+        """Add received bytes; yield the messages they complete.
 
         Raises:
-            Refused: when one is not the other side's, or is none, or is too long.
+            Refused: when a line has a wrong seal, holds no message, or is too long.
 
         """
         self._inbox += data
@@ -62,12 +65,12 @@ class SealedLines:
     def _opened(self, line: bytes) -> dict[str, Any]:
         try:
             self._seals.check(bytes.fromhex(line[:_TAG].decode("ascii")), line[_TAG:])
-            said = json.loads(line[_TAG:])
+            message = json.loads(line[_TAG:])
         except (ValueError, RecursionError) as error:
-            raise Refused(f"a line that is none: {type(error).__name__}") from None
-        if not isinstance(said, dict) or not said:
+            raise Refused(f"a malformed line: {type(error).__name__}") from None
+        if not isinstance(message, dict) or not message:
             raise Refused("a line that holds no message")
-        return said
+        return message
 
 
 def text_of(message: dict[str, Any]) -> bytes:
@@ -76,98 +79,101 @@ def text_of(message: dict[str, Any]) -> bytes:
 
 
 _ROUNDS: Final = frozenset({"gather", "greatest"})
-"""What all ranks take part in, and some have waited for in vain once one has left."""
+"""Requests that need every rank: none of them is answered once a rank has left."""
 
 
 LONGEST_ANSWER: Final = 2**28
-"""Bytes of what the rank that holds the meeting says: what thousands of ranks have given, some ten thousand each."""
+"""Bytes of the server's longest message: the values of thousands of ranks, some 10 kB each."""
 
 
 class RendezvousBroken(RuntimeError):
-    """The ranks cannot talk to each other, or one of them no longer takes part."""
+    """The ranks cannot reach each other, or one of them no longer takes part."""
 
 
 class Connection:
-    """A rank's connection to the hub; a thread takes what comes, so that no one who waits keeps others from asking."""
+    """A rank's connection to the rendezvous server.
+
+    A thread receives the answers, so several threads can wait and send at the same time.
+    """
 
     def __init__(self, sock: socket.socket, seals: Seals) -> None:
         self._sock = sock
         self._lines = SealedLines(seals, LONGEST_ANSWER)
         self._sending = threading.Lock()
-        self._came = threading.Condition()
+        self._arrived = threading.Condition()
         self._answers: dict[tuple[str, int], Any] = {}
         self._lost: str | None = None
         self._gone: str | None = None
-        threading.Thread(target=self._listen, name="trainsentry line", daemon=True).start()
+        threading.Thread(target=self._listen, name="trainsentry connection", daemon=True).start()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message.
 
         Raises:
-            MeetingBroken: when the connection is broken.
+            RendezvousBroken: when the connection is broken.
 
         """
         try:
             with self._sending:
                 self._sock.sendall(self._lines.pack(text_of(message)))
         except OSError as error:
-            raise RendezvousBroken(f"the rank that holds the meeting cannot be reached: {error}") from None
+            raise RendezvousBroken(f"the rendezvous server on rank 0 cannot be reached: {error}") from None
 
     def wait(self, kind: str, number: int, seconds: float) -> Any:
-        """Return the answer to what was asked under a number.
+        """Return the answer to request `number` of a kind.
 
         Raises:
-            MeetingBroken: when it does not come in time, or when a rank has left.
+            RendezvousBroken: when it does not arrive within `seconds`, or when a rank has left.
 
         """
         key = (kind, number)
-        with self._came:
-            self._came.wait_for(lambda: key in self._answers or self._ended(kind) is not None, seconds)
+        with self._arrived:
+            self._arrived.wait_for(lambda: key in self._answers or self._ended(kind) is not None, seconds)
             if key in self._answers:
                 return self._answers.pop(key)
             reason = self._ended(kind)
         if reason is None and kind in _ROUNDS:
-            self.send({"out": 1})  # whoever is late hears that no answer comes, and does not act on it alone
+            self.send({"out": 1})  # so a late rank gets no answer either, and does not act on it alone
         raise RendezvousBroken(reason or f"the other ranks have not answered within {seconds:.0f} s")
 
     def _ended(self, kind: str) -> str | None:
-        """Return why an answer of a kind cannot come any more; words can be read without those who have left."""
+        """Return why no answer of a kind can arrive any more; the store can be read after a rank has left."""
         return self._lost if kind == "read" else self._lost or self._gone
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def _listen(self) -> None:
-        lost = "the rank that holds the meeting has left"
+        lost = "the rendezvous server on rank 0 has left"
         try:
             while data := self._sock.recv(1 << 18):
                 for message in self._lines.feed(data):
                     self._take(message)
-        except Exception as error:  # noqa: BLE001 - this thread's edge: whoever waits is told
-            lost = f"the connection to the rank that holds the meeting broke: {error}"
-        with self._came:
+        except Exception as error:  # noqa: BLE001 - this thread's edge: the waiting threads raise it
+            lost = f"the connection to the rendezvous server on rank 0 broke: {error}"
+        with self._arrived:
             self._lost = lost
-            self._came.notify_all()
+            self._arrived.notify_all()
 
     def _take(self, message: dict[str, Any]) -> None:
-        with self._came:
+        with self._arrived:
             if "gone" in message:
                 self._gone = f"{ranks_named(message['gone'])} left, or waits no longer"
             else:
                 kind = next(iter(message))
                 self._answers[kind, message[kind]] = message.get("given")
-            self._came.notify_all()
+            self._arrived.notify_all()
 
 
 def prove(sock: socket.socket, caller: Caller, seconds: float) -> Seals:
-    """Prove to whoever is behind a connection that this is a rank of the run, and have it do the same.
+    """Run the caller's side of the handshake over a new connection; return the connection's seals.
 
     Raises:
-        Refused: when it cannot.
-        OSError: when it does not in time, or hangs up.
+        Refused: when the other side does not prove that it knows the secret, or closes the connection.
+        OSError: when it does not answer within `seconds`, or the connection breaks.
 
     """
     end = time.monotonic() + seconds
@@ -177,12 +183,12 @@ def prove(sock: socket.socket, caller: Caller, seconds: float) -> Seals:
 
 
 def _read(sock: socket.socket, size: int, end: float) -> bytes:
-    """Read so many bytes, and no more, until a time."""
+    """Read exactly `size` bytes before the time `end`."""
     found = b""
     while len(found) < size:
         sock.settimeout(max(end - time.monotonic(), 0.001))
         data = sock.recv(size - len(found))
         if not data:
-            raise Refused("the other side has hung up")
+            raise Refused("the other side closed the connection")
         found += data
     return found

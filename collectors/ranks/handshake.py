@@ -1,17 +1,16 @@
-"""Challenge and answer between two ends that share a secret, and the seals on what they say to each other afterwards.
+"""Mutual authentication of two ends that share a secret, and seals on the messages they exchange afterwards.
 
-Neither the secret nor anything it could be told from travels. In order, each of a fixed size:
+The secret is never sent, nor can it be derived from what is sent. Four messages of fixed size:
 
-    caller: its rank and a number used once
-    door:   a number used once
-    caller: its proof, the HMAC-SHA256 of all that was said, of the door's purpose, and of its own part as the caller
-    door:   its proof, of the same, in its part as the door: whoever has not proven anything is told nothing
+    caller: its rank and a nonce
+    callee: a nonce
+    caller: its proof, the HMAC-SHA256 of the messages so far, the callee's purpose, and the role "caller"
+    callee: its proof, the same with the role "door" (callee), sent only to a caller that has proven itself
 
-Both sides' numbers are in every proof, so that none can be used again; the parts differ, so that none can be sent
-back; the rank and the purpose are in them, so that none counts elsewhere. Each direction then has a key of its own,
-made from the same, and each message carries the HMAC of its place in the order and of its content: nothing can be put
-in, changed, left out in the middle, or sent again. HMAC is that of RFC 2104; the exchange is that of ISO/IEC 9798-4
-with three passes, and one more in front.
+Both nonces are in every proof, so no proof can be replayed; the roles differ, so none can be reflected; rank and
+purpose are in it, so none is valid elsewhere. Each direction then has its own key, derived from the same data, and
+each message carries an HMAC of its sequence number and content: no message can be inserted, changed, dropped in the
+middle or replayed. HMAC is RFC 2104; the exchange is ISO/IEC 9798-4 with three passes, and one more in front.
 """
 
 import hashlib
@@ -21,10 +20,10 @@ import struct
 from typing import Final
 
 _MAGIC: Final = b"TSr1"
-"""What a caller of this version begins with."""
+"""First bytes of a caller of this protocol version."""
 
 _NONCE: Final = 32
-"""Bytes of a number used once: none ever comes twice."""
+"""Bytes of a nonce; random ones of this size never repeat."""
 
 _HELLO: Final = struct.Struct(f"!4sI{_NONCE}s")
 _COUNT: Final = struct.Struct("!Q")
@@ -38,36 +37,36 @@ TAG_BYTES: Final = 16
 
 
 class Refused(Exception):
-    """The other side does not prove that it knows the secret, or what came is not what it has said."""
+    """The other side does not prove that it knows the secret, or a message is not the one it sent."""
 
 
 class Seals:
-    """Seals what this side says, and checks what the other says; both count along."""
+    """Seals the messages that this side sends, and checks those it receives; each direction is numbered."""
 
     def __init__(self, own: bytes, others: bytes) -> None:
         self._own = hmac.new(own, digestmod=hashlib.sha256)
         self._others = hmac.new(others, digestmod=hashlib.sha256)
-        self._said = self._heard = 0
+        self._sent = self._received = 0
 
     def seal(self, *parts: bytes) -> bytes:
         """Return the seal of this side's next message, given in parts."""
-        self._said += 1
-        return _tag(self._own, self._said, parts)
+        self._sent += 1
+        return _tag(self._own, self._sent, parts)
 
     def check(self, seal: bytes, *parts: bytes) -> None:
         """Check the seal of the other side's next message.
 
         Raises:
-            Refused: when it is not that message's.
+            Refused: when the seal does not belong to that message.
 
         """
-        self._heard += 1
-        if not hmac.compare_digest(seal, _tag(self._others, self._heard, parts)):
-            raise Refused("a message is not what the other side has said")
+        self._received += 1
+        if not hmac.compare_digest(seal, _tag(self._others, self._received, parts)):
+            raise Refused("a message is not the one that the other side sent")
 
 
 class Caller:
-    """The side that calls: `hello`, then `answer` to the challenge, then `confirm` with the door's proof."""
+    """The side that calls: `hello`, then `answer` the challenge, then `confirm` the callee's proof."""
 
     def __init__(self, secret: bytes, purpose: str, rank: int) -> None:
         self._secret = secret
@@ -76,14 +75,14 @@ class Caller:
         self._challenge = b""
 
     def hello(self) -> bytes:
-        """Return what to say first."""
+        """Return the first message."""
         return self._hello
 
     def answer(self, challenge: bytes) -> bytes:
         """Return the proof that this side knows the secret.
 
         Raises:
-            Refused: when the challenge is none.
+            Refused: when the challenge has another size.
 
         """
         if len(challenge) != CHALLENGE_BYTES:
@@ -92,10 +91,10 @@ class Caller:
         return self._derived(b"the caller proves")
 
     def confirm(self, proof: bytes) -> Seals:
-        """Check the door's proof; return the seals of this connection.
+        """Check the callee's proof; return the seals of this connection.
 
         Raises:
-            Refused: when the door does not know the secret.
+            Refused: when the callee does not know the secret.
 
         """
         if not self._challenge or not hmac.compare_digest(proof, self._derived(b"the door proves")):
@@ -107,52 +106,52 @@ class Caller:
 
 
 class Callee:
-    """The side that is called, for one caller: `challenge`, then `admit`. `rank` is who the caller says it is."""
+    """The side that is called, for one caller: `challenge`, then `admit`. `rank` is the one the caller claims."""
 
     def __init__(self, secret: bytes, purpose: str) -> None:
         self.rank = -1
         self._secret = secret
         self._purpose = purpose
-        self._said = b""
+        self._transcript = b""
 
     def challenge(self, hello: bytes) -> bytes:
         """Return the challenge for a caller.
 
         Raises:
-            Refused: when it does not speak this protocol.
+            Refused: when the caller does not speak this protocol.
 
         """
-        if self._said or len(hello) != HELLO_BYTES or not hello.startswith(_MAGIC):
-            raise Refused("no caller of this kind")
+        if self._transcript or len(hello) != HELLO_BYTES or not hello.startswith(_MAGIC):
+            raise Refused("not a caller of this protocol")
         self.rank = _HELLO.unpack(hello)[1]
         challenge = secrets.token_bytes(_NONCE)
-        self._said = hello + challenge
+        self._transcript = hello + challenge
         return challenge
 
     def admit(self, answer: bytes) -> tuple[bytes, Seals]:
-        """Check the caller's proof; return this side's and the seals of this connection.
+        """Check the caller's proof; return this side's proof and the seals of this connection.
 
         Raises:
             Refused: when the caller does not know the secret.
 
         """
-        if not self._said or not hmac.compare_digest(answer, self._derived(b"the caller proves")):
+        if not self._transcript or not hmac.compare_digest(answer, self._derived(b"the caller proves")):
             raise Refused("the caller does not know the secret")
         seals = Seals(self._derived(b"the door says"), self._derived(b"the caller says"))
         return self._derived(b"the door proves"), seals
 
     def _derived(self, part: bytes) -> bytes:
-        return _derived(self._secret, part, self._purpose, self._said)
+        return _derived(self._secret, part, self._purpose, self._transcript)
 
 
 def secret_for(secret: bytes, purpose: str, salt: str) -> str:
-    """Return a secret for one purpose, made from another that it does not tell; `salt` may be known to all."""
+    """Return a secret for one purpose, derived from `secret` without revealing it; `salt` may be public."""
     return _derived(secret, b"secret for", purpose, salt.encode()).hex()
 
 
-def _derived(secret: bytes, part: bytes, purpose: str, said: bytes) -> bytes:
-    """Return the HMAC of all three under the secret; their lengths stand in front, so that they cannot run together."""
-    text = b"".join(_COUNT.pack(len(piece)) + piece for piece in (part, purpose.encode(), said))
+def _derived(secret: bytes, part: bytes, purpose: str, transcript: bytes) -> bytes:
+    """Return the HMAC of all three under the secret; each is preceded by its length, so that no two can be confused."""
+    text = b"".join(_COUNT.pack(len(piece)) + piece for piece in (part, purpose.encode(), transcript))
     return hmac.digest(secret, text, "sha256")
 
 

@@ -1,4 +1,4 @@
-"""Ranks that meet over sockets of the monitor's own: for a framework whose exchanges all wait for the device."""
+"""Rendezvous of ranks over the monitor's own sockets, for a framework whose own exchanges all wait for the device."""
 
 import contextlib
 import logging
@@ -16,48 +16,49 @@ from trainsentry.collectors.ranks.run_secret import (
     SECRET,
     UNAUTHENTICATED,
     given_secret,
-    is_here,
-    leave_secret,
-    left_secret,
+    is_this_host,
     may_be_unauthenticated,
-    take_secret_away,
+    read_secret,
+    remove_secret,
+    write_secret,
 )
 
 logger = logging.getLogger("trainsentry")
 
-MEETING_SECONDS: Final = 60.0
-"""How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
+RENDEZVOUS_SECONDS: Final = 60.0
+"""How long the ranks wait for the last one to call `watch`: models are built and loaded at different speeds."""
 
 EXCHANGE_SECONDS: Final = 180.0
-"""How long an exchange may take. Ranks that train together are a step apart at most when one begins."""
+"""How long an exchange may take; ranks that train together are at most a step apart when one begins."""
 
-BOARD_SECONDS: Final = 10.0
-"""How long the answer to what ranks have left for each other may take: the one that holds it may be busy in C++."""
+STORE_SECONDS: Final = 10.0
+"""How long reading the store may take; rank 0, which holds it, may be busy in C++."""
 
 LEAVING_SECONDS: Final = 5.0
-"""How long the rank that holds the meeting waits at its end for the others to leave."""
+"""How long rank 0 waits at its end for the other ranks to leave."""
 
-CALL_SECONDS: Final = 1.0
-"""How long one call at a door may take."""
+CONNECT_SECONDS: Final = 1.0
+"""How long connecting to a port may take."""
 
-WELCOME_SECONDS: Final = 5.0
-"""How long the answer to a call may take: rank 0 may be busy in C++."""
+HANDSHAKE_SECONDS: Final = 5.0
+"""How long a handshake may take; rank 0 may be busy in C++."""
 
-VERDICT_SECONDS: Final = 30.0
-"""How much longer than the ranks are waited for the word may take that all are there, or who is not."""
+OUTCOME_SECONDS: Final = 30.0
+"""How much longer than for the last rank the others wait for rank 0 to say that all are there, or who is not."""
 
 POLL_SECONDS: Final = 0.05
+"""Pause between two rounds of attempts to connect."""
 
 PORTS: Final = range(20000, 32000)
-"""Below those that systems give to outgoing connections."""
+"""Ports of rendezvous servers: below those that systems give to outgoing connections."""
 
-DOORS: Final = 8
-"""Ports that are tried: others may be taken by another run or another program."""
+PORTS_TRIED: Final = 8
+"""Ports of one run; another run or program may have taken some of them."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the ranks of one run look for its rank 0: a host that all know, and ports made from what all know."""
+    """Where the ranks of one run look for its rank 0: a host and ports that each rank derives from the same facts."""
 
     host: str
     ports: tuple[int, ...]
@@ -65,71 +66,73 @@ class Endpoint:
 
     @classmethod
     def at(cls, host: str, port: str, number: int = 0) -> "Endpoint":
-        """Return the door to a run's meeting; no other run at this time has a scheduler with this address."""
+        """Return the endpoint of a run's rendezvous `number`; the scheduler's address identifies the run."""
         run = f"{host}:{port}"
-        first = zlib.crc32(run.encode()) % (len(PORTS) - DOORS)
-        return cls(host, tuple(PORTS[first + i] for i in range(DOORS)), f"{run}#{number}")
+        first = zlib.crc32(run.encode()) % (len(PORTS) - PORTS_TRIED)
+        return cls(host, tuple(PORTS[first + i] for i in range(PORTS_TRIED)), f"{run}#{number}")
 
 
 class SocketRendezvous:
-    """The ranks of a run, all of which take part, watched or not; `store` is where they leave words.
+    """All ranks of a run, watched or not, as one of them sees them: exchanges values and holds the `store`.
 
-    `secret` is known to all of them and to nobody else; it is never sent.
+    Only the ranks know `secret`; it is never sent.
     """
 
     name: Final = ""
-    """Their exchanges are no process group's."""
+    """Empty: the exchanges use no process group."""
 
-    def __init__(self, line: Connection, rank: int, size: int, hub: RendezvousServer | None, secret: str) -> None:
-        self.line = line
+    def __init__(
+        self, connection: Connection, rank: int, size: int, server: RendezvousServer | None, secret: str
+    ) -> None:
+        self.connection = connection
         self.secret = secret
         self.rank = rank
         self.size = size
-        self.store = SocketStore(line, size)
-        self._hub = hub
+        self.store = SocketStore(connection, size)
+        self._server = server
         self._exchanges = 0
 
     def exchange(self, mine: Any) -> list[Any]:
-        """Return what every rank gives, in the order of ranks; it is plain data.
+        """Gather one value from every rank; return them in rank order. Values must be JSON data.
 
         Raises:
-            MeetingBroken: when a rank does not take part.
+            RendezvousBroken: when a rank does not take part.
 
         """
         number, self._exchanges = self._exchanges, self._exchanges + 1
-        self.line.send({"gather": number, "given": mine})
-        found: list[Any] = self.line.wait("gather", number, EXCHANGE_SECONDS)
+        self.connection.send({"gather": number, "given": mine})
+        found: list[Any] = self.connection.wait("gather", number, EXCHANGE_SECONDS)
         return found
 
     def close(self, *, broken: bool = False) -> None:
-        """Leave; the rank that holds the meeting stays a moment for the others."""
-        self.line.close()
-        if self._hub is not None:
-            self._hub.wait(0.0 if broken else LEAVING_SECONDS)
+        """Leave; rank 0 first waits a moment for the others, unless the rendezvous is broken."""
+        self.connection.close()
+        if self._server is not None:
+            self._server.wait(0.0 if broken else LEAVING_SECONDS)
 
 
 class SocketStore:
-    """Where ranks leave words for each other that are read without waiting for anyone's training."""
+    """Key-value store of the ranks; reading it waits for no rank's training."""
 
-    def __init__(self, line: Connection, size: int) -> None:
+    def __init__(self, connection: Connection, size: int) -> None:
         self.size = size
-        self._line = line
+        self._connection = connection
         self._reads = 0
 
     def put(self, key: str, text: str) -> None:
-        """Leave a word."""
-        self._line.send({"put": key, "text": text})
+        """Store a text."""
+        self._connection.send({"put": key, "text": text})
 
     def all(self, prefix: str) -> dict[int, str]:
-        """Return what the ranks have left under `<prefix>/<rank>`."""
+        """Return the texts stored under `<prefix>/<rank>`, by rank."""
         number, self._reads = self._reads, self._reads + 1
-        self._line.send({"read": number, "prefix": f"{prefix}/"})
-        found = self._line.wait("read", number, BOARD_SECONDS)
+        self._connection.send({"read": number, "prefix": f"{prefix}/"})
+        found = self._connection.wait("read", number, STORE_SECONDS)
         return {int(key.rpartition("/")[2]): text for key, text in found.items()}
 
 
 class SocketMaxReduce:
-    """Finds the greatest of what the ranks propose, while their steps go on. Alone a rank agrees with itself."""
+    """Computes the element-wise maximum over all ranks while their steps go on; without other ranks, the own values."""
 
     def __init__(self, rendezvous: SocketRendezvous | None, max_wait: float) -> None:
         self._rendezvous = rendezvous
@@ -138,100 +141,101 @@ class SocketMaxReduce:
         self._own: list[float] | None = None
 
     def propose(self, values: Sequence[float]) -> None:
-        """Begin to agree on values, as many on every rank.
+        """Start a max-reduce; every rank proposes equally many values.
 
         Raises:
-            MeetingBroken: when the other ranks cannot be reached.
+            RendezvousBroken: when the other ranks cannot be reached.
 
         """
         self._own = [float(value) for value in values]
         self._number += 1
         if self._rendezvous is not None:
-            self._rendezvous.line.send({"greatest": self._number, "given": self._own})
+            self._rendezvous.connection.send({"greatest": self._number, "given": self._own})
 
     def result(self) -> list[float] | None:
-        """Return the greatest of each value, waiting for the other ranks; None when nothing was proposed.
+        """Wait for the other ranks; return the element-wise maximum, or None when nothing was proposed.
 
         Raises:
-            MeetingBroken: when a rank has not proposed anything within `max_wait` seconds, or has left.
+            RendezvousBroken: when a rank has not proposed anything within `max_wait` seconds, or has left.
 
         """
         own, self._own = self._own, None
         if own is None or self._rendezvous is None:
             return own
-        agreed: list[float] = self._rendezvous.line.wait("greatest", self._number, self._max_wait)
+        agreed: list[float] = self._rendezvous.connection.wait("greatest", self._number, self._max_wait)
         return agreed
 
 
-def meet(endpoint: Endpoint, rank: int, size: int, seconds: float = MEETING_SECONDS) -> SocketRendezvous:
-    """Wait until every rank has come; each proves to rank 0, and rank 0 to it, that it knows the run's secret.
+def meet(endpoint: Endpoint, rank: int, size: int, seconds: float = RENDEZVOUS_SECONDS) -> SocketRendezvous:
+    """Wait until every rank has joined; each rank and rank 0 prove to each other that they know the run secret.
 
     Raises:
-        MeetingBroken: when one has not, on every rank that has, and where there is no secret to know.
+        RendezvousBroken: on every rank that has joined, when another has not; also when there is no run secret.
         ValueError: when the environment's secret is too short.
 
     """
     given = _given(endpoint)
     purpose = f"meeting {endpoint.run} of {size}"
     try:
-        hub = None
+        server = None
         if rank == 0:
-            secret = given or _left(endpoint)  # before anybody can call
-            hub = RendezvousServer(_open(endpoint), secret, purpose, size, seconds)
-        line, secret = _call(endpoint, lambda: given or left_secret(endpoint.run), (purpose, rank), seconds)
+            secret = given or _write(endpoint)  # before any rank can call
+            server = RendezvousServer(_open(endpoint), secret, purpose, size, seconds)
+        connection, secret = _call(endpoint, lambda: given or read_secret(endpoint.run), (purpose, rank), seconds)
         try:
-            here = line.wait("here", 0, seconds + VERDICT_SECONDS)
+            here = connection.wait("here", 0, seconds + OUTCOME_SECONDS)
         except RendezvousBroken:
-            line.close()
+            connection.close()
             raise
     finally:
         if rank == 0 and given is None:
-            take_secret_away(endpoint.run)
+            remove_secret(endpoint.run)
     if here["missing"]:
-        line.close()
+        connection.close()
         hint = "" if given is not None else f"; ranks on other hosts need {SECRET}, the same on every rank"
         raise RendezvousBroken(f"{ranks_named(here['missing'])} did not call watch() within {seconds:.0f} s{hint}")
-    return SocketRendezvous(line, rank, size, hub, secret_for(secret, "run", here["seed"]))
+    return SocketRendezvous(connection, rank, size, server, secret_for(secret, "run", here["seed"]))
 
 
 def _given(endpoint: Endpoint) -> bytes | None:
-    """Return the secret that all ranks were given; None where rank 0 leaves one for those of this host.
+    """Return the secret that all ranks were given; None where rank 0 writes one for the ranks of this host.
 
     Raises:
-        MeetingBroken: when rank 0 is on another host: whoever knows its address could say to be a rank.
+        RendezvousBroken: when no secret is given and rank 0 is on another host: anyone could claim to be a rank.
         ValueError: when the environment's secret is too short.
 
     """
     given = given_secret()
     if given is None and may_be_unauthenticated():
         logger.warning(
-            "trainsentry: the ranks meet without a secret, as %s asks for: who reaches %s can stop the training",
+            "trainsentry: the ranks meet without a secret, as %s asks: anyone who reaches %s can stop the training",
             UNAUTHENTICATED,
             endpoint.host,
         )
         return endpoint.run.encode()
-    if given is None and not is_here(endpoint.host):
+    if given is None and not is_this_host(endpoint.host):
         raise RendezvousBroken(
-            f"rank 0 is on another host ({endpoint.host}), and there is no secret by which ranks know each other: set "
-            f"{SECRET} to the same random text on every rank (or {UNAUTHENTICATED}=1 where nobody else reaches them)"
+            f"rank 0 is on another host ({endpoint.host}), and the ranks have no secret to authenticate each other: "
+            f"set {SECRET} to the same random text on every rank (or {UNAUTHENTICATED}=1 where nobody else reaches "
+            "them)"
         )
     return given
 
 
-def _left(endpoint: Endpoint) -> bytes:
+def _write(endpoint: Endpoint) -> bytes:
     try:
-        return leave_secret(endpoint.run)
+        return write_secret(endpoint.run)
     except OSError as error:
         raise RendezvousBroken(
-            f"the secret of the run cannot be left for its ranks ({error}); {SECRET} can hold it"
+            f"rank 0 cannot write the run secret for the other ranks ({error}); {SECRET} can hold it"
         ) from None
 
 
 def _open(endpoint: Endpoint) -> socket.socket:
-    """Return a socket that listens at the first port that is free.
+    """Return a socket that listens on the first free port.
 
     Raises:
-        MeetingBroken: when none is, or when the host is another.
+        RendezvousBroken: when no port is free, or the address is another host's.
 
     """
     reason: OSError | None = None
@@ -248,12 +252,12 @@ def _open(endpoint: Endpoint) -> socket.socket:
 def _call(
     endpoint: Endpoint, find_secret: Callable[[], bytes | None], who: tuple[str, int], seconds: float
 ) -> tuple[Connection, bytes]:
-    """Return the connection to rank 0, which may not be there yet, and the secret that both know.
+    """Call rank 0 until it answers; return the connection to it and the secret that both know.
 
-    Behind a port there may be someone else, and a secret may be that of an earlier run, until there is a newer one.
+    Another program may listen on a port, and the secret's file may be an earlier run's until rank 0 replaces it.
 
     Raises:
-        MeetingBroken: when rank 0 has not answered at the end, or when its secret cannot be trusted.
+        RendezvousBroken: when rank 0 has not answered within `seconds`, or the secret's file cannot be trusted.
 
     """
     end = time.monotonic() + seconds
@@ -265,7 +269,7 @@ def _call(
                 raise RendezvousBroken(str(error)) from None
             with contextlib.suppress(OSError, Refused, RendezvousBroken):
                 if secret is not None:
-                    sock = kept_from_children(socket.create_connection((endpoint.host, port), CALL_SECONDS))
+                    sock = kept_from_children(socket.create_connection((endpoint.host, port), CONNECT_SECONDS))
                     return _enter(sock, Caller(secret, *who)), secret
         time.sleep(POLL_SECONDS)
     raise RendezvousBroken(
@@ -275,15 +279,15 @@ def _call(
 
 def _enter(sock: socket.socket, caller: Caller) -> Connection:
     try:
-        seals = prove(sock, caller, WELCOME_SECONDS)
+        seals = prove(sock, caller, HANDSHAKE_SECONDS)
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line = Connection(sock, seals)
-        line.send({"ready": 1})
+        connection = Connection(sock, seals)
+        connection.send({"ready": 1})
     except (OSError, Refused, RendezvousBroken):
         sock.close()
         raise
-    return line
+    return connection
 
 
 def _family(host: str) -> socket.AddressFamily:

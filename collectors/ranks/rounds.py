@@ -1,82 +1,84 @@
-"""What ranks have said in a meeting, within bounds: rounds in which each says one thing, and words that are kept."""
+"""The rendezvous server's bounded state: open rounds, in which each rank gives one value, and the store's entries."""
 
 import math
 from typing import Any, Final
 
 MOST_ROUNDS: Final = 64
-"""Rounds that are open at once; ranks that train together are in one or two."""
+"""Open rounds at once; ranks that train together are in one or two."""
 
 MOST_NUMBERS: Final = 256
-"""Numbers that a rank proposes in a round; the monitor's wishes are some ten."""
+"""Numbers of one proposal; the monitor's have some ten."""
 
-MOST_WORDS: Final = 16
-"""Words that are kept of one rank; the watch for hangs leaves one."""
+MOST_ENTRIES: Final = 16
+"""Store entries of one rank; the watch for hangs writes one."""
 
 LONGEST_KEY: Final = 256
-LONGEST_WORD: Final = 2**16
-"""Characters of a word and of the name under which it is kept; a report of a hang has some hundred."""
+"""Characters of a store entry's key."""
+
+LONGEST_TEXT: Final = 2**16
+"""Characters of a store entry's text; the report of a hang has some hundred."""
 
 
-def is_number(value: Any) -> int:
-    """Return what is a number of a round or of a question.
+def checked_number(value: Any) -> int:
+    """Return the number of a round or a request.
 
     Raises:
-        TypeError: when it is none.
+        TypeError: when it is not a whole number from 0 to 2^53 - 1.
 
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
-        raise TypeError("a number that is none")
+        raise TypeError(f"a number must be a whole one from 0 to 2^53 - 1, got a {type(value).__name__}")
     return value
 
 
 class Rounds:
-    """The rounds of `size` ranks that have not ended."""
+    """The open rounds of `size` ranks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._told: dict[tuple[str, int], dict[int, Any]] = {}
+        self._given: dict[tuple[str, int], dict[int, Any]] = {}
 
     @property
     def open(self) -> bool:
-        """Whether somebody waits."""
-        return bool(self._told)
+        """Whether a round is open."""
+        return bool(self._given)
 
     def take(self, kind: str, number: int, rank: int, given: Any) -> None:
-        """Take what a rank gives.
+        """Add a rank's value to a round.
 
         Raises:
-            ValueError: when it cannot be given, or in too many rounds at once.
+            ValueError: when a proposal is not a list of numbers, or too many rounds are open.
 
         """
         if kind == "greatest" and not _are_numbers(given):
-            raise ValueError("a proposal that holds no numbers")
-        if (kind, number) not in self._told and len(self._told) >= MOST_ROUNDS:
+            raise ValueError("a proposal must be a list of numbers, none of them NaN")
+        if (kind, number) not in self._given and len(self._given) >= MOST_ROUNDS:
             raise ValueError("too many rounds at once")
-        self._told.setdefault((kind, number), {})[rank] = given
+        self._given.setdefault((kind, number), {})[rank] = given
 
-    def odd(self, kind: str, number: int) -> set[int]:
-        """Return which ranks propose more or fewer numbers than rank 0, once all have."""
-        told = self._told[kind, number]
-        if kind != "greatest" or len(told) < self.size:
+    def misfits(self, kind: str, number: int) -> set[int]:
+        """Return the ranks whose proposal differs in length from rank 0's, once every rank has proposed."""
+        values = self._given[kind, number]
+        if kind != "greatest" or len(values) < self.size:
             return set()
-        return {rank for rank, given in told.items() if len(given) != len(told[0])}
+        return {rank for rank, given in values.items() if len(given) != len(values[0])}
 
-    def ended(self, kind: str, number: int) -> list[Any] | None:
-        """Return what goes to all, and forget the round; None while it goes on."""
-        told = self._told[kind, number]
-        if len(told) < self.size:
+    def result(self, kind: str, number: int) -> list[Any] | None:
+        """Return the round's result for all ranks and close the round; None while a rank's value is missing."""
+        by_rank = self._given[kind, number]
+        if len(by_rank) < self.size:
             return None
-        del self._told[kind, number]
-        values = [told[rank] for rank in range(self.size)]
+        del self._given[kind, number]
+        values = [by_rank[rank] for rank in range(self.size)]
         return values if kind == "gather" else [max(column) for column in zip(*values, strict=True)]
 
     def forget(self) -> None:
-        """End all rounds: somebody is gone."""
-        self._told.clear()
+        """Close all rounds without a result: a rank has left."""
+        self._given.clear()
 
 
 def _are_numbers(given: Any) -> bool:
-    """Whether numbers can be compared: of what is no number, no greatest is known."""
+    """Whether a proposal is a list of numbers; NaN has no place in a maximum."""
     return (
         isinstance(given, list)
         and len(given) <= MOST_NUMBERS
@@ -84,32 +86,32 @@ def _are_numbers(given: Any) -> bool:
     )
 
 
-class StoredWords:
-    """The words that ranks have left; each rank's names end with its own number."""
+class StoreEntries:
+    """The texts that ranks have stored; a key ends with the number of the rank that wrote it."""
 
     def __init__(self) -> None:
-        self._words: dict[int, dict[str, str]] = {}
+        self._by_rank: dict[int, dict[str, str]] = {}
 
     def put(self, rank: int, key: Any, text: Any) -> None:
-        """Keep a rank's word.
+        """Store a rank's text.
 
         Raises:
-            ValueError: when it is none, or another rank's, or too long, or one too many.
+            ValueError: when key or text are not text or too long, the key is another rank's, or the store is full.
 
         """
-        words = self._words.setdefault(rank, {})
-        fits = isinstance(key, str) and isinstance(text, str) and len(key) <= LONGEST_KEY and len(text) <= LONGEST_WORD
-        if not fits or key.rpartition("/")[2] != str(rank) or (key not in words and len(words) >= MOST_WORDS):
-            raise ValueError("a word that cannot be kept")
-        words[key] = text
+        own = self._by_rank.setdefault(rank, {})
+        fits = isinstance(key, str) and isinstance(text, str) and len(key) <= LONGEST_KEY and len(text) <= LONGEST_TEXT
+        if not fits or key.rpartition("/")[2] != str(rank) or (key not in own and len(own) >= MOST_ENTRIES):
+            raise ValueError("an entry that cannot be stored")
+        own[key] = text
 
     def under(self, prefix: Any) -> dict[str, str]:
-        """Return the words whose names begin with `prefix`.
+        """Return the texts whose keys begin with `prefix`, by key.
 
         Raises:
-            TypeError: when it is no text.
+            TypeError: when the prefix is not text.
 
         """
         if not isinstance(prefix, str):
-            raise TypeError("no text that names begin with")
-        return {key: text for words in self._words.values() for key, text in words.items() if key.startswith(prefix)}
+            raise TypeError(f"a prefix must be text, got a {type(prefix).__name__}")
+        return {key: text for own in self._by_rank.values() for key, text in own.items() if key.startswith(prefix)}

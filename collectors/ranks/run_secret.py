@@ -1,6 +1,6 @@
-"""The secret by which the ranks of a run know each other: from the environment, or left for this user on this host.
+"""The run secret, by which ranks authenticate each other: from the environment, or from a private file on this host.
 
-No launcher hands its ranks a secret of its own: job numbers and addresses are known to whoever looks at the host.
+No launcher gives its ranks a secret: anyone on the host can see job numbers and addresses.
 """
 
 import contextlib
@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Final
 
 SECRET: Final = "TRAINSENTRY_SECRET"  # noqa: S105 - the name of a variable
-"""Holds the secret of a run, the same on every rank."""
+"""Environment variable that holds the run secret, the same on every rank."""
 
 UNAUTHENTICATED: Final = "TRAINSENTRY_MEET_UNAUTHENTICATED"
-"""Set to 1, ranks without a secret take whoever knows the protocol for one of them."""
+"""Environment variable: set to 1, ranks without a secret accept anyone who speaks the protocol."""
 
 SHORTEST: Final = 16
-"""Characters of a secret: who hears a rank call can try secrets out; of 16 random letters there are 10^22."""
+"""Characters of the shortest run secret: who records a handshake can try secrets; 16 random letters give 10^22."""
 
-_LEFT_BYTES: Final = 32
-"""Bytes of a secret that is made here."""
+_SECRET_BYTES: Final = 32
+"""Bytes of a secret that rank 0 draws."""
 
 
 def given_secret() -> bytes | None:
-    """Return the secret that the environment holds; None where it holds none.
+    """Return the run secret from the environment; None when it is not set.
 
     Raises:
-        ValueError: when it is too short to be one.
+        ValueError: when it has fewer than `SHORTEST` characters.
 
     """
     found = os.environ.get(SECRET, "").strip()
@@ -40,12 +40,12 @@ def given_secret() -> bytes | None:
 
 
 def may_be_unauthenticated() -> bool:
-    """Return whether the environment says that ranks may meet without a secret."""
+    """Return whether the environment allows a rendezvous without a secret."""
     return os.environ.get(UNAUTHENTICATED) == "1"
 
 
-def is_here(host: str) -> bool:
-    """Return whether an address is one of this host."""
+def is_this_host(host: str) -> bool:
+    """Return whether an address belongs to this host."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:
@@ -56,30 +56,30 @@ def is_here(host: str) -> bool:
     return False
 
 
-def leave_secret(run: str) -> bytes:
-    """Make a secret and leave it where this user's processes on this host find it; return it.
+def write_secret(run: str) -> bytes:
+    """Draw a secret and write it to a file that only this user's processes on this host can read; return it.
 
     Raises:
-        OSError: when it cannot be left there.
+        OSError: when the file cannot be written.
 
     """
-    secret = secrets.token_hex(_LEFT_BYTES).encode()
+    secret = secrets.token_hex(_SECRET_BYTES).encode()
     descriptor, path = tempfile.mkstemp(prefix="trainsentry-")  # new, and readable by this user alone
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secret)
-        Path(path).replace(_path_of(run))  # whole from the first moment
+        Path(path).replace(_path_of(run))  # so no reader sees a part of it
     except OSError:
         Path(path).unlink()
         raise
     return secret
 
 
-def left_secret(run: str) -> bytes | None:
-    """Return the secret that this run's rank 0 has left; None when it has not yet.
+def read_secret(run: str) -> bytes | None:
+    """Return the secret that this run's rank 0 has written; None before it has.
 
     Raises:
-        PermissionError: when the file is another user's, or others may read it, or it is no file.
+        PermissionError: when another user owns the file, others may read it, or it is not a regular file.
 
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -91,17 +91,18 @@ def left_secret(run: str) -> bytes | None:
     except OSError as error:
         raise PermissionError(f"{path} cannot be trusted: {error.strerror}") from None
     try:
-        of = os.fstat(descriptor)
-        owner = os.geteuid() if hasattr(os, "geteuid") else of.st_uid
-        if not stat.S_ISREG(of.st_mode) or of.st_uid != owner or stat.S_IMODE(of.st_mode) & 0o077 or of.st_nlink > 1:
+        file = os.fstat(descriptor)
+        owner = os.geteuid() if hasattr(os, "geteuid") else file.st_uid
+        private = file.st_uid == owner and not stat.S_IMODE(file.st_mode) & 0o077 and file.st_nlink <= 1
+        if not stat.S_ISREG(file.st_mode) or not private:
             raise PermissionError(f"{path} cannot be trusted: it is not this user's alone")
-        return os.read(descriptor, 2 * _LEFT_BYTES)
+        return os.read(descriptor, 2 * _SECRET_BYTES)
     finally:
         os.close(descriptor)
 
 
-def take_secret_away(run: str) -> None:
-    """Remove what `leave_secret` has left: all who were to read it have, or are not waited for any more."""
+def remove_secret(run: str) -> None:
+    """Remove the file of `write_secret`: every rank has read it, or is no longer waited for."""
     with contextlib.suppress(OSError):
         _path_of(run).unlink()
 

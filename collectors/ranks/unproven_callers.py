@@ -1,4 +1,4 @@
-"""Those who call and have not proven yet that they belong to the run: few, for a short time, unheard."""
+"""Callers that have not yet proven that they know the run secret: limited in number, time and bytes read."""
 
 import contextlib
 import socket
@@ -9,22 +9,22 @@ from typing import Final
 
 from trainsentry.collectors.ranks.handshake import HELLO_BYTES, PROOF_BYTES, Callee, Refused, Seals
 
-MOST_STRANGERS: Final = 64
-"""Callers that are waited for at once where few are expected: a recorder has 15 children at most."""
+MOST_UNPROVEN: Final = 64
+"""Unproven callers at once, where few are expected: a recorder has at most 15 children."""
 
-STRANGER_SECONDS: Final = 5.0
-"""How long a caller may take to prove itself: it has two things to say, each at once."""
+PROOF_SECONDS: Final = 5.0
+"""How long a caller may take to prove itself: it sends two messages, each without delay."""
 
 ACCEPTED_AT_ONCE: Final = 128
-"""Callers that are let in before what is connected has its turn: as many as the system keeps waiting."""
+"""Callers accepted before existing connections have their turn: the length of the system's queue."""
 
 PAUSE_SECONDS: Final = 0.5
-"""How long nobody is let in once this process has no descriptor left for another connection."""
+"""How long no caller is accepted once this process has no file descriptor left."""
 
 
 @dataclass(frozen=True)
 class ProvenCaller:
-    """A caller that has proven that it belongs to the run; `proof` is what it is to be sent first, for it waits."""
+    """A caller that knows the run secret; it waits for `proof`, which must be the first bytes sent to it."""
 
     sock: socket.socket
     rank: int
@@ -33,8 +33,8 @@ class ProvenCaller:
 
 
 @dataclass
-class _Stranger:
-    """A caller: what it has said of the message that it is to say now, and since when it is here."""
+class _UnprovenCaller:
+    """A caller during the handshake: the bytes received of its current message, and the time it called."""
 
     sock: socket.socket
     callee: Callee
@@ -43,16 +43,15 @@ class _Stranger:
     challenged: bool = False
 
     @property
-    def lacks(self) -> int:
-        """Bytes that are awaited: no more are ever read."""
+    def missing(self) -> int:
+        """Bytes missing of the current message; no more are ever read."""
         return (PROOF_BYTES if self.challenged else HELLO_BYTES) - len(self.inbox)
 
 
 class UnprovenCallers:
-    """Listens for callers, and has each prove that it knows the secret before anything it says is looked at.
+    """Listens for callers, and has each prove that it knows the secret before any of its messages is parsed.
 
-    When there are more than `most`, one that has said nothing goes first, else the one that has been here longest: who
-    belongs to the run calls again.
+    When there are more than `most`, a silent caller is closed first, else the oldest: a rank of the run calls again.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class UnprovenCallers:
         secret: bytes,
         purpose: str,
         clock: Callable[[], float] = time.monotonic,
-        most: int = MOST_STRANGERS,
+        most: int = MOST_UNPROVEN,
     ) -> None:
         self._listening = listening
         self._listening.setblocking(False)
@@ -69,37 +68,37 @@ class UnprovenCallers:
         self._purpose = purpose
         self._clock = clock
         self._most = most
-        self._here: list[_Stranger] = []
+        self._callers: list[_UnprovenCaller] = []
         self._pause_until = clock()
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._callers)
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """What a selector is to watch; the door is not among it while nobody can be let in."""
-        callee = [self._listening] if self._clock() >= self._pause_until else []
-        return [*callee, *(stranger.sock for stranger in self._here)]
+        """The sockets that a selector must watch; the listening one only while callers can be accepted."""
+        listening = [self._listening] if self._clock() >= self._pause_until else []
+        return [*listening, *(caller.sock for caller in self._callers)]
 
     def proven(self) -> Iterator[ProvenCaller]:
-        """Let callers in, hear those that are here, and yield those that belong to the run."""
+        """Accept callers, continue their handshakes, and yield those that have proven themselves."""
         self._accept()
-        for stranger in list(self._here):
+        for caller in list(self._callers):
             try:
-                proven = self._hear(stranger)
+                proven = self._receive(caller)
             except (OSError, Refused):
-                self._turn_away(stranger)
+                self._drop(caller)
                 continue
             if proven is not None:
-                self._here.remove(stranger)
+                self._callers.remove(caller)
                 yield proven
-            elif self._clock() - stranger.since >= STRANGER_SECONDS:
-                self._turn_away(stranger)
+            elif self._clock() - caller.since >= PROOF_SECONDS:
+                self._drop(caller)
 
     def close(self) -> None:
-        """Turn everybody away and listen no more."""
-        for stranger in list(self._here):
-            self._turn_away(stranger)
+        """Close every caller's connection, and stop listening."""
+        for caller in list(self._callers):
+            self._drop(caller)
         self._listening.close()
 
     def _accept(self) -> None:
@@ -110,57 +109,57 @@ class UnprovenCallers:
                 sock, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
-            except OSError:  # no descriptor is left
+            except OSError:  # no file descriptor is left
                 self._make_room()
                 self._pause_until = self._clock() + PAUSE_SECONDS
                 return
-            if len(self._here) >= self._most:
+            if len(self._callers) >= self._most:
                 self._make_room()
-            self._take_in(sock)
+            self._begin(sock)
 
-    def _take_in(self, sock: socket.socket) -> None:
-        """Take a caller in and hear it: who belongs to the run has said its first word by now, and is not silent."""
+    def _begin(self, sock: socket.socket) -> None:
+        """Begin a caller's handshake: a rank of the run has sent its first message by now, so it is not silent."""
         sock.setblocking(False)
-        stranger = _Stranger(sock, Callee(self._secret, self._purpose), self._clock())
-        self._here.append(stranger)
+        caller = _UnprovenCaller(sock, Callee(self._secret, self._purpose), self._clock())
+        self._callers.append(caller)
         try:
-            self._hear(stranger)
+            self._receive(caller)
         except (OSError, Refused):
-            self._turn_away(stranger)
+            self._drop(caller)
 
     def _make_room(self) -> None:
-        if self._here:
-            silent = [stranger for stranger in self._here if not stranger.challenged]
-            self._turn_away((silent or self._here)[0])
+        if self._callers:
+            silent = [caller for caller in self._callers if not caller.challenged]
+            self._drop((silent or self._callers)[0])
 
-    def _hear(self, stranger: _Stranger) -> ProvenCaller | None:
-        """Read what a caller has said; return it once it has proven itself.
+    def _receive(self, caller: _UnprovenCaller) -> ProvenCaller | None:
+        """Read a caller's bytes; return the caller once it has proven itself.
 
         Raises:
-            OSError: when it has gone.
-            Refused: when it does not belong to the run.
+            OSError: when the connection has ended.
+            Refused: when the caller does not know the secret.
 
         """
         while True:
             try:
-                data = stranger.sock.recv(stranger.lacks)
+                data = caller.sock.recv(caller.missing)
             except (BlockingIOError, InterruptedError):
                 return None
             if not data:
                 raise ConnectionResetError
-            stranger.inbox += data
-            if stranger.lacks > 0:
+            caller.inbox += data
+            if caller.missing > 0:
                 continue
-            said = bytes(stranger.inbox)
-            stranger.inbox.clear()
-            if stranger.challenged:
-                proof, seals = stranger.callee.admit(said)
-                return ProvenCaller(stranger.sock, stranger.callee.rank, seals, proof)
-            stranger.sock.send(stranger.callee.challenge(said))
-            stranger.challenged = True
+            message = bytes(caller.inbox)
+            caller.inbox.clear()
+            if caller.challenged:
+                proof, seals = caller.callee.admit(message)
+                return ProvenCaller(caller.sock, caller.callee.rank, seals, proof)
+            caller.sock.send(caller.callee.challenge(message))
+            caller.challenged = True
             return None
 
-    def _turn_away(self, stranger: _Stranger) -> None:
-        self._here.remove(stranger)
+    def _drop(self, caller: _UnprovenCaller) -> None:
+        self._callers.remove(caller)
         with contextlib.suppress(OSError):
-            stranger.sock.close()
+            caller.sock.close()

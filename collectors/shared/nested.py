@@ -1,4 +1,4 @@
-"""Finds objects of one kind inside whatever a module takes or returns."""
+"""Finds objects of one kind in the nested arguments and results of a module."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 Kind = TypeVar("Kind")
 
 MAX_DEPTH: Final = 8
-"""Levels of nesting that are followed: deep enough for any model output, and an end for cyclic objects."""
+"""Levels of nesting that are searched: deep enough for any model output, and an end for cyclic objects."""
 
 
 def objects_in(value: Any, kind: type[Kind], path: str = "", depth: int = 0) -> Iterator[tuple[str, Kind]]:
@@ -31,3 +31,10 @@ def objects_in(value: Any, kind: type[Kind], path: str = "", depth: int = 0) -> 
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from objects_in(getattr(value, field.name, None), kind, f"{prefix}{field.name}", depth + 1)
+
+
+def objects_in_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[Kind]) -> Iterator[tuple[str, Kind]]:
+    """Yield the objects of a kind in a call's arguments: positional ones by number, keyword ones by name."""
+    yield from objects_in(args, kind)
+    if kwargs:
+        yield from objects_in(kwargs, kind)

@@ -1,10 +1,10 @@
-"""Captures of device graphs: while one is open the monitor launches nothing, waits for nothing, allocates nothing.
+"""Detects captures of device graphs, during which the monitor launches, waits for and allocates nothing on a device.
 
-What a stream does while it is captured is recorded and not run, and whatever waits for a device then ends the capture
-with an error, from other threads too. A replay runs what was recorded and no Python: no hook tells of it.
+A captured stream records its work instead of running it; waiting for a device, even from another thread, ends the
+capture with an error. A replay runs the recorded work without any Python, so no hook is called.
 
-`torch.cuda.graph`, `make_graphed_callables` and the trees of graphs that inductor makes all begin and end with the
-methods of one class; those are wrapped while someone watches. A capture that is begun in C++ shows in its stream.
+`torch.cuda.graph`, `make_graphed_callables` and inductor's graph trees all begin and end with methods of one class,
+which are patched while a model is watched. A capture begun in C++ is detected by its stream.
 """
 
 import functools
@@ -18,40 +18,41 @@ import torch
 from trainsentry.collectors.guard import Guard
 
 _GRAPHS: Final = (("cuda", "CUDAGraph"), ("npu", "NPUGraph"))
-"""Device modules of torch, and their class of captured graphs."""
+"""Device modules of torch, each with its class of captured graphs."""
 
 CAPTURED_REPLAYS: Final = 2
-"""Replays without a step, once an optimizer's step was captured, from which on steps are said to happen unseen."""
+"""Replays without an observed step after which a warning is due, once an optimizer's step was captured."""
 
 ANY_REPLAYS: Final = 100
-"""The same where it is not known what the graphs do: many, as some only generate or evaluate."""
+"""The same when no optimizer's step was captured: many, as some graphs only generate or evaluate."""
 
 UNSEEN: Final = (
     "a captured graph is replayed and no step is seen: replays run no hooks. Call monitor.step() after each replay "
     "that trains; gradients, weights and optimizer state are then read between replays, activations are not."
 )
+"""Warning for training steps that happen inside replays."""
 
 
 def stream_is_captured() -> bool:
-    """Whether this thread's stream, of whichever accelerator is in use, is being captured."""
+    """Whether this thread's current stream, on any accelerator in use, is being captured."""
     for name, _ in _GRAPHS:
         module: Any = getattr(torch, name, None)
-        asked = getattr(module, "is_current_stream_capturing", None)
-        if asked is not None and module.is_initialized() and asked():
+        is_capturing = getattr(module, "is_current_stream_capturing", None)
+        if is_capturing is not None and module.is_initialized() and is_capturing():
             return True
     return False
 
 
 class GraphCaptures:
-    """Holds a guard while a graph is captured, and says so when steps happen in replays that nobody sees.
+    """Suspends a guard while a graph is captured, and warns when training steps happen inside replays.
 
-    `make_graphed_callables` takes no module that has hooks: `lay_down` takes ours off, `take_up` puts them back.
+    `make_graphed_callables` refuses modules with hooks: `detach` removes the monitor's, `attach` restores them.
     """
 
-    def __init__(self, guard: Guard, lay_down: Callable[[], None], take_up: Callable[[], None]) -> None:
+    def __init__(self, guard: Guard, detach: Callable[[], None], attach: Callable[[], None]) -> None:
         self.guard = guard
-        self.lay_down = lay_down
-        self.take_up = take_up
+        self.detach = detach
+        self.attach = attach
         self.captured_step = False
         self._replays = 0
         self._stepped = False
@@ -59,13 +60,13 @@ class GraphCaptures:
         _patch()
 
     def close(self) -> None:
-        """Stop watching; the last that does so undoes the patches."""
+        """Stop watching; the last one to stop undoes the patches."""
         _watching.discard(self)
         if not _watching:
             _unpatch()
 
-    def takes(self, optimizer: Any) -> bool:
-        """Whether a device records this step of an optimizer instead of making it: then replays are the steps."""
+    def captures_step(self, optimizer: Any) -> bool:
+        """Whether a device captures this optimizer step instead of running it; its replays are then the steps."""
         if not self.guard.held and not stream_is_captured():
             return False
         self.captured_step = True
@@ -73,12 +74,12 @@ class GraphCaptures:
         return True
 
     def note_step(self) -> None:
-        """Note that a step has ended in plain sight."""
+        """Note that an observed step has ended."""
         self._replays = 0
         self._stepped = True
 
     def note_replay(self) -> None:
-        """Note a replay; warn where steps seem to happen in replays alone."""
+        """Note a replay; warn when steps seem to happen only in replays."""
         self._replays += 1
         bound = CAPTURED_REPLAYS if self.captured_step else ANY_REPLAYS
         if self._replays >= bound and (self.captured_step or not self._stepped):
@@ -156,14 +157,14 @@ def _without_hooks(original: Any) -> Any:
     def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
         watching = list(_watching)
         for captures in watching:
-            captures.lay_down()
+            captures.detach()
         _hold()
         try:
             return original(*args, **kwargs)
         finally:
             _release()
             for captures in watching:
-                captures.take_up()
+                captures.attach()
 
     return make_graphed_callables
 

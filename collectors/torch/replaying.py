@@ -1,4 +1,4 @@
-"""Runs the last forward pass again, twice, to tell what the data do from what the device does."""
+"""Repeats the last forward pass from its recorded start, to tell a device's fault from an effect of the data."""
 
 import contextlib
 import random
@@ -23,7 +23,7 @@ PART: Final = "replay"
 
 @dataclass(frozen=True)
 class _Pass:
-    """What a forward pass began with; its inputs by reference."""
+    """The start of a forward pass: inputs (by reference), random state, autocast, and collectives called so far."""
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -35,10 +35,10 @@ class _Pass:
 
 
 class Replay:
-    """Keeps what the last forward pass began with, and runs it again.
+    """Records the start of the last forward pass, and repeats the pass.
 
-    `collectives` counts the collectives that this rank has called so far; None where they are not counted. A forward
-    pass with collectives is not run again: other ranks would have to take part.
+    `collectives` returns the number of collectives that this rank has called; None when they are not counted. A forward
+    pass with collectives is not repeated: other ranks would have to take part.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Replay:
         self.collectives = collectives
         self.several_ranks = several_ranks
         self.last: _Pass | None = None
-        self.spoke = False
+        self.used_collectives = False
         self._handles: list[Any] = []
         for chunk in names.chunks:
             inner = next(m for m in chunk.modules() if not is_holder(m))
@@ -57,46 +57,46 @@ class Replay:
             self._handles.append(inner.register_forward_hook(_Passed(self)))
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Remove the hooks, and forget the last pass."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self.last = None
 
     def keep(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep what a forward pass begins with."""
+        """Record the start of a forward pass."""
         versions = tuple(version_of(t) for t in list_tensors((*args, *kwargs.values())))
         kinds = [kind for kind in ("cpu", "cuda", "npu") if kind == "cpu" or _has(kind)]
         autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
         count = self.collectives() if self.collectives is not None else 0
         self.last = _Pass(model, args, dict(kwargs), versions, _Random.now(), autocast, count)
-        self.spoke = False
+        self.used_collectives = False
 
-    def passed(self) -> None:
-        """Note whether a collective was called in a forward pass."""
+    def note_collectives(self) -> None:
+        """Note whether the forward pass that has ended called a collective."""
         if self.last is not None and self.collectives is not None and self.collectives() != self.last.collectives:
-            self.spoke = True
+            self.used_collectives = True
 
-    def why_not(self) -> str | None:
-        """Return why the last forward pass cannot be run again; None when it can."""
+    def obstacle(self) -> str | None:
+        """Return the reason why the last forward pass cannot be repeated; None when it can."""
         last = self.last
         if last is None:
             return "no forward pass was seen"
         if any(n.fragment is not None or hasattr(n.parameter, "placements") for n in self.names.parameters):
             return "the model is sharded: other ranks would have to take part"
-        if self.several_ranks and (self.spoke or self.collectives is None):
+        if self.several_ranks and (self.used_collectives or self.collectives is None):
             return "its forward pass calls collectives: other ranks would have to take part"
         if tuple(version_of(t) for t in list_tensors((*last.args, *last.kwargs.values()))) != last.versions:
             return "its inputs were changed in place since"
         return None
 
     def run(self, modules: Collection[str], writers: Collection[EntryWriter]) -> str:
-        """Run the forward pass once for each writer, with a full dump of the named modules; return what came of it."""
-        reason, last = self.why_not(), self.last
+        """Repeat the forward pass once per writer, with a full dump of the named modules; return "done" or why not."""
+        reason, last = self.obstacle(), self.last
         if reason is not None or last is None:
             return f"not done: {reason}"
         for writer in writers:
-            with self._as_it_was(last.model):
+            with self._state_restored(last.model):
                 self._once(last, modules, writer)
         return "done"
 
@@ -112,8 +112,8 @@ class Replay:
             last.model(*last.args, **last.kwargs)
 
     @contextlib.contextmanager
-    def _as_it_was(self, model: nn.Module) -> Iterator[None]:
-        """Put random numbers and buffers back to what they are now, and have nothing collected meanwhile."""
+    def _state_restored(self, model: nn.Module) -> Iterator[None]:
+        """Collect nothing during the block; restore the random state and the buffers after it."""
         now = _Random.now()
         buffers = [(b, b.detach().clone()) for b in model.buffers()]
         kept, self.last = self.last, None
@@ -123,7 +123,7 @@ class Replay:
         finally:
             with torch.no_grad():
                 for buffer, value in buffers:
-                    if not torch.equal(buffer, value):  # batch norm changes its own without autograd's knowing
+                    if not torch.equal(buffer, value):  # batch norm changes its buffers without autograd's count
                         buffer.copy_(value)
             now.restore()
             self.last = kept
@@ -141,7 +141,7 @@ class _Random:
     @classmethod
     def now(cls) -> "_Random":
         devices = tuple(torch.cuda.get_rng_state_all()) if _has("cuda") and torch.cuda.is_initialized() else ()
-        return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002 - what scripts draw from
+        return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002 - scripts draw from it
 
     def restore(self) -> None:
         torch.set_rng_state(self.torch_cpu)
@@ -170,7 +170,7 @@ class _Passed(InertWhenCopied):
 
     def __call__(self, module: Any, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.owner.guard.run(PART, self.owner.passed)
+            self.owner.guard.run(PART, self.owner.note_collectives)
 
 
 def _has(kind: str) -> bool:

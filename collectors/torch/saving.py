@@ -1,4 +1,4 @@
-"""Saving and loading of tensors; loading never runs code from the file."""
+"""Saves and loads tensors; loading never runs code from the file."""
 
 from pathlib import Path
 from typing import Any
@@ -27,23 +27,23 @@ PLAIN = frozenset(
         torch.bool,
     }
 )
-"""What torch's older file format holds. It takes half the time of the newer one, whose checksum costs 0.4 ms a MB."""
+"""Dtypes of torch's older file format, which takes half the time of the newer one, whose checksum costs 0.4 ms a MB."""
 
 
 def save_tensor(tensor: Tensor, path: Path) -> None:
-    """Write what `tensor` holds on this rank; a view is saved without the storage behind it."""
-    held = local(tensor).cpu()
-    if held.layout is not torch.strided or held.untyped_storage().nbytes() != held.numel() * held.element_size():
-        held = held.clone()
+    """Write a tensor's part on this rank; a view is saved without the rest of its storage."""
+    part = local(tensor).cpu()
+    if part.layout is not torch.strided or part.untyped_storage().nbytes() != part.numel() * part.element_size():
+        part = part.clone()
     with new_private_file(path) as file:
-        torch.save(held, file, _use_new_zipfile_serialization=held.dtype not in PLAIN)
+        torch.save(part, file, _use_new_zipfile_serialization=part.dtype not in PLAIN)
 
 
 def save_again(known: Path, path: Path, tensor: Tensor) -> None:
-    """Give a tensor's file that is there already a second name; where that cannot be, write another."""
+    """Hard-link a tensor's existing file to another path; write a second file where that fails."""
     try:
         path.hardlink_to(known)
-    except OSError:  # there is one already, or the file system knows no links
+    except OSError:  # the path exists, or the file system has no hard links
         save_tensor(tensor, path)
 
 
@@ -62,6 +62,6 @@ def load_tensor(path: Path) -> Tensor:
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Return the bytes that `save_tensor` writes, without the file's own frame."""
-    held = local(tensor)
-    return held.numel() * held.element_size()
+    """Return the bytes that `save_tensor` writes, without the file's header."""
+    part = local(tensor)
+    return part.numel() * part.element_size()

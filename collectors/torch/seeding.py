@@ -17,8 +17,8 @@ DROPOUTS: Final = (
 
 
 def seed_framework(seed: int, mode: bool, rm_dropout: bool) -> None:
-    """Seed torch on every device; with `mode` choose deterministic algorithms, with `rm_dropout` take dropout away."""
-    torch.manual_seed(seed)  # every device of torch's own
+    """Seed torch on every device; `mode` chooses deterministic algorithms, `rm_dropout` removes dropout."""
+    torch.manual_seed(seed)  # seeds every device of torch's own, but no NPU
     npu = getattr(torch, "npu", None)
     if npu is not None and npu.is_available():
         npu.manual_seed_all(seed)

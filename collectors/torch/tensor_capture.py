@@ -1,4 +1,4 @@
-"""Whole tensors of chosen modules: what a targeted dump writes."""
+"""Captures whole tensors of chosen modules for a targeted dump."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -36,11 +36,11 @@ class TensorCapture:
 
     @property
     def attached(self) -> bool:
-        """Whether calls are seen."""
+        """Whether calls are watched."""
         return self._watcher is not None or self._checker is not None
 
     def held(self, modules: Collection[str], optimizers: Sequence[Optimizer]) -> Iterator[DumpedTensorPlace]:
-        """Yield weights, gradients and optimizer state of the named modules' own parameters, as they stand."""
+        """Yield the current weights, gradients and optimizer state of the named modules' own parameters."""
         by_name = {m.name: m for m in self.names.modules}
         for named in self.names.parameters:
             if named.module not in modules:
@@ -58,13 +58,13 @@ class TensorCapture:
                     yield DumpedTensorPlace(f"{stem}.optimizer_state.0", "optimizer_state", key, part)
 
     def describe(self, tensor: Tensor) -> dict[str, Any]:
-        """Return what is said of a tensor in a dump."""
+        """Return the description of a tensor for a dump."""
         facts = self.facts.describe(tensor)
         self.facts.settle()
         return facts
 
     def attach(self, modules: Collection[str], writer: EntryWriter, may_save: Callable[[str, Tensor], bool]) -> None:
-        """Write the calls of the named modules, and those of modules and operations in them, forward and backward."""
+        """Write the calls of the named modules, and of modules and operations inside them, forward and backward."""
         inside = tuple(f"{name}." if name else "" for name in modules)
         named = [m for m in self.names.modules if f"{m.name}.".startswith(inside)]
         stems = tuple(f"{stem_of(m)}." for m in named if m.name in modules)
@@ -77,7 +77,7 @@ class TensorCapture:
         self._watcher.start(named)
 
     def check_overflow(self, writer: EntryWriter) -> OverflowTask:
-        """Write every call of the model that overflows, without its tensors; return what counts them."""
+        """Write every call of the model that overflows, without its tensors; return the task that counts them."""
         task = OverflowTask(TensorFacts(), flags=flags_of_device(), save=False)
         task.writer = writer
         selection = CallSelection(level="mix", risk="ALL")
@@ -86,7 +86,7 @@ class TensorCapture:
         return task
 
     def close(self) -> None:
-        """See calls no more."""
+        """Stop watching calls."""
         for watcher in (self._watcher, self._checker):
             if watcher is not None:
                 watcher.stop()

@@ -1,4 +1,4 @@
-"""Mistakes in a call of `watch`, found before the first step."""
+"""Checks the arguments of `watch` before the first step."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def checked_models(model: Any) -> list[nn.Module]:
     """Return the model chunks.
 
     Raises:
-        TypeError: when something else than modules was given.
+        TypeError: when a given object is not a module.
         ValueError: when the model has no parameters.
 
     """
@@ -39,7 +39,7 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Opti
     An engine brings its own optimizer along, so it need not be given.
 
     Raises:
-        TypeError: when something else than torch optimizers was given.
+        TypeError: when a given object is not a torch optimizer.
         ValueError: when an optimizer holds no parameter of the model.
 
     """
@@ -57,17 +57,18 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Opti
                 f"watch(optimizer): got {type(each).__name__}, allowed: torch.optim.Optimizer or a list of them"
             )
         if inner not in outer and not any(id(p) in owned for p in parameters_of(inner)):
-            raise ValueError(_stranger(inner, chunks))
+            raise ValueError(_foreign_message(inner, chunks))
         found[inner] = outer.get(inner)
     return found
 
 
-def _stranger(optimizer: Optimizer, chunks: Sequence[nn.Module]) -> str:
+def _foreign_message(optimizer: Optimizer, chunks: Sequence[nn.Module]) -> str:
+    """Return the error message for an optimizer that holds no parameter of the model."""
     name = type(optimizer).__name__
     if any(map(has_dtensors, chunks)):
         return (
-            f"watch(optimizer): {name} was made before fully_shard (or parallelize_module) put sharded parameters in "
-            "the place of those it holds, so it moves nothing; allowed: an optimizer made afterwards, from "
+            f"watch(optimizer): {name} was made before fully_shard (or parallelize_module) replaced the parameters it "
+            "holds by sharded ones, so it updates nothing; allowed: an optimizer made afterwards, from "
             "model.parameters()"
         )
     return (
@@ -84,10 +85,10 @@ def names_of(chunks: Sequence[nn.Module], optimizers: Iterable[Any]) -> ModelNam
 
 
 def check_scaler(grad_scaler: Any) -> None:
-    """Check that a loss scaler is one.
+    """Check the given loss scaler.
 
     Raises:
-        TypeError: when it has not the methods of `torch.amp.GradScaler`.
+        TypeError: when it lacks the methods of `torch.amp.GradScaler`.
 
     """
     if grad_scaler is not None and not all(callable(getattr(grad_scaler, m, None)) for m in ("step", "scale")):
@@ -95,7 +96,7 @@ def check_scaler(grad_scaler: Any) -> None:
 
 
 def check_new(chunks: Sequence[nn.Module], optimizers: Iterable[Any], names: ModelNames) -> None:
-    """Check that models can be told from those that are watched already.
+    """Check that new models are distinct from those already watched.
 
     Raises:
         ValueError: when a model is watched already, or shares parameter names with one.

@@ -103,7 +103,7 @@ class TorchWatch(WatchedModel):
         names = self.names.copy()
         names.add(chunks, wrappers)
         self._take_names(names)
-        self._additions.took(chunks, wrappers, [o for o, around in optimizers.items() if around is None])
+        self._additions.note_watched(chunks, wrappers, [o for o, around in optimizers.items() if around is None])
         self.optimizers += optimizers
         self._outer.update({id(each.inner): each for each in outer})
         self._scale.use(grad_scaler, outer)
@@ -114,7 +114,7 @@ class TorchWatch(WatchedModel):
         self._hook_modules()
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
-        steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.takes)
+        steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.captures_step)
         watch_scalers(steps, self._scale.scaler)
         return steps
 

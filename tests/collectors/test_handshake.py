@@ -9,15 +9,15 @@ SECRET = b"s" * 32
 
 
 def shaken(secret=SECRET, purpose="meeting", rank=3):
-    """A caller and a door that have proven themselves to each other: the seals of each, and all that was sent."""
+    """A caller and a callee that have proven themselves to each other: the seals of each, and all that was sent."""
     caller, callee = Caller(secret, purpose, rank), Callee(secret, purpose)
     sent = [caller.hello()]
     sent.append(callee.challenge(sent[-1]))
     sent.append(caller.answer(sent[-1]))
-    proof, doors = callee.admit(sent[-1])
+    proof, seals = callee.admit(sent[-1])
     sent.append(proof)
     assert callee.rank == rank
-    return caller.confirm(proof), doors, sent
+    return caller.confirm(proof), seals, sent
 
 
 def test_both_ends_hear_what_the_other_says_in_order():

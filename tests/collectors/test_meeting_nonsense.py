@@ -27,7 +27,7 @@ NONSENSE = [
     {"gather": 0},
     {"put": "hang/0", "text": "rank 0 says nothing of the kind"},
     {"put": ["hang/1"], "text": "x"},
-    {"put": "hang/1", "text": "x" * (rounds.LONGEST_WORD + 1)},
+    {"put": "hang/1", "text": "x" * (rounds.LONGEST_TEXT + 1)},
     {"read": 0, "prefix": 7},
     {"read": None, "prefix": ""},
     {"no such": "message"},
@@ -38,7 +38,7 @@ NONSENSE = [
 def test_a_rank_that_sends_nonsense_is_let_go_and_the_store_is_still_there(endpoint, nonsense):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meet, endpoint, 0, 2, 20)
-        while run_secret.left_secret(endpoint.run) is None:
+        while run_secret.read_secret(endpoint.run) is None:
             time.sleep(0.01)
         sock, lines = enter(endpoint, 1, 2)
         say(sock, lines, ready=1)
@@ -68,15 +68,15 @@ def test_of_proposals_of_two_lengths_rank_0s_counts_and_the_other_rank_is_let_go
     assert all("rank 2 left" in text for text in said[:2])
 
 
-def test_rounds_and_words_of_a_rank_are_bounded():
-    kept, words = rounds.Rounds(2), rounds.StoredWords()
+def test_rounds_and_store_entries_of_a_rank_are_bounded():
+    kept, entries = rounds.Rounds(2), rounds.StoreEntries()
     for number in range(rounds.MOST_ROUNDS):
         kept.take("gather", number, 1, "x")
     with pytest.raises(ValueError, match="rounds"):
         kept.take("gather", rounds.MOST_ROUNDS, 1, "x")
-    for number in range(rounds.MOST_WORDS):
-        words.put(1, f"word{number}/1", "x")
-    words.put(1, "word0/1", "y")
-    with pytest.raises(ValueError, match="kept"):
-        words.put(1, "one more/1", "x")
-    assert len(words.under("")) == rounds.MOST_WORDS
+    for number in range(rounds.MOST_ENTRIES):
+        entries.put(1, f"word{number}/1", "x")
+    entries.put(1, "word0/1", "y")
+    with pytest.raises(ValueError, match="stored"):
+        entries.put(1, "one more/1", "x")
+    assert len(entries.under("")) == rounds.MOST_ENTRIES

@@ -94,7 +94,7 @@ def test_strangers_at_the_endpoint_are_few_and_leave_soon(endpoint):
         end = time.monotonic() + 20
         while len(here) < 4 and time.monotonic() < end:
             assert not list(here.proven())
-        clock[0] = unproven_callers.STRANGER_SECONDS
+        clock[0] = unproven_callers.PROOF_SECONDS
         assert not list(here.proven())
         clock[0] *= 3
         assert not list(here.proven())
@@ -122,20 +122,20 @@ def test_ranks_share_a_secret_that_is_not_what_was_given_nor_that_of_another_ren
 
 def test_a_secret_that_is_left_is_this_users_alone_and_gone_once_all_have_come(endpoint):
     run = endpoint.run
-    secret = run_secret.leave_secret(run)
+    secret = run_secret.write_secret(run)
     path = run_secret._path_of(run)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert run_secret.left_secret(run) == secret != run_secret.leave_secret(run)
+    assert run_secret.read_secret(run) == secret != run_secret.write_secret(run)
     meetings = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 20))
     assert not path.exists()
     for rendezvous in meetings:
-        rendezvous.line.close()
+        rendezvous.connection.close()
 
 
 @pytest.mark.parametrize("wrong", ["mode", "link", "directory", "fifo", "second name"])
 def test_a_secret_that_others_may_know_is_refused(endpoint, wrong, tmp_path):
     path = run_secret._path_of(endpoint.run)
-    run_secret.leave_secret(endpoint.run)
+    run_secret.write_secret(endpoint.run)
     try:
         if wrong == "mode":
             path.chmod(0o644)
@@ -147,7 +147,7 @@ def test_a_secret_that_others_may_know_is_refused(endpoint, wrong, tmp_path):
                      "fifo": lambda: os.mkfifo(path, 0o600)}  # fmt: skip
             makes[wrong]()
         with pytest.raises(PermissionError, match="cannot be trusted"):
-            run_secret.left_secret(endpoint.run)
+            run_secret.read_secret(endpoint.run)
         [error] = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 20), absent=(0,))
         assert "cannot be trusted" in str(error)
     finally:
@@ -183,8 +183,8 @@ def test_ranks_meet_without_a_secret_only_where_it_was_asked_for_and_say_so(endp
 def test_ranks_with_different_secrets_do_not_meet(endpoint, monkeypatch):
     seen = []
     with socket.create_server((endpoint.host, endpoint.ports[0])) as recorder_address:
-        hub = RendezvousServer(recorder_address.dup(), b"one secret", f"meeting {endpoint.run} of 2", 2, 0.2)
+        server = RendezvousServer(recorder_address.dup(), b"one secret", f"meeting {endpoint.run} of 2", 2, 0.2)
         monkeypatch.setenv(run_secret.SECRET, "another secret of the run")
         seen = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 0.2), absent=(0,))
-        hub.wait(20)
+        server.wait(20)
     assert "rank 0 was not found" in str(seen[0])

@@ -105,7 +105,7 @@ def test_the_end_of_the_rank_that_holds_the_rendezvous_is_noticed(endpoint):
         rendezvous = meet(endpoint, rank, 2, 20)
         if rank == 0:
             assert held.wait(20)
-            for sock in [*rendezvous._hub._ranks]:
+            for sock in [*rendezvous._server._ranks]:
                 sock.shutdown(socket.SHUT_RDWR)
             return
         held.set()
@@ -164,7 +164,7 @@ def test_a_second_rank_of_one_number_is_turned_away(endpoint):
         say(sock, lines, ready=1)
         with pytest.raises((OSError, Refused)):
             enter(endpoint, 1, 3)
-        last = pool.submit(work, 2)  # until then the door is open
+        last = pool.submit(work, 2)  # until then ranks are admitted
         heard = b""
         while b'"here"' not in heard:  # what is given before all have come counts for nothing
             heard += sock.recv(1 << 16)
@@ -173,7 +173,7 @@ def test_a_second_rank_of_one_number_is_turned_away(endpoint):
         sock.close()
 
 
-def test_doors_of_two_runs_differ_and_lie_below_outgoing_ports():
+def test_endpoints_of_two_runs_differ_and_lie_below_outgoing_ports():
     one, two = Endpoint.at("10.0.0.1", "8118"), Endpoint.at("10.0.0.1", "8119")
     assert one != two
     assert all(20000 <= port < 32000 for endpoint in (one, two) for port in endpoint.ports)
@@ -186,7 +186,7 @@ def test_a_call_that_was_given_up_is_not_taken_for_a_rank(endpoint):
 
     def work(rank):
         if rank == 1:
-            while run_secret.left_secret(endpoint.run) is None:
+            while run_secret.read_secret(endpoint.run) is None:
                 time.sleep(0.01)
             first, _ = enter(endpoint, 1, 2)
             first.close()
@@ -235,7 +235,7 @@ def test_a_rank_that_cannot_be_is_turned_away(endpoint):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(on_ranks, 2, lambda rank: meet(endpoint, rank, 2, 1.0), (1,))
         for rank in (2, 2**32 - 1):
-            while run_secret.left_secret(endpoint.run) is None:
+            while run_secret.read_secret(endpoint.run) is None:
                 time.sleep(0.01)
             with pytest.raises((OSError, Refused)):
                 enter(endpoint, rank, 2)
@@ -246,7 +246,7 @@ def test_hundreds_of_ranks_that_are_lost_at_once_leave_the_store_to_the_others(e
     size = 402
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meet, endpoint, 0, size, 30)
-        while run_secret.left_secret(endpoint.run) is None:
+        while run_secret.read_secret(endpoint.run) is None:
             time.sleep(0.01)
         others = []
         for rank in range(1, size):

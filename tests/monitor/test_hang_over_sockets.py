@@ -24,7 +24,7 @@ def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_store_is_gone(tmp_
         rendezvous = meet(endpoint, rank, 2, 20)
         have_met.wait(20)
         if rank == 0 and gone:
-            for sock in [*rendezvous._hub._ranks]:
+            for sock in [*rendezvous._server._ranks]:
                 sock.shutdown(socket.SHUT_RDWR)
             return None
         report = {"step": 3, "waits_for": None, "call": None, "open": []}

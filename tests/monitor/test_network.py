@@ -184,7 +184,7 @@ def test_of_a_stranger_no_more_is_read_than_a_first_word_has(parent):
             for _ in range(200):
                 sent += stranger.send(b"T" * 2**16)
                 list(parent.pump())
-                assert sum(len(s.inbox) for s in parent._strangers._here) <= handshake.HELLO_BYTES
+                assert sum(len(s.inbox) for s in parent._strangers._callers) <= handshake.HELLO_BYTES
         assert sent > 0
         until(lambda: not list(parent.pump()) and not len(parent._strangers))
 
@@ -195,12 +195,12 @@ def test_silent_strangers_are_few_and_leave_soon_and_keep_no_rank_out(parent):
         silent += [socket.create_connection(parent.endpoint) for _ in range(40)]
         until(
             lambda: (
-                not list(parent.pump()) and len(parent._strangers) == min(len(silent), unproven_callers.MOST_STRANGERS)
+                not list(parent.pump()) and len(parent._strangers) == min(len(silent), unproven_callers.MOST_UNPROVEN)
             )
         )
     known, seals = caller_of(parent)
     assert seals is not None
-    parent._clock.now += unproven_callers.STRANGER_SECONDS
+    parent._clock.now += unproven_callers.PROOF_SECONDS
     until(lambda: not list(parent.pump()) and not len(parent._strangers))
     assert set(parent.children) == {1}
     for sock in (*silent, known):
@@ -209,7 +209,7 @@ def test_silent_strangers_are_few_and_leave_soon_and_keep_no_rank_out(parent):
 
 def test_one_who_says_a_byte_now_and_then_is_given_no_more_time(parent):
     with socket.create_connection(parent.endpoint) as slow:
-        for parent._clock.now in range(int(unproven_callers.STRANGER_SECONDS)):
+        for parent._clock.now in range(int(unproven_callers.PROOF_SECONDS)):
             slow.sendall(b"T")
             until(lambda: not list(parent.pump()) and len(parent._strangers) == 1)
         parent._clock.now += 1

@@ -13,7 +13,7 @@ from cells import batches, net, train, weights
 from mindspore import Tensor, nn, ops
 
 import trainsentry
-from trainsentry.collectors.mindspore.loss_scale import ScalerWatch
+from trainsentry.collectors.mindspore.hooks.optimizer_steps import ScalerWatch
 from trainsentry.collectors.mindspore.rendezvous import follow
 from trainsentry.collectors.statistics import STATISTICS, reference
 
@@ -117,8 +117,8 @@ def test_activations_and_their_gradients_are_those_that_pass(out):
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64, ms.bfloat16, ms.int32, ms.bool_])
 def test_every_dtype_is_read_on_the_host_and_by_operations(dtype):
-    from trainsentry.collectors.mindspore.rows.host_statistics import array_of, as_float
     from trainsentry.collectors.mindspore.rows.step_rows import StepRows
+    from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, as_float
     from trainsentry.collectors.series import Series, SeriesTable
 
     values = np.linspace(-3, 3, 24).reshape(4, 6)

@@ -1,1 +1,1 @@
-"""What a debugger sees of MindSpore: calls, compiled graphs, kernels."""
+"""The debugger's MindSpore side: records calls of cells and operations, compiled graphs and kernels."""

@@ -1,4 +1,4 @@
-"""Records the calls of cells and of operations, forward and backward, in the layout of msprobe's debugger."""
+"""Records calls of cells and operations, forward and backward, in the layout of msprobe's debugger."""
 
 import zlib
 from collections import Counter
@@ -15,9 +15,9 @@ from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.calls.operations import Operations, changes_in_place
 from trainsentry.collectors.mindspore.calls.tensor_facts import described, facts_of, is_finite
-from trainsentry.collectors.mindspore.hooks.gradient_hooks import Arrived, followed, followed_call
+from trainsentry.collectors.mindspore.hooks.gradient_hooks import Arrived, hooked, hooked_call
 from trainsentry.collectors.mindspore.hooks.interception import own_class, unwatch_calls, watch_calls
-from trainsentry.collectors.mindspore.rows.host_statistics import array_of
+from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, records_gradients, wait
 from trainsentry.collectors.mindspore.saving import SUFFIX, save_array
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
@@ -27,17 +27,16 @@ MaySave = Callable[[str, Tensor], bool]
 
 
 def stem_of(named: NamedModule) -> str:
-    """Return how a cell is called in a dump, such as `Cell.layers.0.Dense`; MSAdapter's are torch's modules."""
+    """Return a cell's name in a dump, such as `Cell.layers.0.Dense`; under MSAdapter it starts with `Module`."""
     prefix = "Cell" if adapted_torch() is None else "Module"
     return ".".join(part for part in (prefix, named.name, own_class(named.module).__name__) if part)
 
 
 class CallDump:
-    """Describes calls to a writer.
+    """Describes each call to a writer; `save` also writes its tensors to files, and without `values` no tensor is read.
 
-    With `save` their tensors are written to files, without `values` none is read.
-    With `only_overflows` a call is written when its results hold NaN or Inf; it has made them when nothing that went in
-    did. A backward pass is written when recording ends, as the gradients at a call come one by one.
+    With `only_overflows`, a call is written only when its results hold NaN or Inf; it made them itself when none of its
+    inputs did. A backward pass is written when recording ends, as a call's gradients arrive one by one.
     """
 
     def __init__(
@@ -74,10 +73,10 @@ class CallDump:
         self._gradients: dict[str, tuple[Call, dict[str, dict[str, Any]]]] = {}
         self._operations = Operations(self.operation) if self.selection.sees_operations else None
 
-    # ------------------------------------------------------------------ as the debugger's session asks
+    # ------------------------------------------------------------------ called by the debugger's session
 
     def start(self, named: Iterable[NamedModule]) -> None:
-        """Watch cells, or operations, or both."""
+        """Start watching the selected kinds of calls: those of cells, of operations, or both."""
         self.running = True
         if self._operations is not None:
             self._operations.start()
@@ -87,7 +86,7 @@ class CallDump:
                 watch_calls(module.module, self)
 
     def stop(self) -> None:
-        """Leave every cell, and write the backward passes that were seen."""
+        """Stop watching, and write the recorded backward passes."""
         self._generation += 1
         if self._operations is not None:
             self._operations.stop()
@@ -100,36 +99,36 @@ class CallDump:
         self.running = False
 
     def reset(self) -> None:
-        """Begin anew with the next step."""
+        """Number calls from 0 again: another step begins."""
         self._numbers.clear()
         self._gradients.clear()
         self._kept.clear()
         self.selection.reset()
 
     def take_counts(self) -> tuple[int, str | None, bool]:
-        """Return overflowing calls, the first of them, and that no loss scaler was seen; begin anew."""
+        """Return the number of overflowing calls, the first one, and False (no loss scaler is watched); reset both."""
         found = (self.calls, self.first, False)
         self.calls, self.first = 0, None
         return found
 
-    # ------------------------------------------------------------------ what cells tell
+    # ------------------------------------------------------------------ called at each call
 
     def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Describe a call's inputs, as they are before it."""
+        """Describe a cell's inputs, before the call can change them."""
         if in_graph_mode() or id(cell) not in self._named:
             return None
         wait()
         return self.guard.run(self.part, self._enter, self._named[id(cell)], args, kwargs)
 
     def leave(self, cell: nn.Cell, output: Any) -> Any:
-        """Describe a call's outputs, and write it."""
+        """Describe a cell's outputs, and write the call."""
         if in_graph_mode() or id(cell) not in self._named:
             return None
         wait()
         return self.guard.run(self.part, self._leave, self._named[id(cell)], output)
 
     def operation(self, stem: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call of an operation, and describe it if it takes tensors."""
+        """Call an operation, and describe the call if it has tensor arguments."""
         if not self.running or in_graph_mode() or not _takes_tensors(args, kwargs):
             return function(*args, **kwargs)
         wait()
@@ -151,12 +150,12 @@ class CallDump:
         return self._begin(call, args, kwargs)
 
     def _begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Describe what goes in; return the arguments to be given instead, or None."""
+        """Describe the inputs; return the arguments to pass instead, with gradient hooks, or None."""
         self._numbers[call.stem] += 1
         self._open.append(call)
-        call.wanted = self.selection.begins(call, "forward")
+        call.recorded = self.selection.begins(call, "forward")
         name = call.name()
-        if call.wanted and self.writer is not None:
+        if call.recorded and self.writer is not None:
             self.writer.parent(name, call.parent_name())
             if self._stacks is not None:
                 number = self._stacks.here()
@@ -165,14 +164,14 @@ class CallDump:
             if self._reads("input"):
                 call.state["input_args"] = self._described(list(args), f"{name}.input")
                 call.state["input_kwargs"] = self._described(dict(kwargs), f"{name}.input")
-        call.followed = (
+        call.traced = (
             records_gradients()
             and self.selection.may_begin(call, "backward")
             and (call.is_module or not changes_in_place(call.stem))
         )
-        if not call.followed:
+        if not call.traced:
             return None
-        return followed_call(args, kwargs, self._arrived(call, "output"))
+        return hooked_call(args, kwargs, self._arrived(call, "output"))
 
     def _leave(self, named: NamedModule, output: Any) -> Any:
         stem = stem_of(named)
@@ -181,10 +180,10 @@ class CallDump:
         return self._end(self._open[-1], output, named.module) if self._open else None
 
     def _end(self, call: Call, output: Any, cell: nn.Cell | None) -> Any:
-        """Describe what comes out, and write the call; return what is to be given instead, or None."""
+        """Describe the outputs, and write the call; return the output to pass on instead, or None."""
         self._open = [c for c in self._open if c is not call]
         self.selection.ends(call, "forward")
-        if call.wanted and call.state is not None:
+        if call.recorded and call.state is not None:
             content, call.state = call.state, None
             name = call.name()
             given = output if isinstance(output, (tuple, list)) else (output,)
@@ -194,10 +193,10 @@ class CallDump:
                 parameters = {leaf: p for leaf, p in cell._params.items() if isinstance(p, Tensor)}
                 content["parameters"] = self._described(parameters, f"{name}.parameters")
             self._write(name, content, ("input_args", "input_kwargs"))
-        return followed(output, self._arrived(call, "input")) if call.followed else None
+        return hooked(output, self._arrived(call, "input")) if call.traced else None
 
     def _arrived(self, call: Call, group: str) -> Arrived:
-        """Return what takes the gradients at a call's inputs (its backward pass's output) or outputs."""
+        """Return the function that takes the gradients of a backward pass: `group` is its "input" or "output"."""
         generation = self._generation
 
         def arrived(path: str, gradient: Tensor) -> None:
@@ -228,7 +227,7 @@ class CallDump:
     def _reads(self, side: str) -> bool:
         return self.values and side in self.selection.sides
 
-    def _write(self, name: str, content: dict[str, Any], taken: tuple[str, ...]) -> None:
+    def _write(self, name: str, content: dict[str, Any], input_keys: tuple[str, ...]) -> None:
         if self.only_overflows:
             kept = self._kept.pop(name, [])
             if is_finite(content.get("output")):
@@ -237,7 +236,7 @@ class CallDump:
                 self._save(facts, array, file)
             self.calls += 1
             self.first = self.first or name
-            content["overflow"] = "made" if all(is_finite(content.get(key)) for key in taken) else "passed_on"
+            content["overflow"] = "made" if all(is_finite(content.get(key)) for key in input_keys) else "passed_on"
         if self.writer is not None and self.values:
             self.writer.entry(name, content)
 
@@ -251,7 +250,7 @@ class CallDump:
         name = f"{stem}{SUFFIX}"
         if not self.save or self.writer is None or not (self.may_save is None or self.may_save(name, tensor)):
             return facts
-        if self.only_overflows:  # it is known only when the call is over whether it is written
+        if self.only_overflows:  # only the end of the call decides whether it is written
             self._kept.setdefault(_call_of(stem), []).append((facts, array_of(tensor).copy(), name))
         else:
             self._save(facts, array_of(tensor), name)
@@ -270,12 +269,12 @@ def _takes_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _in_order(path: str) -> tuple[Any, ...]:
-    """Return what sorts the tensors of a call: numbers before names, 2 before 10."""
+    """Return the sort key of a tensor of a call: numbers before names, 2 before 10."""
     return tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in path.split("."))
 
 
 def _call_of(stem: str) -> str:
-    """Return the call that a tensor's file is named after.
+    """Return the name of the call that a tensor's file belongs to.
 
     >>> _call_of("Cell.fc.Dense.forward.0.input.0")
     'Cell.fc.Dense.forward.0'

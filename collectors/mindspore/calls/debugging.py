@@ -1,4 +1,4 @@
-"""What a debugger needs of MindSpore."""
+"""The MindSpore side of the debugger: makes its tasks, watchers and probes, and meets the other ranks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,52 +6,54 @@ from typing import Any, Final
 
 from mindspore import nn
 
+from trainsentry.collectors.calls.call import PART
+from trainsentry.collectors.calls.call_selection import TokenRange
 from trainsentry.collectors.calls.gradient_summary import GradientSummary
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.mindspore import rendezvous, runtime
+from trainsentry.collectors.mindspore import runtime
 from trainsentry.collectors.mindspore.calls.call_dump import CallDump
-from trainsentry.collectors.mindspore.calls.grad_probe import GradientProbe
+from trainsentry.collectors.mindspore.calls.grad_probe import OptimizerGradientProbe
 from trainsentry.collectors.mindspore.calls.graph_dump import GraphDump
 from trainsentry.collectors.mindspore.calls.kernel_dump import KernelDump
 from trainsentry.collectors.mindspore.calls.operations import forget_custom, register_custom
 from trainsentry.collectors.mindspore.calls.saved_variables import SavedVariables
 from trainsentry.collectors.mindspore.hooks.interception import unwatch_calls, watch_calls
+from trainsentry.collectors.mindspore.rendezvous import meet
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, on_host
 from trainsentry.collectors.mindspore.validation import checked_models
 from trainsentry.collectors.ranks.rendezvous import EXCHANGE_SECONDS, SocketMaxReduce, SocketRendezvous
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
 from trainsentry.collectors.shared.model_graph import NamedModule
 
-PART: Final = "debugger"
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
 
 
 class MindSporeDebugging:
-    """Tasks, watchers and ranks, as the debugger's session asks for them."""
+    """Makes what the debugger's session needs from MindSpore."""
 
     rank_and_world_size = staticmethod(runtime.rank_and_world_size)
-    meet = staticmethod(rendezvous.meet)
+    meet = staticmethod(meet)
 
     def __init__(self) -> None:
         self.name: Final = "mindspore" if adapted_torch() is None else "mindtorch"
         self._dump: CallDump | None = None
 
-    def max_reduce(self, met: SocketRendezvous | None) -> SocketMaxReduce:
-        """Return what finds the greatest of numbers of the ranks that have met.
+    def max_reduce(self, rendezvous: SocketRendezvous | None) -> SocketMaxReduce:
+        """Return the max-reduce over the ranks of a rendezvous.
 
         Raises:
-            RuntimeError: with several ranks that have not.
+            RuntimeError: when there are several ranks and no rendezvous.
 
         """
-        if met is None and runtime.rank_and_world_size()[1] > 1:
+        if rendezvous is None and runtime.rank_and_world_size()[1] > 1:
             raise RuntimeError("the ranks have not met")
-        return SocketMaxReduce(met, EXCHANGE_SECONDS)
+        return SocketMaxReduce(rendezvous, EXCHANGE_SECONDS)
 
     def make_task(self, config: Any) -> CallDump | KernelDump:
-        """Return what is done with each call.
+        """Return the task that records calls.
 
         Raises:
-            ValueError: for a level or a task that there is not for MindSpore.
+            ValueError: for a level or a task that MindSpore does not support.
 
         """
         if config.level not in LEVELS:
@@ -79,30 +81,30 @@ class MindSporeDebugging:
         return self._dump
 
     def make_watcher(self, guard: Guard, task: CallDump | KernelDump, config: Any) -> CallDump | KernelDump:
-        """Return what sees the calls: on MindSpore the same."""
+        """Return the watcher of calls: on MindSpore it is the task itself."""
         del config
         task.guard = guard
         return task
 
     def prepare(self, watcher: Any, named: Sequence[NamedModule], dump_path: str) -> None:
-        """Have cells dumped by the graph that they are compiled into."""
+        """Make cells dump from the graph that they are compiled into."""
         if isinstance(watcher, GraphDump):
             watcher.prepare(named, dump_path)
 
     def release(self, watcher: Any) -> None:
-        """Give cells back as they were."""
+        """Undo `prepare`."""
         if isinstance(watcher, GraphDump):
             watcher.release()
 
     def make_saved_variables(self, config: Any, guard: Guard) -> SavedVariables:
-        """Return what `save` writes to."""
+        """Return the object that `save` writes variables to."""
         return SavedVariables(guard, task=config.task)
 
-    def make_grad_probe(self, config: Any, optimizer: Any, guard: Guard) -> GradientProbe:
-        """Return what writes gradients before each update.
+    def make_grad_probe(self, config: Any, optimizer: Any, guard: Guard) -> OptimizerGradientProbe:
+        """Return the probe that writes gradients before each update.
 
         Raises:
-            TypeError: for anything but an optimizer, which alone is given the gradients.
+            TypeError: for anything but an optimizer, as only that receives the gradients.
 
         """
         if not isinstance(optimizer, nn.Optimizer):
@@ -111,10 +113,10 @@ class MindSporeDebugging:
         settings = config.grad_probe
         folder = Path(config.dump_path) / f"rank{rank}"
         summary = GradientSummary(folder, settings.grad_level, tuple(settings.bounds))
-        return GradientProbe(optimizer, summary, (tuple(config.step), tuple(settings.param_list)), guard)
+        return OptimizerGradientProbe(optimizer, summary, (tuple(config.step), tuple(settings.param_list)), guard)
 
     def check_models(self, models: Sequence[Any]) -> None:
-        """Check what is given as models.
+        """Check the given models.
 
         Raises:
             TypeError: for anything but cells.
@@ -126,7 +128,10 @@ class MindSporeDebugging:
         checked_models(list(models))
 
     def named_modules(self, models: Sequence[nn.Cell], root: str) -> list[NamedModule]:
-        """Return cells with their names; those of several models carry the model's number, the roots are left out."""
+        """Return cells with their names; with several models, each name starts with the model's number.
+
+        `root` names the models themselves and prefixes the names inside; without it the models are left out.
+        """
         found = []
         for number, model in enumerate(models):
             prefix = root or (str(number) if len(models) > 1 else "")
@@ -138,47 +143,43 @@ class MindSporeDebugging:
 
     def token_range(
         self, models: Sequence[nn.Cell], token_range: Sequence[int], go: Callable[[], None], stop: Callable[[], None]
-    ) -> "TokenRange":
-        """Have some calls of the first model dumped."""
-        return TokenRange(models[0], token_range[0], token_range[1], go, stop)
+    ) -> "TokenRangeListener":
+        """Dump a range of calls of the first model, by calling `go` and `stop`."""
+        return TokenRangeListener(models[0], TokenRange(token_range[0], token_range[1], go, stop))
 
     def register_custom_api(self, watcher: CallDump, module: Any, api: str, prefix: str | None) -> None:
-        """Have a function of a module or class recorded as an operation too.
+        """Record a function of a module or class as an operation too, from the next start on.
 
         Raises:
-            AttributeError: when there is none of that name.
+            AttributeError: when there is no such function.
 
         """
-        del watcher  # the next start sees it
+        del watcher
         register_custom(module, api, prefix)
 
     def restore_custom_api(self, module: Any, api: str) -> None:
-        """Record it no more."""
+        """Undo `register_custom_api`; without effect when there was none."""
         forget_custom(module, api)
 
 
-class TokenRange:
-    """Counts the calls of a model from 0, and has those from `first` to `last` dumped."""
+class TokenRangeListener:
+    """Reports the calls of a model to a token range."""
 
-    def __init__(self, model: nn.Cell, first: int, last: int, go: Callable[[], None], stop: Callable[[], None]) -> None:
+    def __init__(self, model: nn.Cell, tokens: TokenRange) -> None:
         self._model = model
-        self._first, self._last = first, last
-        self._go, self._stop = go, stop
-        self._calls = 0
+        self._tokens = tokens
         watch_calls(model, self)
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop reporting calls."""
         unwatch_calls(self._model, self)
 
     def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call of the model begins."""
+        """Report that a call begins."""
         del cell, args, kwargs
-        if self._first <= self._calls <= self._last:
-            self._go()
+        self._tokens.begin_call()
 
     def leave(self, cell: nn.Cell, output: Any) -> None:
-        """It has ended."""
+        """Report that a call has ended."""
         del cell, output
-        self._calls += 1
-        self._stop()
+        self._tokens.end_call()

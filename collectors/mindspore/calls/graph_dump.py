@@ -1,4 +1,4 @@
-"""Level L0 of compiled graphs: taps in cells write files as the graph runs, and a step's files become its dump."""
+"""Level L0 for compiled graphs: taps in cells write files as the graph runs, and a step's files become its dump."""
 
 import re
 import time
@@ -19,19 +19,19 @@ from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.shared.private_files import make_private_folder
 
 TREE: Final = "graph"
-"""Where a debugger's dumps of compiled graphs lie, beside those of PyNative steps."""
+"""Folder of the dumps of compiled graphs, next to those of PyNative steps."""
 
 QUIET_SECONDS: Final = 0.1
-"""So long nothing may have arrived for a step's files to be complete: they are written behind the program."""
+"""A step's files are complete when none has arrived for this long: MindSpore writes them asynchronously."""
 
 LONGEST_SECONDS: Final = 30.0
-"""How long a step's files are waited for."""
+"""How long to wait for a step's files."""
 
 _FILE: Final = re.compile(
     r"(?P<call>.+\.(?P<direction>forward|backward))\.@\.(?P<side>input|output)\.(?P<place>\d+)"
     r"_\w+?_(?P<number>\d+)\.npy"
 )
-"""TensorDump adds the dtype and a number that grows in the order of writing."""
+"""Name of a dumped file; TensorDump appends the dtype and a number that increases in the order of writing."""
 
 _KEYS: Final = {
     ("forward", "input"): "input_args",
@@ -42,18 +42,18 @@ _KEYS: Final = {
 
 
 class GraphDump(CallDump):
-    """Reads at the end of a step what the graph has written in it, in the graph's order.
+    """Reads the files that the graph has written in a step, at the step's end and in the graph's order.
 
-    A cell is tapped before it is compiled, whichever steps are asked for; what the graph writes in others is deleted.
+    A cell is tapped before it is compiled and so writes at every step; files of steps that are not dumped are deleted.
     """
 
     tree = TREE
     _arriving = Path()
 
     def prepare(self, named: Iterable[NamedModule], dump_path: str) -> None:
-        """Tap the cells that are chosen, once."""
+        """Tap each selected cell once."""
         self._arriving = Path(dump_path).absolute() / TREE / "arriving" / f"rank{rank_and_world_size()[0]}"
-        make_private_folder(self._arriving)  # what the graph writes there has the umask's mode
+        make_private_folder(self._arriving)  # the graph's files in it have the umask's mode
         for module in named:
             call = Call(stem_of(module), 0, is_module=True)
             if id(module.module) not in self._named and any(
@@ -63,19 +63,19 @@ class GraphDump(CallDump):
                 tap(module.module, str(self._arriving / stem_of(module)))
 
     def release(self) -> None:
-        """Give every cell back as it was."""
+        """Remove every tap."""
         for module in self._named.values():
             untap(module.module)
         self._named.clear()
 
     def start(self, named: Iterable[NamedModule]) -> None:
-        """Have what the graph writes from here on belong to the step."""
+        """Begin recording: delete earlier files, so that later ones belong to the step."""
         del named
         self.running = True
         self._delete(self._settled())
 
     def stop(self) -> None:
-        """Take what it has written."""
+        """End recording, and dump the files that have arrived."""
         if self.running:
             self.running = False
             self.guard.run(self.part, self._take_arrived)
@@ -83,7 +83,7 @@ class GraphDump(CallDump):
     def reset(self) -> None:
         """Begin the next step."""
         super().reset()
-        if self._named:  # nobody waits for the rest in steps that are not asked for
+        if self._named:  # in steps that are not dumped, files still to come are not waited for
             self.guard.run(self.part, self._delete, list(self._arriving.glob("*.npy")))
 
     def _delete(self, paths: list[Path]) -> None:
@@ -91,7 +91,7 @@ class GraphDump(CallDump):
             path.unlink(missing_ok=True)
 
     def _settled(self) -> list[Path]:
-        """Return the files of the step, once no more come."""
+        """Wait until no more files arrive; return those of the step."""
         if not self._named:
             return []
         ms.runtime.synchronize()
@@ -106,7 +106,7 @@ class GraphDump(CallDump):
 
     def _take_arrived(self) -> None:
         matched = [(path, found) for path in self._settled() if (found := _FILE.fullmatch(path.name))]
-        # A gradient that is a constant of the graph is written before anything else.
+        # A gradient that is a constant of the graph is written first.
         matched.sort(key=lambda item: (item[1]["direction"] == "backward", int(item[1]["number"])))
         times: Counter[str] = Counter()
         calls: dict[tuple[str, int], dict[tuple[str, int], Path]] = defaultdict(dict)
@@ -122,12 +122,12 @@ class GraphDump(CallDump):
 
     def _write_call(self, name: str, turn: int, files: dict[tuple[str, int], Path], made: Counter[str]) -> None:
         stem, _, direction = name.rpartition(".")
-        # The backward passes of a cell's calls come in the reverse order.
+        # The backward passes of a cell's calls run in reverse order.
         turn = turn if direction == "forward" else max(made[f"{stem}.forward"], made[name]) - 1 - turn
         first = self._numbers[f"{stem}.forward"]
         call = Call(stem, first + turn, is_module=True)
-        call.wanted = self.selection.begins(call, direction)
-        if call.wanted and self.writer is not None:
+        call.recorded = self.selection.begins(call, direction)
+        if call.recorded and self.writer is not None:
             whole = call.name(direction)
             self.writer.parent(whole, self._parent_of(stem, direction, turn, made))
             content: dict[str, Any] = {"input_args": [], "input_kwargs": {}} if direction == "forward" else {}
@@ -144,12 +144,12 @@ class GraphDump(CallDump):
         return None if path is None else self._take(Tensor(np.load(path, allow_pickle=False)), stem)
 
     def _parent_of(self, stem: str, direction: str, turn: int, made: Counter[str]) -> str | None:
-        """Return the call of the cell around; of several calls the one that its own turn falls into."""
+        """Return the containing cell's call; of several calls, the one that the call's turn falls into."""
         own = next((m.name for m in self._named.values() if stem_of(m) == stem), "")
-        around = [m for m in self._named.values() if own.startswith(f"{m.name}.")]
-        if not around:
+        containing = [m for m in self._named.values() if own.startswith(f"{m.name}.")]
+        if not containing:
             return None
-        parent = stem_of(max(around, key=lambda m: len(m.name)))
+        parent = stem_of(max(containing, key=lambda m: len(m.name)))
         calls, inside = made[f"{parent}.forward"], made[f"{stem}.forward"]
         number = turn * calls // inside if inside else 0
         return Call(parent, number, is_module=True).name(direction)

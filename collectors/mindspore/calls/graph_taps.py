@@ -1,7 +1,7 @@
-"""Taps in cells that are compiled: what goes in and comes out is dumped by the graph itself, forward and backward.
+"""Taps in compiled cells: the graph itself dumps a cell's inputs and outputs, forward and backward.
 
-MindSpore's compiler reads the source of `construct`, and knows the constants and operations that its closure holds: so
-the one below is written in what a graph may say. It works in PyNative mode as well.
+MindSpore's compiler reads the source of `construct` and the constants and operations in its closure, so the `construct`
+below uses only what a graph supports. It works in PyNative mode as well.
 """
 
 import types
@@ -11,17 +11,17 @@ from typing import Any, Final
 from mindspore import Tensor, nn, ops
 
 MOST: Final = 16
-"""Arguments and results of a call that are looked at."""
+"""Arguments and results of a call that are dumped."""
 
 Dump = Callable[[str, Tensor], Any]
 
 
 def tap(cell: nn.Cell, path: str, make_dump: Callable[[], Dump] = ops.TensorDump) -> None:
-    """Have the calls of a cell dumped to `<path>.<direction>.@.<side>.<place>`, until `untap`."""
+    """Make a cell dump its calls to `<path>.<direction>.@.<side>.<place>`, until `untap`."""
     inner = cell.construct
     dump = make_dump()
-    took = _names(path, "forward.@.input")
-    gave = _names(path, "forward.@.output")
+    input_names = _names(path, "forward.@.input")
+    output_names = _names(path, "forward.@.output")
     at_inputs = _at_gradients(path, "backward.@.output", make_dump)
     at_outputs = _at_gradients(path, "backward.@.input", make_dump)
 
@@ -29,21 +29,21 @@ def tap(cell: nn.Cell, path: str, make_dump: Callable[[], Dump] = ops.TensorDump
         taken = args[:0]
         for i in range(len(args)):
             if isinstance(args[i], Tensor) and i < MOST:
-                dump(took[i], args[i])
+                dump(input_names[i], args[i])
                 taken = taken + (at_inputs[i](args[i]),)  # noqa: RUF005
             else:
                 taken = taken + (args[i],)  # noqa: RUF005
         out = inner(*taken, **kwargs)
         if isinstance(out, Tensor):
             out = at_outputs[0](out)
-            dump(gave[0], out)
+            dump(output_names[0], out)
             return out
         if not isinstance(out, tuple):
             return out
         given = out[:0]
         for i in range(len(out)):
             if isinstance(out[i], Tensor) and i < MOST:
-                dump(gave[i], out[i])
+                dump(output_names[i], out[i])
                 given = given + (at_outputs[i](out[i]),)  # noqa: RUF005
             else:
                 given = given + (out[i],)  # noqa: RUF005
@@ -53,7 +53,7 @@ def tap(cell: nn.Cell, path: str, make_dump: Callable[[], Dump] = ops.TensorDump
 
 
 def untap(cell: nn.Cell) -> None:
-    """Give a cell its own `construct` back; what is compiled already goes on dumping."""
+    """Restore a cell's own `construct`; a graph that is already compiled goes on dumping."""
     vars(cell).pop("construct", None)
 
 
@@ -62,14 +62,14 @@ def _names(path: str, of: str) -> tuple[str, ...]:
 
 
 def _at_gradients(path: str, of: str, make_dump: Callable[[], Dump]) -> tuple[Any, ...]:
-    """Return operations that pass a tensor on as it is and have its gradient dumped."""
+    """Return operations that pass a tensor on unchanged and dump its gradient."""
     dump = make_dump()
 
     def at(name: str) -> Any:
-        def seen(gradient: Tensor) -> Tensor:
+        def dump_gradient(gradient: Tensor) -> Tensor:
             dump(name, gradient)
             return gradient
 
-        return ops.InsertGradientOf(seen)
+        return ops.InsertGradientOf(dump_gradient)
 
     return tuple(at(name) for name in _names(path, of))

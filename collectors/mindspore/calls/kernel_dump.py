@@ -1,6 +1,6 @@
-"""Level L2: the kernels of compiled graphs, dumped by MindSpore itself as a configuration of its own tells it.
+"""Level L2: MindSpore itself dumps the kernels of compiled graphs, by a dump configuration written here.
 
-MindSpore reads the configuration when the first graph is compiled; from then on it is fixed for the process.
+MindSpore reads the configuration when it compiles the first graph; from then on it is fixed for the process.
 """
 
 import json
@@ -18,7 +18,7 @@ logger = logging.getLogger("trainsentry")
 VARIABLE: Final = "MINDSPORE_DUMP_CONFIG"
 FILE: Final = "mindspore_dump_config.json"
 DEVICES: Final = 8
-"""Devices of a node, all of which dump unless ranks are chosen."""
+"""Devices of a node; all of them dump unless ranks are chosen."""
 
 _SAVED: Final = {"statistics": "statistic", "tensor": "tensor", "overflow_check": "tensor"}
 _SIDES: Final = {frozenset({"input", "output"}): 0, frozenset({"input"}): 1, frozenset({"output"}): 2}
@@ -26,7 +26,7 @@ _OVERFLOWS_ONLY: Final = 3
 
 
 class KernelDump:
-    """Hands the configuration over when it is made; there is nothing to do at a call, nor at a step."""
+    """Writes MindSpore's dump configuration when created; nothing is left to do at a call or a step."""
 
     def __init__(self, config: Any) -> None:
         self.writer: Any = None
@@ -39,24 +39,24 @@ class KernelDump:
         logger.info("trainsentry: MindSpore dumps kernels as %s says, from the first graph on that is compiled", path)
 
     def start(self, _: Any) -> None:
-        """Nothing is watched."""
+        """Do nothing: no call is watched."""
 
     def stop(self) -> None:
-        """Nothing was."""
+        """Do nothing: no call was watched."""
 
     def reset(self) -> None:
-        """Steps are counted by MindSpore."""
+        """Do nothing: MindSpore counts the steps."""
 
     def take_counts(self) -> tuple[int, str | None, bool]:
-        """No call is counted."""
+        """Return no counts: no call is watched."""
         return 0, None, False
 
 
 def configuration(config: Any) -> dict[str, Any]:
-    """Return MindSpore's dump configuration for the debugger's.
+    """Return MindSpore's dump configuration that corresponds to the debugger's.
 
     Keys and values are those of MindSpore 2.10: `iteration` counts from 0 and joins steps and ranges by "|";
-    `dump_mode` 1 with `kernels` dumps only those.
+    `dump_mode` 1 dumps only `kernels`.
     """
     chosen = config.chosen
     sides = config.selection(lambda _: "CORE").sides
@@ -77,7 +77,7 @@ def configuration(config: Any) -> dict[str, Any]:
 
 
 def iterations(steps: Sequence[int]) -> str:
-    """Return steps as MindSpore writes them.
+    """Return steps in MindSpore's notation.
 
     >>> iterations([]), iterations([0, 2, 3, 4, 9])
     ('all', '0|2-4|9')
@@ -89,10 +89,10 @@ def iterations(steps: Sequence[int]) -> str:
 
 
 def _check(config: Any, path: Path) -> None:
-    """Check what MindSpore would refuse when it is too late to mend.
+    """Check for settings that MindSpore would refuse only at the first graph.
 
     Raises:
-        ValueError: for what does not go together with level L2.
+        ValueError: for a setting that level L2 does not support.
 
     """
     if config.task not in _SAVED:
@@ -105,4 +105,4 @@ def _check(config: Any, path: Path) -> None:
         )
     other = os.environ.get(VARIABLE)
     if other and Path(other) != path:
-        raise ValueError(f"{VARIABLE}: is set to {other!r} already; allowed: not set, for level L2 sets it")
+        raise ValueError(f"{VARIABLE}: is set to {other!r} already; allowed: not set, as level L2 sets it")

@@ -1,7 +1,7 @@
-"""Sees operations that are called from Python, by standing in for their functions while a dump is taken.
+"""Intercepts operations that Python code calls, by patching their functions while a dump is taken.
 
-Below them (`MsDispatchMode`) a call's own gradients cannot be had, and one call of a function is many operations. A
-compiler would compile the stand-ins, so they are taken away for as long as anything compiled is called.
+A lower level (`MsDispatchMode`) does not give a call's own gradients, and splits a function's call into many
+operations. A compiler would compile the patches, so they are removed during each compiled call.
 """
 
 import functools
@@ -17,15 +17,15 @@ from mindspore import Tensor, nn, ops
 
 from trainsentry.collectors.calls.call_stacks import is_ours
 from trainsentry.collectors.mindspore.hooks.function_patches import (
-    Make,
-    forget_compiled,
-    stand_in,
-    take_away,
+    Wrap,
+    patch,
+    unpatch,
+    unwatch_compiled,
     watch_compiled,
 )
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
 
-Around = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+CallOperation = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 HOMES: Final = (
     ("MintFunctional", "mindspore.mint.nn.functional"),
@@ -37,21 +37,21 @@ HOMES: Final = (
     ("Functional", "mindspore.ops.functional"),
     ("Functional", "mindspore.ops"),
 )
-"""Prefixes of names, and the modules whose functions carry them."""
+"""Prefixes of names, each with the module whose functions have it."""
 
 HOMES_OF_TORCH: Final = (
     ("Functional", "torch.nn.functional"),
     ("Distributed", "torch.distributed"),
     ("Torch", "torch"),
 )
-"""The same where torch is MindSpore's: names are torch's."""
+"""The same under MSAdapter, whose names are torch's."""
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LEFT_OUT: Final = _words(
+LEFT_OUT: Final = _names(
     """
     __array__ __bool__ __contains__ __deepcopy__ __dir__ __float__ __format__ __getitem__ __getstate__ __hash__
     __index__ __init__ __int__ __invert__ __iter__ __len__ __neg__ __pos__ __reduce__ __reduce_ex__ __repr__ __round__
@@ -63,7 +63,7 @@ LEFT_OUT: Final = _words(
     set_const_arg set_device_address set_dtype set_init_flag shape size stop_gradient storage storage_offset stride
     to_dlpack tolist type untyped_storage value value_and_grad vjp vmap wait_pipeline"""
 )
-"""What computes nothing from values, or runs a whole function of the program's own."""
+"""Functions that compute nothing from values, or that run a whole function of the user's program."""
 
 _IN_PLACE: Final = re.compile(
     r".*[a-z0-9]_|__i\w+__|__setitem__|assign\w*|scatter_(nd_)?(update|add|sub|mul|div|max|min)"
@@ -75,7 +75,7 @@ _OPERATORS: Final = re.compile(
 
 
 def changes_in_place(stem: str) -> bool:
-    """Whether a call writes into what it is given.
+    """Whether a call writes into its arguments.
 
     >>> changes_in_place("Tensor.copy_"), changes_in_place("Tensor.__iadd__"), changes_in_place("Mint.add")
     (True, True, False)
@@ -84,23 +84,23 @@ def changes_in_place(stem: str) -> bool:
 
 
 class Operations:
-    """Hands calls to `around(stem, function, args, kwargs)`, which makes them; those inside a call are not seen.
+    """Routes calls through `call_operation(stem, function, args, kwargs)`; calls inside a call are not intercepted.
 
-    Seen are functions that are reached through their module (`mint.add`, `ops.relu`), methods and operators of tensors,
-    primitives, and functions that are compiled (`Jit`). Not seen is a function that was imported by its name.
+    It intercepts functions called through their module (`mint.add`, `ops.relu`), methods and operators of tensors,
+    primitives, and compiled functions (`Jit`), but not a function that was imported by its name.
     """
 
-    def __init__(self, around: Around) -> None:
-        self._around = around
+    def __init__(self, call_operation: CallOperation) -> None:
+        self._call_operation = call_operation
         self._inside = False
         self._thread = 0
-        self._undo: list[tuple[Any, str, Make]] = []
+        self._undo: list[tuple[Any, str, Wrap]] = []
 
     def start(self) -> None:
-        """See the calls of this thread from here on.
+        """Start intercepting the calls of this thread.
 
         Raises:
-            RuntimeError: where it is not known how this version of MindSpore calls what is compiled.
+            RuntimeError: when this version of MindSpore calls compiled functions in an unknown way.
 
         """
         if self._undo:
@@ -108,64 +108,64 @@ class Operations:
         self._thread = threading.get_ident()
         watch_compiled(self._compiled)
         for stem, owner, name in _functions():
-            make = functools.partial(self._stand_in, stem)
-            stand_in(owner, name, make)
-            self._undo.append((owner, name, make))
+            wrap = functools.partial(self._wrapped, stem)
+            patch(owner, name, wrap)
+            self._undo.append((owner, name, wrap))
 
     def stop(self) -> None:
-        """Put everything back as it was."""
+        """Restore every patched function."""
         while self._undo:
-            take_away(*self._undo.pop())
-        forget_compiled(self._compiled)
+            unpatch(*self._undo.pop())
+        unwatch_compiled(self._compiled)
 
-    def _stand_in(self, stem: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapped(self, stem: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def seen(*args: Any, **kwargs: Any) -> Any:
-            if not self._sees(sys._getframe(1)):
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not self._intercepts(sys._getframe(1)):
                 return function(*args, **kwargs)
             if stem != PRIMITIVE:
-                return self._seen(stem, function, args, kwargs)
+                return self._call(stem, function, args, kwargs)
             name = type(args[0]).__name__
-            if name in _UNSEEN:
+            if name in _IGNORED:
                 return function(*args, **kwargs)
-            return self._seen(f"{PRIMITIVE}.{name}", functools.partial(function, args[0]), args[1:], kwargs)
+            return self._call(f"{PRIMITIVE}.{name}", functools.partial(function, args[0]), args[1:], kwargs)
 
-        return seen
+        return wrapper
 
-    def _sees(self, frame: types.FrameType) -> bool:
-        return not self._inside and threading.get_ident() == self._thread and not is_ours(frame.f_code)
+    def _intercepts(self, caller: types.FrameType) -> bool:
+        return not self._inside and threading.get_ident() == self._thread and not is_ours(caller.f_code)
 
-    def _seen(self, stem: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, stem: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._inside = True
         try:
-            return self._around(stem, function, args, kwargs)
+            return self._call_operation(stem, function, args, kwargs)
         finally:
             self._inside = False
 
     def _compiled(self, executor: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._inside or threading.get_ident() != self._thread or _is_an_optimizers(executor):
             return run(*args, **kwargs)
-        return self._seen(f"Jit.{executor.fn.__name__}", run, args, kwargs)
+        return self._call(f"Jit.{executor.fn.__name__}", run, args, kwargs)
 
 
 PRIMITIVE: Final = "Primitive"
-_UNSEEN: Final = _words(
+_IGNORED: Final = _names(
     "HookBackward TensorDump Print Shape DType Rank GetitemTensorIndexInfo SetitemTensorIndexInfo typeof"
 )
-"""Primitives that are ours, or that only ask about tensors."""
+"""Primitives that the monitor itself calls, or that only query tensors."""
 
-Named = tuple[str, Any, str]
-"""What a function is called, where it hangs, and by which name."""
+PatchedFunction = tuple[str, Any, str]
+"""A function's name in a dump, its owner, and its attribute name there."""
 
-_custom: dict[tuple[int, str], Named] = {}
-_known: list[Named] = []
+_custom: dict[tuple[int, str], PatchedFunction] = {}
+_known: list[PatchedFunction] = []
 
 
 def register_custom(owner: Any, name: str, prefix: str | None) -> None:
-    """Have a function of a module or class seen as well, in the next dump.
+    """Also intercept a function of a module or class, from the next dump on.
 
     Raises:
-        AttributeError: when there is none of that name.
+        AttributeError: when there is no such function.
 
     """
     if not callable(getattr(owner, name, None)):
@@ -175,12 +175,12 @@ def register_custom(owner: Any, name: str, prefix: str | None) -> None:
 
 
 def forget_custom(owner: Any, name: str) -> None:
-    """See it no more."""
+    """Undo `register_custom`, from the next dump on."""
     _custom.pop((id(owner), name), None)
 
 
-def _functions() -> Iterator[Named]:
-    """Yield what is stood in for."""
+def _functions() -> Iterator[PatchedFunction]:
+    """Yield the functions to patch."""
     if not _known:
         _known.extend([*_of_modules(), *_of_tensors()])
         _known.extend(_primitives() if adapted_torch() is None else ())
@@ -188,8 +188,8 @@ def _functions() -> Iterator[Named]:
     yield from _custom.values()
 
 
-def _of_modules() -> Iterator[Named]:
-    """Yield functions under the prefix of the module that they are reached through: mint and ops share many."""
+def _of_modules() -> Iterator[PatchedFunction]:
+    """Yield the functions of each module under the module's prefix; mint and ops share many."""
     for prefix, path in HOMES if adapted_torch() is None else HOMES_OF_TORCH:
         try:
             module = importlib.import_module(path)
@@ -200,7 +200,7 @@ def _of_modules() -> Iterator[Named]:
                 yield f"{prefix}.{name}", module, name
 
 
-def _of_tensors() -> Iterator[Named]:
+def _of_tensors() -> Iterator[PatchedFunction]:
     torch = adapted_torch()
     kind_of_tensor: Any = Tensor if torch is None else torch.Tensor
     for name in sorted(dir(kind_of_tensor)):
@@ -212,14 +212,14 @@ def _of_tensors() -> Iterator[Named]:
             yield f"Tensor.{name}", kind_of_tensor, name
 
 
-def _primitives() -> Iterator[Named]:
-    """Yield the calls of primitives: many classes have one of their own."""
+def _primitives() -> Iterator[PatchedFunction]:
+    """Yield `__call__` of primitives: many classes define their own."""
     classes: list[Any] = [ops.Primitive]
     while classes:
         kind = classes.pop()
         classes += kind.__subclasses__()
         call = vars(kind).get("__call__")
-        if isinstance(call, types.FunctionType) and kind.__name__ not in _UNSEEN:
+        if isinstance(call, types.FunctionType) and kind.__name__ not in _IGNORED:
             yield PRIMITIVE, kind, "__call__"
 
 

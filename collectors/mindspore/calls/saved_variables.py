@@ -1,23 +1,22 @@
-"""Variables that the user's script hands over, at level debug."""
+"""Writes variables that the user's script saves, at level debug."""
 
 from collections import Counter
 from typing import Any
 
 from mindspore import Tensor
 
+from trainsentry.collectors.calls.call import PART
 from trainsentry.collectors.calls.dump_entries import VariableWriter
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.calls.tensor_facts import described, facts_of
 from trainsentry.collectors.mindspore.runtime import wait
 from trainsentry.collectors.mindspore.saving import SUFFIX, save_tensor
 
-PART = "debugger"
-
 
 class SavedVariables:
     """Describes variables as `<name>.<n>.debug`.
 
-    Gradients at them are not taken: a hook on a tensor of the user's is compiled where the tensor goes.
+    Gradients at them are not taken: a hook on a user's tensor is compiled along with the tensor.
     """
 
     def __init__(self, guard: Guard, *, task: str) -> None:
@@ -27,7 +26,7 @@ class SavedVariables:
         self._counts: Counter[str] = Counter()
 
     def begin(self, writer: VariableWriter) -> None:
-        """Write to another step's file."""
+        """Begin a step, whose variables go to `writer`."""
         self.writer = writer
         self._counts.clear()
 

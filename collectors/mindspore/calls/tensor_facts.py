@@ -1,4 +1,4 @@
-"""What is said of values in a dump, in the words of msprobe's MindSpore debugger."""
+"""Describes values for a dump, in the format of msprobe's MindSpore debugger."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mindspore import Tensor
 
-from trainsentry.collectors.mindspore.rows.host_statistics import array_of, row_of
+from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, row_of
 from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM
 
 
@@ -39,7 +39,7 @@ def facts_of(tensor: Tensor) -> dict[str, Any]:
 
 
 def described(value: Any, path: str, take: Callable[[Tensor, str], Any], depth: int = 0) -> Any:
-    """Return what is said of a value; `take(tensor, path)` describes the tensors in it."""
+    """Return the description of a value; `take(tensor, path)` describes the tensors in it."""
     if isinstance(value, Tensor):
         return take(value, path)
     if depth < 8 and isinstance(value, Mapping):
@@ -56,7 +56,7 @@ def _join(path: str, key: Any) -> str:
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether no tensor that a description holds has NaN or Inf among its values."""
+    """Return whether all values of the tensors in a description are finite."""
     if isinstance(value, dict):
         if "Norm" in value:
             return not isinstance(value["Norm"], float) or math.isfinite(value["Norm"])

@@ -1,4 +1,4 @@
-"""Activations of cells and their gradients, by the calls of cells."""
+"""Reads activations of cells and their gradients, by intercepting the calls of cells."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -6,13 +6,13 @@ from typing import Any, Final
 from mindspore import Tensor, nn
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.mindspore.hooks.gradient_hooks import Arrived, followed, followed_call
+from trainsentry.collectors.mindspore.hooks.gradient_hooks import Arrived, hooked, hooked_call
 from trainsentry.collectors.mindspore.hooks.interception import unwatch_calls, watch_calls
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, records_gradients, wait
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import DataFlow, NamedModule
-from trainsentry.collectors.shared.nested import objects_in
+from trainsentry.collectors.shared.nested import objects_in, objects_in_call
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -21,19 +21,18 @@ def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_in_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a call: positional ones by number, keyword ones by name."""
-    yield from tensors_in(args)
-    yield from tensors_in(kwargs)
+    """Yield `(path, tensor)` for each tensor of a call: positional ones by number, keyword ones by name."""
+    return objects_in_call(args, kwargs, Tensor)
 
 
 PART: Final = "activations"
 
 
 class CellCalls:
-    """Watches cells in the steps that are sampled, and reads what passes through them.
+    """Watches cells in sampled steps, and reads their inputs, outputs and gradients.
 
-    A pass counts when gradients are recorded as its outermost cell is entered, so an evaluation leaves no rows. Cells
-    that are compiled are not seen: their code does not run as Python.
+    A pass counts when gradients are recorded as its outermost cell is entered, so an evaluation leaves no rows.
+    Compiled cells are not watched: their code does not run as Python.
     """
 
     def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, *, forward: bool, backward: bool) -> None:
@@ -52,13 +51,13 @@ class CellCalls:
         self._attached: list[nn.Cell] = []
 
     def choose(self, modules: Sequence[NamedModule], observed: frozenset[str]) -> None:
-        """Watch the cells that are `observed`, and the roots, which tell micro-steps apart."""
+        """Choose the cells to watch: those named in `observed`, and the roots, which delimit micro-steps."""
         self._detach()
         self._named = {id(m.module): m for m in modules if m.name in observed or not m.name}
         self._observed = observed
 
     def open_step(self, *, sampling: bool) -> None:
-        """Begin a step: read in it or not. Cells carry nothing of ours while it is not sampled."""
+        """Begin a step; when not `sampling`, cells are not intercepted at all."""
         self._generation += 1
         self.sampling = sampling
         self.counts.open_step()
@@ -73,7 +72,7 @@ class CellCalls:
             self._detach()
 
     def close(self) -> None:
-        """Leave every cell; what tells of gradients in the step falls silent."""
+        """Stop watching every cell; gradients that still arrive are ignored."""
         self._generation += 1
         self.sampling = False
         self._detach()
@@ -83,20 +82,20 @@ class CellCalls:
             unwatch_calls(cell, self)
         self._attached.clear()
 
-    # ------------------------------------------------------------------ what cells tell
+    # ------------------------------------------------------------------ called at each call of a cell
 
     def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take a cell that is entered, and its inputs."""
+        """Note that a cell is entered, and read its inputs."""
         if not self.sampling or in_graph_mode():
             return None
         if self._reads(cell):
-            wait()  # an error of the user's own operations is raised here, outside our guard
+            wait()  # raises errors of the user's own operations here, outside the guard
         if self.pass_begins is not None and not self._named[id(cell)].name:
-            self.pass_begins()  # it may end the step before
+            self.pass_begins()  # may end the previous step
         return self.guard.run(PART, self._enter, self._named[id(cell)], args, kwargs)
 
     def leave(self, cell: nn.Cell, output: Any) -> Any:
-        """Take a cell that is left, and its outputs."""
+        """Note that a cell is left, and read its outputs."""
         if not self.sampling or in_graph_mode():
             return None
         if self._reads(cell):
@@ -119,10 +118,10 @@ class CellCalls:
         for path, tensor in tensors_in_call(args, kwargs):
             self.flow.consumed(named.name, tensor)
             self._read(named, "input", path, call, tensor)
-        if not self._follows():
+        if not self._traces():
             return None
         arrived = self._arrived(named, "input", call)
-        return followed_call(args, kwargs, arrived)
+        return hooked_call(args, kwargs, arrived)
 
     def _leave(self, named: NamedModule, output: Any) -> Any:
         self.counts.leave()
@@ -134,13 +133,13 @@ class CellCalls:
             return None
         for path, tensor in tensors_in(output):
             self._read(named, "output", path, call, tensor)
-        if self._follows():
-            output = followed(output, self._arrived(named, "output", call))
+        if self._traces():
+            output = hooked(output, self._arrived(named, "output", call))
         for _, tensor in tensors_in(output):
             self.flow.produced(named.name, tensor)
         return output
 
-    def _follows(self) -> bool:
+    def _traces(self) -> bool:
         return self.backward and records_gradients()
 
     def _read(self, named: NamedModule, side: str, path: str, call: int, tensor: Tensor) -> None:
@@ -149,7 +148,7 @@ class CellCalls:
             self.rows.add(series, tensor)
 
     def _arrived(self, named: NamedModule, side: str, call: int) -> Arrived:
-        """Return what takes the gradients at a call's inputs or outputs."""
+        """Return the function that takes the gradients at a call's inputs or outputs."""
         generation, micro_step = self._generation, self.counts.micro_step
 
         def arrived(path: str, gradient: Tensor) -> None:

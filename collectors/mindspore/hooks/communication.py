@@ -1,6 +1,6 @@
-"""Collectives and point-to-point operations of MindSpore: order, size, time, what goes in and what comes out.
+"""Records MindSpore's collectives and point-to-point operations: order, size, duration, inputs and outputs.
 
-Their functions are stood in for while steps are sampled. A call inside anything compiled is not seen.
+Their functions are patched while a step is sampled. Calls inside compiled code are not intercepted.
 """
 
 import functools
@@ -19,14 +19,14 @@ from mindspore import Tensor
 
 from trainsentry.collectors.calls.call_stacks import call_site
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.mindspore.hooks.function_patches import Make, stand_in, take_away
+from trainsentry.collectors.mindspore.hooks.function_patches import Wrap, patch, unpatch
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import wait
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
 
 PART: Final = "communication"
 MAX_CALLS: Final = 256
-"""Calls recorded in one step of one kind in one group; more are counted in `left_out`."""
+"""Calls of one operation in one group recorded per step; `left_out` counts the rest."""
 
 HOMES: Final = (
     "mindspore.mint.distributed",
@@ -35,21 +35,24 @@ HOMES: Final = (
 )
 WORLD: Final = "world"
 POINT_TO_POINT: Final = frozenset({"send", "recv", "isend", "irecv"})
-_BEHIND: Final = frozenset({"isend", "irecv"})
-"""As with `async_op`, the end is known only to whoever waits for it: what comes out is not read."""
+_ASYNCHRONOUS: Final = frozenset({"isend", "irecv"})
+"""As with `async_op`, only the program knows when the call ends, so its outputs are not read."""
 
 REDUCTIONS: Final = {"sum": 1, "avg": 2}
 
-_INTO: Final = frozenset({"tensor", "input", "input_tensor", "input_list", "input_tensor_list", "scatter_list"})
-_OUT_OF: Final = frozenset({"output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list"})
+_INPUTS: Final = frozenset({"tensor", "input", "input_tensor", "input_list", "input_tensor_list", "scatter_list"})
+"""Names of input parameters."""
+_OUTPUTS: Final = frozenset({"output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list"})
+"""Names of output parameters."""
 _CHANGED: Final = frozenset({"all_reduce", "broadcast", "reduce"})
+"""Operations whose `tensor` is both input and output."""
 _FILLED: Final = frozenset({"recv", "irecv", "scatter"})
-"""Parameters that go in and come out, and the operations whose `tensor` does both, or only comes out."""
+"""Operations whose `tensor` is only an output."""
 
 
 @dataclass(frozen=True)
 class CollectiveFunction:
-    """A function: what people call it, and which of its parameters go in and come out."""
+    """A communication function: its name, its parameters, and which of them are inputs and outputs."""
 
     name: str
     parameters: tuple[str, ...]
@@ -71,7 +74,7 @@ class _Call:
 
 
 class CollectiveRows:
-    """Records the calls of sampled steps, those of this thread; `call_sites` are patterns over `<file>:<function>`."""
+    """Records this thread's calls in sampled steps; `call_sites` are patterns over `<file>:<function>`."""
 
     def __init__(self, rows: StepRows, guard: Guard, call_sites: Sequence[str] = ("*",)) -> None:
         self.rows = rows
@@ -83,23 +86,23 @@ class CollectiveRows:
         self._sequences: Counter[str] = Counter()
         self._in_step: Counter[tuple[str, str]] = Counter()
         self._recorded: list[_Call] = []
-        self._undo: list[tuple[Any, str, Make]] = []
+        self._undo: list[tuple[Any, str, Wrap]] = []
         self._inside = False
 
     def open_step(self, *, sampling: bool) -> None:
-        """Begin a step: stand in for the functions, or give them back."""
+        """Begin a step: patch the functions when `sampling`, else restore them."""
         self._in_step.clear()
         self._recorded.clear()
         if sampling and not self._undo:
             for op, owner in _functions():
-                make = functools.partial(self._stand_in, op)
-                stand_in(owner, op.name, make)
-                self._undo.append((owner, op.name, make))
+                wrap = functools.partial(self._wrapped, op)
+                patch(owner, op.name, wrap)
+                self._undo.append((owner, op.name, wrap))
         elif not sampling:
             self.close()
 
     def end_step(self) -> None:
-        """Write down the order and time of the calls of the step."""
+        """Append a row with the number, duration, bytes and group of each recorded call."""
         for call in self._recorded:
             members = () if call.op in POINT_TO_POINT else self.members.get(call.group, ())
             first = min(members, default=0)
@@ -107,20 +110,20 @@ class CollectiveRows:
             self.rows.add_numbers(self._series(call, COMMUNICATION_CALL, ""), numbers)
 
     def close(self) -> None:
-        """Give every function back."""
+        """Restore every patched function."""
         while self._undo:
-            take_away(*self._undo.pop())
+            unpatch(*self._undo.pop())
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return the process groups that were seen, for `graph.json`."""
+        """Return the process groups seen so far, for `graph.json`."""
         return [{"name": name, "ranks": ranks} for name, ranks in self.members.items()]
 
-    def _stand_in(self, op: CollectiveFunction, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapped(self, op: CollectiveFunction, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def seen(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self._inside or threading.get_ident() != self._thread:
                 return function(*args, **kwargs)
-            wait()  # an error of the program's own surfaces as its own
+            wait()  # raises errors of the program's own operations here, outside the guard
             given = {**dict(zip(op.parameters, args, strict=False)), **kwargs}
             call = self.guard.run(PART, self._begin, op, given)
             self._inside = True
@@ -128,12 +131,12 @@ class CollectiveRows:
                 result = function(*args, **kwargs)
             finally:
                 self._inside = False
-            if call is not None and not given.get("async_op") and op.name not in _BEHIND:
-                wait()  # what comes out is read here; the program's own time, not counted as ours
+            if call is not None and not given.get("async_op") and op.name not in _ASYNCHRONOUS:
+                wait()  # for the outputs; outside the guard, as this is the program's own time
                 self.guard.run(PART, self._end, op, call, given, result)
             return result
 
-        return seen
+        return wrapper
 
     def _begin(self, op: CollectiveFunction, given: dict[str, Any]) -> _Call | None:
         group = _group_name(given.get("group"))
@@ -177,7 +180,7 @@ class CollectiveRows:
 
 @functools.cache
 def _functions() -> tuple[tuple[CollectiveFunction, Any], ...]:
-    """Return the functions that take a group and tensors, and the modules that they hang in."""
+    """Return the functions that take a group and tensors, each with its module."""
     found = []
     for path in HOMES:
         try:
@@ -188,8 +191,8 @@ def _functions() -> tuple[tuple[CollectiveFunction, Any], ...]:
             if not inspect.isfunction(function) or name[0] == "_" or "object" in name:
                 continue
             parameters = tuple(inspect.signature(function).parameters)
-            inputs = tuple(p for p in parameters if p in _INTO and not (p == "tensor" and name in _FILLED))
-            outputs = tuple(p for p in parameters if p in _OUT_OF or (p == "tensor" and name in {*_FILLED, *_CHANGED}))
+            inputs = tuple(p for p in parameters if p in _INPUTS and not (p == "tensor" and name in _FILLED))
+            outputs = tuple(p for p in parameters if p in _OUTPUTS or (p == "tensor" and name in {*_FILLED, *_CHANGED}))
             if "group" in parameters and (inputs or outputs):
                 found.append((CollectiveFunction(name, parameters, inputs, outputs), module))
     return tuple(found)
@@ -208,7 +211,7 @@ def _group_name(group: Any) -> str:
 
 
 def _members_of(group: str) -> list[int]:
-    """Return the ranks of a group; empty where that cannot be told."""
+    """Return the ranks of a group; empty when they are unknown."""
     try:
         if group == WORLD:
             return list(range(int(ms.communication.get_group_size())))

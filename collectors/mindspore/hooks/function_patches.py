@@ -1,7 +1,7 @@
-"""Functions that others stand in for while someone watches, and never while anything compiled is called.
+"""Patches functions of MindSpore, and restores them during each compiled call.
 
-A compiler would compile the stand-ins: so everything is as it was from the beginning of a compiled call to its end.
-Several watchers may stand in for one function; each is taken away by itself, in any order.
+A compiler would compile the patches, so every function is its original from the start of a compiled call to its end.
+Several patches of one function nest; each can be removed on its own, in any order.
 """
 
 import functools
@@ -12,106 +12,106 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 Function = Callable[..., Any]
-Make = Callable[[Function], Function]
-"""Returns what stands in for a function."""
+Wrap = Callable[[Function], Function]
+"""Returns a wrapper of a function."""
 
-Compiled = Callable[[Any, Function, tuple[Any, ...], dict[str, Any]], Any]
-"""Makes a compiled call: it is given the executor, what runs it, and the arguments."""
+CallCompiled = Callable[[Any, Function, tuple[Any, ...], dict[str, Any]], Any]
+"""Makes a compiled call, given the executor, the function that runs it, and the arguments."""
 
 _MISSING: Final = object()
 
 
 @dataclass
-class _Place:
-    """Where a function hangs, what hung there by itself (a class may only have inherited it), and what stands in."""
+class _Patched:
+    """A patched function: its owner's own attribute (missing in a class that inherits it), and its wrappers."""
 
     owner: Any
     name: str
     own: Any
     function: Function
-    makes: list[Make] = field(default_factory=list)
-    stands: bool = False
+    wraps: list[Wrap] = field(default_factory=list)
+    applied: bool = False
 
-    def put(self) -> None:
+    def apply(self) -> None:
         function: Any = self.function
-        for make in self.makes:
-            function = make(function)
-        bound = isinstance(self.own, (staticmethod, classmethod))  # it is given no object by itself
+        for wrap in self.wraps:
+            function = wrap(function)
+        bound = isinstance(self.own, (staticmethod, classmethod))  # called without an object
         setattr(self.owner, self.name, staticmethod(function) if bound else function)
-        self.stands = True
+        self.applied = True
 
     def restore(self) -> None:
-        if not self.stands:
+        if not self.applied:
             return
-        self.stands = False
+        self.applied = False
         if self.own is _MISSING:
             delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, self.own)
 
 
-_places: dict[tuple[int, str], _Place] = {}
-_compiled: list[Compiled] = []
+_patched: dict[tuple[int, str], _Patched] = {}
+_compiled: list[CallCompiled] = []
 _executor: list[tuple[Any, Function]] = []
 _lock: Final = threading.RLock()
 _running = 0  # compiled calls under way, in all threads
 
 
-def stand_in(owner: Any, name: str, make: Make) -> None:
-    """Have what `make` returns stand in for `owner.name`; where that cannot be set, nothing happens.
+def patch(owner: Any, name: str, wrap: Wrap) -> None:
+    """Replace `owner.name` by `wrap` of it; an attribute that cannot be set is left alone.
 
     Raises:
-        RuntimeError: where it is not known how this version of MindSpore calls what is compiled.
+        RuntimeError: when this version of MindSpore calls compiled functions in an unknown way.
 
     """
     _watch_executor()
     key = (id(owner), name)
-    place = _places.get(key)
-    if place is None:
-        place = _Place(owner, name, vars(owner).get(name, _MISSING), getattr(owner, name))
+    patched = _patched.get(key)
+    if patched is None:
+        patched = _Patched(owner, name, vars(owner).get(name, _MISSING), getattr(owner, name))
     with _lock:
-        place.makes.append(make)
+        patched.wraps.append(wrap)
         try:
-            place.put()
+            patched.apply()
         except (AttributeError, TypeError):  # a class that cannot be changed
-            place.makes.remove(make)
+            patched.wraps.remove(wrap)
             return
-        _places[key] = place
+        _patched[key] = patched
         if _running:
-            place.restore()
+            patched.restore()
 
 
-def take_away(owner: Any, name: str, make: Make) -> None:
-    """Undo `stand_in`."""
-    place = _places.get((id(owner), name))
-    if place is None or make not in place.makes:
+def unpatch(owner: Any, name: str, wrap: Wrap) -> None:
+    """Undo `patch`."""
+    patched = _patched.get((id(owner), name))
+    if patched is None or wrap not in patched.wraps:
         return
     with _lock:
-        place.makes.remove(make)
-        place.restore()
-        if not place.makes:
-            del _places[id(owner), name]
+        patched.wraps.remove(wrap)
+        patched.restore()
+        if not patched.wraps:
+            del _patched[id(owner), name]
         elif not _running:
-            place.put()
-    _leave_executor()
+            patched.apply()
+    _release_executor()
 
 
-def watch_compiled(compiled: Compiled) -> None:
-    """Have `compiled` make the calls of what is compiled.
+def watch_compiled(call: CallCompiled) -> None:
+    """Route compiled calls through `call`.
 
     Raises:
-        RuntimeError: as `stand_in`.
+        RuntimeError: as `patch`.
 
     """
     _watch_executor()
-    _compiled.append(compiled)
+    _compiled.append(call)
 
 
-def forget_compiled(compiled: Compiled) -> None:
+def unwatch_compiled(call: CallCompiled) -> None:
     """Undo `watch_compiled`."""
-    if compiled in _compiled:
-        _compiled.remove(compiled)
-    _leave_executor()
+    if call in _compiled:
+        _compiled.remove(call)
+    _release_executor()
 
 
 def _watch_executor() -> None:
@@ -122,10 +122,10 @@ def _watch_executor() -> None:
 
     def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(original, executor)
-        seen = _compiled[-1] if _compiled and not _running else None
+        watcher = _compiled[-1] if _compiled and not _running else None
         _begin_compiled()
         try:
-            return run(*args, **kwargs) if seen is None else seen(executor, run, args, kwargs)
+            return run(*args, **kwargs) if watcher is None else watcher(executor, run, args, kwargs)
         finally:
             _end_compiled()
 
@@ -137,8 +137,8 @@ def _begin_compiled() -> None:
     global _running  # noqa: PLW0603 - there is one compiler in a process
     with _lock:
         _running += 1
-        for place in _places.values():
-            place.restore()
+        for patched in _patched.values():
+            patched.restore()
 
 
 def _end_compiled() -> None:
@@ -146,18 +146,18 @@ def _end_compiled() -> None:
     with _lock:
         _running -= 1
         if not _running:
-            for place in _places.values():
-                place.put()
+            for patched in _patched.values():
+                patched.apply()
 
 
-def _leave_executor() -> None:
-    if not _places and not _compiled and _executor:
+def _release_executor() -> None:
+    if not _patched and not _compiled and _executor:
         kind, original = _executor.pop()
         kind.__call__ = original
 
 
 def _jit_executor() -> Any:
-    """Return the class by which compiled functions are called."""
+    """Return the class that calls compiled functions."""
     for path in ("mindspore.graph.api", "mindspore.common.api"):
         try:
             found = getattr(importlib.import_module(path), "_JitExecutor", None)

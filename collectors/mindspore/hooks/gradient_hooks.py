@@ -1,8 +1,8 @@
-"""Sees the gradients at tensors without a hook on the tensor itself.
+"""Reads the gradients at tensors without a hook on the tensor itself.
 
-A hook on a tensor goes along with it: where the tensor is handed to a compiled part, MindSpore 2.10 compiles the hook
-too, and fails at it. So the tensor is handed on as the result of an operation that does nothing but tell of its
-gradient; it has the same memory, and what follows may be compiled.
+A hook travels with its tensor: when the tensor reaches compiled code, MindSpore 2.10 compiles the hook too, and fails.
+Therefore the tensor is passed through an operation that only reports its gradient; the result has the same memory, and
+compiled code can take it.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,15 @@ FLOATS: Final = frozenset({mstype.float16, mstype.float32, mstype.float64, mstyp
 """Dtypes that have gradients."""
 
 Arrived = Callable[[str, Tensor], None]
-"""Takes the path of a tensor and the gradient at it. It must not raise: MindSpore would keep calling it."""
+"""Takes the path of a tensor and the gradient at it. It must not raise, or MindSpore keeps calling it."""
 
 
-def followed(value: Any, arrived: Arrived, path: str = "", known: "dict[int, Tensor] | None" = None) -> Any:
-    """Return a value whose tensors tell of their gradients; whatever holds none is the very same object.
+def hooked(value: Any, arrived: Arrived, path: str = "", known: "dict[int, Tensor] | None" = None) -> Any:
+    """Return a value whose tensors report their gradients; a value without such tensors is returned itself.
 
-    Tensors and those in tuples are followed, named as `tensors_in` names them; parameters are not, nor what lists and
-    dictionaries hold: a cell may write into them, so they must stay the program's own. A tensor that is given twice is
-    still one object after it: `known` holds those of one call.
+    Tensors are hooked, also in tuples, and named as `tensors_in` names them. Parameters are not, nor the contents of
+    lists and dictionaries: a cell may write into those, so they must stay the program's own objects. A tensor that
+    occurs twice stays one object: `known` holds those of one call.
     """
     known = {} if known is None else known
     if isinstance(value, Tensor):
@@ -35,7 +35,7 @@ def followed(value: Any, arrived: Arrived, path: str = "", known: "dict[int, Ten
     if not isinstance(value, tuple):
         return value
     prefix = f"{path}." if path else ""
-    items = [followed(item, arrived, f"{prefix}{i}", known) for i, item in enumerate(value)]
+    items = [hooked(item, arrived, f"{prefix}{i}", known) for i, item in enumerate(value)]
     if all(new is old for new, old in zip(items, value, strict=True)):
         return value
     if type(value) is tuple:
@@ -43,13 +43,13 @@ def followed(value: Any, arrived: Arrived, path: str = "", known: "dict[int, Ten
     return type(value)(*items) if hasattr(value, "_fields") else value
 
 
-def followed_call(
+def hooked_call(
     args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Arrived
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call, followed."""
+    """Return the arguments of a call, hooked."""
     known: dict[int, Tensor] = {}
-    args = followed(args, arrived, "", known)
-    return args, {key: followed(value, arrived, key, known) for key, value in kwargs.items()}
+    args = hooked(args, arrived, "", known)
+    return args, {key: hooked(value, arrived, key, known) for key, value in kwargs.items()}
 
 
 def _hook(arrived: Arrived, path: str) -> Callable[[Any], None]:

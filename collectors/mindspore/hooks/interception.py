@@ -1,9 +1,8 @@
-"""Sees the calls of single cells, and leaves no trace where cells are compiled.
+"""Intercepts the calls of single cells, without any effect on compiled code.
 
-Hooks that stay on a cell become part of its graph: some stop it from compiling, others run without being seen
-(MindSpore 2.10). A cell's call is seen instead by giving that one object a class of its own, of the same name, with
-another `__call__`. A compiler looks at `construct` alone; the numbers are the same to the bit, and nothing is compiled
-anew when the class comes or goes.
+Hooks on a cell become part of its graph: some keep it from compiling, others never run visibly (MindSpore 2.10).
+Instead, the cell object gets its own subclass of the same name with another `__call__`. A compiler reads only
+`construct`, so numerics stay identical to the bit, and changing the class causes no recompilation.
 """
 
 from typing import Any, Final, Protocol
@@ -12,41 +11,41 @@ from mindspore import nn
 
 
 class CellListener(Protocol):
-    """Whom the calls of a cell are told to. Its methods contain their own failures."""
+    """Is called around each call of a cell. Its methods contain their own failures."""
 
     def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take note of a call that begins; return what it is to be given instead, `(args, kwargs)`, or None."""
+        """Called before a call; returns `(args, kwargs)` to pass instead, or None."""
 
     def leave(self, cell: nn.Cell, output: Any) -> Any:
-        """Take note of a call that has ended; return what it is to give instead, or None."""
+        """Called after a call; returns the output to pass on instead, or None."""
 
 
-_watchers: dict[int, list[CellListener]] = {}
+_listeners: dict[int, list[CellListener]] = {}
 _classes: dict[type, type] = {}
 _OURS: Final = "__trainsentry_original__"
 
 
-def watch_calls(cell: nn.Cell, watcher: CellListener) -> None:
-    """Tell `watcher` of the calls of a cell, after those who are told already."""
+def watch_calls(cell: nn.Cell, listener: CellListener) -> None:
+    """Report the calls of a cell to `listener`, after the earlier listeners."""
     if _OURS not in vars(type(cell)):
-        _watchers[id(cell)] = []
+        _listeners[id(cell)] = []
         cell.__class__ = _subclass(type(cell))
-    _watchers.setdefault(id(cell), []).append(watcher)
+    _listeners.setdefault(id(cell), []).append(listener)
 
 
-def unwatch_calls(cell: nn.Cell, watcher: CellListener) -> None:
-    """Tell `watcher` no more; the cell has its own class again when nobody is left."""
-    left = [w for w in _watchers.get(id(cell), []) if w is not watcher]
+def unwatch_calls(cell: nn.Cell, listener: CellListener) -> None:
+    """Report no more calls to `listener`; after the last one, restore the cell's own class."""
+    left = [w for w in _listeners.get(id(cell), []) if w is not listener]
     if left:
-        _watchers[id(cell)] = left
+        _listeners[id(cell)] = left
         return
-    _watchers.pop(id(cell), None)
+    _listeners.pop(id(cell), None)
     if _OURS in vars(type(cell)):
         cell.__class__ = vars(type(cell))[_OURS]
 
 
 def own_class(cell: Any) -> type:
-    """Return the class that a cell's author gave it."""
+    """Return the cell's original class."""
     original: type = vars(type(cell)).get(_OURS, type(cell))
     return original
 
@@ -57,20 +56,20 @@ def _subclass(original: type) -> type:
         return known
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watchers = tuple(_watchers.get(id(self), ()))
-        for watcher in watchers:
-            changed = watcher.enter(self, args, kwargs)
+        listeners = tuple(_listeners.get(id(self), ()))
+        for listener in listeners:
+            changed = listener.enter(self, args, kwargs)
             if changed is not None:
                 args, kwargs = changed
         output = original.__call__(self, *args, **kwargs)
-        for watcher in reversed(watchers):
-            changed = watcher.leave(self, output)
+        for listener in reversed(listeners):
+            changed = listener.leave(self, output)
             if changed is not None:
                 output = changed
         return output
 
     def reduce(self: Any, protocol: Any) -> Any:
-        """Copy and pickle as what the cell is: copies are not watched."""
+        """Copy and pickle with the original class, so that copies are not watched."""
         made: Any = getattr(original, "__reduce_ex__")(self, protocol)  # noqa: B009 - typed for object only
         function, args, *rest = made
         return (function, tuple(original if arg is type(self) else arg for arg in args), *rest)

@@ -1,4 +1,4 @@
-"""Names of cells and parameters of everything that is watched."""
+"""Names of the cells and parameters of the watched models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class NamedParameter:
 class CellNames:
     """Every cell and parameter of the watched model chunks, in registration order; shared ones once.
 
-    Names are the paths to them: a parameter's own `name` is that of the last place it was put.
+    Names are paths: a parameter's own `name` attribute depends on where it was assigned last.
     """
 
     modules: list[NamedModule] = field(default_factory=list)
@@ -44,7 +44,7 @@ class CellNames:
             self.chunks.append(chunk)
 
     def copy(self) -> "CellNames":
-        """Return a copy that can be added to."""
+        """Return an independent copy."""
         return CellNames(list(self.modules), list(self.parameters), list(self.chunks))
 
     def by_parameter(self) -> dict[int, NamedParameter]:

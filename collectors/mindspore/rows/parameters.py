@@ -1,35 +1,34 @@
-"""Parameters, their gradients, their updates and the optimizer's state, read around an optimizer's step."""
+"""Reads parameters, gradients, updates and optimizer state around an optimizer's step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from mindspore import Parameter, Tensor, mint
+from mindspore import Parameter, ParameterTuple, Tensor, mint
 
 from trainsentry.collectors.mindspore.rows.cell_names import NamedParameter
-from trainsentry.collectors.mindspore.rows.device_statistics import device_row
-from trainsentry.collectors.mindspore.rows.host_statistics import array_of, as_float
-from trainsentry.collectors.mindspore.rows.optimizer_state import scale_of, state_of
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
+from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, as_float, device_row
 from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE
+from trainsentry.collectors.shared.host_rows import state_quantity
 from trainsentry.collectors.statistics import NORM
 
 Owned = Sequence[tuple[int, NamedParameter]]
-"""Parameters of an optimizer, each with its place among all that it moves."""
+"""Parameters of an optimizer, each with its position in the optimizer."""
 
 
 class ParameterReader:
-    """Reads what belongs to parameters; names and series are looked up once."""
+    """Reads parameters, gradients and optimizer state; names and series are looked up once."""
 
     def __init__(self, rows: StepRows) -> None:
         self.rows = rows
         self.ids = rows.parameter_ids
 
     def gradients(self, owned: Owned, gradients: Sequence[Any], optimizer: Any, micro_step: int) -> None:
-        """Append a row for each gradient that an optimizer takes, divided by what it divides them by.
+        """Append a row for each gradient given to an optimizer, divided by the optimizer's loss scale.
 
-        The last layer's come first, as the backward pass gives them.
+        The last layer comes first, as in the backward pass.
         """
         divisor = scale_of(optimizer)
         for place, named in reversed(owned):
@@ -52,7 +51,7 @@ class ParameterReader:
 
 
 class UpdateReader:
-    """Keeps the weights of a sampled step from before the update, and reads what it added; `moved` counts them."""
+    """Copies the weights before an update, and reads their change after it; `moved` counts the weights read."""
 
     def __init__(self, reader: ParameterReader) -> None:
         self.reader = reader
@@ -64,7 +63,7 @@ class UpdateReader:
         self._kept = [(named, *self._copy(named.parameter)) for named in parameters]
 
     def read(self, micro_step: int = 0) -> None:
-        """Append a row of new − old for each weight that was kept, and its norm ÷ that of the old weight."""
+        """Append a row of new − old for each copied weight, with its norm ÷ the old weight's norm as the value."""
         kept, self._kept = self._kept, []
         rows = self.reader.rows
         for named, old, norm in kept:
@@ -78,7 +77,7 @@ class UpdateReader:
         self.moved += len(kept)
 
     def forget(self) -> None:
-        """Drop what was kept."""
+        """Drop the copies."""
         self._kept = []
 
     def _copy(self, parameter: Parameter) -> tuple[Any, Any]:
@@ -89,5 +88,40 @@ class UpdateReader:
 
 
 def _wide(parameter: Parameter) -> npt.NDArray[Any]:
-    """Return a weight's values as floating point numbers; it may be the weight's own memory."""
+    """Return a weight's values as floating point numbers, possibly the weight's own memory."""
     return as_float(array_of(parameter))
+
+
+def parameters_of(optimizer: Any) -> tuple[Parameter, ...]:
+    """Return the parameters of an optimizer, in the order of its gradients."""
+    return tuple(optimizer.parameters)
+
+
+def state_of(optimizer: Any) -> Iterator[tuple[str, tuple[Parameter, ...]]]:
+    """Yield the name (`moment1`, `exp_avg`, …) and the tensors of each kind of state, in the order of the parameters.
+
+    State is any attribute of the optimizer that is a tuple of its own parameters, one per parameter it updates.
+    """
+    parameters = parameters_of(optimizer)
+    own = {id(parameter) for parameter in parameters}
+    for name, value in vars(optimizer).items():
+        is_state = isinstance(value, ParameterTuple) and len(value) == len(parameters)
+        if is_state and not any(id(x) in own for x in value) and name != "learning_rate":
+            yield state_quantity(name), tuple(value)
+
+
+def learning_rate_of(optimizer: Any) -> "float | Tensor | None":
+    """Return the current learning rate (of the first group); None when it is not a single number."""
+    groups = getattr(optimizer, "param_groups", None)
+    rate = groups[0].get("lr") if groups else getattr(optimizer, "learning_rate", None)
+    if isinstance(rate, (tuple, ParameterTuple)):
+        rate = rate[0] if rate else None
+    if isinstance(rate, (int, float)):
+        return float(rate)
+    return rate if isinstance(rate, Tensor) and rate.size == 1 else None
+
+
+def scale_of(optimizer: Any) -> float:
+    """Return the number that an optimizer divides its gradients by: its argument `loss_scale`."""
+    scale = getattr(optimizer, "loss_scale", 1.0)
+    return float(scale) if isinstance(scale, (int, float)) and scale > 0 else 1.0

@@ -1,4 +1,4 @@
-"""The rows of a step: statistics in execution order, copied to the host once."""
+"""Collects the rows of a step in execution order, and copies them to the host once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import Tensor, ops
 
-from trainsentry.collectors.mindspore.rows.device_statistics import device_row
-from trainsentry.collectors.mindspore.rows.host_statistics import dtype_of, read, row_of, row_of_values
+from trainsentry.collectors.mindspore.rows.tensor_statistics import device_row, dtype_of, read, row_of, row_of_values
 from trainsentry.collectors.mindspore.runtime import on_host
 from trainsentry.collectors.series import UNKNOWN_REGION, Layout, SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
@@ -20,10 +19,9 @@ ROW_BYTES: Final = 8 * COLUMNS
 class StepRows(HostRows):
     """Collects the rows of the current step.
 
-    On the CPU a tensor is read where it lies, once whoever adds it has waited for it. On an accelerator its row is
-    made by operations there, and all rows come to the host in one copy. A tensor whose statistics cannot be computed
-    gives no row; `refused` is told, with the error. When a series is read twice in a step, the later row replaces the
-    earlier.
+    On the CPU a tensor is read in place, after the caller has waited for it. On an accelerator operations there compute
+    its row, and all rows reach the host in one copy. A tensor whose statistics cannot be computed has no row;
+    `refused` is called with the error. When a series is read twice in a step, the later row replaces the earlier.
     """
 
     def __init__(
@@ -64,59 +62,59 @@ class StepRows(HostRows):
         return self._append(series_id, self._layout(tensor))
 
     def add_array(self, series_id: int, array: npt.NDArray[Any], like: Tensor, norm: float) -> None:
-        """Append the statistics of an array in the place of a tensor `like` it, and its norm ÷ `norm` as the value."""
+        """Append the statistics of an array, with the layout of tensor `like` and norm ÷ `norm` as the value."""
         position = self._append(series_id, self._layout(like))
         self._host[position] = row_of_values(array, self.eps)
         with np.errstate(divide="ignore", invalid="ignore"):
             self._host[position, VALUE] = np.float64(self._host[position, NORM]) / norm
 
     def add_device_ratio(self, series_id: int, difference: Tensor, norm: Tensor) -> None:
-        """Append the statistics of a difference on its device, and its norm ÷ `norm` as the value."""
+        """Append the statistics of a difference on its device, with its norm ÷ `norm` as the value."""
         row = device_row(difference, self.eps)
         position = self._append(series_id, self._layout(difference))
         value = (row[NORM] / norm).reshape((1,))
         self._device_rows.append((position, ops.concat([row[:VALUE], value])))
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
-        """Append a scalar: a Python number, or a tensor of one element, which on an accelerator is not waited for."""
+        """Append a scalar: a Python number or a tensor of one element; on an accelerator, without waiting for it."""
         if isinstance(value, Tensor) and self.on_device:
             row = device_row(value, self.eps)
             number = ops.cast(value, row.dtype).reshape((1,))
             position = self._append(series_id, self._layout(value))
             self._device_rows.append((position, ops.concat([row[:VALUE], number])))
             return
-        if isinstance(value, Tensor):  # read when the step's operations have been waited for
+        if isinstance(value, Tensor):  # read after the step's operations have ended
             self._unread.append((self._append(series_id, self._layout(value)), value))
             return
         position = self._append(series_id, self._plain_layout((), "float64"))
         self._host[position] = (*row_of_number(float(value)), float(value))
 
     def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
-        """Append a row that holds some numbers in the place of statistics, and nothing else."""
+        """Append a row that holds only the given numbers, instead of statistics."""
         position = self._append(series_id, self._plain_layout((), "float64"))
         self._host[position] = np.nan
         self._host[position, : len(numbers)] = numbers
 
     def norm_of(self, tensor: Tensor) -> float:
-        """Return the norm of a tensor on the host, without a row in the record."""
+        """Return the norm of a host tensor, without adding a row."""
         if read(tensor, self.eps, self._scratch.ctypes.data):
             return float(self._scratch[NORM])
         return float(row_of(tensor, self.eps)[NORM])
 
     def take(self) -> PendingRows:
-        """Return the rows so far and start anew."""
+        """Return the rows so far, and drop them."""
         pending = self.peek()
         self.drop()
         return pending
 
     def drop(self) -> None:
-        """Start anew; what was peeked at stays valid."""
+        """Drop the rows; those that `peek` returned stay valid."""
         self._clear_rows()
         self._device_rows = []
         self._unread = []
 
     def peek(self) -> PendingRows:
-        """Return the rows so far and keep them."""
+        """Return the rows so far, and keep them."""
         copies = []
         for position, tensor in self._unread:
             number = float(tensor.asnumpy().reshape(-1)[0])
@@ -148,14 +146,14 @@ class StepRows(HostRows):
 
 
 class _NextStep:
-    """Stands for an event: MindSpore's own are not on every device, so rows are taken when they are asked for again."""
+    """Replaces a device event, which MindSpore lacks on some devices: the rows count as ready at the second query."""
 
     def __init__(self) -> None:
-        self._asked = 0
+        self._queries = 0
 
     def query(self) -> bool:
-        self._asked += 1
-        return self._asked > 1
+        self._queries += 1
+        return self._queries > 1
 
     def synchronize(self) -> None:
-        """The copy itself waits."""
+        """Do nothing: the copy itself waits."""

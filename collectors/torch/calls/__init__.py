@@ -1,1 +1,1 @@
-"""Calls of modules and operations, forward and backward, as a debugger sees them."""
+"""The debugger's torch side: intercepts calls of modules and operations, and reads their tensors and gradients."""

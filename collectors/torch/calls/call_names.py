@@ -1,7 +1,7 @@
-"""What an operation is called: the names of msprobe for the functions that `__torch_function__` is given.
+"""Names operations as msprobe does, from the functions that `__torch_function__` gets.
 
-A function arrives without saying how it was reached: `x + 1` arrives as `Tensor.add`, `x @ y` as `Tensor.matmul`,
-`F.sigmoid(x)` as `Tensor.sigmoid`. The instruction that calls it, and who contains that, tell them apart.
+The function alone does not tell how it was called: `x + 1` arrives as `Tensor.add`, `x @ y` as `Tensor.matmul`,
+`F.sigmoid(x)` as `Tensor.sigmoid`. The bytecode instruction of the call, and the function it is in, tell them apart.
 """
 
 import dis
@@ -34,24 +34,24 @@ OPERATORS: Final = {
     "remainder_": "__imod__",
     "pow_": "__ipow__",
 }
-"""Methods that an operator arrives as, with the operator's own name."""
+"""Methods that stand for operators, with the operator's own name."""
 
 _CALLED_BY: Final = {"sigmoid": "Functional.sigmoid", "tanh": "Functional.tanh"}
-"""Functions of torch.nn.functional that ask no mode, with the name of the method that they call."""
+"""Methods that a function of torch.nn.functional calls, with that function's name: it calls no mode itself."""
 
 _ALIASES: Final = {
     "Distributed.all_gather_single": "Distributed.all_gather_into_tensor",
     "Distributed.reduce_scatter_single": "Distributed.reduce_scatter_tensor",
     "Functional.log_sigmoid": "Functional.logsigmoid",
 }
-"""Names under which torch 2.13 keeps what the public name wraps."""
+"""Inner names of torch 2.13, with the public name of the function that wraps each."""
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LEFT_OUT: Final = _words(
+LEFT_OUT: Final = _names(
     """
     __array__ __array_wrap__ __bool__ __complex__ __contains__ __deepcopy__ __delattr__ __delitem__ __dir__ __dlpack__
     __dlpack_device__ __float__ __format__ __getitem__ __hash__ __index__ __init__ __int__ __invert__ __iter__ __len__
@@ -67,10 +67,10 @@ LEFT_OUT: Final = _words(
     tensor to_dense tolist type uniform_ normal_ untyped_storage view_as_complex view_as_real where_ xpu zero_ zeros
     zeros_like"""
 )
-"""Calls that compute nothing from values, or only ask about them; msprobe 26.2 sees none of them either, but for three
-(`__bool__`, `numpy`, `stride`) that its usual risk level leaves out."""
+"""Calls that compute nothing from values, or only query them; msprobe 26.2 leaves them out too, except three
+(`__bool__`, `numpy`, `stride`) that its default risk level leaves out."""
 
-MOVING: Final = _words(
+MOVING: Final = _names(
     """align_as align_to arange atleast_1d atleast_2d atleast_3d bfloat16 bool byte cat cfloat char chunk clamp clone
     column_stack concat concatenate diag diag_embed diagflat double dsplit dstack expand expand_as eye flatten float
     full full_like half hsplit hstack identity int linspace logspace long moveaxis movedim permute ravel repeat
@@ -78,17 +78,17 @@ MOVING: Final = _words(
     tile to transpose tril tril_indices triu triu_indices type_as unbind unflatten unfold unsafe_chunk unsafe_split
     unsafe_split_with_sizes unsqueeze view view_as vsplit vstack"""
 )
-"""Calls that move, copy or make values: what `risk_level` FOCUS leaves out (msprobe 26.2's low risk)."""
+"""Calls that move, copy or create values, which `risk_level` FOCUS leaves out (msprobe 26.2's low risk)."""
 
-CORE: Final = _words(
+CORE: Final = _names(
     """
     __matmul__ _batch_norm_impl_index _convolution _fused_adam_ _fused_adamw_ addbmm addbmm_ addmm addmm_ addmv addmv_
     addr addr_ baddbmm baddbmm_ batch_norm bilinear bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d conv_transpose3d convolution embedding embedding_bag group_norm instance_norm layer_norm linear
     local_response_norm matmul mm multi_dot multi_head_attention_forward mv scaled_dot_product_attention vecdot"""
 )
-"""Matrix products, convolutions, norms, embeddings and attention: what `risk_level` CORE keeps, with every collective
-and every fused operation of an NPU."""
+"""Matrix products, convolutions, norms, embeddings and attention, which `risk_level` CORE records, together with every
+collective and every fused operation of an NPU."""
 
 _CORE_PREFIXES: Final = frozenset({"Distributed", "NPU", "MindSpeed"})
 
@@ -106,7 +106,7 @@ def risk_of(name: str) -> str:
 
 
 class CallNames:
-    """Names functions; `namespaces` are those of `torch.ops` that are followed besides `aten` and `npu`."""
+    """Names functions; `namespaces` are those of `torch.ops` that are named besides `aten` and `npu`."""
 
     def __init__(self, namespaces: Sequence[str] = ()) -> None:
         self.namespaces = {"aten": "Aten", "npu": "NPU", **{n: n for n in namespaces}}
@@ -116,11 +116,11 @@ class CallNames:
         self._wrappers = _wrappers()
 
     def leaves_out(self, function: Any) -> bool:
-        """Whether a function is known to have no name, whoever calls it; reads of attributes are most of what comes."""
+        """Whether a function is known to have no name under any caller; most such calls read attributes."""
         return type(function) is MethodWrapperType or self._names.get(function, "") is None
 
     def name_of(self, function: Any, frame: FrameType | None) -> str | None:
-        """Return the name of a call without its number, or None for one that is left out; `frame` is who calls."""
+        """Return the name of a call without its number, None for one that is left out; `frame` is the caller's."""
         try:
             name = self._names[function]
         except KeyError:
@@ -148,7 +148,7 @@ class CallNames:
             getattr(function, "__objclass__", None) is not None
             or getattr(function, "__module__", "") == "torch._tensor"
         ):
-            # A method that Python wraps is reached by its operator: `x ** 2` arrives as a function named `pow`.
+            # An operator calls a method that Python wraps: `x ** 2` arrives as a function named `pow`.
             wrapped = name == "pow" and not hasattr(function, "__objclass__")
             return f"Tensor.{'__pow__' if wrapped else name}"
         public = self._public.get(id(function))
@@ -183,7 +183,7 @@ def _homes() -> list[tuple[str, Any]]:
 
 
 class _RecurrentFunctions:
-    """Operations of recurrent layers, which are reached through torch._VF."""
+    """Operations of recurrent layers, which torch calls through torch._VF."""
 
     lstm, gru, rnn_tanh, rnn_relu = torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu
     lstm_cell, gru_cell = torch.lstm_cell, torch.gru_cell

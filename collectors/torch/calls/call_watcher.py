@@ -1,4 +1,4 @@
-"""Follows calls of modules and operations, forward and backward, and hands them to a task."""
+"""Watches calls of modules and operations, forward and backward, and passes them to a task."""
 
 import threading
 from collections import Counter
@@ -10,25 +10,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from trainsentry.collectors.calls.call import Call
+from trainsentry.collectors.calls.call import PART, Call, CallTask
 from trainsentry.collectors.calls.call_selection import CallSelection
 from trainsentry.collectors.calls.call_stacks import CallStacks
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.shared.model_graph import NamedModule
-from trainsentry.collectors.torch.calls.call_arguments import CallArguments
+from trainsentry.collectors.torch.calls.call_arguments import (
+    CallArguments,
+    changed_by,
+    has_arrived,
+    is_collective,
+    without_buffers,
+)
+from trainsentry.collectors.torch.calls.call_gradients import Edges, GradientsOfCall, ParameterGradients
 from trainsentry.collectors.torch.calls.call_names import CallNames
-from trainsentry.collectors.torch.calls.collectives import changed_by, has_arrived, is_collective, without_buffers
-from trainsentry.collectors.torch.calls.gradients_of_call import Edges, GradientsOfCall, next_number
-from trainsentry.collectors.torch.calls.parameter_gradients import PART, ParameterGradients
-from trainsentry.collectors.torch.calls.task import CallTask
 from trainsentry.collectors.torch.calls.watch_modules import ModuleCallHooks
 from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
-from trainsentry.collectors.torch.hooks.backward_pass import after_backward, in_backward
+from trainsentry.collectors.torch.hooks.backward_pass import after_backward, in_backward, next_node_number
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 
 
 class QuietSection:
-    """What `with lock, torch.no_grad()` does, entered several times a call: at a quarter of its price."""
+    """Does what `with lock, torch.no_grad()` does, at a quarter of its cost: it is entered several times per call."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -45,13 +48,13 @@ class QuietSection:
 
 
 CLIP_GRAD: Final = torch.nn.utils.clip_grad.__file__
-"""Operations called from here belong to no module, but to the clipping of gradients."""
+"""The file of gradient clipping, whose operations belong to no module."""
 
 
 class CallWatcher:
-    """Numbers calls, knows which module is around each, and attaches to their backward passes.
+    """Numbers calls, finds the module that contains each, and hooks their backward passes.
 
-    With `parameters` the gradients of modules' own parameters are taken too. `part` is what fails when this does.
+    With `parameters`, also takes the gradients of modules' own parameters. `part` is the guard's name of the watcher.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class CallWatcher:
         self._handles: list[Any] = []
 
     def start(self, modules: Sequence[NamedModule]) -> None:
-        """See calls from here on; `modules` are those whose calls are seen, by name."""
+        """Start watching; `modules` are the modules whose calls are watched."""
         if not self.running:
             self.running = True
             self.guard.run(self.part, self._attach, modules)
@@ -103,11 +106,11 @@ class CallWatcher:
                 register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
                 register_optimizer_step_post_hook(lambda *_: self._enter(None)),
             ]
-            self._mode = OperationMode(self.guard, self.part, self.names, self.around)
+            self._mode = OperationMode(self.guard, self.part, self.names, self.call_operation)
             enter_below(self._mode)
 
     def stop(self) -> None:
-        """See no more calls; what was kept for later is written."""
+        """Stop watching, and have the task write what it has kept."""
         if not self.running:
             return
         self.running = False
@@ -121,12 +124,12 @@ class CallWatcher:
             handle.remove()
         self._handles.clear()
         self._finish_gradients()
-        self.guard.run(self.part, lambda: self._collect_arrived(all_of_them=True))
+        self.guard.run(self.part, lambda: self._collect_arrived(pending_too=True))
         self._leaves.forget()
         self.guard.run(self.part, self.task.flush)
 
     def reset(self) -> None:
-        """Count from 0 again: another step begins."""
+        """Number calls from 0 again: another step begins."""
         self._counts.clear()
         self._gradient_counts.clear()
         self._open.clear()
@@ -139,8 +142,8 @@ class CallWatcher:
         self._calls_here.clear()
         self.task.forget()
 
-    def around_custom(self, stem: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Make the call of a function of the user's, and record it; operations in it are not seen."""
+    def call_custom(self, stem: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a user's function, and record the call; operations inside it are not watched."""
         if getattr(self._threads, "inside", False):
             return function(*args, **kwargs)
         self._threads.inside = True
@@ -159,10 +162,10 @@ class CallWatcher:
         finally:
             self._threads.inside = False
 
-    def around(
+    def call_operation(
         self, stem: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType | None
     ) -> Any:
-        """Make the call of an operation, and record it; `frame` is who calls."""
+        """Call an operation, and record the call; `frame` is the caller's."""
         if getattr(self._threads, "inside", False):
             return function(*args, **kwargs)
         written = self.guard.run(self.part, self._arguments.as_written, frame, args, kwargs)
@@ -177,7 +180,7 @@ class CallWatcher:
         return output
 
     def begin(self, stem: str, is_module: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-        """Number a call, put it into the tree, and have its inputs taken."""
+        """Number a call, find its parent, and have the task take its inputs; return None for one without tensors."""
         calls = self._calls_here
         parent = next((c for c in reversed(calls) if c.is_module), None)
         call = Call(stem, self._counts[stem], is_module, parent)
@@ -190,10 +193,10 @@ class CallWatcher:
         calls.append(call)
         call.recomputed = in_backward()
         call.changed = changed_by(stem, args, kwargs)
-        call.wanted = self.selection.begins(call, "forward")
-        call.followed = torch.is_grad_enabled() and self.selection.may_begin(call, "backward")
+        call.recorded = self.selection.begins(call, "forward")
+        call.traced = torch.is_grad_enabled() and self.selection.may_begin(call, "backward")
         writer = self.task.writer
-        if not call.wanted or writer is None:
+        if not call.recorded or writer is None:
             self._note_edges(call, tensors)
             return call
         with self._quietly:
@@ -208,7 +211,7 @@ class CallWatcher:
         return call
 
     def end(self, call: Call, output: Any, module: nn.Module | None) -> None:
-        """Have a call's outputs taken, and watch its backward pass."""
+        """Have the task take a call's outputs, and watch its backward pass."""
         self._drop(call)
         self.selection.ends(call, "forward")
         if is_collective(call.stem):
@@ -216,22 +219,22 @@ class CallWatcher:
             self._collect_arrived()
             return
         self._take_output(call, output, module)
-        if call.followed and torch.is_grad_enabled():
+        if call.traced and torch.is_grad_enabled():
             self._watch_gradients(call, output)
             if module is not None and self.parameters:
                 self._parameters_of(call).watch(module)
         call.edges, call.changed = [], None
 
     def _take_output(self, call: Call, output: Any, module: nn.Module | None) -> None:
-        if call.wanted and self.task.writer is not None:
+        if call.recorded and self.task.writer is not None:
             with self._quietly:
                 self.task.after(call, output, module)
 
-    def _collect_arrived(self, *, all_of_them: bool = False) -> None:
-        """Take what collectives have put into their tensors; nobody is waited for."""
+    def _collect_arrived(self, *, pending_too: bool = False) -> None:
+        """Take the outputs of collectives that have ended, without waiting; with `pending_too`, end the others too."""
         waiting = []
         for call, output in self._under_way:
-            if all_of_them or has_arrived(output):
+            if pending_too or has_arrived(output):
                 arrived = has_arrived(output)
                 self._take_output(call, tuple(call.changed or ()) if arrived else None, None)
                 call.edges, call.changed = [], None
@@ -240,16 +243,16 @@ class CallWatcher:
         self._under_way = waiting
 
     def _drop(self, call: Call | None) -> None:
-        """Take a call off the stack, with those inside it that never ended."""
+        """Remove a call from the stack, with the calls inside it that never ended."""
         calls = self._calls_here
         if call in calls:
             del calls[calls.index(call) :]
 
     def _note_edges(self, call: Call, tensors: Sequence[Tensor]) -> None:
-        """Note where the gradients of a call's inputs go, if its backward pass is to be seen."""
-        if call.followed:
+        """Note the edges of a traced call's inputs."""
+        if call.traced:
             call.edges = [self._leaves.of(tensor) for tensor in tensors]
-            call.sequence = next_number()
+            call.sequence = next_node_number()
 
     def _watch_gradients(self, call: Call, output: Any) -> None:
         outputs = list_tensors([call.changed if output is None else output])
@@ -258,19 +261,19 @@ class CallWatcher:
         GradientsOfCall(outputs, call.edges, call.sequence, _Backward(self, call))
 
     def backward_begins(self, call: Call, gradients: Any) -> bool:
-        """Note that a backward pass has reached a call; return whether its gradients are wanted."""
+        """Note that a backward pass has reached a call; return whether its gradients are needed."""
         if not self.running or self.part in self.guard.disabled:
             return False
-        call.wanted = self.selection.begins(call, "backward")
+        call.recorded = self.selection.begins(call, "backward")
         name = call.name("backward")
-        if call.wanted and name in self._backward_done:
+        if call.recorded and name in self._backward_done:
             self.guard.warn_once(
                 f"{self.part} (several backward passes)",
                 f"{name}: a second backward pass through the same call is not recorded",
             )
             return False
         self._backward_done.add(name)
-        if call.wanted and self.task.writer is not None:
+        if call.recorded and self.task.writer is not None:
             with self._quietly:
                 self.task.writer.parent(name, call.parent_name("backward"))
         self._will_finish(gradients)
@@ -282,17 +285,17 @@ class CallWatcher:
         self._open[id(gradients)] = gradients
 
     def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
-        """Return what the task keeps of the gradient at an output."""
-        if not call.wanted or self.task.writer is None:
+        """Have the task take the gradient at an output; return what the task keeps of it."""
+        if not call.recorded or self.task.writer is None:
             return None
         with self._quietly:
             return self.task.gradient_arrived(call, place, gradient)
 
     def backward_done(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
-        """Hand over the gradients of a call."""
+        """Pass the gradients of a call to the task."""
         if not self.running:
             return
-        if call.wanted and self.task.writer is not None:
+        if call.recorded and self.task.writer is not None:
             with self._quietly:
                 self.task.gradients(call, inputs, outputs)
         self.selection.ends(call, "backward")
@@ -312,12 +315,12 @@ class CallWatcher:
             return
         number = self._gradient_counts[call.stem]
         self._gradient_counts[call.stem] += 1
-        if self.task.writer is not None and (self.selection.scope is None or call.wanted):
+        if self.task.writer is not None and (self.selection.scope is None or call.recorded):
             with self._quietly:
                 self.task.parameter_gradients(f"{call.stem}.parameters_grad.{number}", gradients)
 
     def _finish_gradients(self) -> None:
-        """Hand over gradients of calls that not all of whose inputs have one: the backward pass is over."""
+        """Pass on incomplete gradients when the backward pass is over: not every input of a call has one."""
         opened, self._open = self._open, {}
         for gradients in opened.values():
             self.guard.run(self.part, gradients.finish)
@@ -344,7 +347,7 @@ class CallWatcher:
 
     @property
     def _calls_here(self) -> list[Call]:
-        """The calls under way on this thread."""
+        """The calls under way on this thread, outermost first."""
         calls: list[Call] | None = getattr(self._threads, "calls", None)
         if calls is None:
             calls = self._threads.calls = []
@@ -352,7 +355,7 @@ class CallWatcher:
 
 
 class _Backward:
-    """Tells the watcher of the gradients of one call."""
+    """Passes the gradients of one call to the watcher."""
 
     __slots__ = ("call", "watcher")
 

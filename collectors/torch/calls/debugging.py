@@ -1,4 +1,4 @@
-"""What a debugger needs of torch."""
+"""The torch side of the debugger: makes its tasks, watchers and probes, and meets the other ranks."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from trainsentry.collectors.calls.call_selection import TokenRange
 from trainsentry.collectors.calls.gradient_summary import GradientSummary
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.shared.model_graph import NamedModule
@@ -14,7 +15,7 @@ from trainsentry.collectors.torch import environment
 from trainsentry.collectors.torch.calls.call_names import CallNames, risk_of
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
-from trainsentry.collectors.torch.calls.grad_probe import GradientProbe
+from trainsentry.collectors.torch.calls.grad_probe import ModelGradientProbe
 from trainsentry.collectors.torch.calls.overflow_task import OverflowTask, flags_of_device
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
@@ -22,24 +23,24 @@ from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, 
 from trainsentry.collectors.torch.sharding.clean_names import CleanNames
 
 PATIENCE_SECONDS: Final = 120.0
-"""How long a rank waits for the others at the end of a step: one of them may be writing a dump."""
+"""How long a rank waits for the others at the end of a step; one of them may be writing a dump."""
 
 _replaced: dict[tuple[int, str], tuple[Any, Any]] = {}
 
 
 class TorchDebugging:
-    """Tasks, watchers and ranks, as the debugger's session asks for them."""
+    """Makes what the debugger's session needs from torch."""
 
     name: Final = "pytorch"
     rank_and_world_size = staticmethod(environment.rank_and_world_size)
     meet = staticmethod(meet)
 
     def max_reduce(self, rendezvous: Any) -> GroupMaxReduce:
-        """Return how ranks agree on a number."""
+        """Return the max-reduce over the ranks."""
         return GroupMaxReduce(rendezvous, PATIENCE_SECONDS)
 
     def make_task(self, config: Any) -> Any:
-        """Return what is done with each call.
+        """Return the task that records calls.
 
         Raises:
             ValueError: for level L2.
@@ -56,32 +57,32 @@ class TorchDebugging:
         return DumpTask(facts, config.selection(risk_of), save=save, values=values, later=config.async_dump)
 
     def make_watcher(self, guard: Guard, task: Any, config: Any) -> CallWatcher:
-        """Return what sees the calls."""
+        """Return the watcher of calls."""
         names = CallNames(config.custom_op_namespaces or ())
         return CallWatcher(guard, task, config.selection(risk_of), names, stacks=config.extra_info)
 
     def prepare(self, watcher: Any, named: Sequence[NamedModule], dump_path: str) -> None:
-        """Nothing has to be done before a model is compiled."""
+        """Do nothing: no preparation is needed before a model is compiled."""
 
     def release(self, watcher: Any) -> None:
-        """Nothing was done."""
+        """Do nothing: there was no preparation."""
 
     def make_saved_variables(self, config: Any, guard: Guard) -> SavedVariables:
-        """Return what `save` writes to."""
+        """Return the object that `save` writes variables to."""
         facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
         return SavedVariables(facts, guard, task=config.task)
 
-    def make_grad_probe(self, config: Any, model: Any, guard: Guard) -> GradientProbe:
-        """Return what writes gradients before each update."""
+    def make_grad_probe(self, config: Any, model: Any, guard: Guard) -> ModelGradientProbe:
+        """Return the probe that writes gradients before each update."""
         self.check_models([model])
         rank, _ = self.rank_and_world_size()
         settings = config.grad_probe
         folder = Path(config.dump_path) / f"rank{rank}"
         summary = GradientSummary(folder, settings.grad_level, tuple(settings.bounds))
-        return GradientProbe(model, summary, (tuple(config.step), tuple(settings.param_list)), guard)
+        return ModelGradientProbe(model, summary, (tuple(config.step), tuple(settings.param_list)), guard)
 
     def check_models(self, models: Sequence[Any]) -> None:
-        """Check what is given as models.
+        """Check the given models.
 
         Raises:
             TypeError: for anything but modules.
@@ -94,9 +95,9 @@ class TorchDebugging:
             raise TypeError("model: got an empty list; allowed: torch.nn.Module, or a list of them")
 
     def named_modules(self, models: Sequence[nn.Module], root: str) -> list[NamedModule]:
-        """Return modules with their names; those of several models carry the model's number, the roots are left out.
+        """Return modules with their names; with several models, each name starts with the model's number.
 
-        With `root` the models themselves are named so, and what is in them after it.
+        `root` names the models themselves and prefixes the names inside; without it the models are left out.
         """
         found = []
         for number, model in enumerate(models):
@@ -113,12 +114,17 @@ class TorchDebugging:
 
     def token_range(
         self, models: Sequence[nn.Module], token_range: Sequence[int], go: Callable[[], None], stop: Callable[[], None]
-    ) -> "TokenRange":
-        """Have some calls of the first model dumped."""
-        return TokenRange(models[0], token_range[0], token_range[1], go, stop)
+    ) -> "TokenRangeHooks":
+        """Dump a range of calls of the first model, by calling `go` and `stop`."""
+        return TokenRangeHooks(models[0], TokenRange(token_range[0], token_range[1], go, stop))
 
     def register_custom_api(self, watcher: CallWatcher, module: Any, api: str, prefix: str | None) -> None:
-        """Have calls of `module.api` seen while the watcher runs."""
+        """Record calls of `module.api` while the watcher runs.
+
+        Raises:
+            AttributeError: when there is no such function.
+
+        """
         original = getattr(module, api, None)
         if not callable(original):
             raise AttributeError(  # noqa: TRY004 - it is not there
@@ -130,12 +136,12 @@ class TorchDebugging:
         package = prefix or str(getattr(module, "__name__", type(module).__name__)).partition(".")[0]
 
         @functools.wraps(original)
-        def seen(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             if not (watcher.running and watcher.selection.sees_operations):
                 return original(*args, **kwargs)
-            return watcher.around_custom(f"{package}.{api}", original, args, kwargs)
+            return watcher.call_custom(f"{package}.{api}", original, args, kwargs)
 
-        setattr(module, api, seen)
+        setattr(module, api, watched)
         _replaced[key] = (module, original)
 
     def restore_custom_api(self, module: Any, api: str) -> None:
@@ -145,51 +151,26 @@ class TorchDebugging:
             setattr(module, api, known[1])
 
 
-class TokenRange:
-    """Counts the calls of a model from 0, and has those from `first` to `last` dumped."""
+class TokenRangeHooks:
+    """Hooks that report the calls of a model to a token range."""
 
-    def __init__(
-        self, model: nn.Module, first: int, last: int, go: Callable[[], None], stop: Callable[[], None]
-    ) -> None:
-        self._first, self._last = first, last
-        self._go, self._stop = go, stop
-        self._calls = 0
+    def __init__(self, model: nn.Module, tokens: TokenRange) -> None:
         self._handles = [
-            model.register_forward_pre_hook(_Begins(self)),
-            model.register_forward_hook(_Ends(self), always_call=True),
+            model.register_forward_pre_hook(_Hook(tokens.begin_call)),
+            model.register_forward_hook(_Hook(tokens.end_call), always_call=True),
         ]
 
     def close(self) -> None:
-        """Count no more."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
-    def begins(self) -> None:
-        """A call of the model begins."""
-        if self._first <= self._calls <= self._last:
-            self._go()
 
-    def ends(self) -> None:
-        """It has ended."""
-        self._calls += 1
-        self._stop()
+class _Hook(InertWhenCopied):
+    __slots__ = ("note",)
 
-
-class _Begins(InertWhenCopied):
-    __slots__ = ("owner",)
-
-    def __init__(self, owner: TokenRange) -> None:
-        self.owner = owner
+    def __init__(self, note: Callable[[], None]) -> None:
+        self.note = note
 
     def __call__(self, *_: Any) -> None:
-        self.owner.begins()
-
-
-class _Ends(InertWhenCopied):
-    __slots__ = ("owner",)
-
-    def __init__(self, owner: TokenRange) -> None:
-        self.owner = owner
-
-    def __call__(self, *_: Any) -> None:
-        self.owner.ends()
+        self.note()

@@ -1,4 +1,4 @@
-"""Records what calls take and give: statistics, whole tensors, or only that they were made."""
+"""Records calls in a dump: statistics of their tensors, whole tensors, or only the calls themselves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ from trainsentry.collectors.torch.saving import SUFFIX, save_again, save_tensor
 
 
 class DumpTask:
-    """Describes each call to a writer: with `save` its tensors are written to files, without `values` nothing is read.
+    """Describes each call to a writer; `save` also writes its tensors to files, and without `values` no tensor is read.
 
-    With `later` the statistics of tensors on a device, and the tensors themselves, are kept there until `flush`.
-    `may_save(file_name, tensor)` is asked before a file is written.
+    With `later`, statistics and tensors stay on their device until `flush`. `may_save(file_name, tensor)` decides
+    whether a file is written.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class DumpTask:
         self._tensors: list[tuple[Tensor, Path]] = []
 
     def before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take the inputs, as they are before the call."""
+        """Describe the inputs, before the call can change them."""
         content: dict[str, Any] = {}
         if self.values and "input" in self.selection.sides:
             stem = f"{call.name()}.input."
@@ -53,7 +53,7 @@ class DumpTask:
         call.state = content
 
     def after(self, call: Call, output: Any, module: nn.Module | None) -> None:
-        """Take the outputs, and the parameters of a module."""
+        """Describe the outputs, and the parameters of a module."""
         if not self.values:
             return
         content, call.state = call.state, None
@@ -69,13 +69,13 @@ class DumpTask:
         self._emit(name, content)
 
     def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
-        """Return the description of a gradient at an output of the call, which the backward pass may change later."""
+        """Return the description of a gradient at an output, before the backward pass can change it."""
         if not self.values or "input" not in self.selection.sides:
             return None
         return self._take(gradient, f"{call.name('backward')}.input.{place}")
 
     def gradients(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
-        """Take what a backward pass takes (gradients at the call's outputs) and gives (those at its inputs)."""
+        """Describe a backward pass: its inputs (gradients at the call's outputs) and its outputs (at its inputs)."""
         if not self.values:
             return
         name, content = call.name("backward"), {}
@@ -86,16 +86,16 @@ class DumpTask:
         self._emit(name, content)
 
     def parameter_gradients(self, name: str, gradients: Mapping[str, Tensor]) -> None:
-        """Take the gradients that a backward pass has given to the parameters of a module."""
+        """Describe the gradients of a module's parameters."""
         if self.values:
             self._emit(name, {p: [self._take(g, f"{name}.{p}")] for p, g in gradients.items()})
 
     def forget(self) -> None:
-        """Read tensors anew from here on."""
+        """Forget what is known of tensors, so that each is read again."""
         self.facts.forget()
 
     def flush(self) -> None:
-        """Write what was kept for later."""
+        """Write the entries and tensors that were kept."""
         self.facts.settle()
         entries, self._entries = self._entries, []
         tensors, self._tensors = self._tensors, []
@@ -122,7 +122,7 @@ class DumpTask:
         return facts
 
     def _save(self, tensor: Tensor, name: str) -> Path | None:
-        """Write a tensor's file, or give the one that holds the same tensor another name; None when it may not be."""
+        """Write a tensor's file, or link the file that already holds the same tensor; None when it may not be saved."""
         assert self.writer is not None
         if self.later:
             path = self.writer.tensor_path(name)

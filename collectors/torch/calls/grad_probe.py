@@ -1,23 +1,21 @@
-"""Gradients of chosen parameters on disk before each update."""
+"""The debugger's grad_probe for torch: reads a model's gradients in a hook before each optimizer step."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trainsentry.collectors.calls.gradient_summary import Gradient, GradientSummary
+from trainsentry.collectors.calls.gradient_summary import Gradient, GradientProbe, GradientSummary
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.rows.host_statistics import host_row
 from trainsentry.collectors.torch.rows.local_tensor import local, stored_values
 
-PART: Final = "grad_probe"
 
-
-class GradientProbe:
-    """Writes a summary before each update of a model; `wanted` are steps and parameters, nothing means all."""
+class ModelGradientProbe(GradientProbe):
+    """Probes the gradients of a model; `wanted` are steps and parameters, empty for all."""
 
     def __init__(
         self,
@@ -26,31 +24,25 @@ class GradientProbe:
         wanted: tuple[Sequence[int], Sequence[str]],
         guard: Guard,
     ) -> None:
-        self.summary = summary
-        self.steps, names = set(wanted[0]), set(wanted[1])
-        self.guard = guard
-        self.step = 0
-        self._parameters = {n: p for n, p in model.named_parameters() if not names or n in names}
-        unknown = names - set(self._parameters)
-        if unknown:
-            raise ValueError(f"grad_probe.param_list: {min(unknown)!r}; allowed: names of the model's parameters")
-        self._own = {id(p) for p in self._parameters.values()}
-        self._handle = register_optimizer_step_pre_hook(self._before_update)
+        parameters = dict(model.named_parameters())
+        super().__init__(summary, wanted, parameters, "the model's parameters", guard)
+        self._parameters = {name: p for name, p in parameters.items() if self.chooses(name)}
+        self._ids = {id(p) for p in self._parameters.values()}
+        self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def close(self) -> None:
-        """Write no more."""
+        """Remove the hook."""
         self._handle.remove()
 
-    def _before_update(self, optimizer: Any, *_: Any) -> None:
-        held = (p for group in optimizer.param_groups for p in group["params"])
-        if any(id(p) in self._own for p in held):
-            if not self.steps or self.step in self.steps:
-                self.guard.run(PART, self._write)
-            self.step += 1
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        updated = (p for group in optimizer.param_groups for p in group["params"])
+        if any(id(p) in self._ids for p in updated):
+            self.before_update(self._gradients)
 
-    def _write(self) -> None:
-        given = ((n, p.grad) for n, p in self._parameters.items() if p.grad is not None)
-        self.summary.write(self.step, (_gradient(name, local(gradient).cpu()) for name, gradient in given))
+    def _gradients(self) -> Iterator[Gradient]:
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                yield _gradient(name, local(parameter.grad).cpu())
 
 
 def _gradient(name: str, gradient: Tensor) -> Gradient:
@@ -61,5 +53,5 @@ def _gradient(name: str, gradient: Tensor) -> Gradient:
 
 
 def _bytes(stored: Tensor) -> bytes:
-    whole: bytes = stored.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return whole
+    raw: bytes = stored.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return raw

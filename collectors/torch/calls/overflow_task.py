@@ -1,4 +1,4 @@
-"""Records the calls that overflow: with their inputs as they were, and whether they made it or passed it on."""
+"""Records the calls that overflow, with their inputs before the call, and whether each made the overflow itself."""
 
 import math
 import sys
@@ -17,32 +17,32 @@ from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
 
 
 class OverflowFlags(Protocol):
-    """The flag of a device in saturation mode."""
+    """The overflow flag of a device in saturation mode, where results stay finite."""
 
     def clear(self) -> None:
-        """Clear it."""
+        """Clear the flag."""
 
     def is_set(self) -> bool:
-        """Whether an operation has overflowed since; waits for the device."""
+        """Whether an operation has overflowed since the last `clear`; waits for the device."""
 
 
 class NpuFlags:
-    """The flag of an Ascend NPU."""
+    """The overflow flag of an Ascend NPU."""
 
     def __init__(self, tools: Any) -> None:
         self._tools = tools
 
     def clear(self) -> None:
-        """Clear it."""
+        """Clear the flag."""
         self._tools.clear_npu_overflow_flag()
 
     def is_set(self) -> bool:
-        """Whether an operation has overflowed since."""
+        """Whether an operation has overflowed since the last `clear`."""
         return bool(self._tools.get_npu_overflow_flag())
 
 
 def flags_of_device() -> OverflowFlags | None:
-    """Return the flag of an NPU in saturation mode; None where results themselves show an overflow."""
+    """Return the flag of an NPU in saturation mode; None where an overflow shows in the results."""
     npu = sys.modules.get("torch_npu")
     tools = getattr(getattr(npu, "npu", None), "utils", None)
     if tools is None or tools.is_support_inf_nan():
@@ -53,14 +53,14 @@ def flags_of_device() -> OverflowFlags | None:
 MADE: Final = "made"
 PASSED_ON: Final = "passed_on"
 UNSCALE: Final = "Torch._amp_foreach_non_finite_check_and_unscale_"
-"""How a loss scaler looks for an overflow; what it finds makes it leave out the step."""
+"""The operation by which a loss scaler finds an overflow, and then skips the step."""
 
 
 class OverflowTask:
     """Counts overflowing calls in `calls`; `unscaled` says that a loss scaler found one in this step.
 
-    A call overflows when its results hold NaN or Inf, or when the device's flag says so. It has made the overflow when
-    nothing that went in was NaN or Inf. What only hands on −Inf that it was given is no overflow: masks are made of it.
+    A call overflows when its results hold NaN or Inf, or when the device's flag is set. It made the overflow itself
+    when none of its inputs was NaN or Inf. Passing on an input's −Inf is no overflow: masks are made of −Inf.
     """
 
     def __init__(self, facts: TensorFacts, *, flags: OverflowFlags | None = None, save: bool = True) -> None:
@@ -73,7 +73,7 @@ class OverflowTask:
         self.unscaled = False
 
     def before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Keep the inputs, as they are before the call."""
+        """Describe and copy the inputs, before the call can change them."""
         kept: list[tuple[Tensor, str]] = []
         stem = f"{call.name()}.input."
         content = {
@@ -101,7 +101,7 @@ class OverflowTask:
         self._judge(call.name(), content, ("input_args", "input_kwargs"), "output", [*kept, *results], flagged)
 
     def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
-        """Return the description of a gradient at an output of the call, and what is to be saved of it."""
+        """Return the description of a gradient at an output, and the tensors to save for it."""
         kept: list[tuple[Tensor, str]] = []
         facts = self._describe(gradient, "", kept, copy=False, name=f"{call.name('backward')}.input.{place}")
         self.facts.settle()
@@ -119,7 +119,7 @@ class OverflowTask:
         self._judge(name, content, ("input",), "output", tensors, flagged=False)
 
     def parameter_gradients(self, name: str, gradients: Mapping[str, Tensor]) -> None:
-        """Write gradients of parameters that have overflowed."""
+        """Write the gradients of parameters if one has overflowed."""
         tensors: list[tuple[Tensor, str]] = []
         content = {p: [self._describe(g, "", tensors, copy=False, name=f"{name}.{p}")] for p, g in gradients.items()}
         self.facts.settle()
@@ -127,14 +127,14 @@ class OverflowTask:
             self._write(name, content, tensors, MADE, counts=False)
 
     def forget(self) -> None:
-        """Read tensors anew from here on."""
+        """Forget what is known of tensors, so that each is read again."""
         self.facts.forget()
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: every entry is written at once."""
 
     def take_counts(self) -> tuple[int, str | None, bool]:
-        """Return overflowing calls, the first of them, and whether a loss scaler found one; begin anew."""
+        """Return the number of overflowing calls, the first one, and whether a loss scaler found one; reset all."""
         found = (self.calls, self.first, self.unscaled)
         self.calls, self.first, self.unscaled = 0, None, False
         return found
@@ -143,18 +143,18 @@ class OverflowTask:
         self,
         name: str,
         content: dict[str, Any],
-        taken: Sequence[str],
-        given: str,
+        input_keys: Sequence[str],
+        output_key: str,
         tensors: list[tuple[Tensor, str]],
         flagged: bool,
     ) -> None:
-        out = kinds_in(content[given])
-        if not out and not flagged:
+        in_outputs = kinds_in(content[output_key])
+        if not in_outputs and not flagged:
             return
-        came_in = set().union(*(kinds_in(content[key]) for key in taken))
-        if out == {-math.inf} and -math.inf in came_in and not flagged:
+        in_inputs = set().union(*(kinds_in(content[key]) for key in input_keys))
+        if in_outputs == {-math.inf} and -math.inf in in_inputs and not flagged:
             return
-        self._write(name, content, tensors, PASSED_ON if came_in else MADE)
+        self._write(name, content, tensors, PASSED_ON if in_inputs else MADE)
 
     def _write(
         self, name: str, content: dict[str, Any], tensors: list[tuple[Tensor, str]], how: str, *, counts: bool = True
@@ -177,18 +177,18 @@ class OverflowTask:
     ) -> Any:
         def take(tensor: Tensor, path: str) -> dict[str, Any]:
             facts = self.facts.describe(tensor)
-            held = local(tensor)
-            if self.save and held.layout is torch.strided and is_readable(held):
+            part = local(tensor)
+            if self.save and part.layout is torch.strided and is_readable(part):
                 file = name or f"{stem}{path}"
                 facts["data_name"] = f"{file}{SUFFIX}"
-                kept.append((held.clone() if copy else held, file))
+                kept.append((part.clone() if copy else part, file))
             return facts
 
         return describe(value, "", take)
 
 
 def _rename_files(described: Any, names: Mapping[str, str]) -> None:
-    """Put the names that files have in the place of those that they were to have: a long one is numbered."""
+    """Replace planned file names by the actual ones: the writer numbers long names."""
     if isinstance(described, dict):
         if "data_name" in described:
             described["data_name"] = names.get(described["data_name"], described["data_name"])
@@ -200,7 +200,7 @@ def _rename_files(described: Any, names: Mapping[str, str]) -> None:
 
 
 def kinds_in(described: Any) -> set[float]:
-    """Return which of NaN (as 0), Inf and −Inf are in a description.
+    """Return which of NaN (as 0), Inf and −Inf occur in a description.
 
     >>> sorted(kinds_in([{"Max": math.inf, "Min": 0.0}, {"type": "float", "value": -math.inf}]))
     [-inf, inf]
@@ -221,7 +221,7 @@ def kinds_in(described: Any) -> set[float]:
 
 
 def _kind(value: Any) -> float:
-    """Return 0 for NaN, Inf or −Inf for those, and 1 for anything else."""
+    """Return 0 for NaN, the value itself for Inf and −Inf, and 1 for anything else."""
     if not isinstance(value, float) or math.isfinite(value):
         return 1.0
     return 0.0 if math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""Makes a dumped call once more, on the CPU in double precision, to tell whether any device overflows there."""
+"""Repeats a dumped call on the CPU in double precision, to tell whether any device would overflow."""
 
 import math
 import pickle
@@ -29,15 +29,15 @@ _HOMES: Final[dict[str, Any]] = {
 _WRONG_CALL: Final = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError
 )  # fmt: skip
-"""What an operation of torch raises of arguments that it never had."""
+"""Exceptions that a torch operation raises for arguments it was never called with."""
 
 
 def replay(call: str, forward: dict[str, Any], gradients: list[Any] | None, folder: Path) -> tuple[str, str]:
-    """Return whether an overflow of a call is normal (any device overflows) or abnormal, and why.
+    """Return whether a call's overflow is normal (any device overflows) or abnormal, and the reason.
 
-    `forward` is the entry of the forward call, `gradients` the `input` of that of its backward pass, for one that
-    overflowed there; `folder` holds the tensors. The results in double precision are put against the range of the
-    dtype that the call gave.
+    `forward` is the entry of the forward call; `gradients` is `input` of its backward entry, for an overflow in the
+    backward pass; `folder` holds the tensors. The results in double precision are compared with the range of the dtype
+    that the call returned.
     """
     function = _function_of(call)
     if function is None:
@@ -54,7 +54,7 @@ def replay(call: str, forward: dict[str, Any], gradients: list[Any] | None, fold
 
 
 def _function_of(call: str) -> Callable[..., Any] | None:
-    """Return the operation of torch that a name in a dump stands for; None for anything else, which is not called."""
+    """Return the torch operation that a name in a dump stands for; None for anything else, which is never called."""
     prefix, _, rest = call.partition(".")
     name = rest.rsplit(".", 2)[0]
     if name in LEFT_OUT and not name.startswith("__"):
@@ -67,9 +67,9 @@ def _function_of(call: str) -> Callable[..., Any] | None:
 
 
 def _is_operation(function: Any) -> bool:
-    """Whether a function computes with tensors: one that a mode sees."""
+    """Whether a function computes with tensors, so that a mode can intercept it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old names among them
+        warnings.simplefilter("ignore")  # some names are deprecated
         return (
             torch.overrides.is_tensor_method_or_property(function)
             or function in torch.overrides.get_testing_overrides()
@@ -84,7 +84,7 @@ def _run(
     gradients: list[Any] | None,
     folder: Path,
 ) -> tuple[list[Tensor], list[torch.dtype]]:
-    """Return what the call gives in double precision, and the dtypes that it gave."""
+    """Return the call's results in double precision, and the dtypes of the dumped results."""
     outputs = [t for t in _tensors(forward.get("output", [])) if t is not None]
     if gradients is None:
         with torch.no_grad():
@@ -126,12 +126,12 @@ def _judge(results: list[Tensor], dtypes: list[torch.dtype]) -> tuple[str, str]:
 
 
 def _alias(value: Any) -> Any:
-    """Return a tensor as the result of an operation, so that calls that work in place can be replayed."""
+    """Return a tensor as the result of an operation, so that in-place calls can be replayed."""
     return value * 1 if isinstance(value, Tensor) and value.requires_grad else value
 
 
 def _load(value: Any, folder: Path) -> Any:
-    """Return arguments from their description, floating tensors in double precision.
+    """Load arguments from their description, floating-point tensors in double precision.
 
     Raises:
         ValueError: for a tensor that was not saved.
@@ -171,7 +171,7 @@ def _plain(kind: str, value: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[Any]:
-    """Return the descriptions of tensors in one of a list or mapping."""
+    """Return the descriptions of tensors in a nested description."""
     if isinstance(value, list):
         return [facts for item in value for facts in _tensors(item)]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Variables that the user's script hands over, and the gradients at them."""
+"""Writes variables that the user's script saves, and the gradients at them."""
 
 from collections import Counter
 from typing import Any
@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.calls.call import PART
 from trainsentry.collectors.calls.dump_entries import VariableWriter
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.values import describe
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
-
-PART = "debugger"
 
 
 class SavedVariables:
@@ -29,16 +28,16 @@ class SavedVariables:
         self._handles: list[Any] = []
 
     def save(self, variable: Any, name: str, save_backward: bool) -> None:
-        """Write a variable, and its gradients when they come."""
+        """Write a variable, and its gradients when they arrive."""
         self.guard.run(PART, self._save, variable, name, save_backward)
 
     def begin(self, writer: VariableWriter) -> None:
-        """Write to another step's file."""
+        """Begin a step, whose variables go to `writer`."""
         self.writer = writer
         self._counts.clear()
 
     def end_step(self) -> None:
-        """Write gradients of which not all have come, and close the file."""
+        """Write incomplete gradients, and close the file."""
         for key in list(self._pending):
             self.guard.run(PART, self._write_gradients, key)
         for handle in self._handles:
@@ -61,14 +60,14 @@ class SavedVariables:
             self.facts.settle()
         self.writer.entry(key, content)
         if save_backward and torch.is_grad_enabled():
-            wanted = [(path, t) for path, t in tensors_in(variable) if t.requires_grad]
-            if wanted:
-                self._pending[gradient_key] = (variable, {}, len(wanted))
-            for path, tensor in wanted:
+            tensors = [(path, t) for path, t in tensors_in(variable) if t.requires_grad]
+            if tensors:
+                self._pending[gradient_key] = (variable, {}, len(tensors))
+            for path, tensor in tensors:
                 self._handles.append(tensor.register_hook(_Gradient(self, gradient_key, path)))
 
     def take_gradient(self, key: str, path: str, gradient: Tensor) -> None:
-        """Take the gradient at one tensor of a variable."""
+        """Take the gradient at one tensor of a variable; write all once the last has arrived."""
         pending = self._pending.get(key)
         if pending is None:
             return
@@ -94,7 +93,7 @@ class SavedVariables:
 
 
 def _only_tensors(variable: Any, path: str, gradients: dict[str, Any]) -> Any:
-    """Return the shape of a variable with the gradients in the places of its tensors, None in all others."""
+    """Return a variable's nesting with the gradients in place of its tensors, and None elsewhere."""
     described = describe(variable, path, lambda _, place: _Place(gradients.get(place or "0")))
     return _without_values(described)
 

@@ -1,4 +1,4 @@
-"""What is said of one tensor in a dump, in the words of msprobe."""
+"""Describes tensors for a dump, in msprobe's format."""
 
 import math
 import weakref
@@ -22,19 +22,18 @@ from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, s
 KEYS: Final = ("Max", "Min", "Mean", "Norm")
 
 _READ: Final = INFS + 1
-"""Columns of a row that are looked at: min, max, mean, norm, nans, infs."""
+"""Leading columns of a row that are used: min, max, mean, norm, nans, infs."""
 
 MAX_KNOWN: Final = 4096
-"""Tensors whose facts are remembered; then all are forgotten: what comes again does so within a few calls."""
+"""Tensors whose facts are cached; then the cache is emptied, as a tensor recurs within a few calls."""
 
 
 class TensorFacts:
-    """Describes tensors; those on a device are read together, when `settle` is called.
+    """Describes tensors; those on a device are read in one batch when `settle` is called.
 
-    The output of one call is the input of the next, and of the module around it: a tensor that has not changed since
-    is not read again. Only those are remembered that autograd counts the changes of: results with a gradient,
-    parameters until the next update (`forget`), and gradients within a backward pass. Data, buffers and constants may
-    change behind its back.
+    The output of one call is an input of the next, and an output of its module: a tensor that has not changed is not
+    read again. Facts are cached only where autograd counts changes: results with a gradient, parameters until the next
+    update (`forget`), and gradients within a backward pass. Data, buffers and constants may change uncounted.
     """
 
     def __init__(self, *, checksum: bool = False) -> None:
@@ -45,7 +44,7 @@ class TensorFacts:
         self._row_at = self._row.ctypes.data
 
     def describe(self, tensor: Tensor) -> dict[str, Any]:
-        """Return type, dtype, shape, Max, Min, Mean, Norm and requires_grad of what `tensor` holds on this rank."""
+        """Return type, dtype, shape, Max, Min, Mean, Norm and requires_grad of a tensor's part on this rank."""
         known = self._known_of(tensor)
         if known is not None:
             return {**known.facts, "requires_grad": tensor.requires_grad}
@@ -59,7 +58,7 @@ class TensorFacts:
         return facts
 
     def file_of(self, tensor: Tensor) -> Path | None:
-        """Return the file that holds the very same tensor already."""
+        """Return the file that already holds the same unchanged tensor; None when there is none."""
         known = self._known_of(tensor)
         return known.file if known is not None else None
 
@@ -70,7 +69,7 @@ class TensorFacts:
             known.file = path
 
     def forget(self) -> None:
-        """Forget every tensor: it may have changed, or another step has begun, whose files lie elsewhere."""
+        """Empty the cache: tensors may have changed, or another step begins, whose files lie elsewhere."""
         self._known.clear()
 
     def _known_of(self, tensor: Tensor) -> "_Known | None":
@@ -80,7 +79,7 @@ class TensorFacts:
         return known if known.address == tensor.data_ptr() else None
 
     def _describe_plain(self, tensor: Tensor) -> dict[str, Any] | None:
-        """Return the facts of finite numbers that lie in a row in host memory, as most do; None for anything else."""
+        """Return the facts of a contiguous host tensor of finite numbers, the usual case; None for any other."""
         address = address_of(tensor) if not self.checksum and tensor.numel() else 0
         if not address:
             return None
@@ -100,25 +99,25 @@ class TensorFacts:
         }
 
     def _describe(self, tensor: Tensor) -> dict[str, Any]:
-        held = local(tensor)
+        part = local(tensor)
         facts: dict[str, Any] = {
             "type": _type_of(tensor),
             "dtype": _name_of(tensor.dtype),
-            "shape": _shape_of(held),
+            "shape": _shape_of(part),
             "Max": None,
             "Min": None,
             "Mean": None,
             "Norm": None,
             "requires_grad": tensor.requires_grad,
         }
-        if held is not tensor and hasattr(tensor, "placements"):
+        if part is not tensor and hasattr(tensor, "placements"):
             facts.update(_layout(tensor))
-        if held.numel() and is_readable(held):
-            self._read(held, facts)
+        if part.numel() and is_readable(part):
+            self._read(part, facts)
         return facts
 
     def settle(self) -> None:
-        """Fill in the statistics of tensors on devices: one copy for each device."""
+        """Fill in the statistics of tensors on devices, by one copy per device."""
         unsettled, self._unsettled = self._unsettled, []
         devices = {row.device for _, row in unsettled}
         for device in devices:
@@ -127,12 +126,12 @@ class TensorFacts:
             for (facts, _), row in zip(rows, values, strict=True):
                 _fill(facts, row)
 
-    def _read(self, held: Tensor, facts: dict[str, Any]) -> None:
-        stored, implicit = stored_values(held)
-        if not held.is_cpu:
+    def _read(self, part: Tensor, facts: dict[str, Any]) -> None:
+        stored, implicit = stored_values(part)
+        if not part.is_cpu:
             self._unsettled.append((facts, device_row(stored, 0.0, implicit)))
-        elif _is_whole(stored):
-            _fill_whole(facts, stored)
+        elif _is_integral(stored):
+            _fill_integral(facts, stored)
         else:
             row = host_row(stored, 0.0, implicit)
             if row[NANS] or row[INFS]:
@@ -145,7 +144,7 @@ class TensorFacts:
 
 @dataclass
 class _Known:
-    """A tensor that was read, as long as it lives and has not changed."""
+    """The cached facts of a tensor, valid while it lives and has not changed."""
 
     tensor: "weakref.ref[Tensor]"
     version: int
@@ -174,13 +173,13 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _shape_of(tensor: Tensor) -> list[Any]:
-    """Return the shape; of a nested tensor what it has of one, its lengths by the name they have."""
+    """Return the shape; a nested tensor has "*" or a symbol's name for each ragged dimension."""
     if tensor.is_nested and tensor.layout is torch.strided:
         return [tensor.size(0), *(["*"] * (tensor.dim() - 1))]
     return [n if isinstance(n, int) else str(n) for n in tensor.shape]
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def _is_integral(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
@@ -198,24 +197,24 @@ def _fill(facts: dict[str, Any], row: Iterable[Any]) -> None:
 
 
 def _fill_non_finite(facts: dict[str, Any], tensor: Tensor, row: Any) -> None:
-    """Fill in what plain reductions give; what is finite among the values stands beside it."""
+    """Fill in the results of plain reductions, which may be NaN or Inf, and the extremes of the finite values."""
     wide = tensor.abs() if tensor.is_complex() else tensor.float()
     facts.update(Max=wide.max().item(), Min=wide.min().item(), Mean=wide.mean().item(), Norm=wide.norm().item())
     for key, column in (("Max_except_inf_nan", MAX), ("Min_except_inf_nan", MIN)):
         facts[key] = None if math.isnan(row[column]) else float(row[column])
 
 
-def _fill_whole(facts: dict[str, Any], tensor: Tensor) -> None:
+def _fill_integral(facts: dict[str, Any], tensor: Tensor) -> None:
     if tensor.dtype is torch.bool:
         facts["Max"], facts["Min"] = bool(tensor.any()), bool(tensor.all())
-    elif tensor.dtype in _NUMPY_WHOLE:
+    elif tensor.dtype in _NUMPY_INTEGERS:
         array = tensor.numpy()
         facts["Max"], facts["Min"] = int(array.max()), int(array.min())
     if tensor.dim() == 0:
         facts["Mean"] = facts["Norm"] = facts["Max"]
 
 
-_NUMPY_WHOLE: Final = frozenset(
+_NUMPY_INTEGERS: Final = frozenset(
     {
         torch.uint8,
         torch.int8,

@@ -1,4 +1,4 @@
-"""Describes whatever a call takes or returns as plain data, the tensors in it by a function of the caller's."""
+"""Describes a call's arguments and results as plain data; the caller supplies the description of tensors."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -12,10 +12,10 @@ from torch import Tensor
 from trainsentry.collectors.shared.nested import MAX_DEPTH
 
 TensorTaker = Callable[[Tensor, str], Any]
-"""Describes a tensor; gets it and its place in the call, such as `0` or `1.hidden`."""
+"""Describes a tensor, given the tensor and its path in the call, such as `0` or `1.hidden`."""
 
 MAX_ITEMS: Final = 4096
-"""Items of one list that are described: a list of numbers may be a data set."""
+"""Items described per list: a list of numbers may be a data set."""
 
 
 def describe(value: Any, path: str, take: TensorTaker, depth: int = 0) -> Any:
@@ -49,7 +49,7 @@ def _named_in(value: Any) -> dict[str, Any] | None:
 
 
 def _describe_object(value: Any) -> Any:
-    """Return the description of something that is neither a tensor nor a container nor a number."""
+    """Return the description of an object that is neither a tensor, a container nor a number."""
     if isinstance(value, (np.generic, np.ndarray)):
         return _describe_array(value)
     for kind, name, text in _PLAIN:
@@ -61,11 +61,11 @@ def _describe_object(value: Any) -> Any:
 _PLAIN: Final[tuple[tuple[Any, str, Callable[[Any], Any]], ...]] = (
     (torch.Size, "torch.Size", lambda size: [int(n) for n in size]),
     ((torch.dtype, torch.device, torch.memory_format), "", str),
-    (slice, "slice", lambda s: [_whole(x) for x in (s.start, s.stop, s.step)]),
+    (slice, "slice", lambda s: [_as_int(x) for x in (s.start, s.stop, s.step)]),
     (type(...), "ellipsis", lambda _: "..."),
     (complex, "complex", str),
 )
-"""Kinds of objects, what they are called, and what is said of them."""
+"""Kinds of objects, each with its name in a dump and the function that describes its value."""
 
 
 def _describe_array(value: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _ranks_of(group: Any) -> list[int]:
         return []
 
 
-def _whole(value: Any) -> int | None:
+def _as_int(value: Any) -> int | None:
     try:
         return None if value is None else int(value)
     except (TypeError, ValueError):

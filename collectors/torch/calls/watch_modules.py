@@ -1,4 +1,4 @@
-"""Sees the calls of chosen modules."""
+"""Hooks the calls of chosen modules for the debugger's call watcher."""
 
 import threading
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from trainsentry.collectors.shared.model_graph import NamedModule
 
 
 class ModuleCallHooks:
-    """Hooks before and after the forward passes of modules; `close` removes them."""
+    """Registers hooks before and after the forward passes of modules; `close` removes them."""
 
     def __init__(self, watcher: Any, modules: Sequence[NamedModule]) -> None:
         self._handles: list[Any] = []
         for named in modules:
             if isinstance(named.module, torch.jit.ScriptModule):
-                continue  # it takes no such hooks
+                continue  # it accepts no such hooks
             try:
-                self._hang_on(named.module, _Pair(watcher, stem_of(named)))
+                self._hook(named.module, _CallsUnderWay(watcher, stem_of(named)))
             except Exception:
                 self.close()
                 raise
 
-    def _hang_on(self, module: Any, pair: "_Pair") -> None:
-        before, after = _Before(pair), _After(pair)
+    def _hook(self, module: Any, calls: "_CallsUnderWay") -> None:
+        before, after = _Before(calls), _After(calls)
         self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
 
@@ -37,13 +37,13 @@ class ModuleCallHooks:
 
 
 def stem_of(named: NamedModule) -> str:
-    """Return what a module's calls are named after."""
+    """Return the stem of the names of a module's calls."""
     kind = type(named.module).__name__
     return f"Module.{named.name}.{kind}" if named.name else f"Module.{kind}"
 
 
-class _Pair:
-    """What the two hooks of a module share: the calls under way, the innermost last."""
+class _CallsUnderWay:
+    """A module's calls under way, innermost last, shared by its two hooks."""
 
     def __init__(self, watcher: Any, stem: str) -> None:
         self.watcher = watcher
@@ -51,8 +51,8 @@ class _Pair:
         self._threads = threading.local()
 
     @property
-    def calls(self) -> list[Any]:
-        """Those of this thread."""
+    def here(self) -> list[Any]:
+        """The calls of this thread."""
         found: list[Any] | None = getattr(self._threads, "calls", None)
         if found is None:
             found = self._threads.calls = []
@@ -60,29 +60,30 @@ class _Pair:
 
 
 class _Before(InertWhenCopied):
-    __slots__ = ("pair",)
+    __slots__ = ("calls",)
 
-    def __init__(self, pair: _Pair) -> None:
-        self.pair = pair
+    def __init__(self, calls: _CallsUnderWay) -> None:
+        self.calls = calls
 
     def __call__(self, module: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        watcher = self.pair.watcher
+        watcher = self.calls.watcher
         with torch._C.DisableTorchFunction():
-            self.pair.calls.append(watcher.guard.run(watcher.part, watcher.begin, self.pair.stem, True, args, kwargs))
+            call = watcher.guard.run(watcher.part, watcher.begin, self.calls.stem, True, args, kwargs)
+            self.calls.here.append(call)
 
 
 class _After(InertWhenCopied):
-    __slots__ = ("pair",)
+    __slots__ = ("calls",)
 
-    def __init__(self, pair: _Pair) -> None:
-        self.pair = pair
+    def __init__(self, calls: _CallsUnderWay) -> None:
+        self.calls = calls
 
     def __call__(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self.pair.calls:
+        if torch.compiler.is_compiling() or not self.calls.here:
             return
-        watcher, call = self.pair.watcher, self.pair.calls.pop()
+        watcher, call = self.calls.watcher, self.calls.here.pop()
         if call is not None:
             with torch._C.DisableTorchFunction():
                 watcher.guard.run(watcher.part, watcher.end, call, output, module)

@@ -1,4 +1,4 @@
-"""Collectives and point-to-point operations: what goes in and comes out, their order, their time, which are open."""
+"""Records collectives and point-to-point operations: inputs, outputs, order and duration; lists the open ones."""
 
 import threading
 import time
@@ -30,22 +30,22 @@ from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.registry import libraries
 
 SIZED: Final = frozenset({"all_reduce", "broadcast"})
-"""Operations whose buffers are of one size on every rank; others may well differ."""
+"""Operations whose buffers have the same size on every rank; those of others may differ."""
 
 
 class CallOrder:
-    """Folds the collectives of a step into a number below 2^32; 0 for none."""
+    """Folds the sequence of a step's collectives into a number below 2^32; 0 for none."""
 
     def __init__(self) -> None:
         self._number = 0
 
     def add(self, op: str, group: str, reduction: int, nbytes: int) -> None:
-        """Take the next call: of a group in which all ranks are."""
-        said = f"{op} {group} {reduction} {nbytes if op in SIZED else ''};"
-        self._number = zlib.crc32(said.encode(), self._number)
+        """Add the next call of a group that holds all ranks."""
+        text = f"{op} {group} {reduction} {nbytes if op in SIZED else ''};"
+        self._number = zlib.crc32(text.encode(), self._number)
 
     def take(self) -> int:
-        """Return the number and begin anew."""
+        """Return the number and reset it to 0."""
         number, self._number = self._number, 0
         return number
 
@@ -53,17 +53,17 @@ class CallOrder:
 PART = "communication"
 
 MAX_CALLS: Final = 256
-"""Calls recorded in one step of one kind in one group; more are counted in `left_out`."""
+"""Calls of one operation in one group recorded per step; `left_out` counts the rest."""
 
 POINT_TO_POINT: Final = frozenset({"send", "recv"})
 
 MAX_OPEN: Final = 1024
-"""Calls that nobody has waited for yet; older ones are forgotten, whoever started them."""
+"""Calls not yet waited for that are kept; the oldest are forgotten beyond that."""
 
 
 @dataclass(slots=True)
 class OpenCollective:
-    """A call under way: the how many-th of its group since watching began, and since when (seconds, monotonic)."""
+    """A call under way: its number in its group since watching began, and when it began (monotonic seconds)."""
 
     op: str
     group: str
@@ -84,9 +84,9 @@ class OpenCollective:
 class CollectiveRows:
     """Records the calls of sampled steps; counts those of all steps, so that ranks agree on their numbers.
 
-    `own` is the name of the monitor's own group, which is left out. `call_sites` are shell-style patterns over
-    `<file>:<function>` of the caller outside torch; others are counted, not recorded. `reducer` asks for the calls of
-    DistributedDataParallel's reducer.
+    `own` names the monitor's own group, which is left out. `call_sites` are shell-style patterns over
+    `<file>:<function>` of the caller outside torch; other calls are counted but not recorded. With `reducer`, the calls
+    of DistributedDataParallel's reducer are recorded too.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CollectiveRows:
         self._in_step: Counter[tuple[str, str]] = Counter()
         self._recorded: list[OpenCollective] = []
         self._open: dict[int, tuple[Any, list[OpenCollective]]] = {}
-        self._together: dict[str, list[OpenCollective]] = {}
+        self._coalesced: dict[str, list[OpenCollective]] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._members: dict[str, list[int]] = {}
         self._order = CallOrder()
@@ -114,18 +114,18 @@ class CollectiveRows:
         watch_calls(self, reducer=reducer)
 
     def open_step(self, *, sampling: bool) -> None:
-        """Begin a step: record in it or not."""
+        """Begin a step; record its calls when `sampling`."""
         self.sampling = sampling
         self._in_step.clear()
-        for call in self._recorded:  # what ends later belongs to no step
+        for call in self._recorded:  # a call that ends later belongs to no step
             call.name, call.outputs = "", []
         self._recorded.clear()
-        self._reducer.forget()  # a backward pass that failed, a call whose end nobody tells
+        self._reducer.forget()  # a failed backward pass leaves calls whose end is never reported
         self._open = {key: (None, calls) for key, (_, calls) in self._open.items()}
         self.seconds_waited = 0.0
 
     def end_step(self) -> None:
-        """Write down the order and time of the calls of the step."""
+        """Append a row with the number, duration, bytes and group of each recorded call."""
         for call in self._recorded:
             series = self._series(call, COMMUNICATION_CALL, "")
             members = () if call.op in POINT_TO_POINT else self._members.get(call.group, ())
@@ -134,19 +134,19 @@ class CollectiveRows:
             self.rows.add_numbers(series, numbers)
 
     def close(self) -> None:
-        """Watch no more; every method is as it was."""
+        """Stop watching; restore every patched method."""
         forget_calls(self)
         self._reducer.forget()
         self._open.clear()
         self._recorded.clear()
 
     def take_order(self) -> int:
-        """Return the number of this step's collectives in groups of all ranks, and begin the next one's; 0 for none."""
+        """Return the order number of this step's collectives in groups of all ranks, and reset it; 0 for none."""
         return self._order.take()
 
     @property
     def calls_so_far(self) -> int:
-        """How many collectives and point-to-point operations were called since watching began."""
+        """Collectives and point-to-point operations called since watching began."""
         return sum(self._sequences.values())
 
     @property
@@ -155,7 +155,7 @@ class CollectiveRows:
         return [*(call for _, calls in list(self._open.values()) for call in calls), *self._reducer.open]
 
     def doing(self) -> dict[str, Any]:
-        """Return the call that is waited for, and those that are open; called from another thread."""
+        """Return the call that this rank waits for, and the open calls; may be called from another thread."""
         call = self.waiting_for
         opened = [call.describe() for call in list(self.open_calls)]
         if call is None:
@@ -163,46 +163,46 @@ class CollectiveRows:
         known = {"op": call.op, "group": call.group, "sequence": call.sequence}
         return {"waits_for": call.describe(), "call": known, "open": opened}
 
-    # ------------------------------------------------------------------ what the process groups tell
+    # ------------------------------------------------------------------ called by the patched process groups
 
     def begin(
         self, op: CollectiveOp, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> OpenCollective | None:
-        """Number a call, and read what goes in. Calls of other threads (a checkpoint's) are none of the step's."""
+        """Number a call, and read its inputs. Calls of other threads (a checkpoint's) do not belong to the step."""
         if threading.get_ident() != self._thread and not in_backward():
             return None
         found: OpenCollective | None = self.guard.run(PART, self._begin, op, group, args, kwargs)
         return found
 
     def started(self, call: OpenCollective, work: Any, result: Any) -> None:
-        """Note what is to come out; a call without a `Work` has ended, or its result is waited for by its use."""
+        """Note a call's outputs; a call without a `Work` has ended, or its result is waited for when it is used."""
         self.guard.run(PART, self._started, call, work, result)
 
     def waiting(self, work: Any) -> None:
-        """Note what is waited for."""
+        """Note the call that this rank waits for."""
         self.guard.run(PART, self._waiting, work)
 
     def finished(self, work: Any) -> None:
-        """Read what has come out."""
+        """Read the outputs of the calls that have ended."""
         self.guard.run(PART, self._finished, work)
 
     def coalescing(self, group: Any, *, begins: bool, work: Any) -> None:
-        """Note that several calls end with one `Work`."""
+        """Note where a group of calls that share one `Work` begins or ends."""
         self.guard.run(PART, self._coalescing, group, begins, work)
 
     def reducer_begins(self, op: CollectiveOp, args: tuple[Any, ...]) -> OpenCollective | None:
-        """Number a call of the reducer, and read what goes in."""
+        """Number a call of the reducer, and read its inputs."""
         if threading.get_ident() != self._thread and not in_backward():
             return None
         found: OpenCollective | None = self.guard.run(PART, self._reducer_begins, op, args)
         return found
 
     def reducer_started(self, call: OpenCollective) -> None:
-        """Have a call of the backward pass end when that has waited for it."""
+        """Note that the reducer has made a call; it ends when the backward pass has waited for it."""
         self.guard.run(PART, self._reducer.started, call)
 
     def reducer_finished(self) -> None:
-        """Read what has come out of the calls of a forward pass."""
+        """Read the outputs of the calls that a forward pass made."""
         self.guard.run(PART, self._reducer.forward_ended)
 
     def _reducer_begins(self, op: CollectiveOp, args: tuple[Any, ...]) -> OpenCollective | None:
@@ -210,12 +210,12 @@ class CollectiveRows:
         return self._begin(op, group_of(args[1]), (args[0], reduction), {})
 
     def _end_of_reducer(self, calls: list[OpenCollective]) -> None:
-        self.guard.run(PART, self._end_together, calls)
+        self.guard.run(PART, self._end_waited, calls)
 
     def _reducer_waits(self, call: OpenCollective) -> None:
         self.waiting_for, call.waited_since = call, time.monotonic()
 
-    def _end_together(self, calls: list[OpenCollective]) -> None:
+    def _end_waited(self, calls: list[OpenCollective]) -> None:
         if calls[0].waited_since is not None:
             self.seconds_waited += time.monotonic() - calls[0].waited_since
             self.waiting_for = None
@@ -255,9 +255,9 @@ class CollectiveRows:
         if call.name and isinstance(result, Tensor):
             call.outputs = [result]
         call.nbytes = max(call.nbytes, sum(x.numel() * x.element_size() for x in call.outputs))
-        together = self._together.get(call.group)
-        if together is not None:
-            together.append(call)
+        coalesced = self._coalesced.get(call.group)
+        if coalesced is not None:
+            coalesced.append(call)
         elif work is None:
             self._end([call])
         else:
@@ -266,7 +266,7 @@ class CollectiveRows:
     def _keep(self, work: Any, calls: list[OpenCollective]) -> None:
         while len(self._open) >= MAX_OPEN:
             self._open.pop(next(iter(self._open)))
-        # Only what is recorded holds the `Work`, until the step ends: many are never waited for in Python.
+        # Only recorded calls keep the `Work` alive, until the step ends: many are never waited for in Python.
         self._open[id(work)] = (work if any(call.name for call in calls) else None, calls)
 
     def _waiting(self, work: Any) -> None:
@@ -292,9 +292,9 @@ class CollectiveRows:
     def _coalescing(self, group: Any, begins: bool, work: Any) -> None:
         name = group_name(group)
         if begins:
-            self._together[name] = []
+            self._coalesced[name] = []
             return
-        calls = self._together.pop(name, [])
+        calls = self._coalesced.pop(name, [])
         if calls and work is not None:
             self._keep(work, calls)
         else:

@@ -1,8 +1,8 @@
-"""What a process group is asked to do, seen where every way of asking comes together.
+"""Patches the methods of process groups, so that a listener hears of every collective and its end.
 
-Functions of `torch.distributed` are imported by name, wrapped and copied; in the end each calls a method of a process
-group, and waits for the `Work` that it returns. Those methods are wrapped on their classes while someone watches.
-What the reducer of DistributedDataParallel asks in C++ is seen where operators are dispatched.
+Training code imports, wraps and copies the functions of `torch.distributed`; each of them ends in a method of a process
+group, and waits for the `Work` that it returns. Those methods are patched on their classes while there are listeners.
+The reducer of DistributedDataParallel calls from C++; its calls are intercepted in the dispatcher.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainsentry.collectors.torch.distributed.reducer import asked_in_python, watch_reducer
+from trainsentry.collectors.torch.distributed.reducer import called_from_python, watch_reducer
 
 
 @dataclass(frozen=True)
 class CollectiveOp:
-    """A method of a process group: what people call it, and which of its arguments go in and come out."""
+    """A method of a process group: its public name, and the positions of its input and output arguments."""
 
     name: str
     inputs: tuple[int, ...]
@@ -29,7 +29,7 @@ class CollectiveOp:
 
     @functools.cached_property
     def reduces(self) -> bool:
-        """Whether values of several ranks become one."""
+        """Whether the operation reduces over ranks."""
         return "reduce" in self.name
 
 
@@ -63,8 +63,7 @@ OPS: Final = {
     "barrier": CollectiveOp("barrier", (), ()),
     "monitored_barrier": CollectiveOp("barrier", (), ()),
 }
-"""Methods by name; newer names of torch 2.13 stand beside the older ones. `all_gather_base` is what people call
-`all_gather_into_tensor`."""
+"""Methods by name, older and newer (torch 2.13) names of each; `_allgather_base` is public `all_gather_into_tensor`."""
 
 FUNCTIONAL: Final = {
     "all_reduce": "all_reduce",
@@ -75,50 +74,50 @@ FUNCTIONAL: Final = {
     "broadcast": "broadcast",
     "permute_tensor": "permute_tensor",
 }
-"""Functional collectives, which DTensor uses: they take a tensor and return another."""
+"""Functional collectives, which DTensor uses: each takes a tensor and returns another."""
 
 
 class CollectiveListener(Protocol):
-    """Who is told of calls. Its methods contain their own failures."""
+    """Is called for each collective. Its methods contain their own failures."""
 
     def begin(self, op: CollectiveOp, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call is about to be made with these arguments; return what is to be known of it later, or None."""
+        """Called before a call; returns what `started` gets as `call`, or None to ignore the call."""
 
     def started(self, call: Any, work: Any, result: Any) -> None:
-        """A call was made; it has returned a `Work`, or its result."""
+        """Called after a call has returned a `Work`, or its result."""
 
     def waiting(self, work: Any) -> None:
-        """Someone begins to wait for a call."""
+        """Called before the training code waits for a call."""
 
     def finished(self, work: Any) -> None:
-        """A call has ended, for whoever waits on this stream."""
+        """Called when a call has ended for the current stream."""
 
     def coalescing(self, group: Any, *, begins: bool, work: Any) -> None:
-        """Calls from here on, or up to here, are one."""
+        """Called where a group of calls that share one `Work` begins or ends."""
 
     def reducer_begins(self, op: CollectiveOp, args: tuple[Any, ...]) -> Any:
-        """C++ is about to make a call: tensors, then the boxed group, then a boxed reduction or other things."""
+        """Called before a C++ call; `args` are tensors, the boxed group, and then a boxed reduction or others."""
 
     def reducer_started(self, call: Any) -> None:
-        """C++ has made a call."""
+        """Called after a C++ call was made."""
 
     def reducer_finished(self) -> None:
-        """What C++ has called outside of a backward pass has ended."""
+        """Called when the C++ calls made outside of a backward pass have ended."""
 
 
-_watchers: list[CollectiveListener] = []
+_listeners: list[CollectiveListener] = []
 _patched: list[tuple[Any, str, Any]] = []
 _undo: list[Callable[[], None]] = []
-_NOBODY_ELSE_ASKS: Final = contextlib.nullcontext()
+_NO_REDUCER: Final = contextlib.nullcontext()
 
 
-def watch_calls(watcher: CollectiveListener, *, reducer: bool = False) -> None:
-    """Tell `watcher` of every call from here on; with `reducer` of those of DistributedDataParallel's C++ too."""
-    _watchers.append(watcher)
+def watch_calls(listener: CollectiveListener, *, reducer: bool = False) -> None:
+    """Report every call from now on to `listener`; with `reducer`, also those of DistributedDataParallel's C++."""
+    _listeners.append(listener)
     if reducer and not _undo:
-        _undo.append(watch_reducer(_around))
+        _undo.append(watch_reducer(_reducer_call))
         _patch(dist, "_broadcast_coalesced", _waits_for_reducer)
-    if len(_watchers) > 1 or not dist.is_available():
+    if len(_listeners) > 1 or not dist.is_available():
         return
     from torch._C._distributed_c10d import ProcessGroup, Work
     from torch.distributed import _functional_collectives as functional
@@ -132,10 +131,10 @@ def watch_calls(watcher: CollectiveListener, *, reducer: bool = False) -> None:
         _patch(functional, name, functools.partial(_function, CollectiveOp(public, (0,), (0,))))
 
 
-def forget_calls(watcher: CollectiveListener) -> None:
-    """Tell `watcher` no more; when it was the last, everything is as it was before."""
-    _watchers[:] = [w for w in _watchers if w is not watcher]
-    if not _watchers:
+def forget_calls(listener: CollectiveListener) -> None:
+    """Report no more calls to `listener`; after the last one, restore every method."""
+    _listeners[:] = [each for each in _listeners if each is not listener]
+    if not _listeners:
         for owner, name, original in reversed(_patched):
             setattr(owner, name, original)
         _patched.clear()
@@ -145,7 +144,7 @@ def forget_calls(watcher: CollectiveListener) -> None:
 
 
 def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], positions: tuple[int, ...]) -> list[Tensor]:
-    """Return the tensors at some positions of a call's arguments, also those in lists of lists."""
+    """Return the tensors at the given positions of a call's arguments, including those in nested lists."""
     given = [*args, *kwargs.values()] if kwargs else args
     found: list[Tensor] = []
     stack = [given[i] for i in reversed(positions) if i < len(given)]
@@ -166,7 +165,7 @@ def reduction_of(op: CollectiveOp, args: tuple[Any, ...], kwargs: dict[str, Any]
         if isinstance(given, (Tensor, list, tuple)):
             continue
         how = getattr(given, "reduceOp", given)
-        if isinstance(how, (dist.ReduceOp, dist.ReduceOp.RedOpType)):  # told by comparing: their names are slow
+        if isinstance(how, (dist.ReduceOp, dist.ReduceOp.RedOpType)):  # compared, as their names are slow to get
             return 1 if how == dist.ReduceOp.SUM else 2 if how == dist.ReduceOp.AVG else 0
         if isinstance(how, str) and how.lower() in {"sum", "avg"}:
             return 1 if how.lower() == "sum" else 2
@@ -174,7 +173,7 @@ def reduction_of(op: CollectiveOp, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def members_of(group: Any) -> list[int]:
-    """Return the ranks of a process group; empty when it cannot be told."""
+    """Return the ranks of a process group; empty when they are unknown."""
     try:
         c10d: Any = dist.distributed_c10d
         return list(
@@ -185,7 +184,7 @@ def members_of(group: Any) -> list[int]:
 
 
 def known_groups(own: str) -> list[dict[str, Any]]:
-    """Return the process groups of this rank with their ranks, but for the monitor's `own`."""
+    """Return the process groups of this rank with their ranks, except the monitor's `own`."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
     groups = getattr(dist.distributed_c10d, "_world").pg_names  # noqa: B009 - torch has no public list
@@ -194,7 +193,7 @@ def known_groups(own: str) -> list[dict[str, Any]]:
 
 
 def group_name(group: Any) -> str:
-    """Return the name of a process group, or of one given by its name, its ranks or a mesh."""
+    """Return the name of a process group, given as an object, a name, ranks or a mesh."""
     name = getattr(group, "group_name", None)
     if isinstance(name, str):
         return "world" if name == "0" else name
@@ -207,7 +206,7 @@ def group_name(group: Any) -> str:
 
 
 def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    raw = vars(owner).get(name)  # a method of a class in C++ is bound by what wraps it there
+    raw = vars(owner).get(name)  # the unbound attribute: a C++ class binds its methods by a wrapper of its own
     if raw is not None:
         _patched.append((owner, name, raw))
         setattr(owner, name, make(getattr(owner, name)))
@@ -216,12 +215,12 @@ def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[
 def _method(op: CollectiveOp, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls = [(w, w.begin(op, self, args, kwargs)) for w in _watchers]
-        with asked_in_python() if _undo else _NOBODY_ELSE_ASKS:
+        calls = [(each, each.begin(op, self, args, kwargs)) for each in _listeners]
+        with called_from_python() if _undo else _NO_REDUCER:
             work = original(self, *args, **kwargs)
-        for watcher, call in calls:
+        for listener, call in calls:
             if call is not None:
-                watcher.started(call, work, None)
+                listener.started(call, work, None)
         return work
 
     return method
@@ -233,22 +232,22 @@ def _function(op: CollectiveOp, original: Callable[..., Any]) -> Callable[..., A
         if torch.compiler.is_compiling() or not isinstance(self, Tensor):
             return original(self, *args, **kwargs)
         group = next((a for a in (*args, *kwargs.values()) if not isinstance(a, (str, int, float, bool))), None)
-        calls = [(w, w.begin(op, group, (self, *args), kwargs)) for w in _watchers]
+        calls = [(each, each.begin(op, group, (self, *args), kwargs)) for each in _listeners]
         result = original(self, *args, **kwargs)
-        for watcher, call in calls:
+        for listener, call in calls:
             if call is not None:
-                watcher.started(call, None, result)
+                listener.started(call, None, result)
         return result
 
     return function
 
 
-def _around(method: str, arguments: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    calls = [(w, w.reducer_begins(OPS[method], arguments)) for w in _watchers]
+def _reducer_call(method: str, arguments: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    calls = [(each, each.reducer_begins(OPS[method], arguments)) for each in _listeners]
     result = make()
-    for watcher, call in calls:
+    for listener, call in calls:
         if call is not None:
-            watcher.reducer_started(call)
+            listener.reducer_started(call)
     return result
 
 
@@ -256,8 +255,8 @@ def _waits_for_reducer(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        for watcher in _watchers:
-            watcher.reducer_finished()
+        for listener in _listeners:
+            listener.reducer_finished()
         return result
 
     return broadcast_coalesced
@@ -266,11 +265,11 @@ def _waits_for_reducer(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for watcher in _watchers:
-            watcher.waiting(self)
+        for listener in _listeners:
+            listener.waiting(self)
         result = original(self, *args, **kwargs)
-        for watcher in _watchers:
-            watcher.finished(self)
+        for listener in _listeners:
+            listener.finished(self)
         return result
 
     return wait
@@ -280,8 +279,8 @@ def _coalescing(begins: bool, original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def coalescing(self: Any, *args: Any, **kwargs: Any) -> Any:
         work = original(self, *args, **kwargs)
-        for watcher in _watchers:
-            watcher.coalescing(self, begins=begins, work=work)
+        for listener in _listeners:
+            listener.coalescing(self, begins=begins, work=work)
         return work
 
     return coalescing

@@ -1,8 +1,8 @@
-"""What the reducer of DistributedDataParallel asks of a process group by itself, in C++.
+"""Intercepts the collectives that the reducer of DistributedDataParallel calls from C++.
 
-It calls no method that Python could wrap; but the methods of a process group hand over to operators of the dispatcher
-(`c10d::allreduce_`), and an operator can be given a kernel of ours that looks, and passes on. It is there while it is
-wanted, and only where a model is under DistributedDataParallel.
+The reducer calls no method that Python could patch. But the methods of a process group call operators of the dispatcher
+(`c10d::allreduce_`), and the monitor registers kernels for these that report each call and pass it on. They are
+registered only while calls are watched and a model is under DistributedDataParallel.
 """
 
 import functools
@@ -17,44 +17,44 @@ import torch.distributed as dist
 from trainsentry.collectors.torch.hooks.backward_pass import after_backward, in_backward
 
 OPERATORS: Final = {"allreduce_": "allreduce", "broadcast_": "broadcast"}
-"""Operators that the reducer uses, with the method of a process group that stands for each."""
+"""Operators that the reducer calls, each with the corresponding method of a process group."""
 
 _KEY: Final = "Autograd"
-"""Nothing is registered there for these operators, so that nothing is replaced."""
+"""Dispatch key of the kernels; these operators have no kernel of their own there, so none is replaced."""
 
 _python = threading.local()
 
 
 @contextmanager
-def asked_in_python() -> Iterator[None]:
-    """Mark a call that a wrapped method of Python makes: it is seen there."""
-    outer = getattr(_python, "asking", False)
-    _python.asking = True
+def called_from_python() -> Iterator[None]:
+    """Mark a call made by a patched method, which is reported there and not by the kernel."""
+    outer = getattr(_python, "calling", False)
+    _python.calling = True
     try:
         yield
     finally:
-        _python.asking = outer
+        _python.calling = outer
 
 
-def watch_reducer(around: Callable[[str, tuple[Any, ...], Callable[[], Any]], Any]) -> Callable[[], None]:
-    """Have `around(method, arguments, call)` make each call of C++, and return its result; return what undoes it.
+def watch_reducer(make_call: Callable[[str, tuple[Any, ...], Callable[[], Any]], Any]) -> Callable[[], None]:
+    """Route each C++ call through `make_call(method, arguments, call)`, which returns the result of `call()`.
 
-    `arguments` are those of the operator: tensors, then the boxed process group.
+    `arguments` are the operator's: tensors, then the boxed process group. Return the function that undoes it.
     """
-    library = torch.library.Library("c10d", "IMPL")  # held by what undoes it: without it the kernels are gone
+    library = torch.library.Library("c10d", "IMPL")  # the returned method keeps it, and so the kernels, alive
     for name, method in OPERATORS.items():
         operator = getattr(torch.ops.c10d, name).default
-        library.impl(name, functools.partial(_kernel, operator, method, around), _KEY, with_keyset=True)
+        library.impl(name, functools.partial(_kernel, operator, method, make_call), _KEY, with_keyset=True)
     return library._destroy
 
 
 def group_of(boxed: Any) -> Any:
-    """Return the process group in a box of the dispatcher."""
+    """Return the process group that the dispatcher has boxed."""
     return dist.ProcessGroup.unbox(boxed)
 
 
 def reduction_in(boxed: Any) -> str:
-    """Return how a boxed reduction is called: `sum`, `avg`, …; empty when it cannot be told."""
+    """Return the name of a boxed reduction: `sum`, `avg`, …; empty when it is unknown."""
     get = getattr(boxed, "_get_method", None)
     if get is None:
         return ""
@@ -64,10 +64,10 @@ def reduction_in(boxed: Any) -> str:
 
 
 class ReducerCalls:
-    """Follows calls of C++ to their ends, which nobody tells: the reducer waits at the end of a backward pass.
+    """Follows C++ calls to their ends, which are not reported: the reducer waits at the end of a backward pass.
 
-    `waits(call)` is told when it begins to, `ended(calls)` when it has. For calls of a forward pass (buffers) it waits
-    at once, and `forward_ended` is to be called.
+    Calls `waits(call)` when the wait begins, `ended(calls)` when it is over. The reducer waits at once for the calls of
+    a forward pass (buffers); their end is marked by `forward_ended`.
     """
 
     def __init__(self, waits: Callable[[Any], None], ended: Callable[[list[Any]], None]) -> None:
@@ -82,7 +82,7 @@ class ReducerCalls:
         return [*self._forward, *self._backward]
 
     def started(self, call: Any) -> None:
-        """Take a call that was made just now."""
+        """Add a call that has just been made."""
         if not in_backward():
             self._forward.append(call)
             if len(self._forward) == 1:
@@ -93,16 +93,16 @@ class ReducerCalls:
             after_backward(self._waits_now)
 
     def forward_ended(self) -> None:
-        """End the calls that a forward pass has made."""
+        """End the calls that a forward pass made."""
         self._end(self._forward)
 
     def forget(self) -> None:
-        """Forget calls whose end was not told: a backward pass that failed."""
+        """Forget calls whose end was not reported, as in a failed backward pass."""
         self._backward.clear()
         self._forward.clear()
 
     def _waits_now(self) -> None:
-        # The reducer asked to be called after the backward pass, later than we did: it waits next, and we come after.
+        # The reducer queued its callback after ours, so it waits next, and the callback queued here runs after that.
         if self._backward:
             self._waits(self._backward[0])
             after_backward(lambda: self._end(self._backward))
@@ -114,12 +114,12 @@ class ReducerCalls:
             self._ended(ended)
 
 
-def _kernel(operator: Any, method: str, around: Any, keyset: Any, *arguments: Any) -> Any:
+def _kernel(operator: Any, method: str, make_call: Any, keyset: Any, *arguments: Any) -> Any:
     below = keyset & torch._C._after_autograd_keyset
 
     def call() -> Any:
         return operator.redispatch(below, *arguments)
 
-    if getattr(_python, "asking", False):
+    if getattr(_python, "calling", False):
         return call()
-    return around(method, arguments, call)
+    return make_call(method, arguments, call)

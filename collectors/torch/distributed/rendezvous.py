@@ -1,4 +1,4 @@
-"""Where the ranks of a run meet in `watch`, the group that the monitor talks over, and maxima over that group."""
+"""Rendezvous of torch's ranks in `watch`: the monitor's own gloo group, max-reduces over it, and the ranks' store."""
 
 import os
 import secrets
@@ -14,23 +14,24 @@ from trainsentry.collectors.ranks.connection import ranks_named
 from trainsentry.collectors.ranks.handshake import secret_for
 from trainsentry.collectors.ranks.run_secret import given_secret
 
-MEETING_SECONDS: Final = 60.0
-"""How long the ranks wait for the last one to call `watch`: models are built and loaded at different speed."""
+RENDEZVOUS_SECONDS: Final = 60.0
+"""How long the ranks wait for the last one to call `watch`: models are built and loaded at different speeds."""
 
 GROUP_SECONDS: Final = 180.0
-"""How long an exchange may take. Ranks that train together are a step apart at most when one begins."""
+"""How long an exchange may take; ranks that train together are at most a step apart when one begins."""
 
 POLL_SECONDS: Final = 0.02
+"""Pause between two looks at the store for ranks that have not joined."""
 
-_meetings = 0
+_count = 0
 _left: list[Any] = []
 
 
 class GroupRendezvous:
-    """The ranks of a run, all of which take part, watched or not; `group` is a gloo group of the monitor's own.
+    """All ranks of a run, watched or not; they exchange values over `group`, the monitor's own gloo group.
 
-    Nothing that is sent over it waits for an accelerator, nor does it get between the training's own collectives.
-    `secret` is known to all ranks; nobody else knows it who is not on the network of the process group.
+    Its exchanges wait for no accelerator and do not mix with the training's collectives. All ranks know `secret`, and
+    so may anyone who can read the process group's network.
     """
 
     def __init__(self, group: Any, rank: int, size: int, store: "GroupStore", secret: str = "") -> None:
@@ -46,13 +47,13 @@ class GroupRendezvous:
         return str(self.group.group_name)
 
     def exchange(self, mine: Any) -> list[Any]:
-        """Return what every rank gives, in the order of ranks."""
+        """Gather one value from every rank; return them in rank order."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, mine, self.group)
         return found
 
     def close(self, *, broken: bool = False) -> None:
-        """Leave the group; one in which an exchange has failed is left as it is, for to end it would be to wait."""
+        """Destroy the group; a `broken` one, in which an exchange failed, is kept: destroying it would block."""
         group, self.group = self.group, None
         if broken:
             _left.append(group)
@@ -60,36 +61,36 @@ class GroupRendezvous:
             dist.destroy_process_group(group)
 
 
-def _told_by_first(group: Any, rank: int) -> str:
-    """Return a random text that rank 0 tells all others."""
-    told = [secrets.token_hex(32) if rank == 0 else None]
-    dist.broadcast_object_list(told, src=0, group=group)
-    return str(told[0])
+def _broadcast_random(group: Any, rank: int) -> str:
+    """Return a random text that rank 0 draws and broadcasts."""
+    drawn = [secrets.token_hex(32) if rank == 0 else None]
+    dist.broadcast_object_list(drawn, src=0, group=group)
+    return str(drawn[0])
 
 
 class GroupStore:
-    """Where ranks leave words for each other that are read without waiting: the run's store."""
+    """Key-value store of the ranks, in the process group's own store; reading it does not block."""
 
     def __init__(self, store: Any, size: int) -> None:
         self.store = store
         self.size = size
 
     def put(self, key: str, text: str) -> None:
-        """Leave a word."""
+        """Store a text."""
         self.store.set(key, text)
 
     def all(self, prefix: str) -> dict[int, str]:
-        """Return what the ranks have left under `<prefix>/<rank>`."""
+        """Return the texts stored under `<prefix>/<rank>`, by rank."""
         keys = {rank: f"{prefix}/{rank}" for rank in range(self.size)}
         return {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
 
 
-def meet(timeout: float = MEETING_SECONDS) -> GroupRendezvous | None:
-    """Wait until every rank has come; return None where there is one rank only.
+def meet(timeout: float = RENDEZVOUS_SECONDS) -> GroupRendezvous | None:
+    """Wait until every rank has joined; return None for a single rank.
 
     Raises:
-        RuntimeError: when the launcher started several ranks and `torch.distributed` does not know of them, or when
-            some ranks have not come after `timeout` seconds.
+        RuntimeError: when the launcher started several ranks but `torch.distributed` is not initialized, or when a
+            rank has not joined within `timeout` seconds.
         ValueError: when the environment's secret is too short.
 
     """
@@ -107,17 +108,17 @@ def meet(timeout: float = MEETING_SECONDS) -> GroupRendezvous | None:
     given = given_secret()
     store = _gather_at_store(rank, size, timeout)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS))
-    told = _told_by_first(group, rank)
-    secret = told if given is None else secret_for(given, "run", told)
+    drawn = _broadcast_random(group, rank)
+    secret = drawn if given is None else secret_for(given, "run", drawn)
     return GroupRendezvous(group, rank, size, GroupStore(store, size), secret)
 
 
 def _gather_at_store(rank: int, size: int, timeout: float) -> Any:
-    """Wait at the run's store until all ranks have come: it alone can say who has not."""
-    global _meetings  # noqa: PLW0603 - the same count on every rank: `watch` is called as often on each
-    _meetings += 1
-    place = f"trainsentry/meeting{_meetings}"
-    store = dist.distributed_c10d.PrefixStore(place, dist.distributed_c10d._get_default_store())
+    """Wait in the run's store until all ranks have joined: only the store can tell which are missing."""
+    global _count  # noqa: PLW0603 - the same on every rank: each calls `watch` equally often
+    _count += 1
+    prefix = f"trainsentry/meeting{_count}"
+    store = dist.distributed_c10d.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
     store.set(f"rank{rank}", "here")
     if store.add("count", 1) == size:
         store.set("all", "here")
@@ -134,9 +135,9 @@ def _gather_at_store(rank: int, size: int, timeout: float) -> Any:
 
 
 class GroupMaxReduce:
-    """Finds the greatest of what the ranks propose, while their steps go on.
+    """Computes the element-wise maximum over all ranks, watched or not, while their steps go on.
 
-    Every rank takes part, watched or not. Alone (`rendezvous` is None) a rank agrees with itself.
+    For a single rank (`rendezvous` is None) the result is its own values.
     """
 
     def __init__(self, rendezvous: GroupRendezvous | None, max_wait: float) -> None:
@@ -146,13 +147,13 @@ class GroupMaxReduce:
         self._work: Any = None
 
     def propose(self, values: Sequence[float]) -> None:
-        """Begin to agree on values, as many on every rank."""
+        """Start a max-reduce; every rank proposes equally many values."""
         self._values = torch.tensor(values, dtype=torch.float64)
         if self._rendezvous is not None:
             self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, self._rendezvous.group, async_op=True)
 
     def result(self) -> list[float] | None:
-        """Return the greatest of each value, waiting for the other ranks; None when nothing was proposed.
+        """Wait for the other ranks; return the element-wise maximum, or None when nothing was proposed.
 
         Raises:
             RuntimeError: when a rank has not proposed anything within `max_wait` seconds.

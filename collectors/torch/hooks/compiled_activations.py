@@ -1,9 +1,9 @@
-"""Activations inside compiled graphs: operators that the compiler keeps where they are.
+"""Observes activations inside compiled graphs, by custom operators that the compiler leaves in place.
 
-A compiler traces the hooks of a module that it inlines, so what they do becomes part of its graph. They call operators
-of ours, which the compiler does not look into, and which find their `Site` by number when the graph runs. The number
-travels as a tensor, an input of the graph: blocks of one class share their graph then, and no number is a constant
-that dynamo guards on. A path begins with the side, `input` or `output`; an empty one marks the beginning of a pass.
+A compiler traces the hooks of a module that it inlines, so they become part of its graph. The hooks call custom
+operators, which are opaque to the compiler and look up their `Site` by number when the graph runs. The number is a
+tensor and an input of the graph, not a constant that dynamo guards on, so that blocks of one class share a graph. A
+path begins with the side, `input` or `output`; an empty path marks the beginning of a pass.
 """
 
 import itertools
@@ -21,13 +21,13 @@ from trainsentry.collectors.shared.model_graph import NamedModule
 
 
 class Observer(Protocol):
-    """Who is told what runs inside compiled graphs. Its methods contain their own failures."""
+    """Is called by the operators inside compiled graphs. Its methods contain their own failures."""
 
     def compiled_pass(self, named: NamedModule) -> None:
         """Note that a pass through an outermost module begins."""
 
     def compiled_tensor(self, site: "Site", path: str, tensor: Tensor, *, hooked: bool) -> None:
-        """Take an input or output; where its gradient is hooked, that will follow."""
+        """Take an input or output; if `hooked`, its gradient will follow."""
 
     def compiled_gradient(self, site: "Site", path: str, gradient: Tensor) -> None:
         """Take the gradient at an input or output."""
@@ -35,7 +35,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A hooked module: what the operator's number stands for."""
+    """A hooked module, which an operator identifies by its number."""
 
     number: int
     observer: "weakref.ref[Observer]"
@@ -43,10 +43,10 @@ class Site:
 
 
 class CompiledVisits:
-    """Which call of a pass, and which pass of a step, an observation inside a compiled graph belongs to.
+    """Finds the call of a pass, and the pass of a step, that an observation inside a compiled graph belongs to.
 
-    A graph cannot tell, so visits are counted. In the backward pass calls come in the opposite order; passes come in
-    the order of their forwards.
+    A graph does not know either, so visits are counted. In the backward pass, calls come in reverse order; passes come
+    in the order of their forward passes.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class CompiledVisits:
         self.begin_pass()
 
     def begin_pass(self) -> None:
-        """Begin to count the calls of a pass."""
+        """Begin a pass, whose calls are counted from 0."""
         self._calls.clear()
         self._pass += 1
 
@@ -71,7 +71,7 @@ class CompiledVisits:
         key = (site.number, path)
         call = self._calls[key]
         self._calls[key] += 1
-        if hooked:  # kept through passes of other models, behind which this one's gradients may come
+        if hooked:  # kept during passes of other models, as this one's gradients may come after them
             known = self._hooked.get(key)
             if known is None or known[0] != self._pass:
                 known = self._hooked[key] = (self._pass, [])
@@ -92,9 +92,9 @@ _sites: dict[int, Site] = {}
 
 
 def new_site(observer: "weakref.ref[Observer]", named: NamedModule, number: Tensor | None = None) -> Tensor:
-    """Return the number of a site, int64 of shape (); given one of a closed monitor, a site that takes its place.
+    """Create a site and return its number, int64 of shape (); `number` reuses that of a closed monitor's site.
 
-    The site lives until `forget_sites` is told of the number.
+    The site lives until `forget_sites` removes it.
     """
     found = torch.tensor(next(_numbers)) if number is None else number
     _sites[int(found)] = Site(int(found), observer, named)
@@ -102,13 +102,13 @@ def new_site(observer: "weakref.ref[Observer]", named: NamedModule, number: Tens
 
 
 def forget_sites(numbers: Iterable[int]) -> None:
-    """Forget sites; graphs that were compiled with them run on and observe nothing."""
+    """Remove sites; graphs compiled with them go on running and observe nothing."""
     for number in numbers:
         _sites.pop(number, None)
 
 
 def named_at(number: Tensor | None) -> NamedModule | None:
-    """Return the module of a site, None where there is none."""
+    """Return the module of a site, None for an unknown number."""
     site = None if number is None else _sites.get(int(number))
     return None if site is None else site.named
 
@@ -134,11 +134,11 @@ def _observe_gradient(x: Tensor, number: Tensor, path: str) -> Tensor:
     found = _site(number)
     if found is not None:
         found[1].compiled_gradient(found[0], path, x)
-    return x.clone()  # an operator may not return what it was given
+    return x.clone()  # an operator must not return its own argument
 
 
 _HOST_ONLY: Final = tuple(tag for tag in [getattr(torch.Tag, "cudagraph_unsafe", None)] if tag is not None)
-"""Where torch cuts its graphs for CUDA's captures, it leaves these operators out of those: a replay calls no Python."""
+"""Tags that make torch keep these operators out of captured CUDA graphs, whose replays call no Python."""
 
 _library = torch.library.Library("trainsentry", "FRAGMENT")
 _library.define("observe(Tensor(a!) token, Tensor x, Tensor site, str path, *, bool hooked) -> ()", tags=_HOST_ONLY)
@@ -149,10 +149,10 @@ torch.library.register_fake("trainsentry::observe", lambda *_, **__: None, lib=_
 torch.library.register_fake("trainsentry::observe_gradient", lambda x, *_: torch.empty_like(x), lib=_library)
 
 _token: Final = torch.zeros(1)
-"""What the operator says it changes, so that no compiler removes it or moves it across another one.
+"""The operator's declared mutation, so that no compiler removes it or moves it across another one.
 
-The gradient's operator has a result that is used instead: a token would be saved for the backward pass, and found
-changed by the next forward.
+The gradient's operator has a used result instead: autograd would save a token for the backward pass, and find it
+changed by the next forward pass.
 """
 
 _nothing: Final = torch.zeros(1)
@@ -169,14 +169,14 @@ class _ObserveGradient(InertWhenCopied):
 
 
 def trace_begin(number: Tensor) -> None:
-    """Put the beginning of a pass into the graph."""
+    """Add an operator to the graph that marks the beginning of a pass."""
     torch.ops.trainsentry.observe(_token, _nothing, number, "", hooked=False)
 
 
 def trace_tensors(value: Any, number: Tensor, side: str, *, forward: bool, backward: bool, path: str = "") -> None:
-    """Put the observation of every tensor in `value` into the graph.
+    """Add an operator to the graph for each tensor in `value`, with paths as in `tensors_in`.
 
-    Tuples, lists and dictionaries are followed; what another object holds is left alone. Paths are as in `tensors_in`.
+    Only tuples, lists and dictionaries are searched for tensors.
     """
     prefix = f"{path}." if path else ""
     if isinstance(value, Tensor):
@@ -191,7 +191,7 @@ def trace_tensors(value: Any, number: Tensor, side: str, *, forward: bool, backw
 
 def _trace_tensor(x: Tensor, number: Tensor, path: str, *, forward: bool, backward: bool) -> None:
     hooked = backward and x.requires_grad
-    if forward or hooked:  # also counted, so that gradients find their calls
+    if forward or hooked:  # a hooked visit is counted too, so that its gradient finds its call
         torch.ops.trainsentry.observe(_token, x.detach(), number, path, hooked=hooked)
     if hooked:
         x.register_hook(_ObserveGradient(number, path))

@@ -1,4 +1,4 @@
-"""What torch's compiler can do on this version, and how hooks stay out of its way."""
+"""Capabilities of this version's torch compiler, and calls that keep hooks from disturbing it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from torch import nn
 _VERSION: Final = tuple(map(int, torch.__version__.split(".")[:2]))
 
 GRADIENTS_FROM: Final = (2, 13)
-"""The torch whose graphs take hooks on tensors inside them.
+"""First torch version whose compiled graphs can contain tensor hooks.
 
-Up to 2.9 such a hook is refused; 2.11 takes it and then breaks in-place ReLU and dynamic shapes.
+Up to 2.9 dynamo refuses such a hook; 2.11 accepts it but breaks in-place ReLU and dynamic shapes.
 """
 
 TRACES_GRADIENTS: Final = _VERSION >= GRADIENTS_FROM
 """Capability: gradients of activations can be observed inside compiled graphs."""
 
 KNOWS_ITS_CALLBACK: Final = _VERSION >= (2, 13)
-"""Capability: dynamo can be asked whether it is at work. 2.6 gives a reference away with each answer, and crashes."""
+"""Capability: dynamo can be asked whether it is active. In 2.6 each query loses a reference, and torch crashes."""
 
 EXACT_BACKENDS: Final = frozenset(
     {
@@ -31,33 +31,33 @@ EXACT_BACKENDS: Final = frozenset(
         "eager_noexcept",
     }
 )
-"""Backends that run a graph operator by operator, so that one operator more changes nothing else.
+"""Backends that run a graph operator by operator, so that an added operator changes no result.
 
-Any other may fuse: where a value is read in between, inductor rounds and adds up in another order (bf16 autocast on an
-AMD EPYC: 1e-3 of the loss; float32 convolutions with batch norm: 1e-8).
+Any other may fuse: reading a value in between makes inductor round and sum in another order (bf16 autocast on an AMD
+EPYC: 1e-3 of the loss; float32 convolutions with batch norm: 1e-8).
 """
 
 RECOMPILE_FACTOR: Final = 3
-"""Graphs of a watched frame for each of the bare one: with sampling, without, and from before its modules had hooks."""
+"""Graphs of a watched frame per graph of an unwatched one: with sampling, without, and before modules had hooks."""
 
 _raised: dict[str, int] = {}
 
 left_out: Final[Counter[str]] = Counter()
-"""How often hooks have left a graph of a backend alone because it fuses."""
+"""Graphs that were not observed because their backend fuses, by backend."""
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def backend_is_exact() -> bool:
-    """Whether what a graph that is being traced computes stays the same to the bit if values in it are read.
+    """Whether the results of the graph being traced stay identical to the bit when values inside it are read.
 
-    Runs while dynamo traces, whose current backend has no public name; an unknown one counts as one that fuses.
+    Runs while dynamo traces, whose current backend has no public name; an unknown backend counts as fusing.
     """
     try:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         backend = InstructionTranslator.current_tx().output.compiler_fn
         name = str(getattr(backend, "compiler_name", None) or getattr(backend, "__name__", "the backend"))
-    except Exception:  # noqa: BLE001 - whatever a torch that was never seen raises
+    except Exception:  # noqa: BLE001 - whatever an untested torch version raises
         name = "the backend"
     if name not in EXACT_BACKENDS:
         left_out[name] += 1
@@ -65,7 +65,7 @@ def backend_is_exact() -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` or `torch.compile(module)` was called and shows in the module."""
+    """Whether a module carries the marks of `module.compile()` or `torch.compile(module)`."""
     return getattr(module, "_compiled_call_impl", None) is not None or "_orig_mod" in module._modules
 
 
@@ -84,23 +84,23 @@ def backward_is_compiled() -> bool:
 
 
 def at_work() -> bool:
-    """Whether dynamo may look at a frame that this thread enters now."""
+    """Whether dynamo may examine a frame that this thread enters now."""
     if not KNOWS_ITS_CALLBACK:
         return True
     from torch._C._dynamo.eval_frame import get_eval_frame_callback  # it has no public name
 
-    # None: dynamo never looks; False: it only runs what it compiled before.
+    # None: dynamo is off; False: it only runs frames that are already compiled.
     return get_eval_frame_callback() not in {None, False}
 
 
 def never_compiled(*functions: Callable[..., Any]) -> bool:
-    """Have dynamo run the frames of functions as they are, and yet inline the functions into other frames.
+    """Make dynamo run the frames of functions uncompiled, but still inline the functions into other frames.
 
-    `torch.compiler.disable` does the first, but breaks the graph of the other frames. Return whether this torch can;
-    both calls it needs have no public name.
+    `torch.compiler.disable` also does the first, but breaks the graphs of the other frames. Return False when this
+    torch lacks one of the two functions needed, neither of which has a public name.
     """
     try:
-        from torch._C._dynamo.eval_frame import get_eval_frame_callback  # noqa: F401 - looked for here, used above
+        from torch._C._dynamo.eval_frame import get_eval_frame_callback  # noqa: F401 - checked here, used above
         from torch._dynamo.eval_frame import skip_code
     except ImportError:
         return False
@@ -110,10 +110,10 @@ def never_compiled(*functions: Callable[..., Any]) -> bool:
 
 
 def allow_for_hooks() -> None:
-    """Raise dynamo's limits of graphs for one frame, so that those of the bare run suffice for the watched one.
+    """Raise dynamo's limits of graphs per frame, so that limits that suffice without the monitor suffice with it.
 
-    The graphs stay when a monitor is closed, and so do the limits; they are raised once, and anew where the user has
-    set them since.
+    The graphs outlive a closed monitor, and so do the limits. They are raised once, and again after the user has set
+    them.
     """
     from torch._dynamo import config
 

@@ -1,9 +1,9 @@
-"""The two hooks of modules: run as they are on eager modules, traced into the graphs of compiled ones.
+"""The forward hooks of modules: run directly on eager modules, traced into the graphs of compiled ones.
 
-A compiler traces the hooks of the modules that it inlines. Those of the module whose own call it compiles run outside
-its graph, and it is told to leave them alone. Whatever it sees of a hook it checks before it runs a graph, up to 2.12
-which object it is and under which number the module holds it. So modules share one hook under one number, and what
-differs between them is a tensor that each carries: blocks of one class then share their graphs.
+A compiler traces the hooks of the modules that it inlines. Hooks of the module whose own call it compiles run outside
+its graph, and it is told not to compile them. It guards on every fact of a hook that it reads: up to 2.12, on the
+object's identity and on its number in the module. Therefore modules share one hook under one number, and each carries
+a tensor that tells it apart: blocks of one class then share their graphs.
 """
 
 import itertools
@@ -30,22 +30,22 @@ from trainsentry.collectors.torch.hooks.compiler import at_work, backend_is_exac
 PART = "activations"
 
 
-def _called(function: Callable[..., Any], *args: Any) -> None:
+def _call(function: Callable[..., Any], *args: Any) -> None:
     function(*args)
 
 
-_left_alone: Any = _called
+_call_uncompiled: Any = _call
 
 
 def stay_out_of_graphs(modules: Iterable[nn.Module]) -> bool:
-    """Have dynamo run hooks outside of graphs, and what they hang on, as they are; return whether this torch can.
+    """Make dynamo run hooks outside of graphs, and their modules, uncompiled; return whether this torch can.
 
-    From 2.13 on dynamo compiles a module of torch.nn by itself, where it is called between two graphs, for no other
-    reason than that it has hooks; without ours it would run as it is. (With hooks of the user's it is left alone.)
+    From 2.13 on, dynamo compiles a torch.nn module on its own when it is called between two graphs and has hooks;
+    without the monitor's hooks it would run uncompiled. Modules that have hooks of the user's are not touched.
     """
-    global _left_alone  # noqa: PLW0603 - dynamo is imported when a model is watched, not before
-    if _left_alone is _called:
-        _left_alone = torch.compiler.disable(_called)
+    global _call_uncompiled  # noqa: PLW0603 - dynamo is imported when a model is watched, not before
+    if _call_uncompiled is _call:
+        _call_uncompiled = torch.compiler.disable(_call)
     built_in = {
         type(m).forward
         for m in modules
@@ -56,22 +56,22 @@ def stay_out_of_graphs(modules: Iterable[nn.Module]) -> bool:
 
 
 class ForwardListener(Observer, Protocol):
-    """Whom the hooks report to. `eager` has the names of modules whose hooks have run outside of graphs."""
+    """Is called by the hooks. `eager` has the names of modules whose hooks have run outside of graphs."""
 
     guard: Guard
     eager: set[str]
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take note of a module that is entered."""
+        """Note that a module is entered."""
 
     def leave(self, named: NamedModule, output: Any) -> None:
-        """Take note of a module that is left."""
+        """Note that a module is left."""
 
 
 class Switch:
-    """What the hooks of one monitor do now: `sampling` is the plain flag that a compiler makes two graphs of.
+    """Settings that the hooks of one monitor read: `sampling` is a plain flag, for which a compiler makes two graphs.
 
-    With `inside_graphs` they also become part of graphs whose backend fuses, and may change the last bits of results.
+    With `inside_graphs`, hooks also enter graphs whose backend fuses, and may change the last bits of results.
     """
 
     def __init__(self, *, forward: bool, backward: bool, inside_graphs: bool) -> None:
@@ -82,57 +82,57 @@ class Switch:
 
 
 FIRST_KEY: Final = -1_000
-"""Number under which modules hold the hooks of a process's first monitor; torch counts its own from 0 up."""
+"""Key of the hooks of a process's first monitor in a module's hooks; torch's own keys start at 0."""
 
-_places: Final = itertools.count()
-"""What tells the hooks of one monitor from another's on the same modules, also while neither has any there."""
+_slots: Final = itertools.count()
+"""Numbers that tell the hooks of several monitors on the same modules apart."""
 
 
 class _ModuleHook(InertWhenCopied):
-    """What both hooks are: one that is `released` stays on its modules and does nothing, until it is taken again.
+    """The base of both hooks. After `release` a hook stays on its modules and does nothing, until it is reused.
 
-    `attribute` is where a module carries the number of its site. `observed` and `outermost` hold for all its modules.
+    A module carries the number of its site in `attribute`. `observed` and `outermost` apply to all modules of the hook.
     """
 
     side: str
     hooks: str
     with_kwargs: str
 
-    def __init__(self, place: int, switch: Switch, *, observed: bool, outermost: bool) -> None:
+    def __init__(self, slot: int, switch: Switch, *, observed: bool, outermost: bool) -> None:
         self.owner: ForwardListener | None = None
         self.switch = switch
-        self.place = place
-        self.attribute = f"_trainsentry_site_{place}"
+        self.slot = slot
+        self.attribute = f"_trainsentry_site_{slot}"
         self.observed = observed
         self.outermost = outermost
         self.named: dict[nn.Module, NamedModule] = {}
-        self._key = FIRST_KEY - place
+        self._key = FIRST_KEY - slot
 
     def is_on(self, module: nn.Module) -> bool:
         """Whether a module has this hook now."""
         return vars(module)[self.hooks].get(self._key) is self
 
     def _named(self, module: nn.Module) -> NamedModule | None:
-        """Return what a module is called; a replica of DataParallel's is known by the number that it carries."""
+        """Return a module with its name; a replica of DataParallel is identified by the site number that it carries."""
         return self.named.get(module) or named_at(vars(module).get(self.attribute))
 
     def attach(self, module: nn.Module) -> None:
-        """Go onto a module, under the number that is the same on all of them."""
+        """Register on a module, under the key that is the same on all modules."""
         handle = self._register(module)
         for name in (self.hooks, self.with_kwargs):
-            held = vars(module)[name]
-            held[self._key] = held.pop(handle.id)
+            hooks = vars(module)[name]
+            hooks[self._key] = hooks.pop(handle.id)
 
     def _register(self, module: nn.Module) -> RemovableHandle:
         raise NotImplementedError
 
     def remove(self, module: nn.Module) -> None:
-        """Leave a module."""
+        """Unregister from a module."""
         for name in (self.hooks, self.with_kwargs):
             vars(module)[name].pop(self._key, None)
 
     def release(self) -> None:
-        """Belong to nobody; the switch stays, as graphs are chosen by it, and is off."""
+        """Give up the owner; the switch, by which graphs are chosen, stays and is off."""
         self.owner = None
         self.named = {}
 
@@ -143,12 +143,12 @@ class BeforeForward(_ModuleHook):
     side, hooks, with_kwargs = "input", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Observe the inputs, or put that into the graph that is being traced."""
+        """Observe the inputs, or add their observation to the graph being traced."""
         if not torch.compiler.is_compiling():
             named = self._named(module)
             if self.owner is not None and named is not None:
                 self.owner.eager.add(named.name)
-                run = _left_alone if at_work() else _called
+                run = _call_uncompiled if at_work() else _call
                 run(self.owner.guard.run, PART, self.owner.enter, named, args, kwargs)
             return
         if not self.switch.inside_graphs and not backend_is_exact():
@@ -173,11 +173,11 @@ class AfterForward(_ModuleHook):
     side, hooks, with_kwargs = "output", "_forward_hooks", "_forward_hooks_with_kwargs"
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Observe the outputs, or put that into the graph that is being traced."""
+        """Observe the outputs, or add their observation to the graph being traced."""
         if not torch.compiler.is_compiling():
             named = self._named(module)
             if self.owner is not None and named is not None:
-                run = _left_alone if at_work() else _called
+                run = _call_uncompiled if at_work() else _call
                 run(self.owner.guard.run, PART, self.owner.leave, named, output)
             return
         if not self.switch.inside_graphs and not backend_is_exact():
@@ -191,30 +191,30 @@ class AfterForward(_ModuleHook):
 
 
 class ModuleHooks:
-    """The hooks of one monitor: a pair for the outermost modules, one for those inside.
+    """The hooks of one monitor: one pair per kind of module (outermost or not, observed or not).
 
-    Those that a closed monitor has left on the same modules are used again.
+    Hooks that a closed monitor has left on the same modules are reused.
     """
 
     def __init__(
         self, owner: ForwardListener, switch: Switch, modules: Sequence[NamedModule], observed: Collection[str]
     ) -> None:
         self.modules = modules
-        left = _left_on(modules)
+        left = _released_hooks(modules)
         self.switch = left[0].switch if left else switch
         vars(self.switch).update(vars(switch))
-        place = left[0].place if left else next(_places)
+        slot = left[0].slot if left else next(_slots)
         self._pairs: dict[tuple[bool, bool], tuple[BeforeForward, AfterForward]] = {}
         own: weakref.ref[Observer] = weakref.ref(owner)
-        for named in _once(modules):
-            pair = self._pair(not named.name, named.name in observed, place, left)
+        for named in _distinct(modules):
+            pair = self._pair(not named.name, named.name in observed, slot, left)
             _carry_site(named, own, pair[0])
             for hook in pair:
                 hook.owner = owner
                 hook.named[named.module] = named
 
     def _pair(
-        self, outermost: bool, observed: bool, place: int, left: list[_ModuleHook]
+        self, outermost: bool, observed: bool, slot: int, left: list[_ModuleHook]
     ) -> tuple[BeforeForward, AfterForward]:
         kind = (outermost, observed)
         if kind not in self._pairs:
@@ -222,13 +222,13 @@ class ModuleHooks:
             before = next((hook for hook in same if isinstance(hook, BeforeForward)), None)
             after = next((hook for hook in same if isinstance(hook, AfterForward)), None)
             self._pairs[kind] = (
-                before or BeforeForward(place, self.switch, observed=observed, outermost=outermost),
-                after or AfterForward(place, self.switch, observed=observed, outermost=outermost),
+                before or BeforeForward(slot, self.switch, observed=observed, outermost=outermost),
+                after or AfterForward(slot, self.switch, observed=observed, outermost=outermost),
             )
         return self._pairs[kind]
 
     def attach(self) -> None:
-        """Put the hooks on every module that has none."""
+        """Register the hooks on every module that lacks them."""
         for pair in self._pairs.values():
             for module in pair[0].named:
                 for hook in pair:
@@ -236,7 +236,7 @@ class ModuleHooks:
                         hook.attach(module)
 
     def detach(self, stays: Callable[[NamedModule], bool]) -> None:
-        """Take the hooks off, but for modules that `stays` names."""
+        """Unregister the hooks, except on modules for which `stays` returns True."""
         for pair in self._pairs.values():
             for module, named in pair[0].named.items():
                 for hook in pair:
@@ -244,7 +244,7 @@ class ModuleHooks:
                         hook.remove(module)
 
     def release(self) -> None:
-        """Have the hooks that are left do nothing."""
+        """Make the remaining hooks do nothing."""
         for before, after in self._pairs.values():
             forget_sites(int(vars(m)[before.attribute]) for m in before.named if before.attribute in vars(m))
             for module in before.named:
@@ -255,12 +255,12 @@ class ModuleHooks:
 
     @property
     def attached(self) -> int:
-        """How many modules carry hooks."""
+        """Number of modules that carry hooks."""
         return sum(before.is_on(module) for before, _ in self._pairs.values() for module in before.named)
 
 
-def _once(modules: Sequence[NamedModule]) -> Iterator[NamedModule]:
-    """Yield each module once: one that is a chunk and also inside another is taken by its first name."""
+def _distinct(modules: Sequence[NamedModule]) -> Iterator[NamedModule]:
+    """Yield each module once, by its first name: a chunk may also be inside another chunk."""
     seen: set[nn.Module] = set()
     for named in modules:
         if named.module not in seen:
@@ -269,9 +269,9 @@ def _once(modules: Sequence[NamedModule]) -> Iterator[NamedModule]:
 
 
 def _carry_site(named: NamedModule, owner: "weakref.ref[Observer]", hook: _ModuleHook) -> None:
-    """Have a module carry the number of a site; one whose hook has stayed keeps its number, as graphs do.
+    """Set a module's site number; a module whose hook has stayed keeps its number, on which graphs depend.
 
-    A copy of a module carries the original's, which is none of its own.
+    A copied module carries the original's number but not its hook, so it gets a new number.
     """
     members = vars(named.module)
     known = members.get(hook.attribute) if hook.is_on(named.module) else None
@@ -286,10 +286,10 @@ def _hooks_on(modules: Sequence[NamedModule]) -> Iterator[_ModuleHook]:
                 yield hook
 
 
-def _left_on(modules: Sequence[NamedModule]) -> list[_ModuleHook]:
+def _released_hooks(modules: Sequence[NamedModule]) -> list[_ModuleHook]:
     """Return the hooks of one closed monitor that are still on some modules."""
     left = list(dict.fromkeys(hook for hook in _hooks_on(modules) if hook.owner is None))
-    return [hook for hook in left if hook.place == left[0].place]
+    return [hook for hook in left if hook.slot == left[0].slot]
 
 
 def _trace(hook: _ModuleHook, value: Any, site: Tensor) -> None:

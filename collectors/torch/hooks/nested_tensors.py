@@ -1,11 +1,11 @@
-"""Finds the tensors inside whatever a module takes or returns."""
+"""Finds the tensors in the nested arguments and results of a module."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from torch import Tensor
 
-from trainsentry.collectors.shared.nested import objects_in
+from trainsentry.collectors.shared.nested import objects_in, objects_in_call
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -19,17 +19,15 @@ def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def tensors_in_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a call: positional ones by number, keyword ones by name."""
-    yield from tensors_in(args)
-    if kwargs:
-        yield from tensors_in(kwargs)
+    """Yield `(path, tensor)` for each tensor of a call: positional ones by number, keyword ones by name."""
+    return objects_in_call(args, kwargs, Tensor)
 
 
 _LEAVES: Final = frozenset({int, float, str, bool, bytes, type(None)})
 
 
 def list_tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors in values, in the order of `tensors_in`; quick where they stand side by side."""
+    """Return the tensors in values, in the order of `tensors_in`; fast where they are not nested."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):

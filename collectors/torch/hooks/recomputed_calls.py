@@ -1,4 +1,4 @@
-"""Calls that were made without a graph and are made again in the backward pass: which of them is which."""
+"""Matches the calls that a reentrant checkpoint repeats in the backward pass to their first calls without a graph."""
 
 import threading
 from bisect import bisect_right
@@ -19,11 +19,11 @@ _Place = tuple[int, int]
 
 
 @dataclass
-class _Noted:
-    """What was called in one thread while gradients were off.
+class _CallsWithoutGraph:
+    """The calls of one thread while gradients were off.
 
-    `calls` by module: after how many of `ends`, autograd's next number, and which call it was. An end is the next
-    number when a module was first entered with gradients on again.
+    `calls` holds, by module: the number of `ends` before the call, autograd's next node number, and the call. An end is
+    the next node number when a module is first entered with gradients on again.
     """
 
     calls: dict[_Key, list[tuple[int, int, _Place | None]]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class _Noted:
     open: bool = False
 
     def find(self, key: _Key, node: int, turn: int) -> _Place | None:
-        """Return the `turn`-th call of a module that a node has made: before it ended, and after its own number."""
+        """Return call number `turn` of a module inside a checkpoint, given the number of the checkpoint's node."""
         segment = bisect_right(self.ends, node)
         calls = self.calls.get(key, [])
         at = bisect_right(calls, (segment, node), key=lambda call: call[:2]) + turn
@@ -39,16 +39,16 @@ class _Noted:
 
 
 class RecomputedCalls:
-    """Remembers a step's calls of modules while gradients were off: (micro-step, call) of each.
+    """Records a step's calls of modules while gradients were off, as (micro-step, call).
 
-    A reentrant checkpoint runs its part of the model so, and again with gradients on when the backward pass comes to
-    its node. Autograd numbers nodes as they are made, in each thread: what ran inside a checkpoint was called when the
-    next number was beyond that of its node, and comes again in the order in which it was called. A checkpoint inside
-    another is made anew in the backward pass of that one, by the thread that runs it.
+    A reentrant checkpoint runs its part of the model without gradients, and again with gradients when the backward pass
+    reaches its node. Autograd numbers the nodes of each thread in order: calls inside a checkpoint were made when the
+    next number was greater than its node's, and are repeated in the same order. A checkpoint inside another is created
+    again in the backward pass of the outer one, by the thread that runs it.
     """
 
     def __init__(self) -> None:
-        self._noted: dict[int, _Noted] = {}
+        self._noted: dict[int, _CallsWithoutGraph] = {}
         self._forward_thread = 0
         self._segment = (-1, -1)
         self._turns: Counter[_Key] = Counter()
@@ -63,24 +63,24 @@ class RecomputedCalls:
         self._segment, self._outer = (-1, -1), None
 
     def made(self, named: NamedModule, place: _Place | None) -> None:
-        """Note a call that was made without a graph; `place` is None for one that is not recorded."""
+        """Note a call made without a graph; `place` is None for one that is not recorded."""
         thread = threading.get_ident()
         if not in_backward():
             self._forward_thread = thread
-        noted = self._noted.setdefault(thread, _Noted())
+        noted = self._noted.setdefault(thread, _CallsWithoutGraph())
         noted.open = True
         call = (len(noted.ends), next_node_number(), place)
         noted.calls.setdefault((named.name, named.vpp_stage), []).append(call)
 
     def with_graph(self) -> None:
-        """Note that a module is entered with gradients on: what was called without them has ended."""
+        """Note that a module is entered with gradients on, which ends a section without gradients."""
         noted = self._noted.get(threading.get_ident()) if self._noted else None
         if noted is not None and noted.open:
             noted.open = False
             noted.ends.append(next_node_number())
 
     def entered(self, named: NamedModule) -> _Place | None:
-        """Return which call is being made again, None where it is none of those that were noted."""
+        """Return the call that is being repeated; None for one that was not noted."""
         key, segment = (named.name, named.vpp_stage), (graph_task(), node_number())
         if segment != self._segment:
             self._segment = segment
@@ -98,10 +98,10 @@ class RecomputedCalls:
         return place
 
     def left(self, named: NamedModule) -> _Place | None:
-        """Return which call has been made again."""
+        """Return the call whose repetition has ended."""
         return self._open.pop((named.name, named.vpp_stage), None)
 
     def _outer_ended(self) -> None:
-        """Forget what was noted by the thread of a backward pass that has ended: another may have its number."""
+        """Forget the calls of backward threads when their pass has ended: another thread may reuse the number."""
         self._outer = None
         self._noted = {thread: noted for thread, noted in self._noted.items() if thread == self._forward_thread}

@@ -1,1 +1,1 @@
-"""How a torch tensor becomes a row of statistics, on the host and on a device."""
+"""Turns torch tensors into rows of statistics, on the host and on accelerators."""

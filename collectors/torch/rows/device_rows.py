@@ -1,4 +1,4 @@
-"""Rows that lie on an accelerator until the step ends: written there, copied to the host once."""
+"""Keeps a step's rows on an accelerator, where they are computed, and copies them to the host once."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from trainsentry.collectors.torch.rows.fused_rows import FusedRows, kernels_for
 logger = logging.getLogger("trainsentry")
 
 MOST_AT_ONCE: Final = 32_768
-"""Tensors of one launch: half of what the partial rows hold, so that each has room."""
+"""Tensors per launch: half the number of partial rows, so that each tensor has room."""
 
 FIRST_ROWS: Final = 256
-"""Rows of the first buffer: 16 kB; it doubles when a step has more."""
+"""Rows of the first buffer (16 kB), which doubles when a step has more."""
 
 
 class DeviceRows:
@@ -37,8 +37,8 @@ class DeviceRows:
         """Write the statistics of `x` to the next row."""
         if not implicit_zeros and self.reads(x) and self._fuse([position], [x], eps):
             return
-        made = device_row(x, eps, implicit_zeros)  # before a row is taken: it may fail
-        self._reserve([position])[0].copy_(made)
+        row = device_row(x, eps, implicit_zeros)  # before a row is reserved, as this may fail
+        self._reserve([position])[0].copy_(row)
 
     def add_many(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> None:
         """Write the statistics of tensors that the fused kernels read to the next rows."""
@@ -49,11 +49,11 @@ class DeviceRows:
                     self.add(position, x, eps)
 
     def reads(self, x: Tensor) -> bool:
-        """Whether the fused kernels run here and can read a tensor as it lies."""
+        """Whether the fused kernels run on this device and can read a tensor in place."""
         return self.fused is not None and self.fused.reads(x)
 
     def _fuse(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> bool:
-        """Have the fused kernels read tensors; when they cannot be launched, they are left alone from then on."""
+        """Read tensors by the fused kernels; False when they cannot run, and then they are not tried again."""
         if self.fused is None:
             return False
         slot = len(self.positions)
@@ -94,7 +94,7 @@ class DeviceRows:
         start = len(self.positions)
         end = start + len(positions)
         if end > len(self._rows):
-            self._combine()  # what was begun is written where the rows lie now
+            self._combine()  # writes the rows under way to the current buffer
             grown = torch.empty(max(end, 2 * len(self._rows)), COLUMNS, dtype=self.dtype, device=self.device)
             grown[:start].copy_(self._rows[:start])
             self._rows = grown
@@ -106,7 +106,7 @@ class DeviceRows:
             self.fused.combine(self._rows)
 
     def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]:
-        """Start the one copy of the step into pinned memory; return it with the event that tells its end."""
+        """Start the step's one copy into pinned memory; return positions, a function that reads it, and its event."""
         self._combine()
         positions = np.asarray(self.positions, np.intp)
         rows = self._rows[: len(positions)]
@@ -119,5 +119,5 @@ class DeviceRows:
         return positions, host.numpy, event
 
     def clear(self) -> None:
-        """Start anew; copies under way are ordered before whatever is written next."""
+        """Drop the rows; copies under way finish before the next row is written."""
         self.positions = []

@@ -1,4 +1,4 @@
-"""Statistics of one tensor on any device, by plain tensor operations that neither wait nor branch on a value."""
+"""Computes statistics of one tensor on any device, by tensor operations that neither wait nor branch on a value."""
 
 import math
 from typing import Final
@@ -15,8 +15,8 @@ _EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
 def device_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> Tensor:
     """Return the statistics of a detached tensor as a row of shape (COLUMNS,) on its device.
 
-    Plain tensor operations without any that waits for the device or branches on a value. The row is float64
-    where the device has it, else float32; sums are of scaled values, so that both are safe from overflow.
+    No operation waits for the device or branches on a value. The row is float64 where the device has it, else float32;
+    sums are of scaled values, so that neither overflows.
     """
     dtype = row_dtype(x.device)
     size = x.numel() + implicit_zeros

@@ -1,4 +1,4 @@
-"""Rows by the fused kernels: launches them, keeps partial rows, and combines those at the step's end or when needed."""
+"""Launches the fused kernels, keeps their partial rows, and combines those at the step's end or when space runs out."""
 
 import contextlib
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from trainsentry.collectors.torch.rows.device_statistics import row_dtype
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
 
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
-"""What the kernels read; any other dtype goes the way of plain tensor operations."""
+"""Dtypes that the kernels read; plain tensor operations read any other."""
 
 CHUNK: Final = 16_384
-"""Elements of a program: enough programs to fill a device with a tensor of some millions, few enough to combine."""
+"""Elements per program: some million elements fill a device with programs, and their rows are few enough to combine."""
 
 MAX_PROGRAMS: Final = 1_024
-"""Programs of one tensor, a few for each of a large device's multiprocessors; larger tensors have larger chunks."""
+"""Programs per tensor, a few for each multiprocessor of a large device; larger tensors have larger chunks."""
 
 ARENA_ROWS: Final = 65_536
-"""Partial rows (8 MB in float64) that wait to be combined; when there are more, they are combined at once."""
+"""Partial rows (8 MB in float64) kept before they are combined."""
 
 BLOCK: Final = 1_024
-"""Elements a program takes at a time: eight for each of 128 threads, whose accumulators then fit their registers."""
+"""Elements a program loads at a time: eight for each of 128 threads, so that accumulators fit into registers."""
 
 DEVICES = frozenset({"cuda", "npu"})
-"""Types of devices that Triton compiles for; Ascend's needs triton-ascend."""
+"""Device types that Triton compiles for; Ascend needs triton-ascend."""
 
 
 def kernels_for(device: torch.device) -> Any:
-    """Return the module of the kernels where they run on `device`, else None."""
+    """Return the module of the kernels, None when they do not run on `device`."""
     if device.type not in DEVICES:
         return None
     try:
@@ -42,7 +42,7 @@ def kernels_for(device: torch.device) -> Any:
 
 
 class FusedRows:
-    """Reads tensors of one device; `combine` completes the rows that were begun."""
+    """Reads tensors of one device into partial rows; `combine` completes the rows."""
 
     def __init__(self, device: torch.device, kernels: Any) -> None:
         self.device = device
@@ -52,27 +52,27 @@ class FusedRows:
         self._split = self.dtype is not torch.float64
         self._partials: Tensor | None = None
         self._used = 0
-        self._waiting: list[tuple[int, int, int, int]] = []
+        self._under_way: list[tuple[int, int, int, int]] = []
         self._stream: Any = None
 
     def reads(self, x: Tensor) -> bool:
-        """Whether the kernels can read a tensor as it lies."""
+        """Whether the kernels can read a tensor in place."""
         if type(x) not in PLAIN or x.dtype not in DTYPES or not x.is_contiguous() or x.is_neg():
             return False
         return x.numel() == 0 or x.data_ptr() != 0
 
     def begin(self, slot: int, x: Tensor, eps: float, rows: Tensor) -> None:
-        """Read a tensor into row `slot` of `rows`, by one launch; what waits is combined first if room is short."""
+        """Read a tensor into row `slot` of `rows`, by one launch; earlier rows are combined first if space is short."""
         size = x.numel()
         chunk = chunk_of(size)
         programs = -(-size // chunk)
         first = self._room(programs, rows)
         if programs:
             self._launch(x, (x, x, x, x), first, size, chunk, eps, programs, many=False)
-        self._waiting.append((slot, first, programs, size))
+        self._under_way.append((slot, first, programs, size))
 
     def begin_many(self, slots: Sequence[int], tensors: Sequence[Tensor], eps: float, rows: Tensor) -> None:
-        """Read many tensors, by one launch for each dtype among them."""
+        """Read many tensors, by one launch per dtype."""
         for dtype in dict.fromkeys(x.dtype for x in tensors):
             of_dtype = [(slot, x) for slot, x in zip(slots, tensors, strict=True) if x.dtype is dtype]
             sizes = np.asarray([x.numel() for _, x in of_dtype], np.int64)
@@ -84,17 +84,17 @@ class FusedRows:
             self._launch_many([x for _, x in of_dtype], sizes, programs, first, chunk, eps)
             starts = first + np.cumsum(programs) - programs
             for (slot, _), start, count, size in zip(of_dtype, starts, programs, sizes, strict=True):
-                self._waiting.append((slot, int(start), int(count), int(size)))
+                self._under_way.append((slot, int(start), int(count), int(size)))
 
     def combine(self, rows: Tensor) -> None:
-        """Complete the rows that were begun, by one launch."""
-        if not self._waiting:
+        """Complete all rows under way, by one launch."""
+        if not self._under_way:
             self._used = 0
             return
-        table = self._to_device(np.asarray(self._waiting, np.int64).T.copy())
+        table = self._to_device(np.asarray(self._under_way, np.int64).T.copy())
         slots, firsts, counts, sizes = table
         with self._on_device():
-            self.kernels.combine_rows[(len(self._waiting),)](
+            self.kernels.combine_rows[(len(self._under_way),)](
                 self._arena(),
                 firsts,
                 counts,
@@ -106,7 +106,7 @@ class FusedRows:
                 block=256,
             )
         self.launches += 1
-        self._waiting.clear()
+        self._under_way.clear()
         self._used = 0
 
     def _launch_many(
@@ -152,11 +152,11 @@ class FusedRows:
         self.launches += 1
 
     def forget(self, slot: int) -> None:
-        """Drop what was begun for rows from `slot` on."""
-        self._waiting = [waiting for waiting in self._waiting if waiting[0] < slot]
+        """Drop the rows under way from `slot` on."""
+        self._under_way = [waiting for waiting in self._under_way if waiting[0] < slot]
 
     def _on_device(self) -> Any:
-        """Make the device current, as Triton launches there, and order its stream behind the one used before."""
+        """Make the device current, as Triton launches there, and let its stream wait for the one used before."""
         if self.device.type == "cpu":
             return contextlib.nullcontext()
         module = torch.get_device_module(self.device)
@@ -167,7 +167,7 @@ class FusedRows:
         return module.device(self.device)
 
     def _room(self, programs: int, rows: Tensor) -> int:
-        """Take partial rows; combine those that wait when there is no room beside them."""
+        """Reserve partial rows and return the first; combine those under way when there is not enough space."""
         if self._used + programs > ARENA_ROWS:
             self.combine(rows)
         first, self._used = self._used, self._used + programs
@@ -202,6 +202,6 @@ def chunk_of(size: int) -> int:
 
 
 def float_below(eps: float) -> float:
-    """Return the largest float32 that is not above `eps`: kernels take their arguments in float32."""
+    """Return the largest float32 not above `eps`: kernels take their arguments in float32."""
     rounded = np.float32(eps)
     return float(np.nextafter(rounded, np.float32(-np.inf)) if float(rounded) > eps else rounded)

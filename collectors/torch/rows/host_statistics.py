@@ -1,7 +1,7 @@
-"""Statistics of tensors in host memory: the only place that reads tensor values on the host.
+"""Computes statistics of tensors in host memory; only this module reads tensor values on the host.
 
 The compiled kernel reads a dense tensor once, by its address, on torch's own OpenMP threads; no torch operation runs.
-Everything else is made dense floating point first. Without a compiler NumPy does the work.
+Any other tensor is first converted to dense floating point. Where there was no compiler, NumPy does the work.
 """
 
 import ctypes
@@ -19,10 +19,10 @@ from trainsentry.collectors.statistics import COLUMNS, row_of_array
 
 
 def parallel_region() -> int:
-    """Return the address of `GOMP_parallel` in the runtime that torch has loaded, 0 where it cannot be told.
+    """Return the address of `GOMP_parallel` in the OpenMP runtime that torch has loaded, 0 when it is unknown.
 
-    GNU's runtime has it, and Intel's and LLVM's have it for code that GNU compilers made. The workers that it wakes
-    are torch's own for the calling thread: no other pool comes into being.
+    GNU's runtime has it; Intel's and LLVM's have it for code of GNU compilers. It wakes torch's own workers of the
+    calling thread and creates no other pool.
     """
     if sys.platform != "linux" or "parallel backend: OpenMP" not in torch.__config__.parallel_info():
         return 0
@@ -41,20 +41,20 @@ except ImportError:  # built without a compiler
 _NAN: Final = math.nan
 _EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
 _READ: Final = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
-"""Dtypes that are read as they are; others are made wider first."""
+"""Dtypes that are read directly; others are widened first."""
 
 _PARALLEL: Final = parallel_region()
-"""Where the kernel enters torch's threads, which share the reading of what is large."""
+"""Address by which the kernel runs on torch's threads, which share the reading of large tensors."""
 
 _SHARED: Final = 32_768
-"""Elements of a tensor beyond which torch itself shares work among threads (`at::internal::GRAIN_SIZE`). Below it no
-thread may come into being for our sake: a child that is forked then would wait for threads that it has not."""
+"""Elements beyond which torch itself uses several threads (`at::internal::GRAIN_SIZE`). Below it the monitor must not
+start any: a child process forked afterwards would wait for threads that it does not have."""
 
 ROW_BYTES: Final = 8 * COLUMNS
 """Bytes of a row of the kernel."""
 
 PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
-"""Types whose values lie where their address says; a subclass may keep them elsewhere."""
+"""Tensor types whose values are at their address; a subclass may keep them elsewhere."""
 
 KINDS: Final[dict[torch.dtype, int]] = (
     {}
@@ -66,27 +66,27 @@ KINDS: Final[dict[torch.dtype, int]] = (
         torch.float64: host_rows.FLOAT64,
     }
 )
-"""What the compiled kernel reads; empty without it."""
+"""Dtypes that the compiled kernel reads; empty without the kernel."""
 
 
 def address_of(x: Tensor) -> int:
-    """Return the address of a dense CPU tensor that the kernel can read as it lies in memory, else 0."""
+    """Return the address of a dense CPU tensor that the kernel can read in place, else 0."""
     if type(x) not in PLAIN or not x.is_cpu or x.dtype not in KINDS:
         return 0
     try:
         return 0 if not x.is_contiguous() or x.is_neg() or x.is_nested else x.data_ptr()
-    except RuntimeError:  # a sparse tensor and values inside a functorch transform have no address
+    except RuntimeError:  # sparse tensors and values inside a functorch transform have no address
         return 0
 
 
 def read_at(address: int, x: Tensor, eps: float, row: int) -> None:
-    """Write the statistics of `x`, which lies at `address`, to the COLUMNS doubles at address `row`."""
+    """Write the statistics of tensor `x` at `address` to the COLUMNS doubles at address `row`."""
     size = x.numel()
     host_rows.read(address, size, KINDS[x.dtype], eps, row, _PARALLEL, _threads_for(size))
 
 
 def read_many_at(addresses: list[int], tensors: Sequence[Tensor], eps: float, rows: int) -> None:
-    """Write the statistics of tensor i, which lies at `addresses[i]`, to row i of the rows at address `rows`."""
+    """Write the statistics of tensor i at `addresses[i]` to row i of the rows at address `rows`."""
     sizes, kinds = [x.numel() for x in tensors], [KINDS[x.dtype] for x in tensors]
     threads = _threads_for(max(sizes, default=0))
     host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL, threads)
@@ -97,7 +97,7 @@ def _threads_for(largest: int) -> int:
 
 
 def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArray[np.float64]:
-    """Return the statistics of a detached CPU tensor, shape (COLUMNS,), with zeros that it has but does not store."""
+    """Return the statistics of a detached CPU tensor, shape (COLUMNS,), including the zeros it does not store."""
     row = np.asarray(_EMPTY)
     if x.numel() == 0:
         return row
@@ -112,7 +112,7 @@ def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArra
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return a tensor with the same values in a row in memory, without a copy where they lie that way."""
+    """Return a contiguous tensor of the same values in any order; copies only where they are not dense in memory."""
     x = x.resolve_neg()
     if x.is_contiguous():
         return x
@@ -130,7 +130,7 @@ def _as_float(x: Tensor) -> Tensor:
 
 
 def _with_zeros(row: npt.NDArray[np.float64], stored: int, implicit: int) -> npt.NDArray[np.float64]:
-    """Return the row of a tensor with `implicit` zeros besides the `stored` elements that were read."""
+    """Return the row with `implicit` zeros added to the `stored` elements that were read."""
     low, high, mean, norm, nans, infs, zeros = row[:7]
     finite = stored - nans - infs
     total = mean * finite if finite else 0.0

@@ -1,13 +1,13 @@
-"""What a tensor holds on this rank, as a plain dense tensor."""
+"""Reads a tensor's part on this rank: as a plain tensor, whether it has values, and which are stored."""
 
 import torch
 from torch import Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the local shard of a DTensor, and any other tensor as it is, detached.
+    """Return the local shard of a DTensor, or any other tensor itself, detached.
 
-    The result of a functional collective is waited for, as its next use would.
+    Waits for the result of a functional collective, as its next use would.
     """
     if type(tensor) is Tensor:
         return tensor.detach()
@@ -18,16 +18,16 @@ def local(tensor: Tensor) -> Tensor:
     to_local = getattr(tensor, "to_local", None)
     if to_local is None:
         return tensor.detach()
-    with torch.no_grad():  # no graph, and the very tensor that it holds
-        held: Tensor = to_local().detach()
-    return held
+    with torch.no_grad():  # makes no graph, and returns the shard itself
+        shard: Tensor = to_local().detach()
+    return shard
 
 
 def is_readable(tensor: Tensor) -> bool:
     """Whether the tensor has values that can be read.
 
-    A meta or fake tensor has none, nor has one that autograd knows to be zero; a quantized one has codes, and those
-    inside a functorch transform (vmap, grad) are not there yet.
+    Meta and fake tensors have none, nor have those that autograd knows to be zero. A quantized tensor has codes
+    instead, and a tensor inside a functorch transform (vmap, grad) has no values yet.
     """
     return not (
         tensor.is_meta
@@ -39,12 +39,12 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """Return autograd's count of changes in place; None for an inference tensor, which has none."""
+    """Return autograd's count of in-place changes; None for an inference tensor, which has no count."""
     return None if tensor.is_inference() else tensor._version
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """Return the tensor that `tensor` is a view of all elements of, in their order; else the tensor itself."""
+    """Return the base of a view that covers all of the base's elements in order; else the tensor itself."""
     base = tensor._base
     if base is None or base.numel() != tensor.numel() or base.dtype is not tensor.dtype or tensor.is_neg():
         return tensor
@@ -52,7 +52,7 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 def stored_values(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return the stored values of a local tensor and how many zeros it has that are not stored."""
+    """Return the stored values of a local tensor, and the number of its zeros that are not stored."""
     if tensor.layout is torch.sparse_coo:
         values = tensor.coalesce().values()
         return values, max(tensor.numel() - values.numel(), 0)

@@ -1,4 +1,4 @@
-"""The rows of a step: statistics in execution order, copied to the host once."""
+"""Collects the rows of a step in execution order, and copies them to the host once."""
 
 import math
 import weakref
@@ -36,7 +36,7 @@ from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
 
 _NUMBER: Final = torch.zeros((), dtype=torch.float64)
-"""Stands for a Python number where a layout is asked for."""
+"""A tensor with the layout of a Python number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +50,18 @@ class Batch:
     norms: Tensor | None
 
 
-def runs_of(ways: Sequence[Any]) -> Iterator[tuple[int, int]]:
+def batches_of(routes: Sequence[Any]) -> Iterator[tuple[int, int]]:
     """Yield the ranges of consecutive tensors that are read together; those of None stand alone.
 
-    >>> list(runs_of([8, 9, None, None, 7]))
+    >>> list(batches_of([8, 9, None, None, 7]))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
-    if set(map(type, ways)) == {int}:
-        yield 0, len(ways)
+    if set(map(type, routes)) == {int}:
+        yield 0, len(routes)
         return
     start = 0
-    for i in range(1, len(ways) + 1):
-        if i == len(ways) or _together(ways[i - 1]) != _together(ways[i]) or ways[i] is None:
+    for i in range(1, len(routes) + 1):
+        if i == len(routes) or _together(routes[i - 1]) != _together(routes[i]) or routes[i] is None:
             yield start, i
             start = i
 
@@ -73,8 +73,8 @@ def _together(way: Any) -> Any:
 class StepRows(HostRows):
     """Collects the rows of the current step.
 
-    A tensor whose statistics cannot be computed gives no row; `refused` is told, with the error. When a series is
-    read twice in a step, the later row replaces the earlier.
+    A tensor whose statistics cannot be computed has no row; `refused` is called with the error. When a series is read
+    twice in a step, the later row replaces the earlier.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class StepRows(HostRows):
         self._seen: dict[int, tuple[weakref.ref[Tensor], int | None, int]] = {}
 
     def add(self, series_id: int, tensor: Tensor) -> None:
-        """Append the statistics of what `tensor` holds on this rank."""
-        if self._stands_still():
+        """Append the statistics of a tensor's part on this rank."""
+        if self._is_captured():
             return
         address = 0 if self._device_rows_on_cpu else address_of(tensor)
         if address:
@@ -116,28 +116,28 @@ class StepRows(HostRows):
         fragments: "Sequence[Fragment | None] | None" = None,
         layouts: "list[int | None] | None" = None,
     ) -> None:
-        """Append the statistics of many tensors at once.
+        """Append the statistics of many tensors at once, divided by `divisor` (one element) where given.
 
-        They are divided by `divisor` where given. With `norms` (one number for each tensor) the value column gets
-        each tensor's norm divided by its number. `fragments` says of which tensor only a part is to be read;
-        `layouts`, of what this rank's part of something sharded was taken out already.
+        With `norms`, of shape (n,), the value column is each tensor's norm divided by its number. `fragments` are the
+        parts to read, None for a whole tensor. `layouts` locate tensors that are already this rank's part of a sharded
+        one.
         """
-        if self._stands_still():
+        if self._is_captured():
             return
         layouts = layouts or [None] * len(tensors)
         if fragments is not None or not PLAIN.issuperset(map(type, tensors)):
             tensors = list(tensors)
             self._attempt(take_local_parts, tensors, fragments or [None] * len(tensors), layouts, self._shard_layouts)
-        ways: list[int | DeviceRows | None] = [None] * len(tensors)
-        self._attempt(self._find_ways, tensors, ways)
-        for start, end in runs_of(ways):
-            part, way = slice(start, end), ways[start]
+        routes: list[int | DeviceRows | None] = [None] * len(tensors)
+        self._attempt(self._find_routes, tensors, routes)
+        for start, end in batches_of(routes):
+            part, route = slice(start, end), routes[start]
             some = None if norms is None else norms[part]
             batch = Batch(series_ids[part], tensors[part], layouts[part], divisor, some)
-            if isinstance(way, int):
-                self._attempt(self._add_dense, ways[part], batch)
-            elif way is not None:
-                self._attempt(self._add_fused, way, batch)
+            if isinstance(route, int):
+                self._attempt(self._add_dense, routes[part], batch)
+            elif route is not None:
+                self._attempt(self._add_fused, route, batch)
             else:
                 self._attempt(self._add_other, series_ids[start], tensors[start], batch)
 
@@ -157,7 +157,7 @@ class StepRows(HostRows):
         return [self._shard_layouts.of(named.parameter, named.fragment) for named in parameters]
 
     def norms(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the L2 norms of tensors of one device, shape (n,), on that device, without a row in the record."""
+        """Return the L2 norms of tensors of one device, shape (n,), on that device, without adding rows."""
         addresses = [address_of(x) for x in tensors]
         if self._device_rows_on_cpu or not all(addresses):
             wide = [x.abs() if x.is_complex() else x for x in tensors]
@@ -167,8 +167,8 @@ class StepRows(HostRows):
         return torch.from_numpy(values[:, NORM])
 
     def add_shared(self, series_id: int, tensor: Tensor) -> None:
-        """Append the statistics of a tensor that other series may show too: it is read once a step."""
-        if self._stands_still():
+        """Append the statistics of a tensor that several series may share: it is read once a step."""
+        if self._is_captured():
             return
         whole = whole_of(tensor)
         known = self._seen.get(id(whole))
@@ -181,8 +181,8 @@ class StepRows(HostRows):
             self._seen[id(whole)] = (weakref.ref(whole), version_of(whole), position)
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
-        """Append a scalar: a Python number, or a tensor of one element that is not waited for."""
-        if self._stands_still():
+        """Append a scalar: a Python number, or a tensor of one element; never waits for a device."""
+        if self._is_captured():
             return
         if isinstance(value, Tensor):
             scalar = local(value).reshape(())
@@ -195,25 +195,25 @@ class StepRows(HostRows):
         self._host[position] = (*row_of_number(float(value)), float(value))
 
     def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
-        """Append a row that holds some numbers in the place of statistics, and nothing else."""
+        """Append a row that holds only the given numbers, instead of statistics."""
         position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
         self._host[position] = math.nan
         self._host[position, : len(numbers)] = numbers
 
     def take(self) -> PendingRows:
-        """Return the rows so far and start anew; starts one copy per device that holds rows."""
+        """Return the rows so far, and drop them; starts one copy per device that holds rows."""
         pending = self.peek()
         self.drop()
         return pending
 
     def drop(self) -> None:
-        """Start anew; what was peeked at stays valid."""
+        """Drop the rows; those that `peek` returned stay valid."""
         for rows in self._devices.values():
             rows.clear()
         self._start()
 
     def peek(self) -> PendingRows:
-        """Return the rows so far and keep them; the same copies as `take`."""
+        """Return the rows so far, and keep them; starts the same copies as `take`."""
         return PendingRows(
             ids=np.asarray(self._ids, np.int32),
             layouts=np.asarray(self._layout_ids, np.int32),
@@ -231,8 +231,8 @@ class StepRows(HostRows):
             return self.table.layout_id(Layout((), dtype_name(tensor), tensor.numel()))
         return self._plain_layout(tensor.shape, tensor.dtype)
 
-    def _stands_still(self) -> bool:
-        """Whether a device records what it is asked to do: a row would be made at each replay, and now never."""
+    def _is_captured(self) -> bool:
+        """Whether a device graph is being captured: a row would be computed at each replay, but not now."""
         return self._accelerated and stream_is_captured()
 
     def _attempt(self, add: Callable[..., None], *args: Any) -> None:
@@ -247,10 +247,10 @@ class StepRows(HostRows):
         position = len(self._ids)
         self._make_room(position + 1)
         read_at(address, tensor, self.eps, self._host_address + ROW_BYTES * position)
-        self._append(series_id, self._layout(tensor))  # behind the reading: one that fails leaves no row
+        self._append(series_id, self._layout(tensor))  # after reading, so that a failure leaves no row
 
     def _add_dense(self, addresses: list[int], batch: "Batch") -> None:
-        """Append CPU tensors that the kernel reads as they lie."""
+        """Append CPU tensors that the kernel reads in place."""
         start, count = len(self), len(batch.tensors)
         self._make_room(start + count)
         read_many_at(addresses, batch.tensors, self.eps, self._host_address + ROW_BYTES * start)
@@ -258,7 +258,7 @@ class StepRows(HostRows):
         self._note(batch)
 
     def _add_fused(self, rows: DeviceRows, batch: "Batch") -> None:
-        """Append tensors of one device that its fused kernels read as they lie."""
+        """Append tensors of one device that its fused kernels read in place."""
         start, count = len(self), len(batch.tensors)
         rows.add_many(range(start, start + count), batch.tensors, self.eps)
         rows.finish(count, batch.divisor, batch.norms)
@@ -266,32 +266,32 @@ class StepRows(HostRows):
         self._note(batch)
 
     def _note(self, batch: "Batch") -> None:
-        """Take ids and layouts of tensors whose rows are written."""
+        """Append the ids and layouts of tensors whose rows are written."""
         of = self._plain_layout
         pairs = zip(batch.layouts, batch.tensors, strict=True)
         self._layout_ids += [of(x.shape, x.dtype) if n is None else n for n, x in pairs]
         self._ids += batch.ids
 
-    def _find_ways(self, tensors: Sequence[Tensor], ways: "list[int | DeviceRows | None]") -> None:
-        """Find how each tensor can be read: by its address, its device's rows, or by itself only (None)."""
+    def _find_routes(self, tensors: Sequence[Tensor], routes: "list[int | DeviceRows | None]") -> None:
+        """Set how each tensor is read: by its address, by its device's fused kernels, or alone (None)."""
         if self._device_rows_on_cpu:
-            ways[:] = [self._way_on_device(x) for x in tensors]
+            routes[:] = [self._device_route(x) for x in tensors]
             return
         found: list[int | DeviceRows | None] = [address_of(x) or None for x in tensors]
         if None in found:
             for i, x in enumerate(tensors):
                 if found[i] is None and not x.is_cpu:
-                    found[i] = self._way_on_device(x)
-        ways[:] = found
+                    found[i] = self._device_route(x)
+        routes[:] = found
 
-    def _way_on_device(self, x: Tensor) -> "DeviceRows | None":
+    def _device_route(self, x: Tensor) -> "DeviceRows | None":
         if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or not is_readable(x):
             return None
         rows = self._rows_on(x.device)
         return rows if rows.reads(x) else None
 
     def _add_other(self, series_id: int, tensor: Tensor, batch: "Batch | None" = None) -> None:
-        """Append a tensor that the kernel cannot read as it lies: on a device, sharded, sparse, of another dtype."""
+        """Append a tensor that no kernel reads in place: on a device, sharded, sparse, or of another dtype."""
         values = local(tensor)
         if not is_readable(values):
             return

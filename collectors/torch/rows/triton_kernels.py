@@ -1,21 +1,21 @@
-"""Triton kernels: all statistics of a tensor, or of a list of tensors, in one read.
+"""Triton kernels that compute all statistics of a tensor, or of a list of tensors, in one read.
 
-`partial_rows` reads: one program for each chunk of a tensor, which writes a partial row. `combine_rows` makes one row
-of a tensor's partial rows. No program waits for another and nothing is added atomically, so that results repeat.
+In `partial_rows`, one program reads each chunk of a tensor and writes a partial row. `combine_rows` combines a tensor's
+partial rows into one row. No program waits for another and nothing is added atomically, so results are reproducible.
 
-Where the device has float64, squares of narrower floats are summed in it as they are. Elsewhere (`split`) sums and
-squares are kept apart for large, usual and small magnitudes, each scaled so that none leaves the range: Blue's
+Where the device has float64, squares of narrower floats are summed directly in float64. Elsewhere (`split`), sums and
+squares are kept apart for large, usual and small magnitudes, each scaled so that none overflows or underflows: Blue's
 algorithm (J. L. Blue, A portable Fortran program to find the Euclidean norm of a vector, ACM TOMS 4, 1978).
 """
 
-# Triton reads the functions' annotations as part of its own language, so that arguments have none.
+# Triton reads annotations as part of its own language, so the kernels' arguments have none.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
 import triton
 from triton import language as tl
 
 PARTIAL_COLUMNS = 16
-"""Numbers of a partial row: MIN to ZEROS below, and room to the next power of two."""
+"""Numbers of a partial row: MIN to ZEROS below, padded to the next power of two."""
 
 _MIN = tl.constexpr(0)
 _MAX = tl.constexpr(1)
@@ -38,7 +38,7 @@ _UP = tl.constexpr(2.0**90)
 
 @triton.jit
 def _place_of(x_pointer, addresses, sizes, tensor_of, chunk_of, size, chunk, many: tl.constexpr):
-    """Return where a program's tensor lies, and the first element and the end of its chunk."""
+    """Return the address of a program's tensor, and the first element and the end of its chunk."""
     program = tl.program_id(0)
     if many:
         tensor = tl.load(tensor_of + program)
@@ -54,7 +54,7 @@ def _place_of(x_pointer, addresses, sizes, tensor_of, chunk_of, size, chunk, man
 
 @triton.jit
 def _split_of(x, finite, magnitude, accumulator: tl.constexpr):
-    """Return what adds to the sums: usual values, large ones scaled down, small ones scaled up, those between."""
+    """Return the terms of the sums: values up to large, large ones scaled down, small ones scaled up, and the rest."""
     large = finite & (magnitude > _LARGE)
     small = finite & (magnitude < _SMALL)
     usual = tl.where(finite & (magnitude <= _LARGE), x, 0.0)
@@ -97,7 +97,7 @@ def _store_partial(
     tl.store(row + _ZEROS, tl.sum(zeros).to(accumulator))
 
 
-# Not specialised: a size of 1 would become a constant, and every other value of a number another compilation.
+# Not specialised: Triton would make a size of 1 a constant, and compile anew for some other values.
 @triton.jit(do_not_specialize=["first", "size", "chunk"])
 def partial_rows(
     x_pointer,
@@ -115,7 +115,7 @@ def partial_rows(
     accumulator: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Write a partial row: of chunk `program_id` of one tensor, or (`many`) of one chunk of one of many tensors."""
+    """Write the partial row of one chunk: chunk `program_id` of one tensor, or with `many` a chunk of one of many."""
     program = tl.program_id(0)
     values, start, end = _place_of(x_pointer, addresses, sizes, tensor_of, chunk_of, size, chunk, many)
     low = tl.full([block], float("inf"), tl.float32)
@@ -133,7 +133,7 @@ def partial_rows(
         inside = offsets < end
         x = tl.load(values + offsets, mask=inside, other=float("nan")).to(tl.float32)
         magnitude = tl.abs(x)
-        finite = magnitude < float("inf")  # false for NaN, so that what is outside counts for nothing
+        finite = magnitude < float("inf")  # false for NaN, so that lanes outside the chunk add nothing
         low = tl.minimum(low, tl.where(finite, x, float("inf")))
         high = tl.maximum(high, tl.where(finite, x, float("-inf")))
         nans += (inside & (x != x)).to(tl.int32)

@@ -1,26 +1,24 @@
-"""The gradients at what a call gave and took, without a node of ours in the graph.
+"""Collects the gradients at a call's outputs and inputs, and at a module's own parameters.
 
-A call of the forward pass makes nodes of autograd's graph whose numbers are higher than those before it. Walking from
-its outputs through those nodes finds the edges that leave it towards its inputs. Hooks on the nodes at both borders
-give the call's own gradients, also where a tensor is used elsewhere too or is changed in place.
+No node is added to autograd's graph. The nodes that a forward call makes have higher numbers than all earlier ones;
+walking from the call's outputs through those nodes finds the edges to its inputs. Hooks on the nodes at both borders
+give the call's own gradients, even where a tensor is used elsewhere too or is changed in place.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from trainsentry.collectors.calls.call import PART
+from trainsentry.collectors.guard import Guard
 
 MAX_NODES: Final = 100_000
-"""Nodes of one call that are visited; a larger call's gradients at its inputs are left out."""
+"""Nodes visited per call; of a larger call the gradients at its inputs are left out."""
 
 _LAST: Final = 2**63
-"""The numbers of nodes that gather a leaf's gradient are beyond this."""
-
-
-def next_number() -> int:
-    """Return the number that the next node of autograd's graph gets on this thread."""
-    return int(torch._C._autograd._get_sequence_nr())
+"""Nodes that accumulate a leaf's gradient have numbers from here on."""
 
 
 Edge = tuple[Any, int]
@@ -28,13 +26,13 @@ Edge = tuple[Any, int]
 
 
 class Edges:
-    """Finds where the gradients of tensors go; what gathers a leaf's gradient is looked up once until `forget`."""
+    """Finds the edges that the gradients of tensors flow to; those of leaves are cached until `forget`."""
 
     def __init__(self) -> None:
         self._leaves: dict[int, tuple[Tensor, Edge | None]] = {}
 
     def of(self, tensor: Tensor) -> Edge | None:
-        """Return the edge of a tensor; None for one without a gradient."""
+        """Return the edge of a tensor; None for one that requires no gradient."""
         if not tensor.requires_grad:
             return None
         node = tensor.grad_fn
@@ -46,13 +44,13 @@ class Edges:
         return known[1]
 
     def forget(self) -> None:
-        """Let go of every leaf."""
+        """Empty the cache of leaves."""
         self._leaves.clear()
 
 
 def _edge_of_leaf(tensor: Tensor) -> Edge | None:
     try:
-        with torch.enable_grad():  # the view is thrown away: its node knows the one that gathers the gradient
+        with torch.enable_grad():  # the view's node is linked to the node that accumulates the gradient
             view: Any = tensor.view_as(tensor).grad_fn
     except (RuntimeError, NotImplementedError):  # a layout that has no views
         return None
@@ -60,23 +58,23 @@ def _edge_of_leaf(tensor: Tensor) -> Edge | None:
 
 
 class GradientListener(Protocol):
-    """Who is told of the gradients of a call."""
+    """Receives the gradients of a call."""
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function so that no mistake in it reaches the backward pass."""
+        """Call a function so that none of its exceptions reaches the backward pass."""
 
     def began(self, gradients: "GradientsOfCall") -> bool:
-        """A backward pass has reached the call; return whether anyone listens."""
+        """Called when a backward pass reaches the call; returns whether its gradients are needed."""
 
     def arrived(self, place: int, gradient: Tensor) -> Any:
-        """Return what is to be kept of the gradient at an output, while it is as it came."""
+        """Called with the gradient at an output, before it can change; returns what `done` gets for it."""
 
     def done(self, inputs: list[Any], outputs: list[Tensor | None]) -> None:
-        """All have come: what was kept of those at the outputs, and those at the inputs; None where there is none."""
+        """Called with all gradients, None where there is none: the backward pass's inputs and outputs."""
 
 
 class GradientsOfCall:
-    """Collects the gradients of one call: a backward pass has inputs and outputs the other way round."""
+    """Collects the gradients of one call; the inputs of its backward pass belong to the outputs of the call."""
 
     def __init__(
         self, outputs: Sequence[Tensor], inputs: Sequence[Edge | None], since: int, listener: GradientListener
@@ -85,12 +83,12 @@ class GradientsOfCall:
         self.at_outputs: list[Any] = [None] * len(outputs)
         self.at_inputs: list[Tensor | None] = [None] * len(inputs)
         self._listening = False
-        self._border: set[int] = set()  # numbers, not nodes: a node that we held would keep its graph
+        self._border: set[int] = set()  # numbers, not nodes: a reference to a node would keep its graph alive
         self._waiting: set[int] = set()
         self._watch(outputs, inputs, since)
 
     def finish(self) -> None:
-        """Hand over what has come, once."""
+        """Pass on the gradients that have arrived, once."""
         if self._listening:
             self._listening = False
             inputs, outputs = self.at_outputs, self.at_inputs
@@ -98,15 +96,15 @@ class GradientsOfCall:
             self.listener.done(inputs, outputs)
 
     def arrive(self, places: list[tuple[int, int]], gradients: tuple[Any, ...]) -> None:
-        """Take the gradients at outputs of the call, before the node that made them works with them."""
+        """Take the gradients at outputs of the call, before their node uses them."""
         if self._begin():
             for which, place in places:
                 gradient = gradients[which] if which < len(gradients) else None
                 self.at_outputs[place] = None if gradient is None else self.listener.arrived(place, gradient)
 
     def take(self, number: int, places: list[tuple[int, int]], gradients: tuple[Any, ...]) -> None:
-        """Take the gradients that a node at the border towards the inputs has given."""
-        if not self._begin():  # an output that was changed in place later has lost its own node
+        """Take the gradients that a node at the inputs' border has computed."""
+        if not self._begin():  # an output that was changed in place later no longer has its own node
             return
         for which, place in places:
             gradient = gradients[which] if which < len(gradients) else None
@@ -117,7 +115,7 @@ class GradientsOfCall:
             self.finish()
 
     def _begin(self) -> bool:
-        """Note that a gradient has come; return whether anyone listens: else nothing is kept."""
+        """Note that a gradient has arrived; return whether the listener needs the gradients."""
         if not self._listening and self.listener.began(self):
             self._listening = True
             self._waiting = set(self._border)
@@ -132,18 +130,18 @@ class GradientsOfCall:
         for place, tensor in enumerate(outputs):
             if tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= since:
                 starts.setdefault(tensor.grad_fn, []).append((tensor.output_nr, place))
-        leaving = _edges_that_leave(list(starts), targets, since)
+        to_inputs = _edges_to_inputs(list(starts), targets, since)
         for node, places in starts.items():
             node.register_prehook(_AtOutputs(self, places))
-        # Where no input has a gradient, the call is over when its outputs' gradients are there.
-        border = leaving or {node: [] for node in starts}
+        # Where no input has a gradient, the call's backward pass ends with the gradients at its outputs.
+        border = to_inputs or {node: [] for node in starts}
         for number, (node, edges) in enumerate(border.items()):
             self._border.add(number)
             node.register_hook(_AtInputs(self, number, edges))
 
 
 class _AtOutputs:
-    """Hook before a node: the gradients at outputs of the call that the node made."""
+    """Hook before a node: takes the gradients at the outputs of the call that the node made."""
 
     def __init__(self, owner: GradientsOfCall, places: list[tuple[int, int]]) -> None:
         self.owner = owner
@@ -155,7 +153,7 @@ class _AtOutputs:
 
 
 class _AtInputs:
-    """Hook after a node: the gradients that it sends to inputs of the call."""
+    """Hook after a node: takes the gradients that it sends to inputs of the call."""
 
     def __init__(self, owner: GradientsOfCall, number: int, places: list[tuple[int, int]]) -> None:
         self.owner = owner
@@ -168,17 +166,17 @@ class _AtInputs:
 
 
 def _sum(before: Tensor | None, gradient: Tensor) -> Tensor:
-    """Return the sum of two parts of a gradient; a sparse one is added to a dense one, never the other way round."""
+    """Return the sum of two parts of a gradient; a sparse part is added to a dense one, never a dense to a sparse."""
     if before is None:
         return gradient
     with torch.no_grad():
         return gradient + before if before.layout is not torch.strided else before + gradient
 
 
-def _edges_that_leave(
+def _edges_to_inputs(
     starts: list[Any], targets: dict[Any, list[tuple[int, int]]], since: int
 ) -> dict[Any, list[tuple[int, int]]]:
-    """Return, for each node of the call, its edges to an input: (which of its gradients, which input)."""
+    """Return, for each node of the call, its edges to inputs: (number of its gradient, number of the input)."""
     found: dict[Any, list[tuple[int, int]]] = {}
     seen = set(starts)
     stack = list(starts)
@@ -196,3 +194,54 @@ def _edges_that_leave(
                 seen.add(following)
                 stack.append(following)
     return found
+
+
+class ParameterGradients:
+    """Collects the gradients of a module's own parameters; calls `done(gradients by name)` when all have arrived."""
+
+    def __init__(self, guard: Guard, began: Callable[[Any], None], done: Callable[[dict[str, Tensor]], None]) -> None:
+        self.guard = guard
+        self.began = began
+        self.done = done
+        self._gradients: dict[str, Tensor] = {}
+        self._handles: dict[str, tuple[nn.Parameter, Any]] = {}
+
+    def watch(self, module: nn.Module) -> None:
+        """Watch the module's current parameters; FSDP replaces them in each forward pass."""
+        for name, parameter in module.named_parameters(recurse=False):
+            known = self._handles.get(name)
+            if parameter.requires_grad and (known is None or known[0] is not parameter):
+                if known is not None:
+                    known[1].remove()
+                self._handles[name] = (parameter, parameter.register_hook(_AtParameter(self, name)))
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        """Take one gradient."""
+        if not self._gradients:
+            self.began(self)
+        self._gradients[name] = gradient
+        if len(self._gradients) == len(self._handles):
+            self.finish()
+
+    def finish(self) -> None:
+        """Pass on the gradients that have arrived."""
+        gradients, self._gradients = self._gradients, {}
+        if gradients:
+            self.done(gradients)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for _, handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        self._gradients.clear()
+
+
+class _AtParameter:
+    def __init__(self, owner: ParameterGradients, name: str) -> None:
+        self.owner = owner
+        self.name = name
+
+    def __call__(self, gradient: Tensor) -> None:
+        with torch._C.DisableTorchFunction():
+            self.owner.guard.run(PART, self.owner.take, self.name, gradient)
