@@ -1,8 +1,8 @@
-"""An anomaly: one series at one step, judged abnormal by one detector, with the evidence."""
+"""An anomaly: one series at one step, judged abnormal by one detector; and the protocol of detectors."""
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Protocol
 
 NONFINITE: Final = "nonfinite"
 OVERFLOW: Final = "overflow"
@@ -85,6 +85,25 @@ class Anomaly:
             if isinstance(value, int) and abs(value) > LARGEST:
                 raise ValueError(f"{key}: beyond {LARGEST}")
         return cls(**values | {key: float(values[key]) for key in _NUMBERS})
+
+
+class Detector(Protocol):
+    """A rule, of one rank or across ranks: its name in files, its sentence, and how its anomalies are treated.
+
+    `name` is the `detector` of its anomalies. `compares_ranks`: it needs the records of several ranks, so the tables of
+    one rank cannot reproduce its anomalies. `leaves_ties`: where `value` equals `expected`, its anomalies name every
+    rank of a tie. `settles_ties`: its anomalies show which rank of such a tie is at fault.
+    """
+
+    name: ClassVar[str]
+    compares_ranks: ClassVar[bool] = False
+    leaves_ties: ClassVar[bool] = False
+    settles_ties: ClassVar[bool] = False
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str, /) -> str:
+        """Return a sentence on the fault, with its step and number; `subject` names the series in words."""
+        ...
 
 
 _WHOLE: Final = ("step", "micro_step", "rank", "order", "last_clean")

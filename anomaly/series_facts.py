@@ -21,6 +21,9 @@ WATCHED_SCALARS: Final = frozenset({"loss", "grad_norm"})
 BACKWARD: Final = frozenset({GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, "grad_norm"})
 """Quantities that the backward pass computes, and that overflow when the loss scale is too large."""
 
+SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "moments2", "square_avg", "v"})
+"""State that averages squares: v' = β·v + (1 − β)·g² ≥ β·v (Kingma and Ba, "Adam", 2015; RMSprop)."""
+
 
 class SeriesFacts:
     """Masks over the series of a table, shape (series,); they grow with `arrays`.

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from trainsentry.anomaly.across_ranks.collective_call import COPIED, MOST_OUTPUTS, CollectiveCall
-from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly
-from trainsentry.anomaly.detector import Detector
+from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly, Detector
 from trainsentry.collectors.series import COMMUNICATION_OUTPUT
 
 SCORE: Final = 100.0

@@ -3,8 +3,7 @@
 import math
 from typing import Any, ClassVar, Final
 
-from trainsentry.anomaly.anomaly import HANG, Anomaly
-from trainsentry.anomaly.detector import Detector
+from trainsentry.anomaly.anomaly import HANG, Anomaly, Detector
 from trainsentry.collectors.series import COMMUNICATION_INPUT
 
 SCORE: Final = 100.0

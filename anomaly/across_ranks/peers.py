@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeGuard
 
-from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly
-from trainsentry.anomaly.detector import Detector
+from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly, Detector
 from trainsentry.collectors.series import COMMUNICATION_INPUT, GRADIENT_UNREDUCED
 
 ORDER_SCORE: Final = 100.0

@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly
-from trainsentry.anomaly.detector import Detector
+from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly, Detector
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_OUTPUT, GRADIENT, GRADIENT_UNREDUCED, SeriesTable
 from trainsentry.collectors.statistics import INFS, MEAN, NANS

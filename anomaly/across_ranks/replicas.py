@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
-from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, REPLICA_MISMATCH, Anomaly
-from trainsentry.anomaly.detector import Detector
+from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, REPLICA_MISMATCH, Anomaly, Detector
 from trainsentry.collectors.series import PARAMETER, Series
 
 SCORE: Final = 100.0

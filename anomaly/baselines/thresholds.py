@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from trainsentry.anomaly.rules.state_reset import SQUARES
+from trainsentry.anomaly.series_facts import SQUARES
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,

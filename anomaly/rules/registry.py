@@ -7,7 +7,7 @@ from trainsentry.anomaly.across_ranks.hang import HangRule
 from trainsentry.anomaly.across_ranks.peers import CallOrderRule, PeerRule
 from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import ReplicaRule
-from trainsentry.anomaly.detector import Detector
+from trainsentry.anomaly.anomaly import Detector
 from trainsentry.anomaly.rules.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule

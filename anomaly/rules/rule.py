@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
-from trainsentry.anomaly.detector import Detector
+from trainsentry.anomaly.anomaly import Detector
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays
 from trainsentry.anomaly.series_facts import SeriesFacts

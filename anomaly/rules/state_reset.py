@@ -10,14 +10,12 @@ from trainsentry.anomaly.features import NOTHING
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_facts import SQUARES
 from trainsentry.collectors.series import STEP_COUNTER
 from trainsentry.collectors.statistics import MIN, NORM
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs; the bounds below hold for any gradients."""
-
-SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "moments2", "square_avg", "v"})
-"""State that averages squares: v' = β·v + (1 − β)·g² ≥ β·v (Kingma and Ba, "Adam", 2015; RMSprop)."""
 
 COUNTED: Final = 10
 """Updates that a counter must have counted before it can be seen to start over."""
