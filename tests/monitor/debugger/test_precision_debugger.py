@@ -91,7 +91,7 @@ SEEN_BY_US_ONLY = {
 def debugged_data():
     from pathlib import Path
 
-    return Path(debugged.__file__).parent / "data"
+    return Path(debugged.__file__).parents[1] / "data"
 
 
 def test_forward_values_are_those_that_msprobe_wrote(tmp_path):
@@ -488,7 +488,7 @@ def test_a_long_name_gets_a_short_file_and_a_line_in_the_mapping(tmp_path):
 
 KILLED = """
 import os, sys, torch
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {helpers!r})
 torch.set_num_threads(1)
 from debugged import make, Tower
 from trainsentry import PrecisionDebugger
@@ -510,7 +510,7 @@ for out in sys.stdin:
 def test_a_killed_process_leaves_whole_files_up_to_its_last_call(tmp_path):
     from pathlib import Path
 
-    script = KILLED.format(tests=str(Path(debugged.__file__).parent))
+    script = KILLED.format(helpers=str(Path(debugged.__file__).parent))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, **pipes)
     try:

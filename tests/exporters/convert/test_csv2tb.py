@@ -15,7 +15,7 @@ from trainsentry.exporters.convert.msprobe_csv2tb import csv2tensorboard_by_step
 from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.exporters.files.foreign_files import NotOurs
 
-DATA = Path(__file__).parents[1] / "data" / "msprobe_monitor"
+DATA = Path(__file__).parents[2] / "data" / "msprobe_monitor"
 W = ("fc.weight", "gradient")
 
 

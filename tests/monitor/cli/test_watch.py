@@ -1,13 +1,9 @@
 """The live view reads files alone, says what matters, and ends with the run."""
 
 import json
-import sys
-from pathlib import Path
 
+from recorded_runs import CULPRIT, make_run
 from typer.testing import CliRunner
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "exporters"))
-from test_report import CULPRIT, make_run
 
 from trainsentry.exporters.run_reader import last_scalars, read_run, tail
 from trainsentry.monitor.cli.app import app

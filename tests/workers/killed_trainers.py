@@ -9,6 +9,8 @@ import traceback
 from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 from tiny_models import EVERY_STEP, mlp
 
 import trainsentry

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import watched
 from tiny_models import train
 from watched import STEPS, make, rows, status
 
@@ -18,7 +19,7 @@ from trainsentry.monitor.recorder.sinks.claim import claim_start, release, renew
 
 SCRIPT = """
 import sys, logging, torch
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {helpers!r})
 from tiny_models import train
 from watched import make
 logging.basicConfig(level=logging.WARNING)
@@ -32,7 +33,7 @@ print("trained", flush=True)
 
 
 def begin(out):
-    script = SCRIPT.format(tests=str(Path(__file__).parents[1]), out=str(out))
+    script = SCRIPT.format(helpers=str(Path(watched.__file__).parent), out=str(out))
     pipe = subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     assert process.stdout.readline() == "watching\n"
