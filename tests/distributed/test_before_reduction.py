@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from sharded_training import batches, make_net, train
+from sharded_training import train
+from strategy import batches, make_net
 
 deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 SHARDED = ["Fsdp2", "Fsdp2Kept", "Fsdp2Mixed", "Fsdp1", "Fsdp1Original", *(

@@ -8,6 +8,8 @@ from torch import nn
 
 from trainsentry import PrecisionDebugger
 
+LEVELS = ["L0", "L1", "mix"]
+
 
 class Awkward(nn.Module):
     """Convolution, batch norm, in-place activation, dropout, operators, recurrence, attention, nested results."""

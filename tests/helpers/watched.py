@@ -29,6 +29,11 @@ def bare():
     return train(model, torch.optim.AdamW(model.parameters(), lr=1e-2), STEPS).losses
 
 
+def plant(*_, **__):
+    """Fail, in the place of a part of the monitor."""
+    raise OSError("planted")
+
+
 def status(out):
     """Return what rank 0 says of itself."""
     return json.loads((out / "rank0" / "status.json").read_text())

@@ -1,10 +1,12 @@
 """The public calls do what the interface says."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 
 import pandas as pd
 import pytest
@@ -198,7 +200,6 @@ print(monitor._loop.link.running.process.pid, flush=True)
                           ("os.kill(os.getpid(), 9)", "trainer gone")]
 )  # fmt: skip
 def test_an_interpreter_that_ends_without_close_leaves_no_process_and_loses_nothing(out, ending, state):
-    import time
 
     shm = set(os.listdir("/dev/shm"))
     done = subprocess.run([sys.executable, "-c", SCRIPT + ending, str(out)], capture_output=True, text=True)
@@ -229,3 +230,18 @@ def test_anomalies_are_written_a_line_each(out):
     keys = "step micro_step rank order name quantity statistic value expected score detector kind".split()
     assert list(lines[0])[:12] == keys
     assert {line["quantity"] for line in lines} >= {"parameter", "gradient"}
+
+
+def test_a_monitor_that_nobody_holds_goes_on_and_one_with_its_model_gone_ends(out):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer)
+    gc.collect()
+    train(model, optimizer, 3)
+    hook = next(iter(optimizer._optimizer_step_pre_hooks.values()))
+    recorder = hook.owner.listener.owner._loop.link.running.process
+    assert recorder.poll() is None
+    del model, optimizer, hook
+    gc.collect()
+    recorder.wait(10)

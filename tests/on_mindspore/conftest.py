@@ -21,3 +21,10 @@ else:
         ms.set_context(mode=ms.PYNATIVE_MODE)
         yield
         ms.set_context(mode=ms.PYNATIVE_MODE)
+
+    @pytest.fixture(autouse=True)
+    def _no_debugger_is_left():
+        from trainsentry import PrecisionDebugger
+
+        yield
+        PrecisionDebugger.close()

@@ -13,12 +13,6 @@ import trainsentry
 from trainsentry import PrecisionDebugger
 
 
-@pytest.fixture(autouse=True)
-def _closed():
-    yield
-    PrecisionDebugger.close()
-
-
 def dump(tmp_path, task, level="L0", steps=1, **config):
     """Train with a debugger; return the dump of the first step."""
     path = tmp_path / "config.json"

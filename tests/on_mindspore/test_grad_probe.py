@@ -14,12 +14,6 @@ from trainsentry import PrecisionDebugger
 from trainsentry.monitor.cli.app import app
 
 
-@pytest.fixture(autouse=True)
-def _closed():
-    yield
-    PrecisionDebugger.close()
-
-
 def probed(folder, level, rate=1e-2, **settings):
     """Train two steps with a probe; return the model and where it wrote."""
     folder.mkdir()

@@ -13,12 +13,6 @@ from trainsentry import PrecisionDebugger
 from trainsentry.collectors.mindspore.calls import operations
 
 
-@pytest.fixture(autouse=True)
-def _closed():
-    yield
-    PrecisionDebugger.close()
-
-
 @ms.jit
 def part(a, b):
     return ops.relu(a) + mint.exp(b) * a.sum()

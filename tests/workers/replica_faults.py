@@ -2,7 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from sharded_training import STRATEGIES, batches
+from sharded_training import STRATEGIES
+from strategy import batches
 
 import trainsentry
 

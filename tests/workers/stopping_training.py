@@ -6,7 +6,8 @@ import threading
 
 import torch
 import torch.distributed as dist
-from sharded_training import STRATEGIES, batches
+from sharded_training import STRATEGIES
+from strategy import batches
 
 import trainsentry
 from trainsentry.collectors.torch.watch import TorchWatch

@@ -19,12 +19,6 @@ from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.offline.compare_runs import compare
 
 
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
-
-
 def changed(by=1.01):
     model = make(Tower)
     with torch.no_grad():

@@ -12,12 +12,6 @@ from trainsentry import ConfigError, PrecisionDebugger
 from trainsentry.monitor.debugger.debugger_config import load_debugger_config
 
 
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
-
-
 def load(tmp_path, **config):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"dump_path": str(tmp_path / "dump"), **config}))

@@ -13,12 +13,6 @@ from trainsentry import PrecisionDebugger
 from trainsentry.monitor.cli.app import app
 
 
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
-
-
 def probe(folder, level, steps=2, sign=1.0, first=0, **settings):
     folder.mkdir()
     path = folder / "config.json"

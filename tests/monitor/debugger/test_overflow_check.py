@@ -14,12 +14,6 @@ from trainsentry.collectors.torch.saving import load_tensor
 from trainsentry.monitor.cli.app import app
 
 
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
-
-
 def check(tmp_path, body, nums=-1, level="L1", model=None):
     path = tmp_path / "config.json"
     settings = {"task": "overflow_check", "level": level, "overflow_check": {"overflow_nums": nums}}

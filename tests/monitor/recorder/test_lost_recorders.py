@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pandas as pd
 from tiny_models import train
 from watched import STEPS, bare, errors, gaps, make, rows, start_with, status
 
@@ -135,3 +136,63 @@ def test_what_a_recorder_kept_for_a_full_disk_is_a_gap_when_it_dies(out, monkeyp
         train(model, optimizer, STEPS, monitor, before_step=before_step)
     missing = {step for sink, first, last in gaps(out) for step in range(first, last + 1) if sink == "csv"}
     assert missing == set(range(STEPS))
+
+
+def test_a_recorder_that_is_killed_has_a_successor_and_nothing_is_lost(out, caplog):
+    model, optimizer, monitor = make(out)
+    with monitor:
+
+        def kill(step):
+            if step == 6:
+                monitor.flush()
+                monitor._loop.link.running.process.kill()
+                monitor._loop.link.running.process.wait()
+
+        assert train(model, optimizer, STEPS, monitor, before_step=kill).losses == bare()
+    assert len(errors(caplog)) == 1
+    assert "died" in errors(caplog)[0].getMessage()
+    table = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
+    assert sorted(table["step"]) == sorted(list(range(STEPS)) * 4)
+    assert status(out)["recorders_started"] == 2
+
+
+def test_recorders_that_keep_dying_are_given_up(out, caplog):
+    model, optimizer, monitor = make(out)
+    with monitor:
+
+        def kill(step):
+            if monitor._loop.link.dead is None:
+                monitor._loop.link.running.process.kill()
+                monitor._loop.link.running.process.wait()
+
+        assert train(model, optimizer, STEPS, monitor, before_step=kill).losses == bare()
+    assert sum("nothing more is recorded" in r.getMessage() for r in errors(caplog)) == 1
+    assert "recorders died" in status(out)["state"]
+
+
+def test_ctrl_c_does_not_end_a_recorder_that_has_only_begun_to_start(out, caplog):
+    model, optimizer, monitor = make(out)
+    with monitor:
+        process = monitor._loop.link.running.process
+        process.send_signal(signal.SIGINT)  # Python's own start takes longer than this
+        process.send_signal(signal.SIGHUP)
+        train(model, optimizer, STEPS, monitor)
+        assert monitor._loop.link.running.process is process
+    assert not errors(caplog)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert process.returncode == 0
+
+
+def test_a_recorder_that_dies_before_it_has_heard_of_any_series_loses_nothing(out, caplog):
+    model, optimizer, monitor = make(out)
+    with monitor:
+        monitor._loop.link.running.kill()
+        train(model, optimizer, STEPS, monitor)
+    assert [r.message for r in errors(caplog) if "died" not in r.message] == []
+    assert status(out)["gaps"] == []
+    tables = [pd.read_csv(path) for path in (out / "rank0").glob("*_0-999.csv")]
+    assert len(tables) >= 4
+    for table in tables:
+        assert (table.groupby("name")["step"].max() == STEPS - 1).all()
+    gradients = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
+    assert sorted(gradients["step"]) == sorted(list(range(STEPS)) * 4)

@@ -5,15 +5,13 @@ import threading
 import time
 
 from tiny_models import train
-from watched import STEPS, make, start_with, status
+from watched import STEPS, make, status
 
 from trainsentry.exporters.report.page import write_report
 from trainsentry.monitor.recorder.session import Session
-from trainsentry.monitor.recorder.start import ThreadRecorder
 
 
-def test_a_clock_that_is_set_back_does_not_freeze_it(out, monkeypatch):
-    start_with(monkeypatch, ThreadRecorder)
+def test_a_clock_that_is_set_back_does_not_freeze_it(out, monkeypatch, in_thread):
     monkeypatch.setattr("trainsentry.monitor.recorder.session.STATUS_SECONDS", 0.0)
     real, back = time.time, threading.Event()
     monkeypatch.setattr(time, "time", lambda: real() - 3600 * back.is_set())
@@ -35,8 +33,7 @@ def test_a_clock_that_is_set_back_does_not_freeze_it(out, monkeypatch):
     assert written == list(range(1, STEPS + 1))
 
 
-def test_it_says_how_far_the_recorder_is_behind(out, monkeypatch):
-    start_with(monkeypatch, ThreadRecorder)
+def test_it_says_how_far_the_recorder_is_behind(out, monkeypatch, in_thread):
     go_on, first = threading.Event(), []
     original = Session.take_record
 

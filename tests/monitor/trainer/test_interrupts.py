@@ -1,9 +1,13 @@
 """Ctrl-C inside the monitor, caught by a notebook, leaves a consistent record and no false alarm."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections import Counter
 
+import pandas as pd
 import pytest
 import torch
 from tiny_models import EVERY_STEP
@@ -82,3 +86,30 @@ def test_what_is_left_out_is_a_gap(tmp_path):
     told = {step for gap in status["gaps"] for step in range(gap["first_step"], gap["last_step"] + 1)}
     assert missing <= told | {STEPS - 1}  # one step of the optimizer fewer was seen
     assert any("KeyboardInterrupt" in gap["reason"] for gap in status["gaps"])
+
+
+def test_ctrl_c_ends_training_and_loses_nothing(out, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import signal, torch, trainsentry, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts the tests in the background may ignore it
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with trainsentry.TrainMonitor({{"output_dir": {str(out)!r}}}).watch(model, optimizer):
+    for step in range(100000):
+        optimizer.zero_grad(); model(torch.ones(2, 4)).sum().backward(); optimizer.step()
+        print(step, flush=True)
+        time.sleep(0.01)
+""")
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if int(line) >= 20:
+            break
+    recorder = int(subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()[0])
+    os.kill(recorder, signal.SIGINT)  # as a terminal would send it to both
+    process.send_signal(signal.SIGINT)
+    output, log = process.communicate(timeout=60)
+    last = max([20, *(int(line) for line in output.split())])
+    assert "died" not in log
+    table = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
+    assert sorted(set(table["step"])) == list(range(last + 1)) or sorted(set(table["step"])) == list(range(last + 2))

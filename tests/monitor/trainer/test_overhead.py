@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_models import EVERY_STEP, mlp
+from tiny_models import EVERY_STEP, mlp, train
+from watched import STEPS, status
 
 import trainsentry
 from trainsentry.collectors import guard
@@ -170,3 +171,14 @@ def test_what_a_step_costs_without_samples_is_taken_off_first():
         budget.decide(budget.measured())
     assert 0.001 / (2 * budget.stretch["a"]) <= 0.01 * 0.1 - 0.0009
     assert math.log2(budget.stretch["a"]).is_integer()
+
+
+def test_cost_is_told_by_the_steps_of_this_start(out):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer, start_step=100_000)
+    with monitor:
+        train(model, optimizer, STEPS, monitor)
+    cost = status(out)["cost"]
+    assert cost["seconds_a_step"] == pytest.approx(cost["host_seconds"] / (STEPS - 1))  # the first has no beginning

@@ -41,12 +41,7 @@ class Net(nn.Module):
         return self.head(self.block(self.block(x)["x"], scale=0.5)["x"])
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def graphs():

@@ -150,3 +150,14 @@ def test_a_run_beside_another_leaves_its_restart_number_to_it(out):
     assert (out / "rank0" / "graph.r1.json").exists()
     process.communicate("\n", timeout=120)
     assert rows(out) == dict.fromkeys(range(12), 4)
+
+
+def test_two_monitors_in_one_directory_write_beside_each_other(out):
+    first, one, a = make(out)
+    second, two, b = make(out)
+    with a, b:
+        train(first, one, 3, a)
+        train(second, two, 3, b)
+    for name in ("gradient_0-999.csv", "gradient_0-999.r1.csv"):
+        table = pd.read_csv(out / "rank0" / name)
+        assert not table.duplicated(["name", "step"]).any()

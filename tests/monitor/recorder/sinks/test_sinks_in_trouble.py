@@ -1,25 +1,23 @@
 """A place that cannot be written for a while gets everything when it can; what it lacks is a gap with its steps."""
 
 import errno
+import json
 import os
 import shutil
 import subprocess
 import threading
+import time
+from pathlib import Path
 
+import pandas as pd
 import pytest
-from tiny_models import train
-from watched import STEPS, errors, gaps, make, rows, start_with, status
+from tiny_models import flip_bit, train
+from watched import STEPS, bare, errors, gaps, make, plant, rows, status
 
+from trainsentry.anomaly.detection import Detection
 from trainsentry.exporters.csv.writer import CsvWriter
-from trainsentry.monitor.recorder.start import ThreadRecorder
 
 WHOLE = dict.fromkeys(range(STEPS), 4)
-
-
-@pytest.fixture
-def in_thread(monkeypatch):
-    """Run the recorder in a thread, where a test can plant something in it."""
-    start_with(monkeypatch, ThreadRecorder)
 
 
 class FullDisk:
@@ -171,8 +169,6 @@ def test_the_closing_line_does_not_say_where_records_are_when_nothing_could_be_w
 
 
 def test_what_detection_did_not_judge_is_a_gap(out, monkeypatch, in_thread):
-    from trainsentry.anomaly.detection import Detection
-
     original = Detection.judge
 
     def judge(self, record):
@@ -185,3 +181,87 @@ def test_what_detection_did_not_judge_is_a_gap(out, monkeypatch, in_thread):
     with monitor:
         train(model, optimizer, STEPS, monitor)
     assert gaps(out) == [("detection", 5, STEPS - 1)]
+
+
+def test_an_exception_in_detection_leaves_the_records_written(out, monkeypatch, caplog, in_thread):
+    monkeypatch.setattr("trainsentry.anomaly.detection.Detection.judge", plant)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == bare()
+    assert sum("detection" in r.getMessage() for r in errors(caplog)) == 1
+    assert set(pd.read_csv(out / "rank0" / "gradient_0-999.csv")["step"]) == set(range(STEPS))
+    assert status(out)["failures"]["detection"]["count"] == 1
+
+
+def test_a_writer_that_blocks_for_ever_is_left_behind(out, monkeypatch, caplog, in_thread):
+    release = threading.Event()
+    monkeypatch.setattr("trainsentry.exporters.csv.writer.CsvWriter.write", lambda *_: release.wait(60))
+    model, optimizer, monitor = make(out, export={"max_wait": 3.0, "tensorboard": True})
+    started = time.monotonic()
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == bare()
+    assert time.monotonic() - started < 30
+    release.set()
+    assert [r.getMessage() for r in errors(caplog) if "csv" in r.getMessage()]
+    assert len(errors(caplog)) == 1
+    found = status(out)
+    assert " 3 s" in found["exporters"]["csv"]
+    assert found["exporters"]["tensorboard"] == "writing"
+    assert [(g["sink"], g["first_step"], g["last_step"]) for g in found["gaps"]] == [("csv", 0, STEPS - 1)]
+
+
+def test_a_read_only_directory(caplog):
+    model, optimizer, monitor = make(Path("/proc/nowhere"))
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == bare()
+        assert not monitor.records().empty
+    parts = [r.getMessage().split()[1] for r in errors(caplog)]
+    assert sorted(parts) == ["csv", "journal"]  # one line each
+
+
+def test_a_disk_that_stays_full_is_told_once_and_the_gap_is_noted(out, caplog, monkeypatch):
+    (out / "rank0").mkdir(parents=True)
+    (out / "rank0" / "gradient_0-999.csv").symlink_to("/dev/full")
+    monkeypatch.setattr("trainsentry.monitor.trainer.wiring.next_restart", lambda directory: 0)
+    model, optimizer, monitor = make(out, export={"tensorboard": True})
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == bare()
+    assert len(errors(caplog)) == 1
+    assert "No space left" in errors(caplog)[0].getMessage()
+    found = status(out)
+    assert "No space left" in found["exporters"]["csv"]
+    reason = found["exporters"]["csv"]
+    assert found["gaps"] == [{"sink": "csv", "first_step": 0, "last_step": STEPS - 1, "reason": reason}]
+    assert found["failures"]["csv"]["count"] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_disk_that_fills_up_during_the_run(out, caplog):
+    out.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", out], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        model, optimizer, monitor = make(out)
+        with monitor:
+            losses = train(model, optimizer, STEPS * 5, monitor).losses
+        assert losses[:STEPS] == bare()
+        parts = {r.getMessage().split()[1] for r in errors(caplog)}
+        assert "csv" in parts
+        assert parts <= {"csv", "journal"}
+    finally:
+        subprocess.run(["umount", "-l", out], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("incidents.jsonl", '{"id": null}\nnonsense\n[3]\n'), ("run.json", "[]"), ("run.json", '{"starts": 3}')],
+)
+def test_odd_files_in_the_directory_do_not_matter(out, name, content, caplog):
+    out.mkdir()
+    (out / name).write_text(content)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, STEPS, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 8 else None)
+    assert errors(caplog) == []
+    assert '"name": "2.weight"' in (out / "incidents.jsonl").read_text()
+    assert json.loads((out / "run.json").read_text())["starts"]

@@ -1,0 +1,15 @@
+"""A compiler that has seen nothing yet."""
+
+import pytest
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Forget what dynamo has compiled and counted, before the test and after it."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
