@@ -3,7 +3,7 @@
 import pytest
 import reducing
 import torch
-from communication_tables import numel, table
+from written_files import numel, table
 
 WAYS = [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}]
 

@@ -4,6 +4,7 @@ import pytest
 from recorded_runs import CULPRIT, make_run
 from step_records import Records
 from typer.testing import CliRunner
+from written_files import fail
 
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv.writer import CsvWriter
@@ -12,10 +13,6 @@ from trainsentry.exporters.report.page import write_report
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.offline.compare_runs import compare
 from trainsentry.monitor.offline.history import diagnose
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def write(root, jump):

@@ -24,14 +24,14 @@ class Recording:
 
     def __init__(self, out):
         self.out = out
-        self.recorder_address = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = self.recorder_address.getsockname()
-        place = TreePosition(0, RANKS, RANKS[1:], None, "word", self.recorder_address.fileno())
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = self.listening.getsockname()
+        position = TreePosition(0, RANKS, RANKS[1:], None, "word", self.listening.fileno())
         self.table = SeriesTable()
-        hello = RecorderSettings(
-            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, place=place
+        settings = RecorderSettings(
+            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, place=position
         )
-        self.link = RecorderLink(hello, self.table)
+        self.link = RecorderLink(settings, self.table)
         self.heard = []
         self.steps = 0
 
@@ -66,12 +66,12 @@ class Recording:
 
     def close(self, *, others=True):
         """End the recorder, once; the other ranks' have come and gone, so that it waits for none."""
-        if self.recorder_address.fileno() >= 0:
+        if self.listening.fileno() >= 0:
             here = self.others() if others and self.link.dead is None else []
             self.record()
             for other in here:
                 other.close()
-            self.recorder_address.close()
+            self.listening.close()
             self.heard += self.link.close(60)
 
     def check(self, *, others=True):

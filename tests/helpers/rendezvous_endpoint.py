@@ -1,4 +1,4 @@
-"""The door of a meeting for tests: a free one, and those who stand at it."""
+"""A rendezvous at a free port of this machine: its ranks, and others who call it."""
 
 import contextlib
 import socket
@@ -12,6 +12,7 @@ from trainsentry.collectors.ranks.rendezvous import Endpoint
 
 
 def free_endpoint():
+    """Return an endpoint at a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
@@ -49,12 +50,13 @@ def enter(endpoint, rank, size, secret=None):
 
 
 def say(sock, lines, **message):
+    """Send one message over a sealed connection."""
     sock.sendall(lines.pack(text_of(message)))
 
 
 def hung_up(sock):
     """Wait until the other side has hung up."""
-    sock.settimeout(20)
+    sock.settimeout(30)
     with contextlib.suppress(ConnectionError):
         while sock.recv(1 << 16):
             pass

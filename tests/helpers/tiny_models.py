@@ -1,6 +1,5 @@
 """Small models and a plain training loop that many tests share."""
 
-import json
 from dataclasses import dataclass
 
 import torch
@@ -129,8 +128,3 @@ def train(model, optimizer, steps, monitor=None, before_step=None, seed=0):
 def flip_bit(parameter, element=0, bit=30):
     """Flip a bit in the storage of a float32 parameter."""
     parameter.detach().view(-1).view(torch.int32)[element] ^= 1 << bit
-
-
-def read_json_lines(path):
-    """Return the objects of a JSON-lines file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -56,9 +56,9 @@ def rows(out, table="gradient", name="_0-999.csv"):
 
 
 def start_with(monkeypatch, starter):
-    """Have recorders started by `starter(hello, ring, channel)`."""
+    """Have recorders started by `starter(settings, ring, channel)`."""
     original = link.RecorderLink.__init__
     monkeypatch.setattr(
         "trainsentry.monitor.recorder.link.RecorderLink.__init__",
-        lambda self, hello, table: original(self, hello, table, starter),
+        lambda self, settings, table: original(self, settings, table, starter),
     )

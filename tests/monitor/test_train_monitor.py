@@ -11,7 +11,8 @@ import time
 import pandas as pd
 import pytest
 import torch
-from tiny_models import EVERY_STEP, flip_bit, mlp, read_json_lines, train
+from tiny_models import EVERY_STEP, flip_bit, mlp, train
+from written_files import json_lines
 
 import trainsentry
 
@@ -226,7 +227,7 @@ def test_anomalies_are_written_a_line_each(out):
     model, optimizer, monitor = make(out)
     with monitor:
         train(model, optimizer, 22, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 11 else None)
-    lines = read_json_lines(out / "rank0" / "anomalies.jsonl")
+    lines = json_lines(out / "rank0" / "anomalies.jsonl")
     keys = "step micro_step rank order name quantity statistic value expected score detector kind".split()
     assert list(lines[0])[:12] == keys
     assert {line["quantity"] for line in lines} >= {"parameter", "gradient"}

@@ -9,14 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from written_files import fail
 
 from trainsentry.exporters.csv.reader import read_table, table_files
 
 TIMES = 50
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def wait_for_recorders(root, seconds=60.0):

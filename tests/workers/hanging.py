@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from written_files import json_lines
 
 import trainsentry
 from trainsentry.monitor.ranks import hang_watch
@@ -34,6 +35,6 @@ def run(out, sleeper, ddp=False):
     dist.barrier()
     directory = Path(out) / f"rank{dist.get_rank()}"
     told = json.loads((directory / "hang.json").read_text())
-    lines = [json.loads(line) for line in (Path(out) / "incidents.jsonl").read_text().splitlines()]
+    lines = json_lines(Path(out) / "incidents.jsonl")
     incidents = list({line["id"]: line for line in lines}.values())  # the newest line of each
     return told["message"], done, (directory / "hang_stacks.txt").read_text(), incidents

@@ -108,7 +108,7 @@ def dense_beside_a_failed_monitor(out):
     return found
 
 
-def followers_of_two_watches(out):
+def unwatched_rank_of_two_watches(out):
     """Two models watched in two calls, the second stepping seldom, on a rank that is watched and one that is not."""
     first, second = parts(), parts()
     names = nn.ModuleDict({"other": second[0]})

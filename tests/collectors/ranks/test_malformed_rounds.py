@@ -1,21 +1,15 @@
-"""A rank of a meeting that sends nonsense is let go: it takes no other with it, and no memory."""
+"""A rank that sends nonsense loses its place in the rendezvous; it stops no other rank and takes no memory."""
 
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from rendezvous_endpoint import enter, free_endpoint, hung_up, on_ranks, say
+from rendezvous_endpoint import enter, hung_up, on_ranks, say
 
 from trainsentry.collectors.ranks import rounds, run_secret
 from trainsentry.collectors.ranks.connection import text_of
 from trainsentry.collectors.ranks.rendezvous import SocketMaxReduce, meet
-
-
-@pytest.fixture
-def endpoint():
-    return free_endpoint()
-
 
 NONSENSE = [
     {"greatest": 1, "given": ["a", "b"]},

@@ -13,16 +13,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from rendezvous_endpoint import at_the_endpoint, enter, free_endpoint, hung_up, on_ranks, say
+from rendezvous_endpoint import at_the_endpoint, enter, hung_up, on_ranks, say
 
 from trainsentry.collectors.ranks import run_secret
 from trainsentry.collectors.ranks.handshake import Refused
 from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketMaxReduce, meet
-
-
-@pytest.fixture
-def endpoint():
-    return free_endpoint()
 
 
 def test_all_hear_what_each_gives_and_the_greatest(endpoint):
@@ -273,7 +268,7 @@ def test_a_forked_child_does_not_keep_its_rank_among_the_living(endpoint):
     script = f"""
 import os, sys, time
 from trainsentry.collectors.ranks.rendezvous import Endpoint, meet
-meeting = meet(Endpoint({endpoint.host!r}, {endpoint.ports!r}, {endpoint.run!r}), 1, 2, 20)
+rendezvous = meet(Endpoint({endpoint.host!r}, {endpoint.ports!r}, {endpoint.run!r}), 1, 2, 20)
 if os.fork() == 0:
     print("forked", flush=True)
     time.sleep(30)

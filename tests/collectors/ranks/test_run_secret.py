@@ -8,17 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from rendezvous_endpoint import at_the_endpoint, enter, free_endpoint, on_ranks
+from rendezvous_endpoint import at_the_endpoint, enter, on_ranks
 
 from trainsentry.collectors.ranks import run_secret, unproven_callers
 from trainsentry.collectors.ranks.handshake import Refused
 from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketMaxReduce, meet
 from trainsentry.collectors.ranks.rendezvous_server import RendezvousServer
-
-
-@pytest.fixture
-def endpoint():
-    return free_endpoint()
 
 
 def test_a_stranger_cannot_make_the_ranks_agree_on_a_stop(endpoint):
@@ -88,8 +83,8 @@ def test_who_can_write_into_a_ranks_connection_can_end_it_and_no_more(endpoint, 
 
 def test_strangers_at_the_endpoint_are_few_and_leave_soon(endpoint):
     clock = [0.0]
-    with socket.create_server((endpoint.host, endpoint.ports[0])) as recorder_address:
-        here = unproven_callers.UnprovenCallers(recorder_address, b"secret", "meeting", lambda: clock[0], most=4)
+    with socket.create_server((endpoint.host, endpoint.ports[0])) as listening:
+        here = unproven_callers.UnprovenCallers(listening, b"secret", "meeting", lambda: clock[0], most=4)
         silent = [socket.create_connection((endpoint.host, endpoint.ports[0])) for _ in range(20)]
         end = time.monotonic() + 20
         while len(here) < 4 and time.monotonic() < end:
@@ -126,9 +121,9 @@ def test_a_secret_that_is_left_is_this_users_alone_and_gone_once_all_have_come(e
     path = run_secret._path_of(run)
     assert path.stat().st_mode & 0o777 == 0o600
     assert run_secret.left_secret(run) == secret != run_secret.leave_secret(run)
-    meetings = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 20))
+    made = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 20))
     assert not path.exists()
-    for rendezvous in meetings:
+    for rendezvous in made:
         rendezvous.line.close()
 
 
@@ -182,9 +177,9 @@ def test_ranks_meet_without_a_secret_only_where_it_was_asked_for_and_say_so(endp
 
 def test_ranks_with_different_secrets_do_not_meet(endpoint, monkeypatch):
     seen = []
-    with socket.create_server((endpoint.host, endpoint.ports[0])) as recorder_address:
-        hub = RendezvousServer(recorder_address.dup(), b"one secret", f"meeting {endpoint.run} of 2", 2, 0.2)
+    with socket.create_server((endpoint.host, endpoint.ports[0])) as listening:
+        server = RendezvousServer(listening.dup(), b"one secret", f"meeting {endpoint.run} of 2", 2, 0.2)
         monkeypatch.setenv(run_secret.SECRET, "another secret of the run")
         seen = on_ranks(2, lambda rank: meet(endpoint, rank, 2, 0.2), absent=(0,))
-        hub.wait(20)
+        server.wait(20)
     assert "rank 0 was not found" in str(seen[0])

@@ -9,16 +9,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
-from trainsentry.collectors.ranks.rendezvous import Endpoint, SocketMaxReduce, meet
-
-
-@pytest.fixture
-def endpoint():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
+from trainsentry.collectors.ranks.rendezvous import SocketMaxReduce, meet
 
 
 class Stranger:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from step_records import Records
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from written_files import fail, scalars
 
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.convert.csv2tb import csv2tb
@@ -17,10 +17,6 @@ from trainsentry.exporters.report.page import write_report
 W = ("fc.weight", "gradient")
 
 
-def fail(*problem):
-    raise AssertionError(problem)
-
-
 def write(directory, steps, statistics=STATISTICS, value=1.0, **kwargs):
     records = Records()
     writer = CsvWriter(directory, records.table, statistics, **kwargs)
@@ -29,17 +25,11 @@ def write(directory, steps, statistics=STATISTICS, value=1.0, **kwargs):
     writer.close()
 
 
-def read(directory):
-    reader = EventAccumulator(str(directory), size_guidance={"scalars": 0})
-    reader.Reload()
-    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
-
-
 def test_starts_with_other_statistics_stand_in_one_table(tmp_path):
     write(tmp_path / "rank0", range(5))
     write(tmp_path / "rank0", range(5, 8), statistics=("norm", "max"), start_step=5, restart=1)
     csv2tb(tmp_path, tmp_path / "out", fail)
-    tags = read(tmp_path / "out" / "rank0")
+    tags = scalars(tmp_path / "out" / "rank0")
     assert [step for step, _ in tags["gradient.norm/fc.weight"]] == list(range(8))
     assert [step for step, _ in tags["gradient.min/fc.weight"]] == list(range(5))
 
@@ -64,7 +54,7 @@ def test_clocks_that_jump_change_nothing(tmp_path):
     write(tmp_path / "rank0", range(3, 5))
     os.utime(tmp_path / "rank0" / "gradient_0-999.csv", (4e9, 4e9))
     csv2tb(tmp_path, tmp_path / "out", fail)
-    assert [step for step, _ in read(tmp_path / "out" / "rank0")["gradient.norm/fc.weight"]] == list(range(5))
+    assert [step for step, _ in scalars(tmp_path / "out" / "rank0")["gradient.norm/fc.weight"]] == list(range(5))
 
 
 def test_a_file_that_grows_while_it_is_read_gives_whole_rows_and_the_rest_later(tmp_path):
@@ -91,7 +81,7 @@ def test_a_file_that_grows_while_it_is_read_gives_whole_rows_and_the_rest_later(
     end.set()
     thread.join()
     csv2tb(tmp_path, tmp_path / "out", fail, full=True)
-    tags = read(tmp_path / "out" / "rank0")
+    tags = scalars(tmp_path / "out" / "rank0")
     for name in ("fc.weight", "b"):
         assert [step for step, _ in tags[f"gradient.norm/{name}"]] == list(range(steps[0]))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from step_records import Records
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from written_files import fail, scalars
 
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.convert.csv2tb import csv2tb
@@ -19,15 +19,9 @@ DATA = Path(__file__).parents[2] / "data" / "msprobe_monitor"
 W = ("fc.weight", "gradient")
 
 
-def fail(*problem):
-    raise AssertionError(problem)
-
-
 def read(directory):
     """Return {tag: [(step, value)]} as TensorBoard's own reader gives it with its own limits."""
-    reader = EventAccumulator(str(directory), size_guidance={"scalars": 1000})
-    reader.Reload()
-    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    return scalars(directory, 1000)
 
 
 def write(directory, steps, sizes=lambda n: {W: 1.0}, **kwargs):
@@ -93,7 +87,10 @@ def test_directories_are_chosen_by_time_and_the_newest_row_of_a_rank_counts(tmp_
     csv2tb(source, tmp_path / "both", fail)
     assert read(tmp_path / "both" / "rank0")["grad_reduced.norm/tok.weight"][0] == (0, 0.5)
     csv2tb(source, tmp_path / "early", fail, time_end="Nov21_11-59-59")
-    assert read(tmp_path / "early" / "rank0")["grad_reduced.norm/tok.weight"][0] == (0, float32("0.0985337924853578"))
+    assert read(tmp_path / "early" / "rank0")["grad_reduced.norm/tok.weight"][0] == (
+        0,
+        float32("0.0985337924853578"),
+    )
     with pytest.raises(NotOurs):
         csv2tb(source, tmp_path / "late", fail, time_start="Dec01_00-00-00")
 

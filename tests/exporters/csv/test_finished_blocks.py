@@ -4,7 +4,7 @@ import time
 
 import pytest
 from step_records import Records
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from written_files import fail, scalars
 
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.convert.csv2tb import csv2tb
@@ -15,10 +15,6 @@ from trainsentry.exporters.report.data import gather
 from trainsentry.monitor.offline.history import diagnose
 
 NAMES = ["fc.weight", 'odd, "quoted"\nname', "<b>", "nan"]
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def write(directory, steps=30, **kwargs):
@@ -58,13 +54,10 @@ def test_conversion_report_and_diagnosis_read_them(tmp_path, form):
     found = []
     for name in ("plain", "compacted"):
         csv2tb(tmp_path / name, tmp_path / f"{name}-tb", fail)
-        reader = EventAccumulator(str(tmp_path / f"{name}-tb" / "rank0"), size_guidance={"scalars": 0})
-        reader.Reload()
-        tags = reader.Tags()["scalars"]
         incidents = diagnose([tmp_path / name / "rank0"], fail)
         data = gather(tmp_path / name, fail)
         curve = str(data.curve(0, "gradient", "<b>"))
-        points = {tag: str([(e.step, e.value) for e in reader.Scalars(tag)]) for tag in tags}
+        points = {tag: str(values) for tag, values in scalars(tmp_path / f"{name}-tb" / "rank0").items()}
         found.append((points, [i.name for i in incidents], curve))
     assert found[0] == found[1]
 

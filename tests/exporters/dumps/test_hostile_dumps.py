@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+from written_files import fail
 
 from trainsentry.anomaly.dumps.dump_comparison import compare_dumps
 from trainsentry.anomaly.dumps.first_overflow import first_overflows
@@ -13,10 +14,6 @@ from trainsentry.exporters.dumps.dump_reader import read_dumps, read_mended
 from trainsentry.exporters.files.foreign_files import NotOurs
 
 FACTS = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": 1.0, "Min": 0.0, "Norm": 1.0}
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def dump(folder, data, **beside):

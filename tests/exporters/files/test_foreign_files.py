@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from limited_memory import run_within
+from written_files import fail
 
 from trainsentry.exporters.files.foreign_arrays import read_array
 from trainsentry.exporters.files.foreign_fields import checked, number, objects, sizes, statistic, text, whole
@@ -20,10 +21,6 @@ from trainsentry.exporters.files.foreign_files import (
     whole_members,
 )
 from trainsentry.exporters.run_reader import anomalies_since, last_anomalies, last_scalars, read_run
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 @pytest.mark.parametrize("depth", [DEEPEST + 2, 900, 100_000])

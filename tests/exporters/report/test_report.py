@@ -7,16 +7,13 @@ import subprocess
 
 import pytest
 from recorded_runs import CULPRIT, make_run
+from written_files import fail
 
 from trainsentry.exporters.files.foreign_files import NotOurs
 from trainsentry.exporters.report.data import gather
 from trainsentry.exporters.report.page import MAX_BYTES, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def test_the_verdict_comes_first_and_the_page_asks_for_nothing(tmp_path):

@@ -9,6 +9,7 @@ from PIL import Image
 from step_records import Records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
+from written_files import fail
 
 from trainsentry.anomaly.incident import Incident, Suspect
 from trainsentry.collectors.statistics import STATISTICS
@@ -17,10 +18,6 @@ from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.exporters.tensorboard.heatmap import _BAD, colours, picture
 from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def reader(directory):

@@ -2,7 +2,7 @@
 
 import pytest
 from step_records import Records
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from written_files import fail, scalars
 
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.convert.csv2tb import csv2tb
@@ -18,17 +18,6 @@ SIZES = {
 }
 
 
-def silent(*problem):
-    raise AssertionError(problem)
-
-
-def read(directory):
-    """Return {tag: [(step, value)]} as TensorBoard's reader gives it."""
-    reader = EventAccumulator(str(directory), size_guidance={"scalars": 0})
-    reader.Reload()
-    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
-
-
 def records_of(steps):
     records = Records()
     return records.table, [records.step(n, SIZES) for n in range(steps)]
@@ -39,7 +28,7 @@ def test_tensorboard_reads_the_live_file(tmp_path):
     writer = TensorBoardWriter(tmp_path, table, STATISTICS)
     for record in records:
         writer.write(record)
-    tags = read(tmp_path)  # while it is open
+    tags = scalars(tmp_path)  # while it is open
     writer.close()
     assert tags["gradient.norm/fc.weight"] == [(n, 2.0) for n in range(5)]
     assert tags["activation_output.max/fc.output.0:1"] == [(n, 1.5) for n in range(5)]
@@ -56,8 +45,8 @@ def test_conversion_gives_the_same_tags_and_values_as_the_live_file(tmp_path):
         csv.write(record)
     live.close()
     csv.close()
-    done = csv2tb(tmp_path / "run", tmp_path / "converted", silent)
-    expected, got = read(tmp_path / "live"), read(tmp_path / "converted" / "rank0")
+    done = csv2tb(tmp_path / "run", tmp_path / "converted", fail)
+    expected, got = scalars(tmp_path / "live"), scalars(tmp_path / "converted" / "rank0")
     assert {k: v for k, v in got.items() if "ratio" not in k} == {k: v for k, v in expected.items() if "ratio" not in k}
     assert set(got) == set(expected)
     assert done.scalars == sum(len(v) for v in got.values())
@@ -70,8 +59,8 @@ def test_converting_again_replaces_what_was_converted(tmp_path):
         csv.write(record)
     csv.close()
     for _ in range(2):
-        csv2tb(tmp_path, tmp_path / "converted", silent, steps=range(1, 2), quantities=["gradient"])
-    tags = read(tmp_path / "converted" / "rank0")
+        csv2tb(tmp_path, tmp_path / "converted", fail, steps=range(1, 2), quantities=["gradient"])
+    tags = scalars(tmp_path / "converted" / "rank0")
     assert tags["gradient.norm/fc.weight"] == [(1, 2.0)]
     assert all(tag.startswith(("gradient.", "layers.gradient/")) for tag in tags)
 
@@ -87,7 +76,7 @@ def test_a_truncated_line_is_named_and_the_rest_is_converted(tmp_path):
     problems = []
     csv2tb(tmp_path, tmp_path / "out", lambda *problem: problems.append(problem[:2]))
     assert problems == [(path, 4)]
-    assert len(read(tmp_path / "out" / "rank0")["gradient.norm/fc.weight"]) == 2
+    assert len(scalars(tmp_path / "out" / "rank0")["gradient.norm/fc.weight"]) == 2
 
 
 def test_an_unknown_quantity_is_refused_with_those_there_are(tmp_path):
@@ -96,7 +85,7 @@ def test_an_unknown_quantity_is_refused_with_those_there_are(tmp_path):
     csv.write(records[0])
     csv.close()
     with pytest.raises(NotOurs, match="gradient"):
-        csv2tb(tmp_path, tmp_path / "out", silent, quantities=["gradiant"])
+        csv2tb(tmp_path, tmp_path / "out", fail, quantities=["gradiant"])
 
 
 def test_parallel_conversion_gives_the_same(tmp_path):
@@ -105,8 +94,8 @@ def test_parallel_conversion_gives_the_same(tmp_path):
     for record in records:
         csv.write(record)
     csv.close()
-    one = csv2tb(tmp_path, tmp_path / "one", silent)
-    two = csv2tb(tmp_path, tmp_path / "two", silent, jobs=2)
+    one = csv2tb(tmp_path, tmp_path / "one", fail)
+    two = csv2tb(tmp_path, tmp_path / "two", fail, jobs=2)
     assert (one.scalars, one.events, one.tables) == (two.scalars, two.events, two.tables)
-    ours, theirs = read(tmp_path / "one" / "rank0"), read(tmp_path / "two" / "rank0")
+    ours, theirs = scalars(tmp_path / "one" / "rank0"), scalars(tmp_path / "two" / "rank0")
     assert {tag: str(values) for tag, values in ours.items()} == {tag: str(values) for tag, values in theirs.items()}

@@ -6,16 +6,13 @@ from collections import OrderedDict
 import pytest
 import torch
 from tiny_models import flip_bit, mlp, train
+from written_files import fail
 
 import trainsentry
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv.table_rows import RowKey
 from trainsentry.monitor.offline.history import diagnose, records_of
 from trainsentry.monitor.offline.recorded_table import layout_of, series_of
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def run(out, at, layer, **config):

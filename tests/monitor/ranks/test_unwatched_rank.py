@@ -26,7 +26,7 @@ def counted():
 
 
 def follow(tmp_path, counted, steps):
-    """Return a monitor that is not watched here, and its follower."""
+    """Return a monitor that does not watch this rank, and what counts its steps."""
     common = SimpleNamespace(at_boundary=lambda step, proposal: counted.append(step))
     monitor = TrainMonitor({"output_dir": str(tmp_path)})
     monitor._unwatched_rank = unwatched_rank = UnwatchedRank(common, SimpleNamespace(dense=range(0)), Guard(), 0)

@@ -63,8 +63,8 @@ def test_a_record_whose_series_could_not_be_told_is_left_out(out):
             pass
 
     table = SeriesTable()
-    hello = RecorderSettings(str(out), 0, STATISTICS, 1000, False, True, 0.01, 0, 2**30, 2**12)
-    link = RecorderLink(hello, table, Nobody)
+    settings = RecorderSettings(str(out), 0, STATISTICS, 1000, False, True, 0.01, 0, 2**30, 2**12)
+    link = RecorderLink(settings, table, Nobody)
     while link.ring.write(9, [bytes(200)]):
         pass
     layout = table.layout_id(Layout((1,), "float32", 1))

@@ -16,9 +16,9 @@ def stop(process):
     os.waitpid(process.pid, os.WUNTRACED)
 
 
-def born_dead(hello, ring, channel):
+def born_dead(settings, ring, channel):
     """Start a recorder that does not live to see its first message."""
-    running = ProcessRecorder(hello, ring, channel)
+    running = ProcessRecorder(settings, ring, channel)
     running.process.kill()
     running.process.wait()
     return running

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from recording_process import Recording
+from rendezvous_endpoint import hung_up
 
 MOST_MEMORY = 48 * 2**20
 """Bytes by which a recorder may grow: what it reads at once from connections, some tables, and some room."""
@@ -20,14 +21,6 @@ def recording(tmp_path):
     made.record()  # it has started
     yield made
     made.close()
-
-
-def hung_up(sock):
-    sock.settimeout(30)
-    with contextlib.suppress(ConnectionError):
-        while sock.recv(1 << 16):
-            pass
-    return True
 
 
 def test_nested_json_of_strangers_does_not_end_the_recording(recording):

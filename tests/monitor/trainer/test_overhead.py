@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_models import EVERY_STEP, mlp, train
 from watched import STEPS, status
+from written_files import json_lines, scalars
 
 import trainsentry
 from trainsentry.collectors import guard
@@ -71,10 +71,6 @@ def start(out, **config):
     return monitor, model, optimizer
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_the_cost_is_measured_and_shown(out, clock, slow, capsys):
     slow["seconds"] = 0.02
     monitor, model, optimizer = start(out, export={"tensorboard": True})
@@ -88,8 +84,7 @@ def test_the_cost_is_measured_and_shown(out, clock, slow, capsys):
     assert told["seconds_by_part"]["gradients"] == pytest.approx(0.22)
     assert told["seconds_by_part"]["everything else"] == pytest.approx(-0.02, abs=1e-6)  # the first step has no cost
     assert "11 steps watched" in capsys.readouterr().err
-    events = EventAccumulator(str(out / "tensorboard" / "rank0")).Reload()
-    assert events.Scalars("scalars/monitor_share")[-1].value == pytest.approx(0.2)
+    assert scalars(out / "tensorboard" / "rank0")["scalars/monitor_share"][-1][1] == pytest.approx(0.2)
 
 
 def test_a_budget_is_kept_within_50_steps_and_sampling_widens_again(out, clock, slow):
@@ -105,7 +100,7 @@ def test_a_budget_is_kept_within_50_steps_and_sampling_widens_again(out, clock, 
     run(monitor, model, optimizer, clock, 150)
     assert loop.schedule.stretched["gradients"] == 1
     monitor.close()
-    told = lines(out / "rank0" / "sampling.jsonl")
+    told = json_lines(out / "rank0" / "sampling.jsonl")
     assert told[0]["every"]["gradients"] == 1
     assert [line["every"]["gradients"] for line in told][-1] == 1
     assert max(line["every"]["gradients"] for line in told) == 32
@@ -117,7 +112,7 @@ def test_what_was_sampled_can_be_read_from_the_record(out, clock, slow):
     run(monitor, model, optimizer, clock, 100)
     sampled = set(monitor.records().query("quantity == 'gradient'").step)
     monitor.close()
-    told = lines(out / "rank0" / "sampling.jsonl")
+    told = json_lines(out / "rank0" / "sampling.jsonl")
     for step in range(100):
         every = [line for line in told if line["step"] <= step][-1]["every"]["gradients"]
         assert (step in sampled) == (step % every == 0), step

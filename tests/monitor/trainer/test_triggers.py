@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 import torch
 from broken_weight import FLIP, break_weight, make
-from tiny_models import read_json_lines, train
+from tiny_models import train
+from written_files import json_lines
 
 from trainsentry import OverflowLimitReached, TrainingStopped
 
@@ -32,7 +33,7 @@ def test_overflow_nums_stops_at_the_nth_step_with_an_overflow(out, same_step):
     assert stopped.value.step == FLIP + 2
     assert torch.equal(model[0].bias, weights["before"]) == same_step or model[0].bias.isnan().any()
     assert isinstance(stopped.value, TrainingStopped)
-    lines = read_json_lines(out / "rank0" / "overflow.jsonl")
+    lines = json_lines(out / "rank0" / "overflow.jsonl")
     assert [(line["step"], line["count"]) for line in lines] == [(FLIP, 1), (FLIP + 1, 2), (FLIP + 2, 3)]
     assert ["gradient", "2.weight", 0] in lines[0]["names"]
 

@@ -4,6 +4,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+import trainsentry
+
 
 class Block(nn.Cell):
     """A residual block of two layers."""
@@ -71,3 +73,18 @@ def train(model, optimizer, steps, monitor=None, before_step=lambda n: None):
 def weights(model):
     """Copies of all weights."""
     return [p.asnumpy().copy() for p in model.get_parameters()]
+
+
+EVERY_STEP = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state", "updates", "activations")}
+
+
+def watch(out, model, optimizer, **config):
+    """Watch strictly, every quantity at every step, without detection."""
+    config = {"output_dir": str(out), "strict": True, "detect": False, "collect": EVERY_STEP, **config}
+    return trainsentry.TrainMonitor(config).watch(model, optimizer)
+
+
+def dataset(steps):
+    """The same data for `Model.train`."""
+    data = [(x.asnumpy(), y.asnumpy()) for x, y in batches(steps)]
+    return ms.dataset.GeneratorDataset(data, ["x", "y"], shuffle=False)

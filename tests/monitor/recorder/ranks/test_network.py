@@ -25,7 +25,7 @@ class Clock:
         return self.now
 
 
-def recorder_address():
+def listening():
     sock = socket.create_server(("127.0.0.1", 0))
     return sock, sock.getsockname()[1]
 
@@ -33,7 +33,7 @@ def recorder_address():
 @pytest.fixture
 def pair():
     """Two recorders that know each other: the parent's network and the child's."""
-    sock, port = recorder_address()
+    sock, port = listening()
     parent = Network(TreePosition(0, (0, 1), (1,), None, "word", sock.detach()))
     child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "other word"))
     until(lambda: [*child.pump(), *parent.pump()] == [] and parent.children and child.parent is not None)
@@ -134,7 +134,7 @@ def read(sock, network, size):
 @pytest.fixture
 def parent():
     """A recorder that waits for rank 1; its clock does not go by itself."""
-    sock, port = recorder_address()
+    sock, port = listening()
     made = Network(TreePosition(0, (0, 1), (1,), None, "word", sock.detach()), Clock())
     made.endpoint = ("127.0.0.1", port)
     yield made
@@ -244,11 +244,11 @@ def test_a_recorder_without_a_descriptor_left_lets_nobody_in_for_a_while_and_the
         def accept(self):
             raise OSError(errno.EMFILE, "too many open files")
 
-    recorder_address = parent._strangers._recorder_address
-    parent._strangers._recorder_address = NoneLeft()
+    kept = parent._strangers._listening
+    parent._strangers._listening = NoneLeft()
     with socket.create_connection(parent.endpoint):
         list(parent.pump())
-        parent._strangers._recorder_address = recorder_address
+        parent._strangers._listening = kept
         with new_selector() as selector:
             parent.register(selector)
             assert selector.select(0) == []  # it does not spin
@@ -260,7 +260,7 @@ def test_a_recorder_without_a_descriptor_left_lets_nobody_in_for_a_while_and_the
 
 def test_a_child_says_nothing_to_a_parent_that_does_not_know_the_secret():
     """Somebody else has the port: it learns neither the secret nor a word of what is recorded."""
-    sock, port = recorder_address()
+    sock, port = listening()
     clock = Clock()
     child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)
     sock.setblocking(False)
@@ -322,7 +322,7 @@ def test_a_successor_takes_the_place_of_the_one_before(pair):
 
 
 def test_a_parent_that_is_not_there_yet_is_called_again_and_given_up_in_the_end():
-    sock, port = recorder_address()
+    sock, port = listening()
     sock.close()
     clock = Clock()
     child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)

@@ -30,58 +30,58 @@ def half(rank, step, value, name="w"):
 
 
 @pytest.fixture
-def gathering():
+def assembly():
     made = ShardAssembly(0, {0, 1}, final=True)
     for rank in range(2):
         made.use_table(rank, half(rank, 0, 0.0)[0])
     return made
 
 
-def means(gathering):
-    return [(record.step, float(record.values[0, MEAN])) for record in gathering.complete()]
+def means(assembly):
+    return [(record.step, float(record.values[0, MEAN])) for record in assembly.complete()]
 
 
-def test_a_step_is_complete_when_every_rank_has_gone_on(gathering):
-    gathering.take(0, half(0, 0, 1.0)[1])
-    gathering.take(1, half(1, 0, 3.0)[1])
-    assert means(gathering) == []
-    gathering.take(0, half(0, 1, 1.0)[1])
-    gathering.take(1, half(1, 1, 1.0)[1])
-    assert means(gathering) == [(0, 2.0)]
+def test_a_step_is_complete_when_every_rank_has_gone_on(assembly):
+    assembly.take(0, half(0, 0, 1.0)[1])
+    assembly.take(1, half(1, 0, 3.0)[1])
+    assert means(assembly) == []
+    assembly.take(0, half(0, 1, 1.0)[1])
+    assembly.take(1, half(1, 1, 1.0)[1])
+    assert means(assembly) == [(0, 2.0)]
 
 
-def test_what_is_not_the_whole_gives_no_row(gathering):
-    gathering.take(0, half(0, 0, 1.0)[1])
-    gathering.finish(0, ALL)
-    gathering.finish(1, ALL)
-    assert means(gathering) == []
-    assert gathering.incomplete == 1
+def test_what_is_not_the_whole_gives_no_row(assembly):
+    assembly.take(0, half(0, 0, 1.0)[1])
+    assembly.finish(0, ALL)
+    assembly.finish(1, ALL)
+    assert means(assembly) == []
+    assert assembly.incomplete == 1
 
 
 @pytest.mark.parametrize("root_first", [True, False])
-def test_after_a_rollback_no_old_row_counts_and_no_new_one_is_lost(gathering, root_first):
+def test_after_a_rollback_no_old_row_counts_and_no_new_one_is_lost(assembly, root_first):
     for step in range(6):
-        gathering.take(0, half(0, step, 1.0)[1])
+        assembly.take(0, half(0, step, 1.0)[1])
     for step in range(5):
-        gathering.take(1, half(1, step, 1.0)[1])
-    assert [s for s, _ in means(gathering)] == [0, 1, 2, 3]
+        assembly.take(1, half(1, step, 1.0)[1])
+    assert [s for s, _ in means(assembly)] == [0, 1, 2, 3]
 
     def root_goes_back():
-        gathering.go_back(0, 2)
-        gathering.take(0, half(0, 2, 10.0)[1])
+        assembly.go_back(0, 2)
+        assembly.take(0, half(0, 2, 10.0)[1])
 
     def other_goes_back():
-        gathering.take(1, half(1, 5, 1.0)[1])  # it was a step behind
-        gathering.go_back(1, 2)
-        gathering.take(1, half(1, 2, 20.0)[1])
+        assembly.take(1, half(1, 5, 1.0)[1])  # it was a step behind
+        assembly.go_back(1, 2)
+        assembly.take(1, half(1, 2, 20.0)[1])
 
     for goes_back in [root_goes_back, other_goes_back] if root_first else [other_goes_back, root_goes_back]:
         goes_back()
-        assert 2 not in [s for s, _ in means(gathering)]
+        assert 2 not in [s for s, _ in means(assembly)]
     for step in range(3, 8):
-        gathering.take(0, half(0, step, 10.0)[1])
-        gathering.take(1, half(1, step, 20.0)[1])
-    assert means(gathering) == [(step, 15.0) for step in range(2, 7)]
+        assembly.take(0, half(0, step, 10.0)[1])
+        assembly.take(1, half(1, step, 20.0)[1])
+    assert means(assembly) == [(step, 15.0) for step in range(2, 7)]
 
 
 def test_a_recorder_that_cannot_reach_the_others_says_so_once_and_answers_for_itself(monkeypatch):
