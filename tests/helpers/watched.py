@@ -55,6 +55,17 @@ def rows(out, table="gradient", name="_0-999.csv"):
     return {int(step): int(count) for step, count in steps.value_counts().items()}
 
 
+def removing_table(out, monitor, at):
+    """Return a `before_step` that removes the table of gradients at a step, once all before it is written."""
+
+    def before_step(step):
+        if step == at:
+            monitor.flush()
+            (out / "rank0" / "gradient_0-999.csv").unlink()
+
+    return before_step
+
+
 def start_with(monkeypatch, starter):
     """Have recorders started by `starter(settings, ring, channel)`."""
     original = link.RecorderLink.__init__

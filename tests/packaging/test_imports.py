@@ -86,7 +86,7 @@ def test_imports_among_sub_folders_have_no_cycle():
     try:
         TopologicalSorter(room_graph(ROOT)).prepare()
     except CycleError as error:
-        pytest.fail(f"imports in a circle, each by the next: {' → '.join(error.args[1])}")
+        pytest.fail(f"imports in a circle, each is imported by the next: {' → '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from tiny_models import step
 from torch import nn
 
 import trainsentry
@@ -11,12 +12,6 @@ from trainsentry.collectors.torch.distributed import rendezvous
 def parts():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def step(model, optimizer):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def ranks_beyond_the_world(out):

@@ -4,18 +4,13 @@ import logging
 
 import pytest
 import torch
+from tiny_models import step
 from torch import nn
 
 import trainsentry
 from trainsentry.collectors.torch import added_modules
 
 COLLECT = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state", "activations")}
-
-
-def step(model, optimizer):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 @pytest.fixture

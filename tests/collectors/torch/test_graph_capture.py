@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from tiny_models import mlp
+from tiny_models import mlp, step
 from torch import nn
 
 import trainsentry
@@ -56,12 +56,6 @@ def watched(tmp_path, **collect):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = {"output_dir": str(tmp_path), "collect": collect or {"gradients": {"every": 1}}, "strict": True}
     return model, optimizer, trainsentry.TrainMonitor(config).watch(model, optimizer)
-
-
-def step(model, optimizer):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def test_nothing_is_read_while_a_graph_is_captured(tmp_path, graphs):

@@ -16,6 +16,12 @@ def stop(process):
     os.waitpid(process.pid, os.WUNTRACED)
 
 
+def kill(link):
+    """Kill the recorder of a link, and wait until it is gone."""
+    link.running.process.kill()
+    link.running.process.wait()
+
+
 def born_dead(settings, ring, channel):
     """Start a recorder that does not live to see its first message."""
     running = ProcessRecorder(settings, ring, channel)
@@ -111,8 +117,7 @@ def test_a_successor_knows_the_gaps_of_the_recorder_before_it(out):
             (out / "rank0" / "gradient_0-999.csv").unlink()
         if step == 8:
             monitor.flush()
-            link.running.process.kill()
-            link.running.process.wait()
+            kill(link)
 
     with monitor:
         train(model, optimizer, STEPS, monitor, before_step=before_step)
@@ -129,8 +134,7 @@ def test_what_a_recorder_kept_for_a_full_disk_is_a_gap_when_it_dies(out, monkeyp
     def before_step(step):
         if step == 6:
             monitor.flush()
-            monitor._loop.link.running.process.kill()
-            monitor._loop.link.running.process.wait()
+            kill(monitor._loop.link)
 
     with monitor:
         train(model, optimizer, STEPS, monitor, before_step=before_step)
@@ -142,13 +146,12 @@ def test_a_recorder_that_is_killed_has_a_successor_and_nothing_is_lost(out, capl
     model, optimizer, monitor = make(out)
     with monitor:
 
-        def kill(step):
+        def before_step(step):
             if step == 6:
                 monitor.flush()
-                monitor._loop.link.running.process.kill()
-                monitor._loop.link.running.process.wait()
+                kill(monitor._loop.link)
 
-        assert train(model, optimizer, STEPS, monitor, before_step=kill).losses == bare()
+        assert train(model, optimizer, STEPS, monitor, before_step=before_step).losses == bare()
     assert len(errors(caplog)) == 1
     assert "died" in errors(caplog)[0].getMessage()
     table = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
@@ -160,12 +163,11 @@ def test_recorders_that_keep_dying_are_given_up(out, caplog):
     model, optimizer, monitor = make(out)
     with monitor:
 
-        def kill(step):
+        def before_step(step):
             if monitor._loop.link.dead is None:
-                monitor._loop.link.running.process.kill()
-                monitor._loop.link.running.process.wait()
+                kill(monitor._loop.link)
 
-        assert train(model, optimizer, STEPS, monitor, before_step=kill).losses == bare()
+        assert train(model, optimizer, STEPS, monitor, before_step=before_step).losses == bare()
     assert sum("nothing more is recorded" in r.getMessage() for r in errors(caplog)) == 1
     assert "recorders died" in status(out)["state"]
 

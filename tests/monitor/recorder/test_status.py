@@ -5,7 +5,7 @@ import threading
 import time
 
 from tiny_models import train
-from watched import STEPS, make, status
+from watched import STEPS, make, removing_table, status
 
 from trainsentry.exporters.report.page import write_report
 from trainsentry.monitor.recorder.session import Session
@@ -58,12 +58,7 @@ def test_it_says_how_far_the_recorder_is_behind(out, monkeypatch, in_thread):
 def test_the_report_shows_what_is_missing(out):
     model, optimizer, monitor = make(out)
 
-    def before_step(step):
-        if step == 6:
-            monitor.flush()
-            (out / "rank0" / "gradient_0-999.csv").unlink()
-
     with monitor:
-        train(model, optimizer, STEPS, monitor, before_step=before_step)
+        train(model, optimizer, STEPS, monitor, before_step=removing_table(out, monitor, 6))
     page = write_report(out).read_text()
     assert "csv lacks steps 0 to 5: gradient_0-999.csv removed while the run went on" in page

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from tiny_models import flip_bit, train
-from watched import STEPS, bare, errors, gaps, make, plant, rows, status
+from watched import STEPS, bare, errors, gaps, make, plant, removing_table, rows, status
 
 from trainsentry.anomaly.detection import Detection
 from trainsentry.exporters.csv.writer import CsvWriter
@@ -146,13 +146,8 @@ def test_a_directory_that_is_removed_is_made_anew_and_what_went_with_it_is_a_gap
 def test_a_table_that_is_removed_alone_is_begun_anew(out):
     model, optimizer, monitor = make(out)
 
-    def before_step(step):
-        if step == 6:
-            monitor.flush()
-            (out / "rank0" / "gradient_0-999.csv").unlink()
-
     with monitor:
-        train(model, optimizer, STEPS, monitor, before_step=before_step)
+        train(model, optimizer, STEPS, monitor, before_step=removing_table(out, monitor, 6))
     assert rows(out) == dict.fromkeys(range(6, STEPS), 4)
     assert rows(out, "parameter") == WHOLE
     assert gaps(out) == [("csv", 0, 5)]
