@@ -1,4 +1,4 @@
-"""The gradient of one rank alone, before any other's is added to it, is told apart from the reduced one."""
+"""A rank's own gradient, before the reduction, is recorded apart from the reduced one."""
 
 import importlib.util
 import math
@@ -32,7 +32,7 @@ def names():
 
 
 def local_gradients(rank, dtype=torch.float32):
-    """What each of two micro-batches adds on a rank, by (micro-step, name)."""
+    """Return the gradient that each of two micro-batches adds on a rank, by (micro-step, name)."""
     net, found = make_net(dtype), {}
     for i, x in enumerate(batches(1, 2)[0]):
         (net(x[rank::2]).square().mean() / 2).backward()

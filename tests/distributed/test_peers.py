@@ -1,4 +1,4 @@
-"""What only a comparison of ranks shows: lost payloads, equal data, a slow rank, an odd loss."""
+"""Comparing ranks shows lost payloads, equal data, a slow rank and an odd loss."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_ranks_that_train_on_the_same_data(two_ranks, tmp_path):
 
 
 def test_hosts_that_train_on_the_same_data(four_ranks, tmp_path):
-    """As where each rank reads what its number on the host says."""
+    """Each rank reads the part of the data with its number on the host."""
     first = four_ranks.run(on_hosts, 2, run, tmp_path, "data of hosts", data_parallel=True)[0]
     assert {(i["kind"], i["quantity"]) for i in first} == {("duplicate_data", "data")}
     assert {s["rank"] for i in first for s in i["suspects"]} == {2, 3}

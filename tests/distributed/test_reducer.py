@@ -1,4 +1,4 @@
-"""What DistributedDataParallel asks in C++ is seen, compared between ranks, and left as it is."""
+"""DistributedDataParallel's collectives in C++ are recorded, compared between ranks, and left unchanged."""
 
 import pytest
 import reducing

@@ -1,4 +1,4 @@
-"""What ranks hold alike stays alike to the bit; where it does not, the rank and the parameter are named."""
+"""Replicas stay equal to the bit; where they differ, the rank and the parameter are named."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Under every strategy the numbers are right: each rank's own, those of whole tensors, and names that never change."""
+"""Under every strategy, the numbers of each rank and of whole tensors are right, and names never change."""
 
 import csv
 import importlib.util

@@ -1,4 +1,4 @@
-"""The same answer on this machine and on a dask cluster of two workers."""
+"""This machine and a dask cluster of two workers give the same answer."""
 
 import pytest
 from recorded_runs import CULPRIT, make_run

@@ -1,4 +1,4 @@
-"""A model of blocks that is compiled in several ways, and what may not change when it is watched."""
+"""A model of blocks, several ways to compile it, and a check that watching it changes nothing."""
 
 import shutil
 

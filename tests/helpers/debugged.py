@@ -110,7 +110,7 @@ def make(kind, **arguments):
 
 
 def debug(folder, steps=1, kind=Tower, model=None, **config):
-    """Train under a debugger; return what is in the dump of each step."""
+    """Train under a debugger; return the dump of each step."""
     folder.mkdir(exist_ok=True)
     path = folder / "config.json"
     task = config.get("task", "statistics")

@@ -1,4 +1,4 @@
-"""Runs code in a process whose memory is bounded, so that a reader which takes too much of it fails."""
+"""Runs code in a process with bounded memory, where a reader that needs too much fails."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Ranks that live through many tests: a process group is made once, and functions are run on every rank."""
+"""A pool of ranks for many tests: it makes one process group and runs functions on every rank."""
 
 import contextlib
 import importlib

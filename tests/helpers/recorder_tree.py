@@ -1,4 +1,4 @@
-"""Recorders of several hosts without their sockets: what they send is handed over by hand, cut where a test likes."""
+"""Recorders of several hosts without sockets: tests hand their bytes over, cut at any place."""
 
 import json
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ LOSS = Series("loss", "loss", scalar=True)
 
 
 class Wire:
-    """A recorder's sockets: `inbox` is what has arrived, `sent` what was sent up."""
+    """Replaces a recorder's sockets: `inbox` holds arrived frames, `sent` those sent to the parent."""
 
     def __init__(self, parent, children):
         self.parent = None if parent is None else SimpleNamespace(rank=parent)
@@ -59,7 +59,7 @@ class Wire:
 
 
 class Owner:
-    """What a session is to a recorder's place in the tree."""
+    """Replaces the session that owns a recorder's place in the tree."""
 
     def __init__(self):
         self.table, self.found, self.taken, self.written, self.failures = SeriesTable(), [], [], [], []
@@ -89,7 +89,7 @@ def recorder(rank, parent, children, ranks=4):
 
 
 def row(**values):
-    """One row of a record; what is not given is not known."""
+    """One row of a record; statistics that are not given are NaN."""
     made = np.full(COLUMNS, np.nan)
     made[[NANS, INFS, ZEROS]] = 0.0
     for name, value in values.items():
@@ -98,7 +98,7 @@ def row(**values):
 
 
 def weights(value, layout=WHOLE):
-    """The row of a gradient of which `value` is the fingerprint."""
+    """The row of a gradient with `value` as its fingerprint."""
     return [(GRADIENT, layout, row(min=-1.0, max=1.0, mean=0.1, norm=value, value=value))]
 
 
@@ -125,7 +125,7 @@ def record(table, step, rank, rows):
 
 
 class Leaf:
-    """A rank without a place of its own here, which sends to a recorder."""
+    """A rank that only sends to a recorder."""
 
     def __init__(self, rank):
         self.rank, self.table, self._defined = rank, SeriesTable(), (0, 0)
@@ -153,7 +153,7 @@ def own(of, step, rows):
 
 
 def carry(below, above, first=None):
-    """Hand over what was sent: the first frames in one read, the rest in another."""
+    """Hand over the sent frames in two reads."""
     frames, below.network.sent = below.network.sent, []
     for part in (frames[:first], frames[first:] if first is not None else []):
         above.network.inbox += [(below.position.rank, *frame) for frame in part]

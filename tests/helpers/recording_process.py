@@ -1,4 +1,4 @@
-"""A rank with a recorder in a process of its own, which other recorders report to."""
+"""A rank whose recorder is a process and receives records from other recorders."""
 
 import socket
 import time

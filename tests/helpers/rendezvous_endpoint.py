@@ -19,7 +19,7 @@ def free_endpoint():
 
 
 def on_ranks(size, work, absent=()):
-    """Do `work(rank)` on each rank at once; return what each gives, or the error that it raises."""
+    """Run `work(rank)` on each rank at once; return each result, or the error raised instead."""
 
     def guarded(rank):
         try:

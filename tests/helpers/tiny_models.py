@@ -91,7 +91,7 @@ class ResNet(nn.Module):
 
 @dataclass
 class Ran:
-    """What a training run ended with."""
+    """The result of a training run."""
 
     losses: list
     model: nn.Module

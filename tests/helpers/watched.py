@@ -1,4 +1,4 @@
-"""Small watched runs, and what they leave behind."""
+"""Small watched runs, and readers of the files they write."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def plant(*_, **__):
 
 
 def status(out):
-    """Return what rank 0 says of itself."""
+    """Return the status that rank 0 has written."""
     return json.loads((out / "rank0" / "status.json").read_text())
 
 

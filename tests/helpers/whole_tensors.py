@@ -28,7 +28,7 @@ def assert_describes(row, whole):
 
 
 def assert_global_equals(directory, steps):
-    """Every step's tables describe that step's gathered tensors, all of them; updates are what lies between two."""
+    """Every step's tables describe all gathered tensors of that step; an update is the difference of two steps."""
     gradients = bool(steps[0]["gradient"])
     for quantity in ("parameter", "gradient", "exp_avg", "exp_avg_sq"):
         table = rows(directory, quantity)

@@ -1,11 +1,11 @@
-"""Reads back what a run has written, as its tests need it; a problem with a file is an error."""
+"""Reads the files of a run for tests; a problem with a file is an error."""
 
 import csv
 import json
 
 
 def fail(*problem):
-    """Raise what a reader reports."""
+    """Raise the problem that a reader reports."""
     raise AssertionError(problem)
 
 

@@ -1,4 +1,4 @@
-"""Where descriptors or memory run out, training goes on: unwatched if need be, and the user is told."""
+"""Training goes on when descriptors or memory run out, unwatched if need be, with a message to the user."""
 
 import resource
 import subprocess

@@ -1,4 +1,4 @@
-"""The public calls do what the interface says."""
+"""The public methods of TrainMonitor keep their documented behaviour."""
 
 import gc
 import json

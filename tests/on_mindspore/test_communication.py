@@ -1,4 +1,4 @@
-"""Collectives of two ranks: rows with what went in and came out, and what only both ranks together show or decide."""
+"""Collectives of two ranks are recorded with inputs and outputs and compared, and both ranks stop at one step."""
 
 import functools
 import inspect
@@ -69,7 +69,7 @@ def test_two_ranks_stop_at_one_step(ran):
 
 
 def doubled(outputs, inputs):
-    """Do what a kernel would: fill each output."""
+    """Fill each output, as a kernel would."""
     for target, source in zip(outputs, inputs, strict=True):
         target.assign_value(source * 2)
 

@@ -1,4 +1,4 @@
-"""PrecisionDebugger on MindSpore: msprobe's names and words, and nothing changed."""
+"""PrecisionDebugger on MindSpore writes msprobe's names and fields, and leaves training unchanged."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""grad_probe on MindSpore: the gradients that an optimizer is given, and nothing changed."""
+"""grad_probe on MindSpore records the optimizer's gradients, and leaves training unchanged."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Operations of MindSpore in a dump: msprobe's prefixes, gradients, what is compiled, and nothing left behind."""
+"""A dump names MindSpore's operations with msprobe's prefixes and gradients, and leaves nothing behind."""
 
 import json
 import threading

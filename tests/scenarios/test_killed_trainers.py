@@ -1,4 +1,4 @@
-"""A trainer that is killed with -9 loses nothing that had arrived: every step is in the files, once."""
+"""A trainer killed with -9 loses no step that had arrived: each is in the files once."""
 
 import json
 import os

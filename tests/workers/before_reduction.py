@@ -1,4 +1,4 @@
-"""A NaN in one rank's own gradient, and the rows that were written of gradients before any reduction."""
+"""Plants a NaN in one rank's own gradient, and reads the rows of gradients before reduction."""
 
 import math
 
@@ -9,7 +9,7 @@ CONFIG = {"collect": {"gradients": {"every": 1, "before_reduction": True}}, "exp
 
 
 def poison(strategy, out, micro_step):
-    """Make what flows back NaN on rank 1, in the second micro-batch where there are two."""
+    """Make the gradient of the output NaN on rank 1, in the last micro-batch."""
     if dist.get_rank() == 1 and micro_step == strategy.micro_steps - 1:
         out.register_hook(lambda gradient: gradient * math.nan)
     return out

@@ -1,4 +1,4 @@
-"""Collectives of every kind, with numbers whose statistics are known."""
+"""Calls collectives of every kind, with numbers whose statistics are known."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ import trainsentry
 
 
 def calls(group=None):
-    """Make each kind of call once; return what the waits returned."""
+    """Make each kind of call once; return the results of the waits."""
     rank, size = dist.get_rank(), dist.get_world_size()
     own = torch.full((6,), float(rank + 1))
     results = []
@@ -40,7 +40,7 @@ def calls(group=None):
 
 
 def watched(out, config=None):
-    """Make the calls in a sampled step and in one that is not; return what waits returned, with and without us."""
+    """Make the calls in a sampled and in an unsampled step; return the results of the waits, watched and not."""
     from torch._C._distributed_c10d import ProcessGroup, Work
 
     before = {**vars(ProcessGroup), "wait": vars(Work)["wait"]}

@@ -85,7 +85,7 @@ class DeepSpeed(Strategy):
         return found
 
     def whole_state(self, parameter, key):
-        """As `safe_get_full_optimizer_state`, whose tables lack what the second group's first step makes."""
+        """Like `safe_get_full_optimizer_state`, whose tables lack the state of the second group's first step."""
         whole = torch.zeros(parameter.numel(), dtype=torch.float64)
         mapping = parameter._hp_mapping
         if mapping is not None:

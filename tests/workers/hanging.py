@@ -1,4 +1,4 @@
-"""A rank that falls asleep before a collective, and goes on later."""
+"""One rank sleeps before a collective, and goes on later."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from trainsentry.monitor.ranks import hang_watch
 
 
 def run(out, sleeper, ddp=False):
-    """Sleep for a while on one rank at step 4; return what each rank was told, and the steps it did."""
+    """Sleep for a while on one rank at step 4; return each rank's messages and its number of steps."""
     hang_watch.GATHERING_SECONDS = 0.5
     model = nn.Linear(2, 2)
     wrapped = nn.parallel.DistributedDataParallel(model) if ddp else model

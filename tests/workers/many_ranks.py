@@ -1,4 +1,4 @@
-"""As if four ranks were many: on one host, or on several."""
+"""Has four ranks believe that they are many, on one host or on several."""
 
 from contextlib import contextmanager
 
@@ -11,7 +11,7 @@ from trainsentry.monitor.recorder.ranks import tree_position
 
 @contextmanager
 def hosts(count):
-    """Have the ranks believe that they share so many hosts, of which each listens to one other."""
+    """Have the ranks believe that they share this many hosts, each of which listens to one other."""
     name, fanout = recorder_address.socket.gethostname, tree_position.FANOUT
     tree_position.FANOUT = 1
     host = f"host{dist.get_rank() * count // dist.get_world_size()}"
@@ -29,7 +29,7 @@ def on_hosts(count, function, *args, **kwargs):
 
 
 def run(out, fault_rank, count):
-    """Train with a broken replica on one rank of many; return what each rank knows of it."""
+    """Train with a broken replica on one rank of many; return the incidents that each rank knows."""
     many = rank_group.MANY_RANKS
     rank_group.MANY_RANKS = 4
     try:

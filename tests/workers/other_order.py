@@ -1,4 +1,4 @@
-"""A rank that calls two collectives in another order, once, at a step that is not sampled."""
+"""One rank calls two collectives in another order, once, at a step that is not sampled."""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ STEP = 33
 
 
 def run(out, rank=None, sizes=(8, 8)):
-    """Train under the default configuration; return the incidents of this rank, and what it has logged of its calls."""
+    """Train under the default configuration; return the incidents of this rank and its log of calls."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

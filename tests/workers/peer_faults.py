@@ -1,4 +1,4 @@
-"""Faults that only a comparison of ranks shows: lost payloads, equal data, a slow rank."""
+"""Plants faults that only a comparison of ranks shows: lost payloads, equal data, a slow rank."""
 
 import time
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Training under DistributedDataParallel, whose reducer calls the process group in C++."""
+"""Trains under DistributedDataParallel, whose reducer calls the process group in C++."""
 
 import time
 
@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 def lose_payload(when):
-    """Have an all-reduce of C++ give zeros on this rank while `when()` is true; return what undoes it."""
+    """Have C++'s all-reduce give zeros on this rank while `when()` is true; return a function that undoes it."""
     operator = torch.ops.c10d.allreduce_.default
 
     def kernel(keyset, tensors, *args):

@@ -1,4 +1,4 @@
-"""Training in which a bit of one rank's copy flips, or none does."""
+"""Trains while a bit of one rank's replica flips, or none does."""
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ FAULT_STEP = 9
 
 
 def run(name, out, *, rank=None, parameter="inner.0.weight", bit=10, config=None):
-    """Train; on `rank`, flip one bit of what it holds of a parameter. Return the incidents that each rank knows."""
+    """Train; flip one bit of a parameter's local part on `rank`. Return the incidents that each rank knows."""
     strategy = STRATEGIES[name](torch.float32, 1)
     settings = {"output_dir": str(out), **(config or {})}
     monitor = trainsentry.TrainMonitor(settings).watch(strategy.model, strategy.optimizer)

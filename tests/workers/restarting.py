@@ -1,4 +1,4 @@
-"""Runs of several ranks that stop and go on, and stages of a pipeline."""
+"""Stops runs of several ranks and lets them go on; trains the stages of a pipeline."""
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,7 @@ def run_once(out, start_step, steps):
 
 
 class Stack(nn.Module):
-    """Some of four layers, by the numbers that they have in the whole model, or counted anew."""
+    """Some of four layers, named by their number in the whole model or counted from 0."""
 
     def __init__(self, numbers, offset):
         super().__init__()

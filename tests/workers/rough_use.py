@@ -1,4 +1,4 @@
-"""Uses of several ranks that are allowed and rough: early ends, other threads, works that nobody waits for."""
+"""Rough but allowed uses of several ranks: early ends, other threads, collectives that nobody waits for."""
 
 import threading
 import time
@@ -66,7 +66,7 @@ def works_nobody_waits_for(out):
 
 
 def other_threads(out):
-    """Collectives of a background thread beside training; return failures and incidents."""
+    """Call collectives in a background thread during training; return failures and incidents."""
     model, optimizer = parts()
     group = dist.new_group(backend="gloo")
     everything = {"communication": {"every": 1}, "parameters": {"every": 1}}

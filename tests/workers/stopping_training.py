@@ -1,4 +1,4 @@
-"""Training that something on one rank stops: what each rank then says."""
+"""Stops training by an event on one rank, and returns how each rank ended."""
 
 import math
 import os
@@ -55,7 +55,7 @@ def run(name, out, *, fault, rank, config=None, broken=None, many=False):
 
 
 def break_monitor(how):
-    """Make a collector slow, or the step boundary fail, on the rank that runs this; return what undoes it."""
+    """Make a collector slow, or the step boundary fail, on this rank; return a function that undoes it."""
     original = TorchWatch._read_gradients
     if how is None or dist.get_rank() != how[1]:
         return lambda: None

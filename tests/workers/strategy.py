@@ -1,4 +1,4 @@
-"""One small model, and what every strategy of distributing it has in common."""
+"""One small model, and the base of every strategy that distributes it."""
 
 import contextlib
 

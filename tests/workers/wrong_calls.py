@@ -1,4 +1,4 @@
-"""Calls of `watch` that are wrong on several ranks."""
+"""Calls `watch` wrongly on several ranks."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Two ends that share a secret find each other out; whoever does not know it can neither pass nor say a word."""
+"""Two ends that share a secret prove it to each other; a caller without it is refused and can send nothing."""
 
 import pytest
 
@@ -9,7 +9,7 @@ SECRET = b"s" * 32
 
 
 def shaken(secret=SECRET, purpose="meeting", rank=3):
-    """A caller and a door that have proven themselves to each other: the seals of each, and all that was sent."""
+    """Return the seals of a caller and a callee that have proven themselves to each other, and the bytes they sent."""
     caller, callee = Caller(secret, purpose, rank), Callee(secret, purpose)
     sent = [caller.hello()]
     sent.append(callee.challenge(sent[-1]))

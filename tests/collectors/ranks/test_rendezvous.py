@@ -1,4 +1,4 @@
-"""Ranks that meet over sockets: all or none, nobody waits for one who has left, strangers are turned away."""
+"""Ranks meet over sockets, all or none; no rank waits for one that has left, and strangers are turned away."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The secret by which ranks know each other: where it comes from, who may know it, and what it keeps out."""
+"""Ranks recognise each other by a secret, which only this user can read and no stranger can replace."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def test_a_stranger_cannot_make_the_ranks_agree_on_a_stop(endpoint):
 
 
 def pass_on(source, target, spoil=None):
-    """Pass on what one side says to the other, but for the line in which it proposes something."""
+    """Forward everything that one side sends to the other, except the line with a proposal."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             if spoil is not None and b'"greatest"' in data:

@@ -1,4 +1,4 @@
-"""Strangers who know all that can be known of a run, and say what its ranks once said, get nothing and stop nothing.
+"""A stranger who knows everything public about a run and replays its ranks' messages learns nothing and stops nothing.
 
 They know its host, its ports, its name and its size, and come before the rank whose place they want.
 """
@@ -34,7 +34,7 @@ class Stranger:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
 
     def listen(self):
-        """Hear what is said within a moment, or until it is hung up."""
+        """Read for a moment, or until the other side hangs up."""
         self.sock.settimeout(0.5)
         with contextlib.suppress(OSError):
             self.heard += self.sock.recv(1 << 16)

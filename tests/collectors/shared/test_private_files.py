@@ -1,4 +1,4 @@
-"""Files of tensors are for this user alone, and never written through another name of a file."""
+"""Only this user can read files of tensors, and none is written through a link or a second name."""
 
 import os
 import stat

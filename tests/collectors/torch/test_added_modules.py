@@ -1,4 +1,4 @@
-"""What is added to a watched model is watched too, or said to be left out."""
+"""Modules and parameters added to a watched model are watched too, or a message names them as left out."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Copies of a watched model are free of the monitor."""
+"""Copies of a watched model carry no part of the monitor."""
 
 import copy
 import subprocess

@@ -1,4 +1,4 @@
-"""While a device graph is captured the monitor does nothing at all; replays that nobody sees are told of."""
+"""The monitor does nothing while a device graph is captured, and says that it cannot see replays."""
 
 import logging
 
@@ -16,7 +16,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 class Graph:
-    """Stands in for `torch.cuda.CUDAGraph` where there is no device: what is called while it is open is recorded."""
+    """Replaces `torch.cuda.CUDAGraph` where there is no device, and records the calls made while it is open."""
 
     def __init__(self, *, fails=False):
         self.fails = fails

@@ -1,4 +1,4 @@
-"""Whatever a model passes around or a loop does, the monitor takes what it can and leaves the rest alone."""
+"""The monitor reads what it can of odd models and loops, and leaves the rest alone."""
 
 import logging
 

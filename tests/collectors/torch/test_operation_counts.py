@@ -1,4 +1,4 @@
-"""What a step costs, in operations counted by the profiler: nothing where nothing is sampled, little where it is."""
+"""The profiler counts no operation of the monitor on unsampled steps, and few on sampled ones."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What bad input gets: each odd thing in a directory of tables is named or mended, and the rest is converted."""
+"""Conversion names or mends each odd thing in a directory of tables, and converts the rest."""
 
 import os
 import threading

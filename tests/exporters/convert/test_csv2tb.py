@@ -1,4 +1,4 @@
-"""Conversion: msprobe's tables and ours, going on where it was left off, and no spike lost where series are long."""
+"""Conversion reads msprobe's tables and ours, goes on where it stopped, and loses no spike of a long series."""
 
 import math
 import shutil

@@ -1,4 +1,4 @@
-"""Blocks that are finished can be Parquet or lie under zstd: every reader gives the same, and nothing is lost."""
+"""Finished blocks can be Parquet or zstd: every reader gives the same, and nothing is lost."""
 
 import time
 

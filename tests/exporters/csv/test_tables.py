@@ -1,4 +1,4 @@
-"""CSV: exact numbers, whole after a kill, the newest row of a step, and bad lines named."""
+"""CSV tables hold exact numbers and stay whole after a kill; readers take a step's newest row and name bad lines."""
 
 import csv
 import math

@@ -1,4 +1,4 @@
-"""Dumps of others: torn, malformed or nested ones are read as far as they go, in one pass."""
+"""Torn, malformed or nested dumps of others are read as far as they go, in one pass."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def dump(folder, data, **beside):
 
 
 def failed_parses(function):
-    """Return what a function gives, and how often a text was found to be no JSON on the way."""
+    """Return a function's result, and how many texts it tried to parse that were not JSON."""
     count = 0
 
     def seen(frame, event, _):

@@ -1,4 +1,4 @@
-"""Files of others: plain ones within bounds, one error that names the file, and the rest of a file kept."""
+"""Only plain files of bounded size are read; an error names the file, and the rest of a file is kept."""
 
 import json
 import os

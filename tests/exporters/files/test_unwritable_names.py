@@ -1,4 +1,4 @@
-"""A name that no file can hold switches no writer off: what cannot be written stands as its escape."""
+"""A name that no file can hold switches no writer off: its unwritable characters are escaped."""
 
 import json
 

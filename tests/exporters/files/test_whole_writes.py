@@ -1,4 +1,4 @@
-"""What is appended is there whole or not at all, so that a file stays readable after a write that failed half-way."""
+"""A line is appended whole or not at all, so a file stays readable after a write that failed half-way."""
 
 import errno
 import resource

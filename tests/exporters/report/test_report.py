@@ -1,4 +1,4 @@
-"""The report: the suspect on the first screen, everything escaped, no request, small, and drawn without an error."""
+"""The report shows the suspect first, escapes everything, requests nothing, stays small and draws without an error."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Ten thousand series in ten cards: numbers over all layers, pictures, incidents, and few tags."""
+"""Ten thousand series need ten cards: numbers over all layers, pictures, incidents, and few tags."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""What is written is what TensorBoard's own reader reads, live and converted."""
+"""TensorBoard's own reader reads exactly the values that were written, live and converted."""
 
 import pytest
 from step_records import Records

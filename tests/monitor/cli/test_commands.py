@@ -1,4 +1,4 @@
-"""The commands: what they print, and how they end."""
+"""Commands print what their help promises and end with the right exit code."""
 
 import json
 

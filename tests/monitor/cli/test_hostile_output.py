@@ -1,4 +1,4 @@
-"""What the commands print of names that somebody else chose: the names, and nothing that a terminal obeys."""
+"""Commands print names that others chose without any control sequence that a terminal obeys."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""A mistake in the configuration is named with its key, its value and what is allowed."""
+"""An error in the configuration names the key, the value and the allowed values."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Calls have msprobe's names and order, and forward values are those that msprobe wrote."""
+"""Calls have msprobe's names and order, and forward values equal the ones msprobe wrote."""
 
 import json
 import math
@@ -12,7 +12,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_names_are_msprobes_in_their_order(tmp_path, level):
-    """What differs from msprobe 26.2 stands in docs/debugger.md: three groups of calls, each with its reason."""
+    """docs/debugger.md lists the differences from msprobe 26.2: three groups of calls, each with its reason."""
     golden = json.loads((DATA / "msprobe_names.json").read_text())
     for kind in (Awkward, Tower, Encoder):
         [dump] = debug(tmp_path / kind.__name__, kind=kind, level=level)

@@ -1,4 +1,4 @@
-"""Only the calls, modules, steps and sections that were asked for are dumped."""
+"""Only the requested calls, modules, steps and sections are dumped."""
 
 import pytest
 import torch

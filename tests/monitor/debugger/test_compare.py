@@ -1,4 +1,4 @@
-"""Two dumps or two runs: where they first part, by how much, and what only one of them has."""
+"""Comparing two dumps or two runs gives the first difference, its size, and the entries that only one has."""
 
 import csv
 import json

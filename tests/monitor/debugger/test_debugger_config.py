@@ -1,4 +1,4 @@
-"""Every mistake in a debugger's configuration is named: key, value and what is allowed; both generations are read."""
+"""An error in a debugger's configuration names key, value and allowed values; both generations are read."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A recorded run says the same as the live one did, over several starts and whatever the names."""
+"""A recorded run gives the same incidents as the live one, over several starts and with any names."""
 
 import csv
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""The watch for hangs, where ranks leave words for each other with one of them."""
+"""Ranks find the cause of a hang from notes that they leave with one of them over sockets."""
 
 import socket
 import threading

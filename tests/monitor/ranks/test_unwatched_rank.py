@@ -1,4 +1,4 @@
-"""A rank that is not watched counts the steps that the watched ones count."""
+"""An unwatched rank counts the same steps as the watched ones."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ def counted():
 
 
 def follow(tmp_path, counted, steps):
-    """Return a monitor that does not watch this rank, and what counts its steps."""
+    """Return a monitor that does not watch this rank, and the counter of its steps."""
     common = SimpleNamespace(at_boundary=lambda step, proposal: counted.append(step))
     monitor = TrainMonitor({"output_dir": str(tmp_path)})
     monitor._unwatched_rank = unwatched_rank = UnwatchedRank(common, SimpleNamespace(dense=range(0)), Guard(), 0)

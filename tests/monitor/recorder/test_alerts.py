@@ -1,4 +1,4 @@
-"""Metrics and alerts: aggregates alone, each incident once, nothing waits, no secret on disk."""
+"""Metrics hold aggregates alone, alerts report each incident once; neither delays training or stores a secret."""
 
 import json
 import socket
@@ -30,7 +30,7 @@ INCIDENT = {
 
 @pytest.fixture
 def hook():
-    """A server that keeps what is posted, and answers with the next of `answers`."""
+    """A server that keeps posted messages, and answers with the next of `answers`."""
     got, answers = [], []
 
     class Handler(BaseHTTPRequestHandler):

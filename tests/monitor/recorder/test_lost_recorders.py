@@ -1,4 +1,4 @@
-"""What a recorder leaves in the ring is written, whatever became of it; the first step that is lost is named."""
+"""Records in the ring are written even if the recorder stops or dies, and the first lost step is named."""
 
 import os
 import signal

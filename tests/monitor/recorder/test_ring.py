@@ -1,4 +1,4 @@
-"""The ring carries messages in order, refuses what does not fit, and keeps what was not finished."""
+"""The ring carries messages in order, refuses those that do not fit, and keeps those that were not committed."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""`status.json` says how the recording stands, whatever the clock on the wall does, and how far it is behind."""
+"""`status.json` gives the state of the recording and its lag, even when the system clock is set back."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""A recorder in a process of its own, and strangers at its port: it goes on recording whatever they do."""
+"""A recorder goes on recording whatever strangers do at its port."""
 
 import contextlib
 import resource

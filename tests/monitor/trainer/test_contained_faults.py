@@ -1,4 +1,4 @@
-"""Whatever fails in the monitor, training goes on, one clear line is logged, and it is counted."""
+"""A fault in the trainer's part of the monitor is logged once and counted, and training goes on."""
 
 import pytest
 from tiny_models import flip_bit, train

@@ -1,4 +1,4 @@
-"""A NaN is traced to the data, the module or the weight that it comes from."""
+"""A NaN is traced to its source: the data, a module or a weight."""
 
 import pytest
 import torch

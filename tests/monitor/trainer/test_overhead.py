@@ -1,4 +1,4 @@
-"""The monitor knows what it costs, and keeps to a budget by sampling less often; by a clock that tests turn."""
+"""The monitor measures its cost and keeps to a budget by sampling less often; tests turn the clock."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""On several ranks the budget's decision is common, and no rank waits for one that has failed."""
+"""All ranks take the same decision on the budget, and no rank waits for one that has failed."""
 
 import json
 import socket

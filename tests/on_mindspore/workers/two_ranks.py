@@ -11,7 +11,7 @@ STEPS = 26
 
 
 def run_ranks(out):
-    """Run the scheduler and two ranks; raise what one of them has said if it fails."""
+    """Run the scheduler and two ranks; raise an error with their output if one fails."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

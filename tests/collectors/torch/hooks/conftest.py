@@ -1,4 +1,4 @@
-"""A compiler that has seen nothing yet."""
+"""Each test starts with an empty compiler."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Inside activation checkpoints gradients are those of the same model without any, or are left out."""
+"""Inside activation checkpoints, gradients equal those of the same model without checkpoints, or are left out."""
 
 import threading
 

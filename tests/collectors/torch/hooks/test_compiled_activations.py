@@ -1,4 +1,4 @@
-"""A compiled model is read as an eager one is: same rows, same results, no more than two graphs for each."""
+"""A compiled model gives the same rows and results as an eager one, with at most two graphs for each graph."""
 
 import logging
 import shutil

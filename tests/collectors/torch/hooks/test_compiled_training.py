@@ -1,4 +1,4 @@
-"""Training that is compiled runs watched as it runs unwatched: same bits, no more breaks, no graphs without end."""
+"""Compiled training gives the same bits when watched, with no more graph breaks and a bounded number of graphs."""
 
 import logging
 
@@ -74,7 +74,7 @@ def test_inductor_gives_the_bits_of_the_unwatched_run(tmp_path, case):
 
 
 class Fused(nn.Module):
-    """What inductor rounds or adds up otherwise as soon as a value inside is read."""
+    """Layers that inductor fuses: reading a value inside changes how it rounds and sums."""
 
     def __init__(self):
         super().__init__()

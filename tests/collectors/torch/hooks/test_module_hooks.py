@@ -1,4 +1,4 @@
-"""Hooks that modules share: monitors side by side, modules in several places, replicas, and what a close leaves."""
+"""Several monitors, shared modules and replicas use the same hooks, and closing a monitor removes its own."""
 
 import copy
 

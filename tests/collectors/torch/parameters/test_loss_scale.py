@@ -1,4 +1,4 @@
-"""Loss scaling: gradients are unscaled exactly, and a skipped step is a step that was skipped."""
+"""Under loss scaling, gradients are unscaled exactly and skipped steps are recorded as skipped."""
 
 import pickle
 

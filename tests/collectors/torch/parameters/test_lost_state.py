@@ -1,4 +1,4 @@
-"""State that an optimizer loses between two samples is seen at that step."""
+"""The monitor sees at once when an optimizer loses its state between two samples."""
 
 import logging
 

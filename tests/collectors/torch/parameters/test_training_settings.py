@@ -1,4 +1,4 @@
-"""What the loop is told without being asked: the learning rate, how many parameters moved, and modes that change."""
+"""The monitor records the learning rate, the number of moved parameters and mode changes by itself."""
 
 import csv
 

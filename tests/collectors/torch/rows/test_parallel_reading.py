@@ -1,4 +1,4 @@
-"""Large tensors are read by the threads that torch computes with: the same rows, no thread more, and no wait."""
+"""torch's own threads read large tensors: the rows are the same, and no thread is added or waited for."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A rank that belongs to the run and whose recorder sends nonsense: it costs that rank's part, and no other's."""
+"""When the recorder of a rank of the run sends nonsense, only that rank's records are lost."""
 
 import json
 import struct
@@ -295,7 +295,7 @@ def test_a_fault_of_ours_in_the_connections_ends_them_and_not_the_recording():
 
 @pytest.mark.parametrize("said", [b"[" * 100_000, b"[]", b'{"type": "found", "rank": 1, "step": NaN}', b"\xff"])
 def test_a_rank_that_knows_the_secret_and_sends_nonsense_costs_nobody_else_anything(tmp_path, said):
-    """Rank 2 is another recorder of the run; what it says after rank 1's nonsense is heard as before."""
+    """Messages from rank 2, another recorder of the run, still arrive after rank 1's nonsense."""
     recording = Recording(tmp_path)
     recording.record()
     bad, good = recording.others()

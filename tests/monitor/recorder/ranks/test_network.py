@@ -1,4 +1,4 @@
-"""Sockets between recorders: whole messages, nothing lost that had arrived, nobody let in without the secret."""
+"""Recorders exchange whole messages over sockets, lose none that arrived, and admit no one without the secret."""
 
 import contextlib
 import errno
@@ -217,7 +217,7 @@ def test_one_who_says_a_byte_now_and_then_is_given_no_more_time(parent):
 
 
 def test_what_was_said_to_one_recorder_is_of_no_use_with_it_later(parent):
-    """A listener on the network says again, byte for byte, what a child has said."""
+    """An eavesdropper replays, byte for byte, the messages of a child."""
     caller, seals = Caller(b"word", purpose_of(0), 1), None
     with socket.create_connection(parent.endpoint) as sock:
         sock.settimeout(0.001)
@@ -259,7 +259,7 @@ def test_a_recorder_without_a_descriptor_left_lets_nobody_in_for_a_while_and_the
 
 
 def test_a_child_says_nothing_to_a_parent_that_does_not_know_the_secret():
-    """Somebody else has the port: it learns neither the secret nor a word of what is recorded."""
+    """Another process has the port: it learns neither the secret nor any record."""
     sock, port = listening()
     clock = Clock()
     child = Network(TreePosition(1, (0, 1), (), Address(0, "here", "127.0.0.1", port, "word"), "w"), clock)

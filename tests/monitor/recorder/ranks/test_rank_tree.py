@@ -1,4 +1,4 @@
-"""Recorders of several hosts put steps together once, whole, and in order, whatever comes late, again or never."""
+"""Recorders of several hosts assemble each step once, whole and in order, even if records come late, twice or never."""
 
 import json
 

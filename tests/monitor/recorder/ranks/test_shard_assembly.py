@@ -1,4 +1,4 @@
-"""Shards are combined exactly, once each, also when ranks go back to an earlier step at different times."""
+"""Each shard is combined exactly once, also when ranks go back to an earlier step at different times."""
 
 import socket
 import time

@@ -1,4 +1,4 @@
-"""No two runs share a number in a directory, in whichever process they are; the dead block nobody."""
+"""No two runs in a directory share a restart number, and a dead run blocks no other."""
 
 import json
 import os

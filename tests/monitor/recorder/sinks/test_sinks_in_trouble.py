@@ -1,4 +1,4 @@
-"""A place that cannot be written for a while gets everything when it can; what it lacks is a gap with its steps."""
+"""A sink that could not write catches up when it can; steps that stay missing are recorded as a gap."""
 
 import errno
 import json

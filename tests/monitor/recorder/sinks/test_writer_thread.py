@@ -1,4 +1,4 @@
-"""A sink keeps what cannot be written now, within bounds, and says what it had to leave out."""
+"""A writer thread keeps a bounded number of unwritten records, and names the steps that it left out."""
 
 import threading
 
