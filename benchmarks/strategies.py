@@ -12,13 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "distributed"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "workers"))
 
+import before_reduction as reduction
 import sharded_training
 import stopping_training
 import strategy_steps
-import test_before_reduction as reduction
 from machine import describe_machine
 from rank_pool import RankFailure, RankPool
 from whole_tensors import assert_global_equals

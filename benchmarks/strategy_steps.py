@@ -4,9 +4,10 @@ import statistics
 import time
 from pathlib import Path
 
-import sharded_training
+import strategy as small_model
 import torch
 import torch.distributed as dist
+from sharded_training import STRATEGIES
 from torch import nn
 
 import trainsentry
@@ -15,7 +16,7 @@ ROUNDS = 3
 STEPS = 25
 
 
-class Wide(sharded_training.Net):
+class Wide(small_model.Net):
     """The tests' model with layers wide enough that a step takes some 50 ms."""
 
     def __init__(self, hidden: int = 0) -> None:
@@ -30,12 +31,12 @@ class Wide(sharded_training.Net):
 
 def overhead(name: str, out: Path) -> float:
     """Return median step time with the default configuration over that without a monitor, of rounds in turn."""
-    net = sharded_training.Net
-    sharded_training.Net = Wide  # type: ignore[misc]
+    net = small_model.Net
+    small_model.Net = Wide  # type: ignore[misc]
     try:
-        strategy = sharded_training.STRATEGIES[name](torch.float32, 1)
+        strategy = STRATEGIES[name](torch.float32, 1)
     finally:
-        sharded_training.Net = net  # type: ignore[misc]
+        small_model.Net = net  # type: ignore[misc]
     batch = [torch.randn(256, 7)]
     times: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(2 * ROUNDS):

@@ -18,7 +18,7 @@ from typing import Any
 
 import work
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
 sys.path.append(str(Path(__file__).parents[1]))
 
 

@@ -1,4 +1,4 @@
-"""A fault of ours is logged once, counted, and goes no further."""
+"""A fault of the monitor is logged once, counted, and goes no further."""
 
 import logging
 import os

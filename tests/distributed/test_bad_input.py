@@ -1,4 +1,4 @@
-"""Mistakes with several ranks: each its own error, at `watch` or at the first step."""
+"""Each mistake with several ranks raises its own error, at `watch` or at the first step."""
 
 import pytest
 import torch

@@ -1,43 +1,20 @@
-"""The gradient of one rank alone, before any other's is added to it, is told apart from the reduced one."""
+"""A rank's own gradient, before the reduction, is recorded apart from the reduced one."""
 
 import importlib.util
 import math
 
 import pytest
 import torch
-import torch.distributed as dist
-from sharded_training import batches, make_net, train
+from before_reduction import CONFIG, by_rank, poison
+from sharded_training import train
+from strategy import batches, make_net
+from written_files import numel
 
 deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 SHARDED = ["Fsdp2", "Fsdp2Kept", "Fsdp2Mixed", "Fsdp1", "Fsdp1Original", *(
     pytest.param(n, marks=deepspeed) for n in ("Zero1", "Zero2", "Zero3")
 )]  # fmt: skip
 ALL = ["Ddp", "DdpViews", *SHARDED]
-CONFIG = {"collect": {"gradients": {"every": 1, "before_reduction": True}}, "export": {"max_wait": 1.0}}
-
-
-def poison(strategy, out, micro_step):
-    """Make what flows back NaN on rank 1, in the second micro-batch where there are two."""
-    if dist.get_rank() == 1 and micro_step == strategy.micro_steps - 1:
-        out.register_hook(lambda gradient: gradient * math.nan)
-    return out
-
-
-def by_rank(out, quantity):
-    found = []
-    for rank in range(2):
-        own = {}
-        for path in (out / f"rank{rank}").glob(f"{quantity}_[0-9]*.csv"):
-            own |= read(path)
-        found.append(own)
-    return found
-
-
-def read(path):
-    import csv
-
-    with path.open(newline="") as file:
-        return {(int(r["step"]), int(r["micro_step"]), r["name"]): r for r in csv.DictReader(file)}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -54,12 +31,8 @@ def names():
     return [n for n, _ in make_net().named_parameters()]
 
 
-def numel(row):
-    return math.prod(int(n) for n in row["shape"].strip("[]").split(",") if n.strip())
-
-
 def local_gradients(rank, dtype=torch.float32):
-    """What each of two micro-batches adds on a rank, by (micro-step, name)."""
+    """Return the gradient that each of two micro-batches adds on a rank, by (micro-step, name)."""
     net, found = make_net(dtype), {}
     for i, x in enumerate(batches(1, 2)[0]):
         (net(x[rank::2]).square().mean() / 2).backward()

@@ -1,4 +1,4 @@
-"""A debugger on every rank: collectives with what they gave, a stop on all ranks, sharded models as they were."""
+"""Debuggers on all ranks dump collectives with their outputs, stop together, and leave sharded models unchanged."""
 
 import debugged_ranks
 import pytest

@@ -1,4 +1,4 @@
-"""When a step does not end, every rank says which one is missing, in what, and goes on when it comes."""
+"""When a step does not end, every rank names the missing one and its collective, and goes on when it arrives."""
 
 import hanging
 import pytest

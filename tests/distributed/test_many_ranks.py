@@ -1,4 +1,4 @@
-"""With many ranks one of each host writes its files, others when they are suspected; records come up a tree."""
+"""With many ranks, one rank per host writes files, others once they are suspected; records pass up a tree."""
 
 import many_ranks
 import pytest

@@ -1,11 +1,11 @@
-"""What only a comparison of ranks shows: lost payloads, equal data, a slow rank, an odd loss."""
+"""Comparing ranks shows lost payloads, equal data, a slow rank and an odd loss."""
 
 import json
 
 import pytest
-from judged_tables import first_from_tables
 from many_ranks import on_hosts
 from peer_faults import FAULT_STEP, run
+from written_files import first_from_tables, json_lines
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_ranks_that_train_on_the_same_data(two_ranks, tmp_path):
 
 
 def test_hosts_that_train_on_the_same_data(four_ranks, tmp_path):
-    """As where each rank reads what its number on the host says."""
+    """Each rank reads the part of the data with its number on the host."""
     first = four_ranks.run(on_hosts, 2, run, tmp_path, "data of hosts", data_parallel=True)[0]
     assert {(i["kind"], i["quantity"]) for i in first} == {("duplicate_data", "data")}
     assert {s["rank"] for i in first for s in i["suspects"]} == {2, 3}
@@ -72,7 +72,7 @@ def test_a_clean_run_raises_no_alarm(four_ranks, tmp_path, data_parallel, hosts)
 
 def test_gradients_of_one_rank_that_stay_apart_from_the_others(four_ranks, tmp_path):
     four_ranks.run(run, tmp_path, "gradient", rank=2, data_parallel=True)
-    lines = [json.loads(line) for line in (tmp_path / "rank0" / "anomalies.jsonl").read_text().splitlines()]
+    lines = json_lines(tmp_path / "rank0" / "anomalies.jsonl")
     apart = [a for a in lines if a["detector"] == "peers"]
     assert {(a["rank"], a["name"], a["quantity"]) for a in apart} == {(2, "own gradients", "gradient_unreduced")}
     assert all(a["value"] > 5 * a["expected"] for a in apart)

@@ -1,9 +1,9 @@
-"""What DistributedDataParallel asks in C++ is seen, compared between ranks, and left as it is."""
+"""DistributedDataParallel's collectives in C++ are recorded, compared between ranks, and left unchanged."""
 
 import pytest
 import reducing
 import torch
-from communication_tables import numel, table
+from written_files import numel, table
 
 WAYS = [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"find_unused_parameters": True}]
 

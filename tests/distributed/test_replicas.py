@@ -1,12 +1,12 @@
-"""What ranks hold alike stays alike to the bit; where it does not, the rank and the parameter are named."""
+"""Replicas stay equal to the bit; where they differ, the rank and the parameter are named."""
 
 import importlib.util
 import json
 
 import pytest
-from judged_tables import first_from_tables
 from replica_faults import FAULT_STEP, run
 from sharded_training import STRATEGIES
+from written_files import first_from_tables
 
 deepspeed = importlib.util.find_spec("deepspeed") is not None
 DENSE = {"collect": {"parameters": {"every": 1}}, "on_incident": {"dump": False}}

@@ -1,4 +1,4 @@
-"""Runs that stop and go on, also with another number of ranks; stages of a pipeline."""
+"""Runs stop and go on, also with another number of ranks, and pipelines keep the names of their layers."""
 
 import json
 

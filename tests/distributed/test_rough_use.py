@@ -26,4 +26,4 @@ def test_dense_sampling_is_agreed_on_with_a_rank_whose_monitor_failed(two_ranks,
 
 
 def test_a_rank_that_is_not_watched_counts_the_steps_of_every_model(two_ranks, tmp_path):
-    assert two_ranks.run(rough_use.followers_of_two_watches, tmp_path) == [(4, False)] * 2
+    assert two_ranks.run(rough_use.unwatched_rank_of_two_watches, tmp_path) == [(4, False)] * 2

@@ -1,12 +1,13 @@
-"""Under every strategy the numbers are right: each rank's own, those of whole tensors, and names that never change."""
+"""Under every strategy, the numbers of each rank and of whole tensors are right, and names never change."""
 
 import csv
 import importlib.util
 import json
 
 import pytest
-import sharded_training
-from sharded_training import STRATEGIES, batches, train
+import strategy
+from sharded_training import STRATEGIES, train
+from strategy import batches
 from whole_tensors import assert_global_equals, assert_norms_agree, rows
 
 import trainsentry
@@ -31,8 +32,8 @@ def unsharded(tmp_path_factory):
 
     def run(dtype, micro_steps=1):
         out = tmp_path_factory.mktemp(f"unsharded-{dtype}")
-        net = sharded_training.make_net(getattr(torch, dtype))
-        optimizer = torch.optim.AdamW(net.parameters(), lr=sharded_training.LR)
+        net = strategy.make_net(getattr(torch, dtype))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=strategy.LR)
         everything = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state")}
         with trainsentry.TrainMonitor({"output_dir": str(out), "collect": everything}).watch(net, optimizer):
             for micro_batches in batches(5, micro_steps):
@@ -90,7 +91,7 @@ def test_each_rank_has_its_own_part_with_its_own_shape(two_ranks, tmp_path, name
             for n in json.loads(row["shape"]):
                 numel *= n
             sizes[row["name"]] += numel
-    whole = {name: p.numel() for name, p in sharded_training.make_net().named_parameters()}
+    whole = {name: p.numel() for name, p in strategy.make_net().named_parameters()}
     assert sizes == whole
 
 
@@ -108,7 +109,7 @@ def test_activations_have_the_users_names(two_ranks, tmp_path, name):
 def test_one_run_json_and_no_table_of_whole_tensors_on_a_single_rank(tmp_path):
     import torch
 
-    net = sharded_training.make_net()
+    net = strategy.make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with trainsentry.TrainMonitor({"output_dir": str(tmp_path)}).watch(net, optimizer):
         net(batches(1)[0][0]).sum().backward()

@@ -1,9 +1,10 @@
-"""The same answer on this machine and on a dask cluster of two workers."""
+"""This machine and a dask cluster of two workers give the same answer."""
 
 import pytest
 from recorded_runs import CULPRIT, make_run
 from step_records import Records
 from typer.testing import CliRunner
+from written_files import fail
 
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv.writer import CsvWriter
@@ -12,10 +13,6 @@ from trainsentry.exporters.report.page import write_report
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.offline.compare_runs import compare
 from trainsentry.monitor.offline.history import diagnose
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def write(root, jump):

@@ -1,4 +1,4 @@
-"""The endpoint of the metrics answers whoever asks, and connections that ask nothing take nothing away."""
+"""The metrics endpoint answers every request, and idle connections do not block it."""
 
 import contextlib
 import socket

@@ -19,7 +19,7 @@ from trainsentry.monitor.config.schema import config_model
 @pytest.fixture(autouse=True)
 def toys(monkeypatch):
     """Make `toy_exporter` importable, as a module of the user's is, and forget what a test registers."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "helpers"))
     monkeypatch.setattr(registry, "_registered", {})
 
 

@@ -1,11 +1,15 @@
-"""Where descriptors or memory run out, training goes on: unwatched if need be, and the user is told."""
+"""Training goes on when descriptors or memory run out, unwatched if need be, with a message to the user."""
 
+import resource
 import subprocess
 import sys
 
 import pytest
+from tiny_models import flip_bit, train
+from watched import STEPS, make
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are set as on Linux")
+
 
 TRAINING = """
 import os, resource, sys, torch, trainsentry
@@ -25,10 +29,12 @@ monitor.close()
 print("trained", flush=True)
 """
 
+
 DESCRIPTORS = """
 used = len(os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + SPARE, used + SPARE))
 """
+
 
 MEMORY = """
 import trainsentry.monitor.frameworks
@@ -60,3 +66,21 @@ def test_without_memory_the_training_goes_on(tmp_path, spare):
     assert "trained" in done.stdout
     if not (tmp_path / "rank0").exists():
         assert "this run is not watched" in done.stderr
+
+
+def test_many_open_files_do_not_matter(out):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1300:
+        pytest.skip("the system allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
+    files = [open("/dev/null") for _ in range(1100)]  # noqa: SIM115 - they are the point
+    try:
+        model, optimizer, monitor = make(out)
+        with monitor:
+            train(model, optimizer, STEPS, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 8 else None)
+            monitor.flush()
+            assert [i.name for i in monitor.incidents] == ["2.weight"]
+        assert monitor._guard.failures == {}
+    finally:
+        for file in files:
+            file.close()

@@ -1,4 +1,4 @@
-"""Memory does not grow with the steps: what is kept is counted as it is, and what is needed is there from the start."""
+"""Memory does not grow with the steps: kept records are counted exactly, and buffers exist from the start."""
 
 import gc
 import sys

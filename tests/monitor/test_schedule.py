@@ -1,4 +1,4 @@
-"""What is sampled is a function of the step's number, and of dense sampling asked for."""
+"""The schedule is a function of the step number and of requested dense sampling."""
 
 from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.schedule import Schedule

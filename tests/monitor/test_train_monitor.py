@@ -1,15 +1,18 @@
-"""The public calls do what the interface says."""
+"""The public methods of TrainMonitor keep their documented behaviour."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 
 import pandas as pd
 import pytest
 import torch
-from tiny_models import EVERY_STEP, flip_bit, mlp, read_json_lines, train
+from tiny_models import EVERY_STEP, flip_bit, mlp, train
+from written_files import json_lines
 
 import trainsentry
 
@@ -198,7 +201,6 @@ print(monitor._loop.link.running.process.pid, flush=True)
                           ("os.kill(os.getpid(), 9)", "trainer gone")]
 )  # fmt: skip
 def test_an_interpreter_that_ends_without_close_leaves_no_process_and_loses_nothing(out, ending, state):
-    import time
 
     shm = set(os.listdir("/dev/shm"))
     done = subprocess.run([sys.executable, "-c", SCRIPT + ending, str(out)], capture_output=True, text=True)
@@ -225,7 +227,22 @@ def test_anomalies_are_written_a_line_each(out):
     model, optimizer, monitor = make(out)
     with monitor:
         train(model, optimizer, 22, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 11 else None)
-    lines = read_json_lines(out / "rank0" / "anomalies.jsonl")
+    lines = json_lines(out / "rank0" / "anomalies.jsonl")
     keys = "step micro_step rank order name quantity statistic value expected score detector kind".split()
     assert list(lines[0])[:12] == keys
     assert {line["quantity"] for line in lines} >= {"parameter", "gradient"}
+
+
+def test_a_monitor_that_nobody_holds_goes_on_and_one_with_its_model_gone_ends(out):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer)
+    gc.collect()
+    train(model, optimizer, 3)
+    hook = next(iter(optimizer._optimizer_step_pre_hooks.values()))
+    recorder = hook.owner.listener.owner._loop.link.running.process
+    assert recorder.poll() is None
+    del model, optimizer, hook
+    gc.collect()
+    recorder.wait(10)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's log: errors only
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("helpers", "workers")]
 
 if find_spec("mindspore") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -21,3 +21,10 @@ else:
         ms.set_context(mode=ms.PYNATIVE_MODE)
         yield
         ms.set_context(mode=ms.PYNATIVE_MODE)
+
+    @pytest.fixture(autouse=True)
+    def _no_debugger_is_left():
+        from trainsentry import PrecisionDebugger
+
+        yield
+        PrecisionDebugger.close()

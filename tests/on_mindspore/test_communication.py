@@ -1,4 +1,4 @@
-"""Collectives of two ranks: rows with what went in and came out, and what only both ranks together show or decide."""
+"""Collectives of two ranks are recorded with inputs and outputs and compared, and both ranks stop at one step."""
 
 import functools
 import inspect
@@ -11,6 +11,7 @@ from mindspore import Tensor, nn
 from mindspore.mint import distributed
 from stopping_ranks import INF_STEP, WISH_STEP
 from two_ranks import FAULT_STEP, STEPS, run_ranks
+from written_files import fail, json_lines
 
 import trainsentry
 from trainsentry.monitor.offline.history import diagnose
@@ -18,10 +19,6 @@ from trainsentry.monitor.offline.history import diagnose
 
 def weights(table):
     return table[(table.name == "weight") & (table.step < FAULT_STEP)].drop(columns="order").reset_index(drop=True)
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +47,7 @@ def test_collectives_of_two_ranks_are_recorded_and_compared(ran):
     assert first[2]["mean"] == first[3]["mean"]
     assert (first[2]["sequence"], first[2]["bytes"]) == (0, 32)
     assert first[2]["seconds"] > 0
-    told = [json.loads(line) for line in (ran / "incidents.jsonl").read_text().splitlines()]
+    told = json_lines(ran / "incidents.jsonl")
     [newest] = {incident["id"]: incident for incident in told}.values()
     assert (newest["rank"], newest["kind"], newest["step"]) == (1, "communication_mismatch", FAULT_STEP)
     assert newest["name"].startswith("world.all_reduce.")
@@ -72,7 +69,7 @@ def test_two_ranks_stop_at_one_step(ran):
 
 
 def doubled(outputs, inputs):
-    """Do what a kernel would: fill each output."""
+    """Fill each output, as a kernel would."""
     for target, source in zip(outputs, inputs, strict=True):
         target.assign_value(source * 2)
 

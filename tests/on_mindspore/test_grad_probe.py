@@ -1,6 +1,5 @@
-"""grad_probe on MindSpore: the gradients that an optimizer is given, and nothing changed."""
+"""grad_probe on MindSpore records the optimizer's gradients, and leaves training unchanged."""
 
-import csv
 import json
 
 import mindspore as ms
@@ -9,15 +8,10 @@ import pytest
 from cells import batches, net, train, weights
 from mindspore import nn
 from typer.testing import CliRunner
+from written_files import grad_summary
 
 from trainsentry import PrecisionDebugger
 from trainsentry.monitor.cli.app import app
-
-
-@pytest.fixture(autouse=True)
-def _closed():
-    yield
-    PrecisionDebugger.close()
 
 
 def probed(folder, level, rate=1e-2, **settings):
@@ -36,11 +30,6 @@ def probed(folder, level, rate=1e-2, **settings):
     return model, folder / "out"
 
 
-def rows(out, step=0):
-    with (out / "rank0" / f"grad_summary_{step}.csv").open(newline="") as file:
-        return {row["param_name"]: row for row in csv.DictReader(file)}
-
-
 def first_gradients():
     model = net(layers=1)
     parameters = model.trainable_params()
@@ -52,7 +41,7 @@ def first_gradients():
 @pytest.mark.parametrize("level", ["L0", "L1", "L2"])
 def test_the_values_are_those_of_the_gradients(tmp_path, level):
     _, out = probed(tmp_path / "a", level)
-    found, known = rows(out), first_gradients()
+    found, known = grad_summary(out), first_gradients()
     assert list(found) == list(known)
     for name, gradient in known.items():
         assert float(found[name]["norm"]) == pytest.approx(np.linalg.norm(gradient), rel=1e-6)
@@ -84,7 +73,7 @@ def test_two_runs_are_compared_by_their_directions(tmp_path):
 
 def test_chosen_parameters_alone_and_none_that_there_is_not(tmp_path):
     _, out = probed(tmp_path / "a", "L0", param_list=["head.weight"])
-    assert list(rows(out)) == ["head.weight"]
+    assert list(grad_summary(out)) == ["head.weight"]
     with pytest.raises(ValueError, match=r"grad_probe.param_list: 'nothing'; allowed: names of the optimizer"):
         probed(tmp_path / "b", "L0", param_list=["nothing"])
 

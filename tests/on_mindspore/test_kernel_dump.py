@@ -1,4 +1,4 @@
-"""Level L2: MindSpore takes the configuration that is handed to it, and dumps the kernels of a compiled model."""
+"""At level L2, MindSpore accepts our configuration and dumps the kernels of a compiled model."""
 
 import json
 import os

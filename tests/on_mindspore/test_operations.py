@@ -1,4 +1,4 @@
-"""Operations of MindSpore in a dump: msprobe's prefixes, gradients, what is compiled, and nothing left behind."""
+"""A dump names MindSpore's operations with msprobe's prefixes and gradients, and leaves nothing behind."""
 
 import json
 import threading
@@ -11,12 +11,6 @@ from mindspore import Tensor, mint, nn, ops
 
 from trainsentry import PrecisionDebugger
 from trainsentry.collectors.mindspore.calls import operations
-
-
-@pytest.fixture(autouse=True)
-def _closed():
-    yield
-    PrecisionDebugger.close()
 
 
 @ms.jit

@@ -9,7 +9,7 @@ from pathlib import Path
 def main(folder, kind, task, level):
     """Train a model of the tests for a step under msprobe's debugger."""
     sys.modules["trainsentry"] = types.SimpleNamespace(PrecisionDebugger=None)  # the models alone are wanted
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
     import debugged
     from msprobe.pytorch import PrecisionDebugger
 

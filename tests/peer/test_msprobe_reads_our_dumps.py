@@ -1,4 +1,4 @@
-"""msprobe 26.2's own tools take our dumps: `make test-peer` builds its environment and runs this."""
+"""msprobe 26.2's own tools read our dumps; `make test-peer` builds their environment and runs this."""
 
 import csv
 import os
@@ -24,7 +24,7 @@ def _no_debugger_is_left():
 
 
 def msprobe(*arguments):
-    """Run a command of msprobe; return what it prints."""
+    """Run a command of msprobe; return its output."""
     command = [str(Path(PEERS).with_name("msprobe")), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     lines = (done.stdout + done.stderr).splitlines()

@@ -1,4 +1,4 @@
-"""A trainer that is killed with -9 loses nothing that had arrived: every step is in the files, once."""
+"""A trainer killed with -9 loses no step that had arrived: each is in the files once."""
 
 import json
 import os
@@ -9,14 +9,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from written_files import fail
 
 from trainsentry.exporters.csv.reader import read_table, table_files
 
 TIMES = 50
-
-
-def fail(*problem):
-    raise AssertionError(problem)
 
 
 def wait_for_recorders(root, seconds=60.0):
@@ -32,7 +29,7 @@ def wait_for_recorders(root, seconds=60.0):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_every_step_that_had_arrived_is_there_once(tmp_path):
-    script = Path(__file__).parents[1] / "killed_trainers.py"
+    script = Path(__file__).parents[1] / "workers" / "killed_trainers.py"
     subprocess.run([sys.executable, str(script), str(tmp_path), str(TIMES), "7"], check=True, timeout=300)
     time.sleep(1.0)  # a recorder that was started last may not have written its first status yet
     wait_for_recorders(tmp_path)

@@ -45,7 +45,7 @@ def test_every_source_draws_the_same():
 
 
 def test_every_device_is_seeded(monkeypatch):
-    """Devices are stood in for: what is asked of them is all that can be seen here."""
+    """Stand-ins for devices record the calls they get."""
     asked = []
     npu = SimpleNamespace(is_available=lambda: True, manual_seed_all=lambda seed: asked.append(("npu", seed)))
     monkeypatch.setattr(torch, "npu", npu, raising=False)

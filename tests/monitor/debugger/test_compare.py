@@ -1,4 +1,4 @@
-"""Two dumps or two runs: where they first differ, by how much, and what only one of them has."""
+"""Comparing two dumps or two runs gives the first difference, its size, and the entries that only one has."""
 
 import csv
 import json
@@ -17,12 +17,6 @@ from trainsentry import PrecisionDebugger
 from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.offline.compare_runs import compare
-
-
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
 
 
 def changed(by=1.01):

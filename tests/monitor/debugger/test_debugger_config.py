@@ -1,4 +1,4 @@
-"""Every mistake in a debugger's configuration is named: key, value and what is allowed; both generations are read."""
+"""An error in a debugger's configuration names key, value and allowed values; both generations are read."""
 
 import json
 import os
@@ -10,12 +10,6 @@ pytest.importorskip("torch", reason="the debugger finds out which framework is t
 
 from trainsentry import ConfigError, PrecisionDebugger
 from trainsentry.monitor.debugger.debugger_config import load_debugger_config
-
-
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
 
 
 def load(tmp_path, **config):

@@ -1,6 +1,5 @@
 """grad_probe writes the gradients that an update is made of; two runs are compared by their directions."""
 
-import csv
 import json
 
 import numpy as np
@@ -8,15 +7,10 @@ import pytest
 import torch
 from debugged import Tower, make, train
 from typer.testing import CliRunner
+from written_files import grad_summary
 
 from trainsentry import PrecisionDebugger
 from trainsentry.monitor.cli.app import app
-
-
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
 
 
 def probe(folder, level, steps=2, sign=1.0, first=0, **settings):
@@ -37,21 +31,16 @@ def probe(folder, level, steps=2, sign=1.0, first=0, **settings):
     return folder / "out"
 
 
-def rows(out, step=0):
-    with (out / "rank0" / f"grad_summary_{step}.csv").open(newline="") as file:
-        return {row["param_name"]: row for row in csv.DictReader(file)}
-
-
 @pytest.mark.parametrize("level", ["L0", "L1", "L2"])
 def test_the_columns_of_each_level(tmp_path, level):
     out = probe(tmp_path / "a", level)
-    columns = list(rows(out)["first.weight"])
+    columns = list(grad_summary(out)["first.weight"])
     middle = {"L0": ["MD5"], "L1": [], "L2": ["(-inf, -1.0]", "(-1.0, 0.0]", "(0.0, 1.0]", "(1.0, inf)", "=0"]}[level]
     assert columns == ["param_name", *middle, "max", "min", "norm", "shape"]
     assert (out / "rank0" / "grad_summary_1.csv").exists()
     assert (out / "rank0" / "step0" / "first.weight.npy").exists() == (level != "L0")
     if level == "L2":
-        shares = [float(rows(out)["first.weight"][c]) for c in middle[:-1]]
+        shares = [float(grad_summary(out)["first.weight"][c]) for c in middle[:-1]]
         assert sum(shares) == pytest.approx(1.0)
 
 
@@ -60,7 +49,7 @@ def test_the_values_are_those_of_the_gradients(tmp_path):
     generator = torch.Generator().manual_seed(3)
     model(torch.randn(6, 4, generator=generator)).square().mean().backward()
     out = probe(tmp_path / "a", "L1", steps=1, param_list=["first.weight"])
-    [row] = rows(out).values()
+    [row] = grad_summary(out).values()
     assert float(row["norm"]) == pytest.approx(model.first.weight.grad.norm().item(), rel=1e-6)
     signs = np.load(out / "rank0" / "step0" / "first.weight.npy")
     assert np.array_equal(signs, (model.first.weight.grad > 0).numpy())

@@ -1,4 +1,4 @@
-"""Only overflowing calls are written; what made an overflow is told from what passed it on; training stops in time."""
+"""Only overflowing calls are written, as made here or passed on, and training stops at the limit."""
 
 import json
 
@@ -12,12 +12,6 @@ from trainsentry import OverflowLimitReached, PrecisionDebugger
 from trainsentry.collectors.torch.calls import debugging
 from trainsentry.collectors.torch.saving import load_tensor
 from trainsentry.monitor.cli.app import app
-
-
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
 
 
 def check(tmp_path, body, nums=-1, level="L1", model=None):
@@ -133,7 +127,7 @@ def test_a_step_that_the_loss_scaler_left_out_is_counted_apart(tmp_path):
 
 
 class Flag:
-    """A device in saturation mode: results are cut off, and a flag is set. What it shows is set by the test."""
+    """A device in saturation mode, which clips results and sets a flag; the test sets the flag."""
 
     def __init__(self):
         self.raised = True  # left over from before

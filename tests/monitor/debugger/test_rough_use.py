@@ -20,12 +20,6 @@ from trainsentry.collectors.torch.saving import load_tensor
 from trainsentry.monitor.cli.app import app
 
 
-@pytest.fixture(autouse=True)
-def _no_debugger_is_left():
-    yield
-    PrecisionDebugger.close()
-
-
 def start(tmp_path, model=None, task="tensor", level="mix"):
     debugger = PrecisionDebugger(task=task, level=level, dump_path=str(tmp_path))
     debugger.start(model)

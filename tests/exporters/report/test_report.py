@@ -1,0 +1,149 @@
+"""The report shows the suspect first, escapes everything, requests nothing, stays small and draws without an error."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from recorded_runs import CULPRIT, make_run
+from written_files import fail
+
+from trainsentry.exporters.files.foreign_files import InputError
+from trainsentry.exporters.report.data import gather
+from trainsentry.exporters.report.page import MAX_BYTES, write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def test_the_verdict_comes_first_and_the_page_asks_for_nothing(tmp_path):
+    page = write_report(make_run(tmp_path), report=fail).read_text()
+    body = page[page.index("<body>") :]
+    assert body.index("First suspect: " + CULPRIT) < body.index("Evidence")
+    assert "default-src 'none'" in page
+    outside = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)  # Bokeh's own code has addresses it never asks
+    assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", outside)
+    assert len(page.encode()) < MAX_BYTES
+
+
+def test_curves_stand_beside_siblings_and_other_ranks(tmp_path):
+    data = gather(make_run(tmp_path), fail)
+    assert data.siblings(0, "gradient", CULPRIT)[:2] == ["layers.2.mlp.weight", "layers.4.mlp.weight"]
+    steps, values = data.curve(0, "gradient", CULPRIT)
+    assert values[steps.index(29)] == pytest.approx(1.0)  # norm 4 of 16 elements
+    assert values[steps.index(30)] == pytest.approx(125.0)
+    assert values[steps.index(31)] == float("inf")  # not finite
+    assert data.curve(1, "gradient", CULPRIT)[1][30] == pytest.approx(1.0)
+
+
+def test_the_picture_of_layers_stands_in_numbers_too_those_that_differ_most_first(tmp_path):
+    page = write_report(make_run(tmp_path)).read_text()
+    table = page[page.index("Table of the layers furthest") :]
+    first = re.search(r"<tbody><tr>(.*?)</tr>", table, re.DOTALL)[1]
+    assert re.findall(r">([^<]+)</td>", first) == [CULPRIT, "1", "125", "not finite", "31"]
+
+
+def test_the_timeline_begins_where_the_trouble_did_however_much_follows(tmp_path):
+    root = make_run(tmp_path)
+    line = {"name": "noise", "quantity": "gradient", "score": 5.0, "rank": 0, "order": 1}
+    with (root / "rank0" / "anomalies.jsonl").open("a") as file:
+        for step in [2, *range(31, 20000)]:
+            file.write(json.dumps({**line, "step": step}) + "\n")
+    page = write_report(root).read_text()
+    steps = re.findall(r'<tr><td class="n">(\d+)</td><td>(?:noise|layers)', page)
+    assert steps[0] in {"30", "31"}
+    assert re.search(r"; \d{5} more in anomalies.jsonl", page)
+
+
+def test_a_run_without_an_incident_says_so(tmp_path):
+    page = write_report(make_run(tmp_path, incident=False)).read_text()
+    assert "Nothing abnormal was found." in page
+
+
+def test_a_page_of_very_many_layers_and_steps_stays_small(tmp_path):
+    page = write_report(make_run(tmp_path, steps=700, layers=900, ranks=1))
+    assert page.stat().st_size < MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "=cmd()|' /C calc'!A0"]
+)
+def test_names_cannot_get_out_of_their_place(tmp_path, name):
+    page = write_report(make_run(tmp_path, name=name)).read_text()
+    assert name not in page or name.startswith("=")
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+
+
+def test_names_are_no_part_of_a_tooltips_template(tmp_path):
+    page = write_report(make_run(tmp_path, name="layers.@3.<b>")).read_text()
+    assert '["","@name"]' in page.replace(" ", "")
+    assert '["","layers.@3' not in page.replace(" ", "")
+
+
+def test_files_that_are_missing_or_half_written_cost_their_own_part_only(tmp_path):
+    root = make_run(tmp_path)
+    (root / "run.json").unlink()
+    (root / "rank1" / "status.json").write_text('{"state": "runn')
+    table = root / "rank0" / "gradient_0-999.csv"
+    table.write_text(table.read_text()[:-20])
+    with (root / "incidents.jsonl").open("a") as file:
+        file.write('{"id": 2, "sum')
+    problems = []
+    page = write_report(root, report=lambda *problem: problems.append(problem)).read_text()
+    assert CULPRIT in page
+    assert {p[0] for p in problems} == {table, root / "incidents.jsonl", root / "rank1" / "status.json"}
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(InputError):
+        write_report(tmp_path)
+
+
+WHERE_IT_STANDS = """<script>addEventListener("load", () => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (texts.nextNode() && !texts.currentNode.data.includes("CULPRIT"));
+  range.selectNodeContents(texts.currentNode);
+  document.body.dataset.bottom = Math.ceil(range.getBoundingClientRect().bottom);
+});</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_browser_draws_it_without_an_error_with_the_suspect_on_the_first_screen(tmp_path, width):
+    path = write_report(make_run(tmp_path / "run"))
+    page = re.sub(r"<meta http-equiv=.Content-Security-Policy.[^>]*>", "", path.read_text())
+    path.write_text(page.replace("</body>", WHERE_IT_STANDS.replace("CULPRIT", CULPRIT)))
+    picture = tmp_path / "page.png"
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
+        "--virtual-time-budget=8000", f"--window-size={width},900", f"--screenshot={picture}", path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line and "ERROR" in line.upper()]
+    assert console == []
+    assert picture.stat().st_size > 20_000
+    assert 0 < int(re.search(r'data-bottom="(-?\d+)"', done.stdout)[1]) < 900
+    assert done.stdout.count("bk-Figure") >= 3 or "bk-" in done.stdout  # figures were put into the page
+
+
+def test_the_report_is_written_when_a_run_ends_with_an_incident(tmp_path, monkeypatch):
+    from dataclasses import replace
+    from types import SimpleNamespace
+
+    from trainsentry.collectors.series import SeriesTable
+    from trainsentry.exporters.exporter import ExportPlace
+    from trainsentry.exporters.report import exporter
+
+    started = []
+    fake = SimpleNamespace(DEVNULL=None, Popen=lambda command, **_: started.append(command))
+    monkeypatch.setattr(exporter, "subprocess", fake)
+    monkeypatch.delenv(exporter.SWITCH, raising=False)
+    root = make_run(tmp_path)
+    place = ExportPlace(root, root / "rank0", 0, SeriesTable(), ())
+    exporter.report_of(None, place)(1)
+    exporter.report_of(None, place)(0)
+    exporter.report_of(None, replace(place, beside=True))(1)
+    assert len(started) == 1
+    subprocess.run(started[0], check=True)
+    assert json.loads((root / "incidents.jsonl").read_text())["name"] in (root / "report.html").read_text()

@@ -1,0 +1,117 @@
+"""A pool of ranks for many tests: it makes one process group and runs functions on every rank."""
+
+import contextlib
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import sys
+import time
+import traceback
+
+import pytest
+
+HANG_SECONDS = 900
+"""After this long a rank hangs, however busy the machine: DeepSpeed alone takes half a minute to begin."""
+
+GRACE_SECONDS = 120
+"""How long the other ranks may take once one has failed: they may wait for it in a collective."""
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def _serve(rank, size, port, path, pipe):
+    sys.path[:0] = [p for p in path if p not in sys.path]
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(size),
+        GROUP_WORLD_SIZE="1",
+        DS_ACCELERATOR="cpu",
+        OMP_NUM_THREADS="1",
+    )
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    while (task := pipe.recv()) is not None:
+        module, name, args, kwargs = task
+        try:
+            pipe.send((True, getattr(importlib.import_module(module), name)(*args, **kwargs)))
+        except BaseException as error:  # noqa: BLE001 - what a training loop raises is a result
+            pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+    os._exit(0)  # groups that a test has left behind are not waited for
+
+
+OF_TORCH = "'Stream' object has no attribute 'record_event'"
+"""What fully_shard of torch 2.6 says on the CPU."""
+
+
+class RankFailure(AssertionError):
+    def __init__(self, rank, kind, message, trace):
+        super().__init__(f"rank {rank}: {kind}: {message}\n{trace}")
+        self.rank, self.kind, self.message = rank, kind, message
+
+
+class RankPool:
+    """Processes of one process group (gloo). A function is named by its module, so that every rank imports it."""
+
+    def __init__(self, size):
+        context = multiprocessing.get_context("spawn")
+        port = free_port()
+        self.size = size
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, size, port, sys.path, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def outcomes(self, function, *args, timeout=HANG_SECONDS, per_rank=None, **kwargs):
+        """Run `function` on every rank; return (succeeded, result or error) of each."""
+        for rank, pipe in enumerate(self.pipes):
+            extra = {} if per_rank is None else per_rank(rank)
+            pipe.send((function.__module__, function.__name__, args, {**kwargs, **extra}))
+        found = [None] * self.size
+        end = time.monotonic() + timeout
+        while None in found:
+            waiting = [rank for rank in range(self.size) if found[rank] is None]
+            ready = multiprocessing.connection.wait([self.pipes[r] for r in waiting], end - time.monotonic())
+            if not ready:
+                failed = [f"rank {r}: {f[1][1]}\n{f[1][2]}" for r, f in enumerate(found) if f and not f[0]]
+                self.close()
+                raise RankFailure(waiting[0], "TimeoutError", f"no answer within {timeout} s", "\n".join(failed))
+            for pipe in ready:
+                found[self.pipes.index(pipe)] = pipe.recv()
+            if any(f is not None and not f[0] for f in found):
+                end = min(end, time.monotonic() + GRACE_SECONDS)
+        if any(not done and OF_TORCH in result[1] for done, result in found):
+            pytest.skip("fully_shard of this torch (2.6) does not train on the CPU, watched or not")
+        return found
+
+    def run(self, function, *args, **kwargs):
+        """Run `function` on every rank; return the results, in the order of ranks."""
+        found = self.outcomes(function, *args, **kwargs)
+        for rank, (succeeded, result) in enumerate(found):
+            if not succeeded:
+                raise RankFailure(rank, *result)
+        return [result for _, result in found]
+
+    def close(self):
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+            process.join(2)
+            if process.is_alive():
+                process.kill()

@@ -1,0 +1,153 @@
+"""Tensors and gradients in a dump are those of the call itself, whatever their dtype and the length of their name."""
+
+import json
+import zlib
+
+import pytest
+import torch
+from debugged import LEVELS, Tower, debug, make, read
+from torch import nn
+
+from trainsentry import PrecisionDebugger
+from trainsentry.collectors.torch.saving import load_tensor
+
+
+def test_gradients_of_a_call_are_those_of_autograd(tmp_path):
+    model = make(Tower)
+    kept = {}
+
+    def keep(name):
+        def hook(module, args, output):
+            args[0].retain_grad() if args[0].requires_grad else None
+            output.retain_grad()
+            kept[name] = (args[0], output)
+
+        return hook
+
+    model.last.register_forward_hook(keep("last"))
+    debugger = PrecisionDebugger(task="tensor", level="mix", dump_path=str(tmp_path))
+    debugger.start(model)
+    model(torch.ones(6, 4)).square().mean().backward()
+    debugger.stop()
+    debugger.step()
+    directory = tmp_path / "step0" / "rank0" / "dump_tensor_data"
+
+    def dumped(name):
+        return load_tensor(directory / f"{name}.pt")
+
+    given, got = kept["last"]
+    assert torch.equal(dumped("Module.last.Linear.backward.0.input.0"), got.grad)
+    assert torch.equal(dumped("Module.last.Linear.backward.0.output.0"), given.grad)
+    linear = [p.name for p in directory.glob("Functional.linear.*.backward.output.1.pt")]
+    assert len(linear) == 6
+    assert torch.equal(dumped("Functional.linear.5.backward.output.1"), model.last.weight.grad)
+    assert torch.equal(dumped("Module.last.Linear.parameters_grad.0.weight"), model.last.weight.grad)
+
+
+def test_a_residual_branch_has_its_own_gradient_and_not_the_sum(tmp_path):
+    """`x` goes into the block's norm and past it: a hook on `x` would see both together."""
+    debugger = PrecisionDebugger(task="tensor", level="L0", dump_path=str(tmp_path))
+    model = make(Tower, depth=1)
+    whole = {}
+    model.blocks[0].register_full_backward_hook(lambda m, i, o: whole.update(block=i[0].clone()))
+    model.blocks[0].norm.register_full_backward_hook(lambda m, i, o: whole.update(norm=i[0].clone()))
+    debugger.start(model)
+    model(torch.randn(6, 4)).square().mean().backward()
+    debugger.stop()
+    debugger.step()
+    directory = tmp_path / "step0" / "rank0" / "dump_tensor_data"
+    for name, key in (("Module.blocks.0.norm.LayerNorm", "norm"), ("Module.blocks.0.Block", "block")):
+        ours = load_tensor(directory / f"{name}.backward.0.output.0.pt")
+        assert torch.allclose(ours, whole[key], rtol=1e-6, atol=0)
+    assert not torch.allclose(whole["norm"], whole["block"])
+
+
+def test_inputs_are_dumped_as_they_were_before_a_change_in_place(tmp_path):
+    debugger = PrecisionDebugger(task="tensor", level="L1", dump_path=str(tmp_path))
+    x = torch.ones(3)
+    debugger.start()
+    x.add_(1).mul_(2)
+    x += 1
+    debugger.stop()
+    debugger.step()
+    directory = tmp_path / "step0" / "rank0" / "dump_tensor_data"
+    names = ("Tensor.add_.0.forward.input.0", "Tensor.mul_.0.forward.input.0", "Tensor.__iadd__.0.forward.input.0")
+    assert [load_tensor(directory / f"{n}.pt")[0].item() for n in names] == [1.0, 2.0, 4.0]
+    assert load_tensor(directory / "Tensor.__iadd__.0.forward.output.0.pt")[0].item() == 5.0
+
+
+def test_variables_that_a_script_saves_and_their_gradients(tmp_path):
+    debugger = PrecisionDebugger(task="tensor", level="debug", dump_path=str(tmp_path))
+    x = torch.ones(2, requires_grad=True)
+    debugger.start()
+    debugger.save({"a": x * 2, "b": [3, "text"]}, "mine")
+    y = x * 3
+    debugger.save(y, "other")
+    y.sum().backward()
+    debugger.stop()
+    debugger.step()
+    data = json.loads((tmp_path / "step0" / "rank0" / "debug.json").read_text())["data"]
+    assert list(data) == ["mine.0.debug", "other.0.debug", "other_grad.0.debug"]
+    assert data["mine.0.debug"]["b"] == [{"type": "int", "value": 3}, {"type": "str", "value": "text"}]
+    assert data["other_grad.0.debug"]["Max"] == 1.0
+    tensors = {p.name: load_tensor(p) for p in (tmp_path / "step0" / "rank0" / "dump_tensor_data").iterdir()}
+    assert torch.equal(tensors["mine.0.debug.a.pt"], torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_kept_for_later_is_the_same_as_what_is_written_at_once(tmp_path, task, level):
+    chosen = {"list": ["linear", "Module.last"]}
+    at_once = debug(tmp_path / "a", 2, task=task, level=level, **{task: chosen})
+    later = debug(tmp_path / "b", 2, task=task, level=level, async_dump=True, **{task: chosen})
+    for a, b in zip(at_once, later, strict=True):
+        assert a["dump"]["data"] == b["dump"]["data"]
+
+
+def test_checksums_are_crc32_of_the_bytes(tmp_path):
+    [dump] = debug(tmp_path, level="L0", statistics={"summary_mode": "md5"})
+    weight = dump["dump"]["data"]["Module.first.Linear.forward.0"]["parameters"]["weight"]
+    expected = zlib.crc32(make(Tower).first.weight.detach().numpy().tobytes())
+    assert weight["md5"] == f"{expected:08x}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.int16])
+def test_every_dtype_is_described_and_saved(tmp_path, dtype):
+    debugger = PrecisionDebugger(task="tensor", level="L1", dump_path=str(tmp_path))
+    x = torch.tensor([1.0, 2.0, 4.0])
+    debugger.start()
+    torch.flip(x, [0])
+    x.to(dtype).data.flatten()
+    torch.ops.aten.alias(x.to(dtype))
+    debugger.stop()
+    debugger.step()
+    data = read(tmp_path / "step0" / "rank0")["dump"]["data"]
+    assert list(data) == ["Torch.flip.0.forward", "Aten.alias.0.forward"]
+    [facts] = data["Aten.alias.0.forward"]["output"]
+    assert (facts["dtype"], facts["Max"], facts["Min"]) == (str(dtype), 4.0, 1.0)
+    saved = load_tensor(tmp_path / "step0" / "rank0" / "dump_tensor_data" / facts["data_name"])
+    assert saved.dtype is dtype
+
+
+def test_a_long_name_gets_a_short_file_and_a_line_in_the_mapping(tmp_path):
+    class Deep(nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.add_module(name, nn.Linear(2, 2))
+
+        def forward(self, x):
+            return next(self.children())(x)
+
+    model = Deep("x" * 250)
+    debugger = PrecisionDebugger(task="tensor", level="L0", dump_path=str(tmp_path))
+    debugger.start(model)
+    model(torch.ones(1, 2))
+    debugger.stop()
+    debugger.step()
+    folder = tmp_path / "step0" / "rank0" / "dump_tensor_data"
+    lines = (folder / "mapping.csv").read_text().splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        short, _, long = line.partition(",")
+        assert len(long) > 255
+        assert load_tensor(folder / short).numel()

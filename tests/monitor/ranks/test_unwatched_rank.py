@@ -1,0 +1,65 @@
+"""An unwatched rank counts the same steps as the watched ones."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from trainsentry import TrainMonitor
+from trainsentry.collectors.guard import Guard
+from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
+
+
+class Steps:
+    """Optimizers whose calls are seen, or compiled."""
+
+    def __init__(self, optimizers, *, seen=True):
+        self.optimizers = optimizers
+        self.seen = seen
+
+    def have_told(self):
+        return self.seen and bool(self.optimizers)
+
+
+@pytest.fixture
+def counted():
+    return []
+
+
+def follow(tmp_path, counted, steps):
+    """Return a monitor that is not watched here, and its follower."""
+    common = SimpleNamespace(at_boundary=lambda step, proposal: counted.append(step), stop_after=lambda *_: None)
+    monitor = TrainMonitor({"output_dir": str(tmp_path)})
+    monitor._unwatched_rank = unwatched_rank = UnwatchedRank(common, SimpleNamespace(dense=range(0)), Guard(), 0)
+    unwatched_rank.follow(steps)
+    return monitor, unwatched_rank
+
+
+def test_optimizers_end_steps(tmp_path, counted):
+    optimizers = [object(), object()]
+    monitor, unwatched_rank = follow(tmp_path, counted, Steps(optimizers))
+    for optimizer in optimizers * 2:
+        unwatched_rank.after_optimizer(optimizer)
+        monitor.step()
+    assert counted == [0, 1]
+
+
+def test_a_callback_ends_steps_in_their_place_whether_their_calls_are_seen_or_not(tmp_path, counted):
+    optimizer = object()
+    monitor, unwatched_rank = follow(tmp_path, counted, Steps([optimizer]))
+    monitor.ends_at_callback(True)
+    for seen in (True, False, True):
+        if seen:
+            unwatched_rank.after_optimizer(optimizer)
+        monitor.step_ended()
+    assert counted == [0, 1, 2]
+    monitor.ends_at_callback(False)
+    unwatched_rank.after_optimizer(optimizer)
+    assert counted == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("steps", [Steps([]), Steps([object()], seen=False)])
+def test_the_program_marks_steps_that_no_optimizer_tells_of(tmp_path, counted, steps):
+    monitor, _ = follow(tmp_path, counted, steps)
+    monitor.step()
+    monitor.step()
+    assert counted == [0, 1]

@@ -1,0 +1,73 @@
+"""A fault in the trainer's part of the monitor is logged once and counted, and training goes on."""
+
+import pytest
+from tiny_models import flip_bit, train
+from watched import STEPS, bare, errors, make, plant, status
+
+from trainsentry.collectors.torch import saving, watch
+from trainsentry.collectors.torch.hooks import activations
+from trainsentry.collectors.torch.parameters import gradients, readers
+
+PLACES = {
+    "activations": (activations.ActivationHooks, "_observe"),
+    "gradients": (gradients.GradientReader, "read"),
+    "parameters": (watch, "read_parameters"),
+    "optimizer_state": (watch, "read_state"),
+    "updates": (readers.UpdateReader, "keep"),
+    "log": (watch.TorchWatch, "log"),
+    "step boundary": (watch.TorchWatch, "before_update"),
+}
+
+
+@pytest.mark.parametrize("part", PLACES)
+def test_an_exception_planted_in_a_hook_is_contained(out, monkeypatch, caplog, part):
+    expected = bare()
+    owner, name = PLACES[part]
+    monkeypatch.setattr(owner, name, plant)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        assert train(model, optimizer, STEPS, monitor).losses == expected
+    assert [part in r.getMessage() for r in errors(caplog)] == [True]
+    assert status(out)["failures"][part]["count"] == 1
+    if part != "step boundary":
+        others = {"gradient", "parameter"} - {part.rstrip("s")}
+        assert all((out / "rank0" / f"{name}_0-999.csv").exists() for name in others)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_strict_lets_it_through(out, monkeypatch):
+    monkeypatch.setattr(watch, "read_parameters", plant)
+    model, optimizer, monitor = make(out, strict=True)
+    with monitor, pytest.raises(OSError, match="planted"):
+        train(model, optimizer, STEPS, monitor)
+
+
+def test_a_dump_that_fails_is_contained(out, monkeypatch, caplog):
+    monkeypatch.setattr("trainsentry.collectors.torch.saving.save_tensor", plant)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, STEPS, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 8 else None)
+        monitor.flush()
+        assert [i.name for i in monitor.incidents] == ["2.weight"]
+    assert status(out)["failures"]["dump"]["count"] == 1
+
+
+def test_a_dump_that_fails_in_a_hook_is_given_up_and_its_hooks_are_gone(out, monkeypatch, caplog):
+    original, calls = saving.save_tensor, []
+
+    def fails_later(tensor, path):
+        calls.append(path)
+        if "step9" in str(path):
+            raise OSError(28, "No space left on device")
+        original(tensor, path)
+
+    monkeypatch.setattr(saving, "save_tensor", fails_later)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, STEPS, monitor, before_step=lambda s: flip_bit(model[2].weight) if s == 8 else None)
+        assert not monitor._loop.watch.capture.attached
+    assert sum("step9" in str(path) for path in calls) == 1
+    lines = [r.getMessage() for r in errors(caplog)]
+    assert len(lines) == 1
+    assert "No space left" in lines[0]
+    assert "Traceback" not in lines[0]

@@ -1,0 +1,125 @@
+"""Rough but allowed uses of several ranks: early ends, other threads, collectives that nobody waits for."""
+
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import trainsentry
+
+
+def parts():
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def step(model, optimizer):
+    model(torch.randn(4, 64)).square().mean().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def rank_0_closes_first(out):
+    """Rank 0 ends, and rank 1 some seconds later; return how long its close took."""
+    model, optimizer = parts()
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out), "export": {"max_wait": 1.0}}).watch(model, optimizer)
+    for _ in range(5):
+        step(model, optimizer)
+    if dist.get_rank() == 1:
+        time.sleep(3)
+    began = time.monotonic()
+    monitor.close()
+    took = time.monotonic() - began
+    dist.barrier()
+    return took
+
+
+def inner_module(out):
+    """The module inside a DistributedDataParallel is watched, and nothing else changes."""
+    model, _ = parts()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
+    with trainsentry.TrainMonitor({"output_dir": str(out), "strict": True}).watch(wrapped.module, optimizer) as monitor:
+        for _ in range(3):
+            wrapped(torch.randn(4, 64)).sum().backward()
+            optimizer.step()
+        return monitor._loop.step
+
+
+def works_nobody_waits_for(out):
+    """Return how many works the monitor holds after unsampled steps with collectives that are only polled."""
+    model, optimizer = parts()
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out), "strict": True}).watch(model, optimizer)
+    for _ in range(5):
+        works = [dist.all_reduce(torch.ones(8), async_op=True) for _ in range(10)]
+        while not all(work.is_completed() for work in works):
+            time.sleep(0.001)
+        step(model, optimizer)
+    held = sum(work is not None for work, _ in monitor._loop.watch.communication._open.values())
+    monitor.close()
+    return held
+
+
+def other_threads(out):
+    """Call collectives in a background thread during training; return failures and incidents."""
+    model, optimizer = parts()
+    group = dist.new_group(backend="gloo")
+    everything = {"communication": {"every": 1}, "parameters": {"every": 1}}
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out), "collect": everything}).watch(model, optimizer)
+    done = threading.Event()
+
+    def talk():
+        for _ in range(200):
+            dist.all_reduce(torch.ones(16), group=group)
+        done.set()
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    for _ in range(60):
+        step(model, optimizer)
+    thread.join()
+    monitor.flush()
+    dist.barrier()
+    monitor.flush()
+    found = dict(monitor._guard.failures), [i.summary for i in monitor.incidents]
+    monitor.close()
+    return found
+
+
+def dense_beside_a_failed_monitor(out):
+    """Rank 1's monitor fails; then an incident on rank 0 makes steps dense. Return failures of the agreement."""
+    model, optimizer = parts()
+    collect = {p: {"every": 10} for p in ("gradients", "parameters", "updates", "optimizer_state", "activations")}
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out), "collect": collect}).watch(model, optimizer)
+    for i in range(50):
+        if i == 5 and dist.get_rank() == 1:
+            monitor._guard.report("step boundary", RuntimeError("planted"))
+        if i == 20 and dist.get_rank() == 0:
+            monitor.log(loss=float("nan"))
+        step(model, optimizer)
+    dense = monitor._loop.schedule.dense
+    found = "agreement of the ranks" in monitor._guard.failures, (dense.start, dense.stop)
+    monitor.close()
+    return found
+
+
+def unwatched_rank_of_two_watches(out):
+    """Two models watched in two calls, the second stepping seldom, on a rank that is watched and one that is not."""
+    first, second = parts(), parts()
+    names = nn.ModuleDict({"other": second[0]})
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out), "ranks": [0]})
+    monitor.watch(*first)
+    monitor.watch(names, second[1])
+    for i in range(12):
+        step(*first)
+        if i % 3 == 2:
+            step(*second)
+    count = monitor._loop.step if monitor._loop is not None else monitor._unwatched_rank.step
+    broken = "agreement of the ranks" in monitor._guard.failures
+    monitor.close()
+    return count, broken

@@ -1,0 +1,36 @@
+"""Trains the small model under a strategy while it is watched, and gathers its tensors whole, in float64, beside it."""
+
+import deepspeed_strategies
+import strategy
+import torch
+import torch_strategies
+from strategy import batches
+
+import trainsentry
+
+STRATEGIES = {
+    name: cls
+    for module in (strategy, torch_strategies, deepspeed_strategies)
+    for name, cls in vars(module).items()
+    if isinstance(cls, type) and issubclass(cls, strategy.Strategy)
+}
+
+
+def train(name, out, *, dtype="float32", steps=5, micro_steps=1, config=None, poison=None, gather=True):
+    """Train under a strategy while the monitor watches; return each step's whole tensors."""
+    chosen = STRATEGIES[name](getattr(torch, dtype), micro_steps)
+    everything = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state", "updates")}
+    everything["activations"] = {"every": 1}
+    settings = {"output_dir": str(out), "collect": everything, "detect": False, "strict": True, **(config or {})}
+    monitor = trainsentry.TrainMonitor(settings).watch(chosen.model, chosen.optimizer)
+    found = []
+    try:
+        for micro_batches in batches(steps, micro_steps):
+            chosen.step(micro_batches, poison)
+            found.append(chosen.gathered() if gather else None)
+            chosen.update()
+            chosen.updates += 1
+    finally:
+        monitor.close()
+    found.append(chosen.gathered(gradients=False) if gather else None)
+    return found
