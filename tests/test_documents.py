@@ -19,6 +19,8 @@ PAGES = sorted(
 OF_THE_USER = {"my_rules.py", "my_rules"}
 """Files and modules that a reader is to write."""
 
+ROOMS = "collectors|anomaly|exporters|monitor|benchmarks|tests"
+
 
 def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
@@ -43,9 +45,11 @@ def is_there(name, page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_python_file_that_a_page_names_is_in_the_tree(page):
+def test_every_python_file_and_folder_that_a_page_names_is_in_the_tree(page):
     named = set(re.findall(r"(?<![\w<])([\w/.*-]*[\w*]\.py)\b", page.read_text())) - OF_THE_USER
     missing = sorted(name for name in named if not is_there(name.removeprefix("../"), page))
+    folders = re.findall(rf"(?<![\w/])(?:{ROOMS})/[\w/]*/", page.read_text())
+    missing += [folder for folder in folders if not (ROOT / folder).is_dir()]
     assert not missing, f"{page.name} names files that are not there: {missing}"
 
 
