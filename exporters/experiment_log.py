@@ -6,33 +6,33 @@ Those libraries take their keys and tokens from the environment themselves.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed, setting
 
 
 @dataclass(frozen=True)
 class Wandb:
     """Numbers over all layers, logged scalars and incidents to Weights & Biases, from rank 0."""
 
-    project: str = field(default="trainsentry", metadata={"min_length": 1})
-    entity: str | None = None
-    name: str | None = None
-    mode: Literal["online", "offline"] = "online"
+    project: str = setting("trainsentry", "Name of the project.", min_length=1)
+    entity: str | None = setting(None, "User or team. `null`: the default of your account.")
+    name: str | None = setting(None, "Name of the run. `null`: one that Weights & Biases makes up.")
+    mode: Literal["online", "offline"] = setting("online", "`offline` writes to disk only.")
 
 
 @dataclass(frozen=True)
 class Mlflow:
-    """The same to MLflow."""
+    """Numbers over all layers, logged scalars and incidents to MLflow, from rank 0."""
 
-    experiment: str = field(default="trainsentry", metadata={"min_length": 1})
-    tracking_uri: str | None = None
-    name: str | None = None
+    experiment: str = setting("trainsentry", "Name of the experiment.", min_length=1)
+    tracking_uri: str | None = setting(None, "Tracking server. `null`: MLflow's own default.")
+    name: str | None = setting(None, "Name of the run. `null`: one that MLflow makes up.")
 
 
 class Backend(Protocol):

@@ -1,7 +1,7 @@
 """The seam between the recorder and its exporters: an exporter's entry in the table, its surroundings, its methods."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -59,8 +59,8 @@ class ExporterEntry:
     """An exporter as the table lists it.
 
     `key` is its name under `export`. `block` is a frozen dataclass of its settings in which every field has a default;
-    the limits of a field stand in its metadata, in the words of `pydantic.Field` (`ge`, `le`, `pattern`, …). Without a
-    block the configuration takes only true or false. `on` tells whether it runs unless the configuration says no.
+    `setting` gives a field its meaning, unit and limits for the configuration. Without a block the configuration takes
+    only true or false, and `meaning` says what for. `on` tells whether it runs unless the configuration says no.
 
     `make(block, place)` returns what runs at the moment `at`:
 
@@ -83,6 +83,18 @@ class ExporterEntry:
     places: tuple[Place, ...] = ("rank", "global")
     patient: bool = True
     needs: tuple[Needed, ...] = ()
+    meaning: str = ""
+
+
+def setting(default: Any, meaning: str, *, unit: str = "", **limits: Any) -> Any:
+    """Return a field of an exporter's block: its default, its meaning and unit for the reference, and its limits.
+
+    `limits` are in the words of `pydantic.Field`: `ge`, `le`, `pattern`, …
+    """
+    metadata = {"description": meaning, "unit": unit, **limits}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 class Exporter(Protocol):

@@ -2,11 +2,11 @@
 
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed, setting
 
 RENEW_SECONDS: Final = 10.0
 """Seconds between two writes of the textfile; the node exporter reads it a few times a minute."""
@@ -17,11 +17,13 @@ TAKE_OVER_SECONDS: Final = 30.0
 
 @dataclass(frozen=True)
 class Prometheus:
-    """Metrics: an endpoint of the node (the first rank there that has the port serves all), or a textfile."""
+    """Metrics for Prometheus: an endpoint of the host, or a text file."""
 
-    port: int | None = field(default=9464, metadata={"ge": 1, "le": 65535})
-    address: str = "127.0.0.1"
-    textfile: str | None = None
+    port: int | None = setting(
+        9464, "Port of the endpoint. The first rank of a host that gets it serves all ranks.", ge=1, le=65535
+    )
+    address: str = setting("127.0.0.1", "Address of the endpoint.")
+    textfile: str | None = setting(None, "File for the node exporter, also without a port.")
 
 
 class Metrics:

@@ -10,11 +10,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainsentry.exporters.exporter import ExporterEntry, ExportPlace
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, setting
 from trainsentry.exporters.files.json_files import append_lines
 
 DELIVERIES: Final = "deliveries.jsonl"
@@ -29,17 +29,19 @@ MAX_PAUSE: Final = 60.0
 
 @dataclass(frozen=True)
 class Webhook:
-    """Each incident is posted once to the address in the environment variable `url_env`.
+    """Each incident is posted once, when its ranking has settled. Address and token come from the environment."""
 
-    `style`: `json` sends the incident's line, `text` its sentence as chats take it. `token_env` names the variable that
-    holds a bearer token. `timeout` in seconds, `retries` after the first try.
-    """
-
-    url_env: str = field(default="TRAINSENTRY_WEBHOOK_URL", metadata={"pattern": r"^[A-Z_][A-Z0-9_]*$"})
-    token_env: str | None = field(default=None, metadata={"pattern": r"^[A-Z_][A-Z0-9_]*$"})
-    style: Literal["json", "text"] = "json"
-    timeout: float = field(default=10.0, metadata={"gt": 0, "le": 120})
-    retries: int = field(default=5, metadata={"ge": 0, "le": 20})
+    url_env: str = setting(
+        "TRAINSENTRY_WEBHOOK_URL", "Environment variable that holds the address.", pattern=r"^[A-Z_][A-Z0-9_]*$"
+    )
+    token_env: str | None = setting(
+        None, "Environment variable that holds a bearer token.", pattern=r"^[A-Z_][A-Z0-9_]*$"
+    )
+    style: Literal["json", "text"] = setting(
+        "json", "`json` posts the incident's line, `text` its sentence, as chats take it."
+    )
+    timeout: float = setting(10.0, "Longest time of one try.", unit="seconds", gt=0, le=120)
+    retries: int = setting(5, "Tries after the first one.", unit="tries", ge=0, le=20)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -1,22 +1,20 @@
 """The CSV exporter: its settings, and its writer for one place."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from trainsentry.exporters.csv.writer import CsvWriter
-from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed, setting
 
 
 @dataclass(frozen=True)
 class Csv:
-    """CSV tables.
+    """CSV tables, one for each quantity and block of steps."""
 
-    `finished_blocks` says what becomes of a block when the next one begins: it stays CSV, or is turned into CSV under
-    zstd or into Parquet (zstd), by a process that nobody waits for.
-    """
-
-    steps_per_file: int = field(default=1000, metadata={"ge": 1})
-    finished_blocks: Literal["csv", "zstd", "parquet"] = "csv"
+    steps_per_file: int = setting(1000, "Steps in one table.", unit="steps", ge=1)
+    finished_blocks: Literal["csv", "zstd", "parquet"] = setting(
+        "csv", "Format of a table once the next one begins. A process of its own converts it; nothing waits."
+    )
 
 
 def csv_writer(block: Csv, place: ExportPlace) -> CsvWriter:

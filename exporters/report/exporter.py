@@ -35,7 +35,9 @@ def report_of(_: Any, place: ExportPlace) -> Callable[[int], None]:
     return begin
 
 
-REPORT = ExporterEntry("report", report_of, on=True, at="end")
+REPORT = ExporterEntry(
+    "report", report_of, on=True, at="end", meaning="Write `report.html` when a run ends that had an incident."
+)
 
 
 def main() -> None:

@@ -1,22 +1,23 @@
 """The TensorBoard exporter: its settings, and its writer for one place."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
-from trainsentry.exporters.exporter import Exporter, ExporterEntry, ExportPlace
+from trainsentry.exporters.exporter import Exporter, ExporterEntry, ExportPlace, setting
 
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """Curves and pages, live.
+    """Curves and pages in TensorBoard while the run goes on: numbers over all layers, heatmaps, single series."""
 
-    Of every quantity there are numbers over all layers and a picture of layers over steps, renewed every `renew_every`
-    steps, in a long run less often. The statistics of single series whose names match `raw` are written too, unless
-    that makes more than `max_raw_tags` (-1: any number).
-    """
-
-    raw: list[str] = field(default_factory=lambda: ["*"])
-    max_raw_tags: int = field(default=5000, metadata={"ge": -1})
-    renew_every: int = field(default=100, metadata={"ge": 1})
+    raw: list[str] = setting(  # noqa: RUF009 - a dataclass field, whose list is made for each block
+        ["*"], "Shell-style patterns over the names of single series to write."
+    )
+    max_raw_tags: int = setting(
+        5000, "Single series are written while they are at most this many. -1: any number.", unit="series", ge=-1
+    )
+    renew_every: int = setting(
+        100, "Distance between heatmaps of a quantity; it grows in a long run.", unit="steps", ge=1
+    )
 
 
 def tensorboard_writer(block: TensorBoard, place: ExportPlace) -> Exporter:

@@ -1,4 +1,4 @@
-"""`trainsentry config check|schema`: validates a configuration, prints the JSON schema."""
+"""`trainsentry config check|schema|reference`."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,12 @@ import typer
 
 from trainsentry.monitor.cli.console import bad_input, out
 from trainsentry.monitor.config.files import load_config
+from trainsentry.monitor.config.reference import render_reference
 from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.debugger.debugger_config import DebuggerConfig
 from trainsentry.monitor.errors import ConfigError
 
-config_app = typer.Typer(help="Check a configuration, or print its JSON schema.", no_args_is_help=True)
+config_app = typer.Typer(help="Check a configuration, or print its JSON schema or its reference.", no_args_is_help=True)
 
 
 @config_app.command("check")
@@ -36,3 +38,20 @@ def schema_command() -> None:
     Example: trainsentry config schema > schema.json
     """
     typer.echo(json.dumps(MonitorConfig.model_json_schema(), indent=2))
+
+
+@config_app.command("reference")
+def reference_command(
+    debugger: Annotated[bool, typer.Option("--debugger", help="The keys of PrecisionDebugger.")] = False,
+) -> None:
+    """Print every key with its type, default, unit and meaning, as Markdown.
+
+    Example: trainsentry config reference > docs/configuration.md
+    """
+    if debugger:
+        page = render_reference(
+            DebuggerConfig, "The debugger's configuration", "trainsentry config reference --debugger"
+        )
+    else:
+        page = render_reference(MonitorConfig, "The configuration", "trainsentry config reference")
+    typer.echo(page, nl=False)

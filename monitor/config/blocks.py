@@ -1,8 +1,9 @@
-"""The parts of the configuration's blocks: their base class, and types for values with units."""
+"""The base class of configuration blocks, and the types of values that carry a unit."""
 
 import re
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -18,8 +19,18 @@ _UNITS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of a value, as metadata of its type: `Annotated[float, Unit("seconds")]`."""
+
+    name: str
+
+
+BYTES: Final = Unit("bytes")
+
+
 class Block(BaseModel):
-    """A part of the configuration; unknown keys are errors."""
+    """A part of the configuration. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -31,10 +42,10 @@ def _block(value: Any) -> Any:
 
 
 def parse_size(value: Any) -> Any:
-    """Return the bytes of a size such as "1GiB"; numbers are bytes already.
+    """Return a size such as "1GiB" in bytes; a number is in bytes already.
 
     Raises:
-        ValueError: for a unit that is not known.
+        ValueError: for an unknown unit.
 
     >>> parse_size("16MiB")
     16777216
@@ -48,31 +59,39 @@ def parse_size(value: Any) -> Any:
 
 
 def as_list(value: Any) -> Any:
-    """Return a tuple as a list, anything else as it is."""
+    """Return a tuple as a list, any other value unchanged."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def as_text(value: Any) -> Any:
-    """Return a path as text, anything else as it is."""
+    """Return a path as text, any other value unchanged."""
     return str(value) if isinstance(value, PurePath) else value
 
 
-Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(gt=0)]
-Every = Annotated[int, Field(ge=1, description="Sample the steps that this number divides.")]
+Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | str), Field(gt=0), BYTES]
+Every = Annotated[
+    int,
+    Field(ge=1, description="Sample the steps whose number is a multiple of this. Other steps cost nothing."),
+    Unit("steps"),
+]
 Targets = Annotated[
     list[str],
     BeforeValidator(as_list, json_schema_input_type=list[str]),
-    Field(min_length=1, description="Shell-style patterns over module and parameter names."),
+    Field(
+        min_length=1,
+        description="Shell-style patterns over the names of modules and parameters. A module that matches brings its "
+        "sub-modules and parameters along.",
+    ),
 ]
 
 
 def optional(block: type[Block]) -> BeforeValidator:
-    """Return a validator that lets a block be `true` (its defaults) or `false` (off)."""
+    """Return a validator that reads `true` as the defaults of `block` and `false` as off (None)."""
     return BeforeValidator(_block, json_schema_input_type=bool | block)
 
 
 def all_of(block: type[Block]) -> BeforeValidator:
-    """Return a validator that lets a block of blocks be `true` (its defaults) or `false` (each of them off)."""
+    """Return a validator that reads `true` as the defaults of `block` and `false` as every inner block off."""
 
     def parts(value: Any) -> Any:
         if value is not False:

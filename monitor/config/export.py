@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from pydantic import Field, create_model
 
 from trainsentry.exporters.registry import EXPORTERS, load_entry
-from trainsentry.monitor.config.blocks import Block, optional
+from trainsentry.monitor.config.blocks import Block, Unit, optional
 
-_EXPORT = """Where records go. `max_wait`: seconds that a writer or a full ring is waited for, in total per trouble.
-
-`report` has report.html written when a run ends that had an incident, by a process that nobody waits for.
-"""
+_EXPORT = "The places that records are written to."
 
 
 _blocks: dict[type[Any], type[Block]] = {}
@@ -27,10 +24,17 @@ def block_of(settings: type[Any]) -> type[Block]:
     for field in fields(settings):
         hint = hints[field.name]
         default = field.default_factory() if callable(field.default_factory) else field.default
-        made[field.name] = (Annotated[hint, Field(**field.metadata)] if field.metadata else hint, default)
+        made[field.name] = (_with_limits(hint, dict(field.metadata)), default)
     block = create_model(settings.__name__, __base__=Block, __doc__=settings.__doc__, __module__=__name__, **made)
     _blocks[settings] = block
     return block
+
+
+def _with_limits(hint: Any, metadata: dict[str, Any]) -> Any:
+    """Return a type with what `setting` says of it."""
+    unit = metadata.pop("unit", "")
+    limited = Annotated[hint, Field(**metadata)] if metadata else hint
+    return Annotated[limited, Unit(unit)] if unit else limited
 
 
 def export_model(names: Mapping[str, str]) -> type[Block]:
@@ -39,11 +43,12 @@ def export_model(names: Mapping[str, str]) -> type[Block]:
     for key, name in names.items():
         entry = load_entry(name)
         if entry.block is None:
-            made[key] = (bool, entry.on)
+            made[key] = (Annotated[bool, Field(description=entry.meaning)] if entry.meaning else bool, entry.on)
             continue
         block = block_of(entry.block)
         made[key] = (Annotated[block | None, optional(block)], block() if entry.on else None)
-    made["max_wait"] = (Annotated[float, Field(gt=0, le=600)], 5.0)
+    wait = Field(gt=0, le=600, description="Longest wait for a late writer or a full ring, in total per trouble.")
+    made["max_wait"] = (Annotated[float, wait, Unit("seconds")], 5.0)
     return create_model("Export", __base__=Block, __doc__=_EXPORT, __module__=__name__, **made)
 
 

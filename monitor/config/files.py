@@ -1,4 +1,4 @@
-"""Reads a configuration from a file or mapping, with errors that name key, value and what is allowed."""
+"""Reads a configuration from a file or mapping. Errors name the key, the value and the allowed values."""
 
 import difflib
 import importlib
@@ -16,19 +16,19 @@ from trainsentry.monitor.errors import ConfigError
 _TYPE_NAMES = {"int", "str", "bool", "float", "dict"}
 
 LARGEST_FILE: Final = 1 << 20
-"""Bytes of the largest configuration file: one with every key, and a thousand patterns, has some ten thousand."""
+"""Largest configuration file, in bytes. A file with every key and a thousand patterns has some ten thousand."""
 
 MOST_ITEMS: Final = 100_000
-"""Items of a configuration, each alias of YAML counted as what it stands for."""
+"""Most items of a configuration; an alias of YAML counts as all the items it stands for."""
 
 LONGEST_SHOWN: Final = 200
-"""Characters of a wrong value that are shown."""
+"""Characters of a wrong value that an error shows."""
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 
 
 def load_config(source: "str | Path | Mapping[str, Any] | MonitorConfig | None") -> MonitorConfig:
-    """Return the configuration that `source` describes; nothing means the defaults.
+    """Return the configuration that `source` describes; None means the defaults.
 
     Raises:
         ConfigError: when the file cannot be read, or for a key or value that is not allowed.
@@ -73,10 +73,10 @@ def read_file(path: Path) -> Any:
 
 
 def parse_config(data: Any, where: str) -> MonitorConfig:
-    """Return the configuration in `data`; `where` says in errors where it came from.
+    """Return the configuration in `data`; `where` names its source in errors.
 
     Raises:
-        ConfigError: for a key or value that is not allowed; every mistake is named.
+        ConfigError: for a key or value that is not allowed; it names every mistake.
 
     """
     if not isinstance(data, dict):
@@ -103,7 +103,7 @@ def _parsers() -> dict[str, Any]:
 
 
 def explain(error: dict[str, Any], model: type[BaseModel]) -> str:
-    """Return a mistake that pydantic found in a configuration of `model`: key, value and what is allowed."""
+    """Return the sentence for a mistake that pydantic found: the key, the value and the allowed values."""
     # Branches of a union appear in the location as their type's name; they are no key of the user's.
     path = [p for p in error["loc"] if isinstance(p, int) or (p.isidentifier() and p not in _TYPE_NAMES)]
     if error["type"] == "extra_forbidden" and (not path or path[-1] != error["loc"][-1]):

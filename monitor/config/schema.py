@@ -1,4 +1,4 @@
-"""The configuration: every key, its default, its unit, and what is allowed."""
+"""The configuration of a monitor: every key with its default, its unit and its meaning."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from typing_extensions import Self
 from trainsentry.collectors.settings import PARTS, CollectSettings
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.registry import EXPORTERS, table
-from trainsentry.monitor.config.blocks import Block, Every, Size, Targets, all_of, as_list, as_text, optional
+from trainsentry.monitor.config.blocks import Block, Every, Size, Targets, Unit, all_of, as_list, as_text, optional
 from trainsentry.monitor.config.export import Export, export_model
 
 
@@ -36,70 +36,91 @@ def _known_ranks(ranks: "str | list[int | str]") -> "str | list[int | str]":
 
 
 class Collected(Block):
-    """When a part is sampled, and of which modules and parameters."""
+    """One kind of tensor: at which steps it is sampled, and of which modules and parameters."""
 
     every: Every = 10
     targets: Targets = ["*"]
 
 
 class Gradients(Collected):
-    """Gradients as the optimizer gets them, unscaled."""
+    """Gradients as the optimizer receives them: reduced, clipped and unscaled."""
 
     every: Every = 1
-    before_reduction: bool = Field(default=False, description="Also the rank's own gradient before reduction.")
-    per_micro_step: bool = Field(default=False, description="Also the running sum after each micro-step.")
+    before_reduction: bool = Field(
+        default=False, description="Also record each rank's own gradient before reduction (`gradient_unreduced`)."
+    )
+    per_micro_step: bool = Field(
+        default=False, description="Also record the accumulated gradient after each micro-step."
+    )
 
 
 class Activations(Collected):
     """Inputs and outputs of modules, and the gradients at them."""
 
-    forward: bool = True
-    backward: bool = True
+    forward: bool = Field(default=True, description="Record inputs and outputs.")
+    backward: bool = Field(default=True, description="Record the gradients at inputs and outputs.")
     inside_graphs: bool = Field(
         default=False,
-        description="Also inside compiled graphs whose backend fuses, such as inductor's; there it may change the last "
-        "bits of results. Graphs of other backends, and what goes into and comes out of any graph, are always read.",
+        description="Also record inside compiled graphs of backends that fuse operations, such as inductor. This may "
+        "change the last bits of results. Other backends, and the inputs and outputs of every graph, are always read.",
     )
 
 
 class Communication(Block):
-    """Collectives and point-to-point operations; a run of one process has none."""
+    """Collectives and point-to-point operations between ranks. A run of one process has none."""
 
     every: Every = 10
     reducer: bool = Field(
-        default=False, description="Also what DistributedDataParallel's reducer calls in C++ (experimental)."
+        default=False,
+        description="Also record the collectives that DistributedDataParallel's reducer calls in C++ (experimental).",
     )
     call_sites: Annotated[
         list[str],
         BeforeValidator(as_list, json_schema_input_type=list[str]),
-        Field(min_length=1, description="Shell-style patterns over <file>:<function> of who calls."),
+        Field(min_length=1, description="Shell-style patterns over `<file>:<function>` of the caller."),
     ] = ["*"]
 
 
 class Collect(Block):
-    """What is collected; a part set to `false` is not."""
+    """The kinds of tensors that are sampled. A kind set to `false` is not sampled."""
 
     gradients: Annotated[Gradients | None, optional(Gradients)] = Gradients()
-    parameters: Annotated[Collected | None, optional(Collected)] = Collected()
-    optimizer_state: Annotated[Collected | None, optional(Collected)] = Collected()
-    updates: Annotated[Collected | None, optional(Collected)] = Collected()
+    parameters: Annotated[Collected | None, optional(Collected)] = Field(
+        default=Collected(), description="Weights, read just before the update."
+    )
+    optimizer_state: Annotated[Collected | None, optional(Collected)] = Field(
+        default=Collected(), description="The optimizer's state, such as `exp_avg`, read just before the update."
+    )
+    updates: Annotated[Collected | None, optional(Collected)] = Field(
+        default=Collected(), description="The change of each weight by the update, and its ratio to the weight."
+    )
     activations: Annotated[Activations | None, optional(Activations)] = Activations()
     communication: Annotated[Communication | None, optional(Communication)] = Communication()
 
 
 FALSE_ALARMS: Final = 0.05
-"""False alarms in a thousand steps unless another rate is given: one in 20,000, a week of steps of half a minute."""
+"""False alarms per 1,000 steps by default: one in 20,000 steps, which is a week of steps of half a minute."""
 
 
 class Detect(Block):
-    """Detection of anomalies; how many false alarms the whole run may give, whatever its series and ranks.
+    """Detection of anomalies. The rate of false alarms holds for the whole job, whatever its series and ranks.
 
-    Of the two rates one is given. `detectors`: functions of your own, as `module:function`.
+    Give one of the two rates. Without either, it is 0.05 false alarms per 1,000 steps.
     """
 
-    false_alarms_per_1000_steps: Annotated[float | None, Field(gt=0, le=100)] = None
-    false_alarms_per_day: Annotated[float | None, Field(gt=0, le=10000)] = None
-    detectors: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = []
+    false_alarms_per_1000_steps: Annotated[
+        float | None,
+        Field(gt=0, le=100, description="Allowed rate. A smaller number needs larger or longer changes for an alarm."),
+        Unit("false alarms per 1,000 steps"),
+    ] = None
+    false_alarms_per_day: Annotated[
+        float | None,
+        Field(gt=0, le=10000, description="Allowed rate by the clock."),
+        Unit("false alarms per day"),
+    ] = None
+    detectors: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = Field(
+        default=[], description="Detectors of your own, as `module:function`."
+    )
 
     @model_validator(mode="after")
     def _one_rate(self) -> Self:
@@ -110,7 +131,7 @@ class Detect(Block):
         return self
 
     def settings(self, ranks: int) -> dict[str, Any]:
-        """Return what one rank's detectors may do, as plain data: each rank has its share of the false alarms."""
+        """Return the settings of one rank's detectors as plain data; each rank has its share of the false alarms."""
         a_thousand, a_day = self.false_alarms_per_1000_steps, self.false_alarms_per_day
         if a_thousand is None and a_day is None:
             a_thousand = FALSE_ALARMS
@@ -129,69 +150,118 @@ def _not_zero(n: int) -> int:
 
 
 class OverflowCheck(Block):
-    """Counts steps with an overflow; training stops at the `overflow_nums`-th, and never with -1."""
+    """Counts the steps with an overflow. A step that the loss scaler skips is counted apart."""
 
-    overflow_nums: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] = -1
+    overflow_nums: Annotated[
+        int,
+        Field(ge=-1, description="Stop training at this many steps with an overflow. -1: count, never stop."),
+        AfterValidator(_not_zero),
+        Unit("steps"),
+    ] = -1
 
 
 class Dump(Block):
-    """The targeted dump. `steps`: how many steps it holds; `cooldown_steps`: least distance between two dumps.
+    """The tensors of an incident's suspects, written to `dump/step<N>/rank<R>/`."""
 
-    With `replay` the last forward pass is run again, twice, and dumped, to tell data from device.
-    """
-
-    steps: Annotated[int, Field(ge=1)] = 1
-    max_bytes: Size = 2**30
-    cooldown_steps: Annotated[int, Field(ge=0)] = 100
-    same_step: bool | Literal["auto"] = "auto"
-    replay: bool = False
+    steps: Annotated[int, Field(ge=1, description="Whole steps in one dump."), Unit("steps")] = 1
+    max_bytes: Size = Field(default=2**30, description="Largest dump of one incident on one rank.")
+    cooldown_steps: Annotated[
+        int, Field(ge=0, description="Least distance between the starts of two dumps."), Unit("steps")
+    ] = 100
+    same_step: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Judge a step before its update, so that the dump and the stop come at that very step. On an "
+        'accelerator this costs one synchronisation per step. "auto": on for CPU, off elsewhere.',
+    )
+    replay: bool = Field(
+        default=False,
+        description="Run the last forward pass twice more and dump both: equal results blame data or numerics, "
+        "different ones the device.",
+    )
 
 
 class OnIncident(Block):
-    """What an incident sets off. `sample_every_step_for`: steps of dense sampling; 0 for none."""
+    """The actions that an incident triggers."""
 
     dump: Annotated[Dump | None, optional(Dump)] = Dump()
-    overflow_check: bool = True
-    sample_every_step_for: Annotated[int, Field(ge=0)] = 20
-    stop: bool = False
+    overflow_check: bool = Field(
+        default=True, description="After NaN or Inf, write every overflowing call of the next steps to `overflow/`."
+    )
+    sample_every_step_for: Annotated[
+        int, Field(ge=0, description="Sample everything at this many steps in a row. 0: do not."), Unit("steps")
+    ] = 20
+    stop: bool = Field(default=False, description="Stop training on all ranks with `TrainingStopped`.")
 
 
 class HangCheck(Block):
-    """Says, with several ranks, which one the others wait for when no step has ended for `seconds`.
+    """With several ranks: says which rank the others wait for when no step ends."""
 
-    With `abort` the process ends then, so that a launcher can start anew.
-    """
-
-    seconds: Annotated[float, Field(gt=0)] = 600.0
-    abort: bool = False
+    seconds: Annotated[float, Field(gt=0, description="Time without the end of a step."), Unit("seconds")] = 600.0
+    abort: bool = Field(
+        default=False, description="End the process then, with exit status 75, so that a launcher can restart it."
+    )
 
 
 class MonitorConfig(Block):
-    """The whole configuration. Sizes are bytes or texts such as "1GiB"."""
+    """The configuration of `trainsentry.TrainMonitor`: a path to a .json, .yaml or .toml file, a mapping, or nothing.
 
-    output_dir: Annotated[str, BeforeValidator(as_text, json_schema_input_type=str), Field(min_length=1)] = (
-        "monitor_output"
+    Every key is optional. A block is `true` (on, with its defaults), `false` (off) or an object with keys of its own.
+    A size is a number of bytes or a text such as "1GiB". An unknown key is an error that names the closest known one;
+    `trainsentry config check FILE` finds it before the run does.
+    """
+
+    output_dir: Annotated[
+        str,
+        BeforeValidator(as_text, json_schema_input_type=str),
+        Field(min_length=1, description="Folder of all files of the run."),
+    ] = "monitor_output"
+    ranks: Annotated[Literal["all"] | list[int | str], AfterValidator(_known_ranks)] = Field(
+        default="all",
+        description='Ranks that are watched: "all", or a list of ranks and ranges such as [0, "4-7"]. With "all" and '
+        "at least 64 ranks, only one rank per host writes tables; others start when an incident names them.",
     )
-    ranks: Annotated[Literal["all"] | list[int | str], AfterValidator(_known_ranks)] = "all"
-    start_step: Annotated[int, Field(ge=0)] = 0
-    stop_step: Annotated[int, Field(ge=1)] | None = None
+    start_step: Annotated[int, Field(ge=0, description="First step that is sampled."), Unit("step")] = 0
+    stop_step: Annotated[int, Field(ge=1), Unit("step")] | None = Field(
+        default=None, description="Sampling ends before this step. `null`: never."
+    )
     statistics: Annotated[
         list[str], BeforeValidator(as_list, json_schema_input_type=list[str]), AfterValidator(_known_statistics)
-    ] = list(STATISTICS)
-    eps: Annotated[float, Field(ge=0)] = 0.0
+    ] = Field(
+        default=list(STATISTICS),
+        description="Columns of the tables, in this order. Allowed: those of the default. Detection uses all seven.",
+    )
+    eps: Annotated[
+        float, Field(ge=0, description="`zeros` is the share of elements whose absolute value is at most this.")
+    ] = 0.0
     collect: Annotated[Collect, all_of(Collect)] = Collect()
     export: Annotated[Export, all_of(Export)] = Export()
     detect: Annotated[Detect | None, optional(Detect)] = Detect()
     overflow_check: Annotated[OverflowCheck | None, optional(OverflowCheck)] = OverflowCheck()
     on_incident: Annotated[OnIncident | None, optional(OnIncident)] = OnIncident()
     hang_check: Annotated[HangCheck | None, optional(HangCheck)] = HangCheck()
-    ring_size: Annotated[Size, Field(ge=2**20)] = 16 * 2**20
-    disk_quota: Size = 20 * 2**30
+    ring_size: Annotated[Size, Field(ge=2**20)] = Field(
+        default=16 * 2**20,
+        description="Memory between the training process and its recorder. The newest records are kept in as much "
+        "again, for `records()`.",
+    )
+    disk_quota: Size = Field(
+        default=20 * 2**30,
+        description="Largest size of a rank's tables, and of its dumps. The oldest finished tables are deleted first, "
+        "those of an incident last.",
+    )
     overhead_budget: Annotated[
         float | None,
-        Field(gt=0, le=1, description="Added time as a share of the training's own; sampling thins out to keep to it."),
+        Field(
+            gt=0,
+            le=1,
+            description="Largest share of the training's own time that the monitor may add; 0.01 is one percent. "
+            "Sampling thins out to stay inside.",
+        ),
+        Unit("ratio"),
     ] = None
-    strict: bool = False
+    strict: bool = Field(
+        default=False, description="A fault of the monitor is raised in the training process. For tests."
+    )
 
     @model_validator(mode="after")
     def _stops_after_it_starts(self) -> Self:
@@ -202,7 +272,7 @@ class MonitorConfig(Block):
         return self
 
     def collect_settings(self) -> CollectSettings:
-        """Return what the collectors need to know."""
+        """Return the settings of the collectors."""
         blocks = {part: getattr(self.collect, part) for part in PARTS}
         gradients, activations = blocks["gradients"], blocks["activations"]
         return CollectSettings(

@@ -1,4 +1,4 @@
-"""The debugger's configuration: msprobe's keys, of both generations."""
+"""The configuration of the debugger: msprobe's keys, of both its generations."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from typing_extensions import Self
 
 from trainsentry.collectors.calls.call_selection import CallSelection
+from trainsentry.monitor.config.blocks import Unit
 from trainsentry.monitor.config.files import explain, read_file
 from trainsentry.monitor.errors import ConfigError
 
@@ -66,12 +67,25 @@ Numbers = Annotated[list[int], BeforeValidator(_numbers)]
 
 
 class Chosen(_Block):
-    """The calls that are dumped, and which parts of them."""
+    """The calls that a task dumps, and the parts of each call. Give `scope` or `list`, not both."""
 
-    scope: list[str] = []
-    calls: list[str] = Field(default=[], alias="list")
-    data_mode: Annotated[list[str], AfterValidator(_modes)] = ["all"]
-    summary_mode: Literal["statistics", "md5"] = "statistics"
+    scope: list[str] = Field(
+        default=[],
+        description="Full names of the first call and the last, such as `Functional.linear.0.forward`. Empty: all.",
+    )
+    calls: list[str] = Field(
+        default=[],
+        alias="list",
+        description="Names or parts of names. At level mix a module brings all inside it along.",
+    )
+    data_mode: Annotated[
+        list[str],
+        Field(description='["all"], or some of "forward", "backward", "input", "output".'),
+        AfterValidator(_modes),
+    ] = ["all"]
+    summary_mode: Literal["statistics", "md5"] = Field(
+        default="statistics", description="`md5` adds a checksum of each tensor, a CRC-32 as msprobe's."
+    )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -93,18 +107,29 @@ def _not_zero(value: int) -> int:
 
 
 class OverflowTaskBlock(Chosen):
-    """The number of overflowing calls that stops training; -1 never stops it."""
+    """Settings of the task overflow_check: the limit, and the calls that count."""
 
-    overflow_nums: Annotated[int, Field(ge=-1), AfterValidator(_not_zero)] = 1
-    check_mode: Literal["all", "aicore", "atomic"] = "all"
+    overflow_nums: Annotated[
+        int,
+        Field(ge=-1, description="Stop training at this many overflowing calls. -1: count, never stop. 0 means 1."),
+        AfterValidator(_not_zero),
+        Unit("calls"),
+    ] = 1
+    check_mode: Literal["all", "aicore", "atomic"] = Field(
+        default="all", description="Read for msprobe's sake; it has no effect."
+    )
 
 
 class GradProbe(_Block):
-    """Writes gradients before each update: extremes and norm (L0), also signs (L1), also shares of intervals (L2)."""
+    """Settings of the task grad_probe: gradients written to disk before each update."""
 
-    grad_level: Literal["L0", "L1", "L2"] = "L1"
-    param_list: list[str] = []
-    bounds: list[float] = [-1.0, 0.0, 1.0]
+    grad_level: Literal["L0", "L1", "L2"] = Field(
+        default="L1",
+        description="Written with extremes and norm: a checksum (L0), the signs (L1), the signs and the share in each "
+        "interval of `bounds` (L2).",
+    )
+    param_list: list[str] = Field(default=[], description="Names of parameters. Empty: all of them.")
+    bounds: list[float] = Field(default=[-1.0, 0.0, 1.0], description="Borders of the intervals of L2, growing.")
 
     @model_validator(mode="after")
     def _bounds_grow(self) -> Self:
@@ -114,25 +139,45 @@ class GradProbe(_Block):
 
 
 class DebuggerConfig(_Block):
-    """The whole configuration; an empty `rank` or `step` selects all."""
+    """The configuration of `trainsentry.PrecisionDebugger`: a .json, .yaml or .toml file with msprobe's keys.
 
-    task: str = "statistics"
-    dump_path: Annotated[str, Field(min_length=1)]
-    rank: Numbers = []
-    step: Numbers = []
-    level: str = "L1"
-    async_dump: bool = False
-    extra_info: bool = True
-    dump_enable: bool | None = None
-    precision: Literal["high", "low"] = "high"
-    risk_level: Literal["ALL", "CORE", "FOCUS"] = "FOCUS"
-    custom_op_namespaces: list[str] | None = None
-    enable_dataloader: bool = False
-    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
-    is_deterministic: bool = False
-    statistics: Chosen = Chosen()
-    tensor: Chosen = Chosen()
-    structure: Chosen = Chosen()
+    Keys of both generations of msprobe are read. The constructor's arguments replace the file's keys.
+    """
+
+    task: str = Field(default="statistics", description=f"One of {', '.join(TASKS)}.")
+    dump_path: Annotated[str, Field(min_length=1, description="Folder of the dumps. It must be given.")]
+    rank: Numbers = Field(default=[], description='Ranks and ranges such as "0-3" that are dumped. Empty: all of them.')
+    step: Numbers = Field(default=[], description='Steps and ranges such as "10-12" that are dumped. Empty: all.')
+    level: str = Field(
+        default="L1",
+        description=f"One of {', '.join(LEVELS)}: modules (L0), operations (L1), both as a tree (mix), variables given "
+        "to `save()` (debug), kernels of compiled graphs (L2, MindSpore alone).",
+    )
+    async_dump: bool = Field(
+        default=False, description="Keep results on the device until `stop()`, so that no call waits for it."
+    )
+    extra_info: bool = Field(default=True, description="Write `stack.json` and `construct.json`.")
+    dump_enable: bool | None = Field(default=None, description="Read for msprobe's sake; it has no effect.")
+    precision: Literal["high", "low"] = Field(default="high", description="Read for msprobe's sake; it has no effect.")
+    risk_level: Literal["ALL", "CORE", "FOCUS"] = Field(
+        default="FOCUS",
+        description="Operations that are dumped: all; all but those that only move values (FOCUS); matrix products, "
+        "convolutions, norms, embeddings, attention and collectives (CORE). `scope` and `list` override it.",
+    )
+    custom_op_namespaces: list[str] | None = Field(
+        default=None, description="Namespaces of `torch.ops` to follow besides `aten` and `npu`."
+    )
+    enable_dataloader: bool = Field(default=False, description="Must be false: call `start()`, `stop()` and `step()`.")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
+        default=None,
+        description="Seed of all random numbers, set by `seed_all`. `null`: not set, or 1234 with `is_deterministic`.",
+    )
+    is_deterministic: bool = Field(
+        default=False, description="Use deterministic algorithms: `seed_all(seed, mode=True)`."
+    )
+    statistics: Chosen = Field(default=Chosen(), description="Settings of the task statistics.")
+    tensor: Chosen = Field(default=Chosen(), description="Settings of the task tensor.")
+    structure: Chosen = Field(default=Chosen(), description="Settings of the task structure.")
     overflow_check: OverflowTaskBlock = OverflowTaskBlock()
     grad_probe: GradProbe = GradProbe()
 
