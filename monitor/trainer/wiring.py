@@ -154,22 +154,9 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     common = rank_group.common if rank_group is not None else Consensus.of_one(schedule, guard)
     triggers = Triggers(config.on_incident, common, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
-    same_step = watch.on_host
     dump = config.on_incident.dump if config.on_incident else None
-    if dump is not None:
-        same_step = watch.on_host if dump.same_step == "auto" else bool(dump.same_step)
-        triggers.dump = TargetedDump(
-            dump,
-            root / settings.own_name("dump"),
-            rank=run.rank,
-            capture=watch.capture,
-            optimizers=watch.optimizers,
-            save=run.framework.saving,
-            quota=config.disk_quota,
-            done=triggers.note_action,
-            replay=watch.replay() if dump.replay else None,
-            overflow_check=config.on_incident is not None and config.on_incident.overflow_check,
-        )
+    same_step = watch.on_host if dump is None or dump.same_step == "auto" else bool(dump.same_step)
+    triggers.dump = _targeted_dump(run, watch, root / settings.own_name("dump"), triggers)
     speaks = rank_group.speaks if rank_group is not None else run.rank == watched[0]
     if speaks:
         described = describe_run(config, run.framework, run.world_size, run.start_step, claim.restart)
@@ -193,6 +180,25 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
         rank=run.rank,
         start_step=run.start_step,
         same_step=same_step,
+    )
+
+
+def _targeted_dump(run: RunStart, watch: ModelWatch, directory: Path, triggers: Triggers) -> TargetedDump | None:
+    """Return the dump of the suspects' tensors, None where the configuration wants none."""
+    on_incident = run.config.on_incident
+    if on_incident is None or on_incident.dump is None:
+        return None
+    return TargetedDump(
+        on_incident.dump,
+        directory,
+        rank=run.rank,
+        capture=watch.capture,
+        optimizers=watch.optimizers,
+        save=run.framework.saving,
+        quota=run.config.disk_quota,
+        done=triggers.note_action,
+        replay=watch.replay() if on_incident.dump.replay else None,
+        overflow_check=on_incident.overflow_check,
     )
 
 

@@ -11,22 +11,10 @@ from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages
-from trainsentry.monitor.recorder.ranks import framing
+from trainsentry.monitor.recorder.ranks import framing, peer_messages
 from trainsentry.monitor.recorder.ranks.comparison import Comparison, differences, is_compared
 from trainsentry.monitor.recorder.ranks.network import Network, new_selector
-from trainsentry.monitor.recorder.ranks.peer_messages import (
-    ALL,
-    BACK,
-    DEFINE,
-    DONE,
-    END,
-    FOUND,
-    MAX_INVALID,
-    PARTS,
-    InvalidMessage,
-    PeerMessages,
-    checked_record,
-)
+from trainsentry.monitor.recorder.ranks.peer_messages import InvalidMessage, PeerMessages, checked_record
 from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_global
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 from trainsentry.monitor.recorder.ranks.uplink import Uplink
@@ -148,7 +136,7 @@ class RankTree:
             last = start + ANOMALIES_PER_MESSAGE >= len(lines)
             self.up.message(
                 {
-                    "type": FOUND,
+                    "type": peer_messages.FOUND,
                     "rank": self.position.rank,
                     "step": record.step,
                     "anomalies": lines[start : start + ANOMALIES_PER_MESSAGE],
@@ -178,7 +166,7 @@ class RankTree:
         if self.assembly is not None:
             self.comparison.go_back(step, self.assembly.go_back(self.position.rank, step))
         if not self.is_root:
-            self.up.message({"type": BACK, "step": step})
+            self.up.message({"type": peer_messages.BACK, "step": step})
 
     # ------------------------------------------------------------------ from the others
 
@@ -213,7 +201,7 @@ class RankTree:
         except Exception as error:  # noqa: BLE001 - one peer's message must not end the recording
             self._invalid[rank] += 1
             self.owner.failed(MESSAGES, error, -1)
-            if self._invalid[rank] == MAX_INVALID:
+            if self._invalid[rank] == peer_messages.MAX_INVALID:
                 self._ignore_rank(rank)
 
     def _ignore_rank(self, rank: int) -> None:
@@ -224,7 +212,7 @@ class RankTree:
         self.network.ban(rank)
         if self.assembly is not None:
             self.assembly.leave_out(rank)
-        error = ConnectionError(f"the recorder of rank {rank} has sent {MAX_INVALID} invalid messages")
+        error = ConnectionError(f"the recorder of rank {rank} has sent {peer_messages.MAX_INVALID} invalid messages")
         self.owner.failed(f"input from rank {rank}", error, -1)
 
     def _is_parent(self, rank: int) -> bool:
@@ -253,14 +241,14 @@ class RankTree:
 
     def _handle_from_child(self, rank: int, message: dict[str, Any]) -> None:
         """Handle a child's message, about itself or forwarded."""
-        if message["type"] in {BACK, DEFINE, PARTS, DONE}:
+        if message["type"] in {peer_messages.BACK, peer_messages.DEFINE, peer_messages.PARTS, peer_messages.DONE}:
             if self.assembly is not None:
                 self._handle_records_message(self.assembly, rank, message)
         elif message["type"] == messages.DATA_PARALLEL:
             self.note_data_parallel(message)
         elif not (self.is_root or self.alone):
             self.up.message(message)
-        elif message["type"] == FOUND:
+        elif message["type"] == peer_messages.FOUND:
             self._judge(message, outdated=self.assembly is not None and self.assembly.is_outdated(rank))
         elif message["type"] == messages.ACTION:
             self.owner.incidents.take_action(message)
@@ -270,21 +258,23 @@ class RankTree:
 
     def _handle_records_message(self, assembly: ShardAssembly, rank: int, message: dict[str, Any]) -> None:
         """Handle a child's message about its records."""
-        if message["type"] == PARTS and assembly.is_far_ahead(rank, message["step"]):
+        if message["type"] == peer_messages.PARTS and assembly.is_far_ahead(rank, message["step"]):
             self._report_far_ahead(rank, message["step"])
-        elif message["type"] == BACK:
+        elif message["type"] == peer_messages.BACK:
             self.comparison.go_back(message["step"], assembly.go_back(rank, message["step"]))
-        elif message["type"] == DEFINE:
+        elif message["type"] == peer_messages.DEFINE:
             assembly.define(rank, message)
-        elif message["type"] == PARTS and not assembly.is_outdated(rank):
+        elif message["type"] == peer_messages.PARTS and not assembly.is_outdated(rank):
             self.comparison.take_parts(rank, message)
             assembly.take_copies(rank, message["step"], message["copies"])
             assembly.finish(rank, message["step"])
-        elif message["type"] == DONE and (message["step"] == ALL or not assembly.is_outdated(rank)):
+        elif message["type"] == peer_messages.DONE and (
+            message["step"] == peer_messages.ALL or not assembly.is_outdated(rank)
+        ):
             assembly.finish(rank, message["step"])
 
     def _handle_from_root(self, message: dict[str, Any]) -> None:
-        if message["type"] == END:
+        if message["type"] == peer_messages.END:
             self._reported_alone = True  # a regular end needs no report
             self.network.lose_parent()
             return
@@ -317,7 +307,7 @@ class RankTree:
             if not self.network.awaited:
                 missing |= set(self.position.children) - children
             for rank in missing:
-                self.assembly.finish(rank, ALL)
+                self.assembly.finish(rank, peer_messages.ALL)
             for rank in children & self._gone:
                 self.assembly.await_again(rank)
             self._gone = missing
@@ -353,28 +343,28 @@ class RankTree:
             self._end_steps(assembly, record.step)
         settled = max(assembly.settled, self.comparison.overdue)
         self._end_steps(assembly, settled)
-        if self._ended < settled < ALL:  # steps without any message have ended too
+        if self._ended < settled < peer_messages.ALL:  # steps without any message have ended too
             self._ended = settled
-            self.up.message({"type": DONE, "rank": self.position.rank, "step": settled})
+            self.up.message({"type": peer_messages.DONE, "rank": self.position.rank, "step": settled})
 
     def _end_steps(self, assembly: ShardAssembly, settled: int) -> None:
         """Judge calls among the ranks below this one; send up the rest of steps up to `settled`."""
         for step, found in differences(assembly, list(self.comparison.judge(settled, final=False))):
             self.comparison.take_found(step, found)
         for parts in self.comparison.left(settled, assembly.copies.left(settled)):
-            self.up.message({"type": PARTS, **parts})
+            self.up.message({"type": peer_messages.PARTS, **parts})
 
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
         """Send all remaining messages, and wait for the children to end, at most `max_wait` seconds."""
         if self.assembly is not None:
-            self.assembly.finish(self.position.rank, ALL)
-        self._wait_until(lambda: self.assembly is None or self.assembly.done == ALL)
+            self.assembly.finish(self.position.rank, peer_messages.ALL)
+        self._wait_until(lambda: self.assembly is None or self.assembly.done == peer_messages.ALL)
         if not self.is_root:
-            self.up.message({"type": DONE, "rank": self.position.rank, "step": ALL})
+            self.up.message({"type": peer_messages.DONE, "rank": self.position.rank, "step": peer_messages.ALL})
             self._wait_until(lambda: self.alone or not (self.network.unsent or self.up.waits))
-        self.network.tell_children({"type": END})
+        self.network.tell_children({"type": peer_messages.END})
         self.network.close()
 
     def _wait_until(self, finished: Callable[[], bool]) -> None:
@@ -385,7 +375,7 @@ class RankTree:
             self.pump()
         if not finished() and self.assembly is not None:
             for rank in self.position.children:
-                self.assembly.finish(rank, ALL)
+                self.assembly.finish(rank, peer_messages.ALL)
             self._pass_on_complete()
 
     def _sleep(self, left: float) -> None:
