@@ -29,7 +29,7 @@ class Recording:
         position = TreePosition(0, RANKS, RANKS[1:], None, "word", self.listening.fileno())
         self.table = SeriesTable()
         settings = RecorderSettings(
-            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, place=position
+            str(out), 0, ("min", "max", "norm"), 1000, None, None, 20.0, 0, 2**30, 2**20, position=position
         )
         self.link = RecorderLink(settings, self.table)
         self.heard = []
