@@ -17,8 +17,7 @@ from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.ranks.rank_tree import RankTree
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.events import Alerts
-from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
-from trainsentry.monitor.recorder.sinks.writers import Writers
+from trainsentry.monitor.recorder.sinks.writers import Writers, WriterThread
 
 SETTLED_AFTER: Final = 2
 """Records after which an incident's ranking stands even if no weight was read since it began."""

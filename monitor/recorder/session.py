@@ -26,8 +26,7 @@ from trainsentry.monitor.recorder.sinks.disk_quota import quota_works
 from trainsentry.monitor.recorder.sinks.events import Alerts, StatusExporters
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
 from trainsentry.monitor.recorder.sinks.home import DirectoryWatch, rewrite_removed_files
-from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
-from trainsentry.monitor.recorder.sinks.writers import Writers
+from trainsentry.monitor.recorder.sinks.writers import Writers, WriterThread
 from trainsentry.monitor.recorder.status import StatusReporter, status_of
 
 STATUS_SECONDS: Final = 1.0

@@ -10,7 +10,7 @@ from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.publisher import IncidentPublisher
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import WriterThread
+from trainsentry.monitor.recorder.sinks.writers import WriterThread
 
 
 class ShownRecording(Protocol):

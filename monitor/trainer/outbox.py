@@ -1,15 +1,17 @@
-"""Rows on their way to the recorder: waited for without waiting, made into records, kept for a while."""
+"""Turns finished rows into step records without blocking, and keeps the newest ones (the flight recorder)."""
 
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from trainsentry.collectors.backend import ModelWatch
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import FOUND_INF, Series, SeriesTable
+from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.monitor.recorder.link import RecorderLink
 
@@ -20,7 +22,7 @@ _FOUND_INF: Final = Series(FOUND_INF, FOUND_INF, scalar=True)
 class _Pending:
     """Rows of a step that may still be on the device; `judged` says that the overflow rule has seen them."""
 
-    rows: Any
+    rows: PendingRows
     step: int
     first_order: int
     skipped: bool
@@ -28,9 +30,10 @@ class _Pending:
 
 
 class Outbox:
-    """Makes records of rows, hands them to the recorder, and keeps the last ones: the flight recorder.
+    """Builds a record of each step's rows, sends it to the recorder, and keeps the newest records.
 
-    `recorded` holds at most `keep_bytes` of memory, and always the newest record.
+    `recorded` holds at most `keep_bytes` of memory, and always the newest record. `judged` says that the open step was
+    looked at before its update.
     """
 
     def __init__(self, link: RecorderLink, table: SeriesTable, rank: int, *, keep_bytes: int) -> None:
@@ -40,15 +43,35 @@ class Outbox:
         self.keep_bytes = keep_bytes
         self.recorded: deque[StepRecord] = deque()
         self.recorded_bytes = 0
+        self.judged = False
+        self._seen: tuple[int, StepRecord | None] = (0, None)
         self._pending: deque[_Pending | StepRecord] = deque()
 
-    def await_rows(self, rows: Any, step: int, first_order: int, *, skipped: bool, judged: bool) -> None:
-        """Take the rows of a step that has ended; their copy to the host may be under way."""
-        self._pending.append(_Pending(rows, step, first_order, skipped, judged))
+    def begin_step(self) -> None:
+        """Forget the record of the last step."""
+        self._seen, self.judged = (0, None), False
 
-    def await_record(self, record: StepRecord) -> None:
-        """Take the record of a step that has ended and was judged; it goes behind those whose rows are under way."""
-        self._pending.append(record)
+    def look(self, watch: ModelWatch, step: int, first_order: int, *, skipped: bool) -> StepRecord:
+        """Return the record of the open step's rows so far; it is the step's own if no row follows."""
+        record = self._build(watch.rows.peek(), step, first_order, skipped=skipped)
+        self._seen, self.judged = (len(watch.rows), record), True
+        return record
+
+    def send_part(self, watch: ModelWatch, step: int, first_order: int, *, skipped: bool, examined: bool) -> StepRecord:
+        """Send the open step's rows so far as a record of their own, and return it; wait for their copy."""
+        record = self._build(watch.take(), step, first_order, skipped=skipped, examined=examined)
+        self._seen = (0, None)
+        self.hand_over(record)
+        return record
+
+    def end_step(self, watch: ModelWatch, step: int, first_order: int, *, skipped: bool) -> None:
+        """Take the rows of a step that has ended; a device may still be copying them."""
+        rows, record = self._seen
+        if record is not None and rows == len(watch.rows):  # the update added no row to the record
+            watch.rows.drop()
+            self._pending.append(record)
+        elif len(watch.rows):
+            self._pending.append(_Pending(watch.take(), step, first_order, skipped, self.judged))
 
     def arrived(self, *, wait: bool) -> Iterator[tuple[StepRecord, bool]]:
         """Yield the records whose rows have arrived, in order, and whether each was judged; with `wait`, all."""
@@ -57,14 +80,16 @@ class Outbox:
             if isinstance(first, StepRecord):
                 found = first, True
             elif wait or first.rows.ready():
-                found = self.build(first.rows, first.step, first.first_order, skipped=first.skipped), first.judged
+                found = self._build(first.rows, first.step, first.first_order, skipped=first.skipped), first.judged
             else:
                 return
-            self._pending.popleft()  # before it is given away: a Ctrl-C there must not give it away twice
+            self._pending.popleft()  # before the yield, so that a Ctrl-C there does not yield it twice
             yield found
 
-    def build(self, rows: Any, step: int, first_order: int, *, skipped: bool, examined: bool = False) -> StepRecord:
-        """Return the record of rows, whose copy is waited for.
+    def _build(
+        self, rows: PendingRows, step: int, first_order: int, *, skipped: bool, examined: bool = False
+    ) -> StepRecord:
+        """Return the record of rows, once their copy has arrived.
 
         A fused optimizer that was told to skip says so in a row of its own.
         """

@@ -1,7 +1,8 @@
 """Judges a step before its update, and dumps or stops in time."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from trainsentry.collectors.record import StepRecord
 from trainsentry.monitor.config.schema import MonitorConfig
 
 if TYPE_CHECKING:
@@ -12,30 +13,20 @@ EXAMINATION_DISTANCE: Final = 100
 
 
 class SameStep:
-    """With `same_step`, a step is judged, dumped and stopped before its update.
-
-    `seen` is the record that was judged and its number of rows, so that it is not built twice; `judged` says that the
-    overflow rule has seen the step.
-    """
+    """With `same_step`, a step is judged, dumped and stopped before its update."""
 
     def __init__(self, loop: "StepLoop", config: MonitorConfig) -> None:
         self.loop = loop
-        self.seen: tuple[int, Any] = (0, None)
-        self.judged = False
         settings = config.on_incident.dump if config.on_incident else None
         self._distance = settings.cooldown_steps if settings else EXAMINATION_DISTANCE
         self._last: int | None = None
-
-    def begin_step(self) -> None:
-        """Forget the record of the last step."""
-        self.seen, self.judged = (0, None), False
 
     def go_back(self) -> None:
         """Go on from another step; the next examination may come at once."""
         self._last = None
 
-    def judge(self) -> None:
-        """Check the rows collected so far before the update uses the values; examine the step if one is wrong.
+    def judge(self, record: StepRecord) -> None:
+        """Check the open step's record before the update uses its values; examine the step if one is wrong.
 
         Raises:
             TrainingStopped: on a single rank, when an incident asks for a stop.
@@ -43,12 +34,7 @@ class SameStep:
 
         """
         loop = self.loop
-        if not loop.same_step or not len(loop.watch.rows):
-            return
-        record = loop.records.build(loop.watch.rows.peek(), loop.step, loop.order, skipped=loop.skipped)
-        self.judged = True
-        if not loop.first_sight.is_wrong(record):
-            self.seen = (len(loop.watch.rows), record)
+        if not loop.pre_update_check.is_wrong(record):
             return
         self._examine()
         loop.limit.check(loop.step)
@@ -83,10 +69,8 @@ class SameStep:
     def _hand_over(self, *, examined: bool = False) -> None:
         """Hand over the rows collected so far as a record of their own."""
         loop = self.loop
-        self.seen = (0, None)
         if len(loop.watch.rows):
-            rows = loop.watch.take()
-            record = loop.records.build(rows, loop.step, loop.order, skipped=loop.skipped, examined=examined)
+            part = {"skipped": loop.skipped, "examined": examined}
+            record = loop.records.send_part(loop.watch, loop.step, loop.order, **part)
             loop.order += len(record)
             loop.skipped_steps += record.skipped
-            loop.records.hand_over(record)

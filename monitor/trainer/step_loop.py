@@ -70,15 +70,15 @@ class StepLoop:
         self.rank = rank
         self.step = start_step
         self.same_step = same_step
-        self.first_sight = PreUpdateCheck(table)
-        self.overflow = self.first_sight.overflow
+        self.pre_update_check = PreUpdateCheck(table)
+        self.overflow = self.pre_update_check.overflow
         nums = config.overflow_check.overflow_nums if config.overflow_check else -1
         self.limit = OverflowLimit(self.overflow, nums, triggers)
         self.records = Outbox(link, table, rank, keep_bytes=config.ring_size)
         self.steps = 0
         self.skipped_steps = 0
         self.grad_acc_steps: int | None = None
-        self._look = SameStep(self, config)
+        self._same_step = SameStep(self, config)
         self.order = 0
         self.skipped = False
         self.updated = False
@@ -99,7 +99,7 @@ class StepLoop:
         self._end = StepEnd(id(o) for o in self.watch.optimizers)
         self._begin_step()
         self.step = step
-        self._look.go_back()
+        self._same_step.go_back()
         self.overflow.go_back()
         self.triggers.go_back()
         self.guard.run(PART, self._open)
@@ -169,7 +169,7 @@ class StepLoop:
         self.watch.before_update(optimizer, gradients_ready=not has_closure)
         self._dump_before_update()
         if not has_closure:
-            self._look.judge()
+            self._judge()
 
     def _after(self, optimizer: Any) -> None:
         self.watch.after_update(optimizer, gradients_ready=self._closure)
@@ -183,12 +183,18 @@ class StepLoop:
     def _refused(self, optimizer: Any) -> None:
         self.watch.skipped(optimizer)
         self._dump_before_update()
-        self._look.judge()
+        self._judge()
 
     def _without_optimizer(self) -> None:
         self.watch.without_optimizer()
         self._dump_before_update()
-        self._look.judge()
+        self._judge()
+
+    def _judge(self) -> None:
+        """With `same_step`, judge the rows so far before the update uses the values."""
+        if self.same_step and len(self.watch.rows):
+            record = self.records.look(self.watch, self.step, self.order, skipped=self.skipped)
+            self._same_step.judge(record)
 
     def _dump_before_update(self) -> None:
         """Complete the step's dump, if there is one.
@@ -200,7 +206,7 @@ class StepLoop:
         self._dump(lambda dump: dump.before_update(self.step))
         self.triggers.dump_taken(self.step)
         if self.triggers.stop is not None and self.triggers.stop_before_update:
-            self._look.stop_before_update()
+            self._same_step.stop_before_update()
 
     def _note_scale(self, scaler: Any) -> None:
         if not self._scale_noted and self.schedule.plan(self.step):
@@ -235,13 +241,7 @@ class StepLoop:
         self.watch.end_step()
         if self.guard.interrupted is not None:
             self._drop_open_step()
-        rows, record = self._look.seen
-        if rows and rows == len(self.watch.rows):  # the update has added nothing to what was judged before it
-            self.watch.rows.drop()
-            self.records.await_record(record)
-        elif len(self.watch.rows):
-            pending = self.watch.take()
-            self.records.await_rows(pending, self.step, self.order, skipped=self.skipped, judged=self._look.judged)
+        self.records.end_step(self.watch, self.step, self.order, skipped=self.skipped)
         if not self.skipped:
             self.grad_acc_steps = checked_micro_steps(self.grad_acc_steps, self.watch.micro_steps, self.step)
         self._dump(lambda dump: dump.end_step())
@@ -254,7 +254,7 @@ class StepLoop:
         """Leave out a step that was interrupted inside the monitor: rows are missing, or are there twice."""
         reason, self.guard.interrupted = f"{self.guard.interrupted} inside the monitor", None
         self.watch.rows.drop()
-        self._look.begin_step()
+        self.records.begin_step()
         self._note_gap(self.step, reason)
 
     def _note_gap(self, step: int, reason: str) -> None:
@@ -283,7 +283,7 @@ class StepLoop:
 
     def _begin_step(self) -> None:
         self.order, self.skipped, self._scale_noted, self.updated = 0, False, False, False
-        self._look.begin_step()
+        self.records.begin_step()
         self.scalars.end_step()
 
     def _open(self) -> None:

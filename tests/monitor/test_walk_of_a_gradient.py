@@ -1,18 +1,12 @@
 """The way of a gradient, from the optimizer's hook to its row of CSV, leads through few files."""
 
-import sys
-import threading
-from pathlib import Path
-
 import pytest
 import torch
 from tiny_models import mlp, train
+from walk import Walk, recorder_in_thread
 
 import trainsentry
-from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.recorder.start import ThreadRecorder
 
-HOME = Path(trainsentry.__file__).parent.resolve().parent
 STEP = 3
 MAX_FILES = 18
 
@@ -23,82 +17,47 @@ CHANGES = {
     ("host_statistics.py", "read_many_at"): "its statistics are a row",
     ("host_rows.py", "_plain_layout"): "with shape and dtype",
     ("step_rows.py", "peek"): "the step's rows are copied",
-    ("outbox.py", "build"): "and become a record",
+    ("outbox.py", "_build"): "and become a record",
     ("record.py", "parts"): "the record is bytes",
     ("ring.py", "write"): "in shared memory",
     ("ring.py", "read"): "the recorder reads them",
     ("record.py", "decode"): "they are a record again",
+    ("session.py", "take_record"): "the session takes it",
+    ("writers.py", "write"): "each exporter's thread gets it",
     ("writer.py", "write"): "it is written",
-    ("number_text.py", "row_texts"): "as text",
+    ("format.py", "row_texts"): "as text",
     ("whole_writes.py", "append_whole"): "into a file",
 }
 """The functions in which the gradient's number changes its form, in order."""
 
-
-def our_file(frame):
-    path = Path(frame.f_code.co_filename)
-    try:
-        inside = path.resolve().relative_to(HOME).as_posix()
-    except (OSError, ValueError):
-        return None
-    return None if inside.startswith("tests/") or not inside.endswith(".py") else inside
-
-
-class Tracer:
-    """Collects the files of ours on the call stacks of the changes."""
-
-    def __init__(self):
-        self.path, self.seen, self._names = [], set(), {}
-        self.on = False
-
-    def __call__(self, frame, event, _arg):
-        name = self._name(frame) if self.on and event == "call" else None
-        if name not in CHANGES:
-            return
-        self.seen.add(name)
-        files = []
-        while frame is not None:
-            if self._name(frame) is not None:
-                files.append(our_file(frame))
-            frame = frame.f_back
-        self.path = list(dict.fromkeys(self.path + files[::-1]))
-
-    def _name(self, frame):
-        code = frame.f_code
-        if code not in self._names:
-            self._names[code] = (Path(code.co_filename).name, code.co_name) if our_file(frame) else None
-        return self._names[code]
+BEGINNINGS = {("optimizer_steps.py", "_before"), ("optimizer_steps.py", "_after"), ("loop.py", "serve")} | {
+    ("writers.py", "_work")
+}
+"""The functions that begin a part of the way: the optimizer's hooks, the recorder, and an exporter's thread."""
 
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory):
-    """The tracer of a step in which gradients alone are collected, with the recorder in a thread."""
-    out, tracer = tmp_path_factory.mktemp("walk"), Tracer()
-    original = RecorderLink.__init__
+    """The walk of a step in which gradients alone are collected, with the recorder in a thread."""
+    out, walk = tmp_path_factory.mktemp("walk"), Walk(CHANGES, BEGINNINGS)
     only_gradients = dict.fromkeys(("parameters", "optimizer_state", "updates", "activations"), False)
     config = {"output_dir": str(out), "strict": True, "detect": False, "collect": only_gradients}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecorderLink, "__init__", lambda s, settings, table: original(s, settings, table, ThreadRecorder))
-        threading.setprofile(tracer)  # of the recorder's threads
-        model = mlp()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
-            train(model, optimizer, STEP, monitor)
-            monitor.flush()
-            before = sys.getprofile()
-            sys.setprofile(tracer)
-            try:
-                tracer.on = True
-                train(model, optimizer, 1)
-                sys.setprofile(before)
-                monitor.flush()
-            finally:
-                tracer.on = False
-                sys.setprofile(before)
-                threading.setprofile(None)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        recorder_in_thread(patch, walk),
+        trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor,
+    ):
+        train(model, optimizer, STEP, monitor)
+        monitor.flush()
+        with walk.watching():
+            train(model, optimizer, 1)
+        monitor.flush()
+        walk.on = False
     rows = (out / "rank0" / "gradient_0-999.csv").read_text().splitlines()
     assert any(f",{STEP},0," in row for row in rows)
-    return tracer
+    return walk
 
 
 def test_the_way_of_a_gradient_to_its_row_leads_through_few_files(walk):

@@ -11,7 +11,7 @@ from trainsentry.exporters.exporter import StatusExporter
 from trainsentry.exporters.registry import make_exporter
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import LAST_SECONDS, WriterThread
+from trainsentry.monitor.recorder.sinks.writers import LAST_SECONDS, WriterThread
 
 
 class StatusExporters:

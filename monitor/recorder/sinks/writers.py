@@ -1,9 +1,13 @@
-"""The exporters that write the records of one directory, each in a thread that may fail without the others."""
+"""The exporters that write a directory's records, each in its own thread: one that hangs or fails affects no other."""
 
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.record import StepRecord
@@ -18,9 +22,255 @@ from trainsentry.exporters.exporter import (
     SettingsExporter,
 )
 from trainsentry.exporters.registry import make_exporter
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import FINISH_SECONDS, WriterThread
+
+Job = Callable[[], object]
+
+KEPT_BYTES: Final = 16 * 2**20
+"""Bytes of writes kept for a sink that cannot write: the size of the ring, some minutes of a usual run."""
+
+JOB_BYTES: Final = 2**10
+"""Bytes that a write takes in addition to its record: objects, and a line of JSON."""
+
+FIRST_PAUSE: Final = 0.1
+"""Seconds before the first retry of a failed write; each further pause is twice as long."""
+
+MAX_PAUSE: Final = 5.0
+"""Seconds between retries at most, so that a disk with room again is noticed soon."""
+
+MAX_FAULTS: Final = 3
+"""Consecutive faults of a writer (not of the file system) after which its sink is off."""
+
+LAST_SECONDS: Final = 1.0
+"""Seconds to wait at the end for a sink that is failing."""
+
+FINISH_SECONDS: Final = 30.0
+"""Seconds that the remaining writes may take at the end: 16 MB of rows take a few seconds."""
+
+MAX_REPORTED: Final = 5
+"""Troubles of one sink that are reported; a disk that fills up every minute must not flood the log."""
+
+
+@dataclass(frozen=True)
+class SinkEvent:
+    """A change of a sink: it has `trouble` and retries, it `goes_on` again, or it is `off` for good."""
+
+    what: Literal["trouble", "goes_on", "off"]
+    reason: str
+    step: int
+
+
+@dataclass(frozen=True)
+class _Write:
+    job: Job
+    step: int
+    size: int
+
+
+class WriterThread:
+    """One sink. `submit` queues a write, `settle` waits for the queue, at most `max_wait` seconds per trouble.
+
+    A write that raises `OSError` is retried, and later writes wait in the queue, up to `kept_bytes`. Writes that do not
+    fit are a gap. Any other exception is a fault of the writer: its record is left out, and after `MAX_FAULTS`
+    consecutive faults the sink is off. `settle` never waits for a sink that is not `patient`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        gaps: Gaps,
+        max_wait: float,
+        *,
+        patient: bool = True,
+        kept_bytes: int = KEPT_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.gaps = gaps
+        self.max_wait = max_wait
+        self.patient = patient
+        self.kept_bytes = kept_bytes
+        self.off: str | None = None
+        self.trouble: str | None = None
+        self.written = 0
+        self._clock = clock
+        self._writes: deque[_Write] = deque()
+        self._held = 0
+        self._began: float | None = None
+        self._failing = self._closing = self._refusing = False
+        self._faults = self._reported = 0
+        self._events: list[SinkEvent] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._work, name=f"trainsentry-{name}", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # no threads at interpreter exit: submit writes directly
+            self._thread = None
+
+    @property
+    def state(self) -> str:
+        """Its state for `status.json`."""
+        with self._changed:
+            if self.off is None and self.trouble is not None:
+                return f"{self.trouble}; retrying, with {counted(len(self._writes), 'write')} in the queue"
+            return self.off or "writing"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its queue holds writes."""
+        with self._changed:
+            return bool(self._writes)
+
+    def take_events(self) -> list[SinkEvent]:
+        """Return the events since the last call."""
+        with self._changed:
+            events, self._events = self._events, []
+        return events
+
+    # ------------------------------------------------------------------ callers
+
+    def submit(self, job: Job, step: int, size: int = 0, *, last: bool = False) -> None:
+        """Queue a write that belongs to `step` and holds `size` bytes; the `last` one is always accepted."""
+        with self._changed:
+            size += JOB_BYTES
+            if self.off is not None or self._closing:
+                self._note_gap(step, self.off or "it is closed")
+            elif self._writes and self._held + size > self.kept_bytes and not last:
+                self._refusing = True
+                self._note_gap(step, self.trouble or "it is slower than the training")
+            else:
+                if self._refusing:
+                    self._refusing = False
+                    self.gaps.end(self.name)
+                self._writes.append(_Write(job, step, size))
+                self._held += size
+                self._changed.notify_all()
+        if self._thread is None:
+            self._closing = True
+            self._work()
+            self._closing = False
+
+    def settle(self) -> None:
+        """Wait until the queue is empty, at most `max_wait` seconds for one write."""
+        with self._changed:
+            while self.patient and self._writes and not self._needs_no_wait():
+                waited = 0.0 if self._began is None else self._clock() - self._began
+                if waited >= self.max_wait:
+                    self._failing = True
+                    self._note_trouble(f"a write has not returned after {self.max_wait:g} s", self._writes[0].step)
+                    return
+                self._changed.wait(self.max_wait - waited)
+
+    def close(self, seconds: float = FINISH_SECONDS) -> None:
+        """Write the queue for at most `seconds`, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(LAST_SECONDS if self._failing else seconds)
+        with self._changed:
+            self._drop_all(self.trouble or "the run ended before it was written")
+            self.off = self.off or self.trouble
+
+    def _needs_no_wait(self) -> bool:
+        """Whether `settle` may return: the sink is off or failing, or is catching up and has room in its queue."""
+        if self.off is not None or self._failing:
+            return True
+        return self.trouble is not None and self._held < self.kept_bytes // 2
+
+    # ------------------------------------------------------------------ the thread
+
+    def _work(self) -> None:
+        pause = FIRST_PAUSE
+        while (write := self._next()) is not None:
+            try:
+                write.job()
+            except OSError as error:
+                self._note_failure(f"{type(error).__name__}: {error}", write.step)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, pause)
+                pause = min(2 * pause, MAX_PAUSE)
+                continue
+            except Exception as error:  # noqa: BLE001 - whatever a writer raises, the sink reports it
+                self._note_fault(f"{type(error).__name__}: {error}", write.step)
+            else:
+                self._note_success()
+            pause = FIRST_PAUSE
+
+    def _next(self) -> _Write | None:
+        """Return the oldest write, which stays in the queue until it is done; None when the thread can end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._writes or self._closing)
+            if not self._writes or self.off is not None:
+                return None
+            self._began = self._clock()
+            return self._writes[0]
+
+    def _note_success(self) -> None:
+        with self._changed:
+            self._remove_oldest()
+            self.written += 1
+            if self._faults:
+                self._faults = 0
+                self.gaps.end(self.name)
+            self._failing = False
+            if not self._writes and self.trouble is not None:
+                self.trouble = None
+                self._add_event("goes_on", "", -1)
+            self._changed.notify_all()
+
+    def _note_failure(self, reason: str, step: int) -> None:
+        """Keep a write that failed with `OSError` for a retry; drop it when closing."""
+        with self._changed:
+            self._began = None
+            self._failing = True
+            self._note_trouble(reason, step)
+            if self._closing:
+                self._drop_all(reason)
+            self._changed.notify_all()
+
+    def _note_fault(self, reason: str, step: int) -> None:
+        """Drop a write that failed by a fault of the writer."""
+        with self._changed:
+            self._remove_oldest()
+            self._note_gap(step, reason)
+            self._faults += 1
+            if self._faults >= MAX_FAULTS:
+                self.off = reason
+                self._add_event("off", reason, step)
+                self._drop_all(reason)
+            else:
+                self._note_trouble(reason, step)
+            self._changed.notify_all()
+
+    def _remove_oldest(self) -> None:
+        if self._writes:  # empty if `close` has dropped the queue
+            self._held -= self._writes.popleft().size
+        self._began = None
+
+    def _drop_all(self, reason: str) -> None:
+        for write in self._writes:
+            self._note_gap(write.step, reason)
+        self._writes.clear()
+        self._held = 0
+
+    def _note_gap(self, step: int, reason: str) -> None:
+        self.gaps.note(self.name, step, step, reason)
+
+    def _note_trouble(self, reason: str, step: int) -> None:
+        if self.trouble is None:
+            self._reported += 1
+            self._add_event("trouble", reason, step)
+        self.trouble = reason
+
+    def _add_event(self, what: Literal["trouble", "goes_on", "off"], reason: str, step: int) -> None:
+        if self._reported <= MAX_REPORTED or what == "off":
+            self._events.append(SinkEvent(what, reason, step))
+
 
 LOG_SECONDS: Final = 45.0
 """Seconds that the end of an exporter that is not patient may take: it sends its queue, and some libraries upload

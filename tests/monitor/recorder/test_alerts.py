@@ -187,7 +187,7 @@ def test_a_log_that_hangs_or_fails_is_left_behind():
 
     from trainsentry.exporters.experiment_log import ExperimentLog
     from trainsentry.monitor.recorder.sinks.gaps import Gaps
-    from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, WriterThread
+    from trainsentry.monitor.recorder.sinks.writers import JOB_BYTES, WriterThread
 
     records, gaps = Records(), Gaps()
     release, begun = threading.Event(), threading.Event()

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from trainsentry.monitor.recorder.sinks.gaps import MAX_GAPS, Gaps
-from trainsentry.monitor.recorder.sinks.writer_thread import JOB_BYTES, MAX_FAULTS, MAX_REPORTED, WriterThread
+from trainsentry.monitor.recorder.sinks.writers import JOB_BYTES, MAX_FAULTS, MAX_REPORTED, WriterThread
 
 GUARD_SECONDS = 30
 
