@@ -18,7 +18,8 @@ BEGINNINGS = {("session.py", "take_record"), ("same_step.py", "judge"), ("step_l
 
 CHANGES = {
     ("ranking.py", "rank"): "anomalies are ranked",
-    ("sentence.py", "summary"): "and put into words",
+    ("nonfinite.py", "sentence"): "the rule says each in a sentence",
+    ("sentence.py", "summary"): "and the incident as a whole",
     ("incident.py", "to_json"): "an incident is made",
     ("messages.py", "encode"): "and sent",
     ("messages.py", "feed"): "the trainer receives it",
@@ -28,7 +29,7 @@ CHANGES = {
     ("tensor_capture.py", "held"): "the suspects' tensors are found",
     ("tensor_facts.py", "describe"): "described",
     ("private_files.py", "new_private_file"): "and saved, each in a file",
-    ("growing_json.py", "close"): "dump.json is complete",
+    ("step_dump.py", "close"): "dump.json is complete",
 }
 """The functions in which the incident changes its form, in order."""
 

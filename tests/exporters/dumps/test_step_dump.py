@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from trainsentry.exporters.dumps.dump_reader import read_dumps, read_possibly_torn
-from trainsentry.exporters.dumps.growing_json import GrowingJson
-from trainsentry.exporters.dumps.step_dump import StepDump
+from trainsentry.exporters.dumps.step_dump import GrowingJson, StepDump
 from trainsentry.exporters.files.foreign_files import InputError
 
 

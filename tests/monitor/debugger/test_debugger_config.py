@@ -180,14 +180,14 @@ def test_modules_cannot_be_dumped_without_a_model(tmp_path):
 def test_a_disk_that_fills_up_is_named_once_and_training_goes_on(tmp_path, monkeypatch, caplog):
     from debugged import Tower, make, train
 
-    from trainsentry.exporters.dumps import growing_json
+    from trainsentry.exporters.dumps import step_dump
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     debugger = PrecisionDebugger(task="statistics", level="L0", dump_path=str(tmp_path))
     bare = train(make(Tower), 3)
-    monkeypatch.setattr(growing_json.os, "pwrite", full)
+    monkeypatch.setattr(step_dump.os, "pwrite", full)
     with_it = train(make(Tower), 3, debugger)
     assert with_it[0] == bare[0]
     assert caplog.text.count("No space left on device") == 1
