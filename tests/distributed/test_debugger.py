@@ -29,7 +29,7 @@ def test_an_overflow_on_one_rank_stops_all_at_one_step_and_is_traced_to_it(two_r
     result = CliRunner().invoke(app, ["overflow", str(tmp_path / "dump" / "step2")])
     assert f"Tensor.__mul__.1.forward on rank {rank} made NaN or Inf" in result.stdout
     assert "verdict: normal overflow" in result.stdout
-    assert f"Distributed.all_reduce.0.forward on rank {1 - rank}, from ranks {rank}" in result.stdout
+    assert f"Distributed.all_reduce.0.forward on rank {1 - rank}, from rank {rank}" in result.stdout
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])

@@ -68,7 +68,7 @@ def test_two_runs_are_compared_by_their_directions(tmp_path):
     _, a = probed(tmp_path / "a", "L1")
     _, b = probed(tmp_path / "b", "L1", rate=30.0)
     result = CliRunner().invoke(app, ["compare", str(a), str(b), "-o", str(tmp_path / "c.csv")])
-    assert (result.exit_code, "first point apart at step 1" in result.stdout) == (1, True)
+    assert (result.exit_code, "first differ in direction at step 1" in result.stdout) == (1, True)
 
 
 def test_chosen_parameters_alone_and_none_that_there_is_not(tmp_path):
