@@ -119,7 +119,7 @@ class Detect(Block):
         Unit("false alarms per day"),
     ] = None
     detectors: list[Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]] = Field(
-        default=[], description="Detectors of your own, as `module:function`."
+        default=[], description="Detectors of your own, as `module:name` of a function or a rule."
     )
 
     @model_validator(mode="after")

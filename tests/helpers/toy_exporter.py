@@ -1,19 +1,19 @@
 """An exporter from outside the package: one line of JSON per step with the largest norm of its rows."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.statistics import NORM
-from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Needed, setting
 
 
 @dataclass(frozen=True)
 class Toy:
     """The largest norm of every `every`-th step, in `<file>.jsonl` beside the tables."""
 
-    file: str = field(default="toy", metadata={"min_length": 1})
-    every: int = field(default=1, metadata={"ge": 1})
+    file: str = setting("toy", "Name of the file, without its suffix.", min_length=1)
+    every: int = setting(1, "Distance between two lines.", unit="steps", ge=1)
 
 
 class ToyWriter:

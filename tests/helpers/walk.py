@@ -87,3 +87,11 @@ def recorder_in_thread(patch, walk):
         yield
     finally:
         threading.setprofile(None)
+
+
+def files_of_the_walk(title):
+    """Return the files that CONTRIBUTING.md lists under a walk, in its order."""
+    text = (HOME / "CONTRIBUTING.md").read_text()
+    table = text[text.index(f"**{title}") :].split("\n\n")[1]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return [name.strip().strip("`") for row in rows for name in row.split(",")]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tiny_models import mlp, train
-from walk import Walk, recorder_in_thread
+from walk import Walk, files_of_the_walk, recorder_in_thread
 
 import trainsentry
 
@@ -69,3 +69,7 @@ def test_the_way_of_a_gradient_to_its_row_leads_through_few_files(walk):
     """
     assert walk.seen == set(CHANGES)
     assert len(walk.path) <= MAX_FILES, "\n".join(walk.path)
+
+
+def test_the_guide_for_contributors_lists_these_files(walk):
+    assert sorted(files_of_the_walk("A gradient")) == sorted(walk.path)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tiny_models import mlp, train
-from walk import Walk, recorder_in_thread
+from walk import Walk, files_of_the_walk, recorder_in_thread
 
 import trainsentry
 
@@ -81,3 +81,7 @@ def test_all_files_that_run_for_an_incident_are_not_many_more(walk):
     """At most 45 files run for the incident: those on the way and all that they ask, however small the question."""
     everything = walk.everything | set(walk.path)
     assert len(everything) <= MAX_ALL, "\n".join(sorted(everything))
+
+
+def test_the_guide_for_contributors_lists_these_files(walk):
+    assert sorted(files_of_the_walk("An incident")) == sorted(walk.path)

@@ -9,16 +9,21 @@ from trainsentry.anomaly.rules.user_detectors import load_detectors
 
 
 def test_a_detector_of_the_users_own(tmp_path, monkeypatch):
-    (tmp_path / "my_rules.py").write_text(
+    (tmp_path / "rules_of_mine.py").write_text(
         "from trainsentry.anomaly.finding import Finding\n\n\n"
         "def too_large(record, table):\n"
         "    rows = (record.values[:, 3] > 1e3).nonzero()[0].tolist()\n"
         "    return [Finding(int(record.ids[r]), r, 'shift', 'mine', 'norm', 1.0, 0.0, 9.0) for r in rows]\n"
     )
-    [own] = load_detectors(["my_rules:too_large"], [str(tmp_path)])
+    [own] = load_detectors(["rules_of_mine:too_large"], [str(tmp_path)])
     records = Records()
     found = Detection(records.table, own=[own]).judge(records.step(0, {("fc.weight", "gradient"): 2e3}))
     assert [(a.detector, a.name) for a in found] == [("mine", "fc.weight")]
     assert evidence(found[0]).startswith("the norm of the gradient of fc.weight is 1 at step 0")
     with pytest.raises(ValueError, match=r"detect.detectors: 'nowhere:f' cannot be loaded"):
         load_detectors(["nowhere:f"])
+
+
+def test_a_class_that_is_no_rule_is_refused():
+    with pytest.raises(ValueError, match=r"'pathlib:Path' has no 'judge'; allowed: a function, or a class after"):
+        load_detectors(["pathlib:Path"])

@@ -168,7 +168,7 @@ def test_recorders_that_keep_dying_are_given_up(out, caplog):
                 kill(monitor._loop.link)
 
         assert train(model, optimizer, STEPS, monitor, before_step=before_step).losses == bare()
-    assert sum("nothing more is recorded" in r.getMessage() for r in errors(caplog)) == 1
+    assert sum("recording stops" in r.getMessage() for r in errors(caplog)) == 1
     assert "recorders died" in status(out)["state"]
 
 
