@@ -22,10 +22,9 @@ from trainsentry.monitor.recorder.ranks.rank_tree import RankTree
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.claim import RENEW_SECONDS, claim_start, release, renew
-from trainsentry.monitor.recorder.sinks.disk_quota import quota_works
 from trainsentry.monitor.recorder.sinks.events import Alerts, StatusExporters
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
-from trainsentry.monitor.recorder.sinks.home import DirectoryWatch, rewrite_removed_files
+from trainsentry.monitor.recorder.sinks.output_directory import DirectoryWatch, quota_works, rewrite_removed_files
 from trainsentry.monitor.recorder.sinks.writers import Writers, WriterThread
 from trainsentry.monitor.recorder.status import StatusReporter, status_of
 

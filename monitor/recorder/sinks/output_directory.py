@@ -1,11 +1,13 @@
-"""Watches the directory that a rank writes to, and writes its files again if somebody removes it."""
+"""A rank's output directory: notices its removal, and keeps its tables and event files within the disk quota."""
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainsentry.exporters.csv.quota import enforce_quota
 from trainsentry.exporters.files.json_files import append_lines, replace_json, write_run
 from trainsentry.monitor.recorder.sinks.claim import renew
 
@@ -62,3 +64,16 @@ def rewrite_removed_files(
         write_run(*run)
     if not incidents[0].exists():
         append_lines(*incidents)
+
+
+def quota_works(session: Any) -> Iterator[Callable[[], Any]]:
+    """Yield a deletion job per directory; jobs delete the oldest blocks first, those of incidents last."""
+    spared = [(i.first_seen, i.last_seen) for i in session.incidents.incidents.values()]
+    curves = session.root / "tensorboard"
+    directories = [(session.directory, session.restart, curves / f"rank{session.settings.rank}")]
+    if session.global_writers is not None:
+        directories.append((session.root / "global", session.global_writers.restart, curves / "global"))
+    for directory, restart, events in directories:
+        yield partial(
+            enforce_quota, directory, session.settings.disk_quota, session.step, spared, restart=restart, events=events
+        )
