@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.settings import COMMUNICATION, PARTS
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.recorder.sinks.gaps import sentence_of
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.trainer.budget import Budget
@@ -143,8 +144,8 @@ class Overhead:
             where = f"Nothing could be written to {output_dir}: {nothing_written}"
         elif gaps:
             where += f", but not all: {sentence_of(gaps)}"
+        watched = f"{counted(self.cost.steps + 1, 'step')} watched"
         sys.stderr.write(
-            f"trainsentry: {self.cost.steps + 1} steps watched, {incidents} incidents; the monitor added "
-            f"{1e3 * self.cost.added / self.cost.steps:.2f} ms a step, {self.cost.share:.2%} of the training's own "
+            f"trainsentry: {watched}, {counted(incidents, 'incident')}; the monitor added {1e3 * self.cost.added / self.cost.steps:.2f} ms a step, {self.cost.share:.2%} of the training's own "
             f"time. {where}\n"
         )
