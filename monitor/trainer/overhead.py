@@ -146,6 +146,7 @@ class Overhead:
             where += f", but not all: {sentence_of(gaps)}"
         watched = f"{counted(self.cost.steps + 1, 'step')} watched"
         sys.stderr.write(
-            f"trainsentry: {watched}, {counted(incidents, 'incident')}; the monitor added {1e3 * self.cost.added / self.cost.steps:.2f} ms a step, {self.cost.share:.2%} of the training's own "
+            f"trainsentry: {watched}, {counted(incidents, 'incident')}; the monitor added "
+            f"{1e3 * self.cost.added / self.cost.steps:.2f} ms a step, {self.cost.share:.2%} of the training's own "
             f"time. {where}\n"
         )
