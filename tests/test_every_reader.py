@@ -1,6 +1,6 @@
 """Every reader survives any file: inputs made by hypothesis, and our own files changed at odd places.
 
-The readers, and what they begin with, are those that `benchmarks/fuzz_readers.py` fuzzes for longer.
+The readers, and what they begin with, are those that `benchmarks/limits/fuzz_readers.py` fuzzes for longer.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "limits"
 sys.path.append(str(BENCHMARKS))
 if not BENCHMARKS.is_dir():
     pytest.skip("the benchmarks are not in this distribution", allow_module_level=True)

@@ -41,7 +41,7 @@ OF_TENSORS: Final = Prior(4.0, 1e-4)
 OF_SCALARS: Final = Prior(4.0, 4e-3)
 OF_COMMON: Final = Prior(4.0, 4e-3)
 OF_DRIFTS: Final = Prior(12.0, 2e-4)
-"""Twice to ten times the shares of clean runs (`benchmarks/clean_runs.py`, and the controls of `benchmarks/faults`)."""
+"""Two to ten times the shares of clean runs (`benchmarks/detection/clean_runs.py`, controls of `benchmarks/faults`)."""
 
 
 class ScoreTail:

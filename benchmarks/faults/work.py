@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-for folder in (HERE, HERE / "cases"):
+for folder in (HERE, *sorted(HERE.glob("cases/*/"))):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
@@ -22,7 +22,7 @@ COLLECT = ("everything", "default")
 
 def load_cases() -> dict[str, Any]:
     """Return all cases by id, in the order of their ids."""
-    names = sorted(p.stem for p in (HERE / "cases").glob("[a-z][0-9]*.py"))
+    names = sorted(p.stem for p in HERE.glob("cases/*/[a-z][0-9]*.py"))
     cases = [importlib.import_module(name).CASE for name in names]
     return {case.id: case for case in cases}
 

@@ -33,7 +33,7 @@ def _step_aside() -> None:
     """Ignore Ctrl-C and a closed terminal, which the trainer handles, and run only when a processor is idle.
 
     The recorder gets its own process group but no session: Linux schedules a session as one group, and `nice` counts
-    only inside it (`benchmarks/niced_neighbour.py` measures the effect on torch's busy threads). Batch scheduling
+    only inside it (`benchmarks/cost/niced_neighbour.py` measures the effect on torch's busy threads). Batch scheduling
     keeps the recorder from preempting the trainer when the trainer wakes it.
     """
     for number in TERMINAL_SIGNALS:

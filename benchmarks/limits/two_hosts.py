@@ -1,6 +1,6 @@
 """Ranks on two hosts: whether they are compared, the one at fault is named, and all stop together.
 
-    sudo python benchmarks/two_hosts.py [--strategy ddp|fsdp2]
+    sudo python benchmarks/limits/two_hosts.py [--strategy ddp|fsdp2]
 
 Makes two hosts of this machine, each with a network and a name of its own (Linux namespaces; needs root, `ip` and
 `unshare`), joined by a virtual cable. Four ranks train over gloo, two on each; on the last one a bit of a weight flips
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from machine import describe_machine
 

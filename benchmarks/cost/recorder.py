@@ -1,6 +1,6 @@
 """The recorder as a process beside the recorder as a thread: step time, start-up time, memory.
 
-    python benchmarks/recorder.py [--rounds 5] [--steps 300] [--ops 1200] [--series 2000] [--matmul] [--threads 1]
+    python benchmarks/cost/recorder.py [--rounds 5] [--steps 300] [--ops 1200] [--series 2000] [--matmul] [--threads 1]
 
 A launch-bound loop (`--ops` small torch operations a step, one thread; with `--matmul` large products instead, on as
 many threads as there are cores, say) hands over a record of `--series` rows at
@@ -12,12 +12,16 @@ written, and the memory the recorder takes.
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 
 from trainsentry.collectors.record import StepRecord

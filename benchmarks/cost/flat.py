@@ -1,6 +1,6 @@
 """Long runs stay flat: memory of trainer and recorder, and the cost of a step, over thousands of steps.
 
-    python benchmarks/flat.py [--steps 10000] [--parameters 2500]
+    python benchmarks/cost/flat.py [--steps 10000] [--parameters 2500]
 
 A model of `--parameters` small tensors is trained by AdamW; gradients, weights and both moments of each are recorded at
 every step: four series a parameter, 10,000 in all, judged and written as CSV under a disk quota of 2 GiB. Shown at
@@ -11,11 +11,15 @@ was made to rest.
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 from overhead_worker import children
 from torch import nn

@@ -1,6 +1,7 @@
 """What the monitor reports on runs in which nothing is wrong: every incident is a false alarm.
 
-    python benchmarks/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images] [--collect default] [--larger]
+    python benchmarks/detection/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images]
+        [--collect default] [--larger]
 
 Trains the models of `clean_tasks.py`, each with four optimizers and schedules, under the default configuration and with
 everything collected at every step, in two processes; with `--larger` those of `larger_tasks.py`, with three.
@@ -15,12 +16,16 @@ import logging
 import math
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from clean_tasks import TASKS, Task
 from larger_tasks import LARGER
 from machine import describe_machine

@@ -5,16 +5,21 @@ ranks: nothing is sent, so that is the time of the call, not of communication), 
 time a recorder takes to put together what its children send. Modelled: the wire, from latency and bandwidth that are
 stated; the training process does not wait for it, unless an exchange takes longer than a step.
 
-    python benchmarks/scale.py
+    python benchmarks/limits/scale.py
 """
 
 import json
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -153,7 +158,7 @@ def compare_time(ranks: int) -> tuple[float, int]:
     for part in range(FANOUT):
         below = told_by(rest[part::FANOUT], ranks) if rest else Comparison()
         list(below.judge(0, final=False))
-        messages += [(RANKS_A_HOST + part, json.dumps(message)) for message in below.left(0)]
+        messages += [(RANKS_A_HOST + part, json.dumps(message)) for message in below.left(0, {})]
     began = time.perf_counter()
     for source, message in messages:
         root.take_parts(source, json.loads(message))

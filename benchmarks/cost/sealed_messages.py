@@ -1,4 +1,4 @@
-"""What the seals cost on what recorders and ranks say to each other: `python benchmarks/sealed_messages.py`.
+"""What the seals cost on what recorders and ranks say to each other: `python benchmarks/cost/sealed_messages.py`.
 
 Ratios within one run: sealing and checking a step's record beside what a parent does with it once it is there; a
 handshake beside a connection of this host without one. Best of several turns each.
@@ -10,8 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 
 from trainsentry.collectors.ranks.handshake import Callee, Caller, Seals

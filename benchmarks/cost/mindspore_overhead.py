@@ -1,6 +1,6 @@
 """What the monitor adds to a MindSpore step on CPU: all gradients at every step, a transformer of six layers.
 
-Run with the environment that `make mindspore` builds: .venv-mindspore/bin/python benchmarks/mindspore_overhead.py
+Run with the environment that `make mindspore` builds: .venv-mindspore/bin/python benchmarks/cost/mindspore_overhead.py
 Blocks of bare and of monitored steps take turns in one process; the figure is the median over pairs of blocks of
 monitored ÷ bare.
 """
@@ -13,8 +13,14 @@ import time
 
 os.environ.setdefault("GLOG_v", "3")
 
+import sys
+from pathlib import Path
+
 import mindspore as ms
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 from mindspore import Tensor, nn, ops
 

@@ -1,6 +1,7 @@
 """Faults planted in models that the fault benchmark was not made for: whether the culprit is found and named.
 
-    python benchmarks/faults_elsewhere.py [--seeds 0] [--tasks spirals,images] [--faults flip] [--collect default]
+    python benchmarks/detection/faults_elsewhere.py [--seeds 0] [--tasks spirals,images] [--faults flip]
+        [--collect default]
 
 Trains the models of `clean_tasks.py` with AdamW or SGD, and harms each at a step of 180 to 200: the middle one of the
 model's weight matrices, or of its layers. A tensor is the right first suspect when it belongs to the layer that was
@@ -15,11 +16,14 @@ import json
 import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 import clean_tasks
 import torch

@@ -1,5 +1,6 @@
 """Models of one to six million parameters, on real text (the source of Python's own library) and on drawn images."""
 
+import sys
 import sysconfig
 from collections.abc import Callable
 from functools import cache
@@ -8,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from clean_tasks import Task
 from gpt import PRESETS, Chain, Gpt, Preset
 from llama import Llama, Shape

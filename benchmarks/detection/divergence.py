@@ -1,14 +1,19 @@
 """A real divergence, among ten thousand series of noise; whether it is flagged at its second value.
 
-    python benchmarks/divergence.py [--seeds 200] [--series 10000]
+    python benchmarks/detection/divergence.py [--seeds 200] [--series 10000]
 
 The gradient norm and the loss of BLOOM's published log (tr11, from iteration 31214 on) behind a calm history of 500
 values (log-deviation 0.2, Student's t noise of four degrees of freedom) whose median is `--level`.
 """
 
 import argparse
+import sys
+from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 from synthetic_records import Stream
 

@@ -1,6 +1,6 @@
 """Fuzzes every reader of files with atheris, guided by coverage, one reader after the other.
 
-    python benchmarks/fuzz_readers.py --seconds 600 [--only csv dump] [--keep FOLDER]
+    python benchmarks/limits/fuzz_readers.py --seconds 600 [--only csv dump] [--keep FOLDER]
 
 Each reader begins with small files of our own, made on the spot. It stops at the first input that raises what is not
 the reader's own error, takes longer than SLOW seconds, or more than MEGABYTES; the input is kept in a folder that is

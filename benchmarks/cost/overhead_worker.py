@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from gpt import PRESETS, Training
 from machine import describe_machine
 from subjects import make_subject

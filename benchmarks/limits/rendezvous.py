@@ -1,4 +1,4 @@
-"""What an exchange of many ranks costs the rank that runs the rendezvous server: `python benchmarks/rendezvous.py`.
+"""What an exchange of many ranks costs the rank with the rendezvous server: `python benchmarks/limits/rendezvous.py`.
 
 The other ranks are connections of a second process, which says what they would say.
 """
@@ -8,6 +8,9 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from machine import describe_machine
 

@@ -1,13 +1,18 @@
 """What the detectors cost on the background: time of one core for a record, and memory of a series.
 
-python benchmarks/detection_cost.py [--series 10000] [--steps 60]
+python benchmarks/cost/detection_cost.py [--series 10000] [--steps 60]
 """
 
 import argparse
+import sys
 import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 from synthetic_records import Stream
 

@@ -1,18 +1,23 @@
 """What watching costs a collective: microseconds of the training process a call, on steps that are sampled and not.
 
-    python benchmarks/collective_calls.py [--calls 3000] [--rounds 7]
+    python benchmarks/cost/collective_calls.py [--calls 3000] [--rounds 7]
 
 The process group is torch's fake one, which does nothing: what is measured is Python, here and in torch. Tensors have
 64 elements, so that a sampled call reads next to nothing. Bare and watched rounds alternate; the least of each counts.
 """
 
 import argparse
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -1,6 +1,6 @@
 """How often the first suspect is the parameter that a bit was flipped in.
 
-    python benchmarks/bit_flips.py [--seeds 20] [--clean 5] [--steps 150] [--out FILE.json]
+    python benchmarks/detection/bit_flips.py [--seeds 20] [--clean 5] [--steps 150] [--out FILE.json]
 
 Trains the demo's byte-level GPT under the default configuration, which samples gradients at every step and
 weights at every tenth. At step 75 one bit of one weight flips: bit 30 (a factor of 2^128), or with `hard` bit 25
@@ -11,10 +11,14 @@ and a table; the clean runs must report nothing.
 import argparse
 import json
 import logging
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 
 from trainsentry.monitor.demo.outcome import Outcome

@@ -1,11 +1,15 @@
 """Is the allowed rate of false alarms kept, and used? On noise that is correlated and has heavy tails.
 
-    python benchmarks/false_alarms.py [--series 1000] [--steps 10000]
+    python benchmarks/detection/false_alarms.py [--series 1000] [--steps 10000]
 
 Every incident is false. The rate that was asked for is a bound; to be useful it must not be far below it either.
 """
 
 import argparse
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from machine import describe_machine
 from synthetic_records import Stream

@@ -5,19 +5,22 @@ same means as in the tests: whole tensors are gathered and compared, a NaN is pl
 is the ratio of median step times of one process, with the default configuration and without a monitor in turns, for an
 MLP of 4.6 million parameters.
 
-    python benchmarks/strategies.py [Ddp Fsdp2 …]
+    python benchmarks/cost/strategies.py [Ddp Fsdp2 …]
 """
 
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "workers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "workers"))
 
 import before_reduction as reduction
 import sharded_training
 import stopping_training
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 import strategy_steps
 from machine import describe_machine
 from rank_pool import RankFailure, RankPool

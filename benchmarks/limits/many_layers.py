@@ -1,6 +1,6 @@
 """What `watch` costs on a model of very many layers: seconds of processor time, and memory of trainer and recorder.
 
-    python benchmarks/many_layers.py [--layers 5000]
+    python benchmarks/limits/many_layers.py [--layers 5000]
 
 The trainer's modules of the monitor are imported before the clock starts, as torch itself is.
 """
@@ -13,7 +13,12 @@ from pathlib import Path
 
 os.environ["TRAINSENTRY_REPORT"] = "0"
 
+import sys
+
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 from torch import nn
 

@@ -1,6 +1,6 @@
 """What the monitor costs on a GPU: a Llama-like model of about a billion parameters, and the kernel's bandwidth.
 
-    python benchmarks/gpu.py [--rounds 6] [--steps 10] [--tiny] [--device cuda]
+    python benchmarks/cost/gpu.py [--rounds 6] [--steps 10] [--tiny] [--device cuda]
 
 Training: bf16 weights with float32 moments, 32,768 tokens a step, no recomputation. Blocks of steps alternate between
 the bare training, gradients + weights + optimizer state at every step, and those with all activations at every tenth.
@@ -12,11 +12,16 @@ Bandwidth: bytes the kernel reads a second, as a share of what a plain copy on t
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from llama import TINY, Llama, Shape, WideMoments
 from machine import describe_machine
 

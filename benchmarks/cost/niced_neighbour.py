@@ -1,6 +1,6 @@
 """What a busy, niced process costs a training step, in a session of its own and in the trainer's session.
 
-    python benchmarks/niced_neighbour.py
+    python benchmarks/cost/niced_neighbour.py
 
 Why the recorder takes a process group of its own and not a session. Two torch threads run on two cores beside a process
 that spins with `nice` 10. Printed is the mean step time of each arrangement, measured twice.
@@ -9,8 +9,12 @@ that spins with `nice` 10. Printed is the mean step time of each arrangement, me
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 
 SPIN = "import os, sys\nos.nice(10)\nif sys.argv[1] == 'group': os.setpgid(0, 0)\nwhile True: pass"

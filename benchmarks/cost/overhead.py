@@ -1,6 +1,6 @@
 """What a monitor costs on a CPU, beside msprobe's two generations.
 
-    python benchmarks/overhead.py [--subject none,trainsentry,trainsentry7,msprobe_v1,msprobe_v2]
+    python benchmarks/cost/overhead.py [--subject none,trainsentry,trainsentry7,msprobe_v1,msprobe_v2]
         [--preset default,many_small] [--workload gradients,…] [--rounds 8] [--steps 3] [--only time|count]
 
 Subjects: `trainsentry` computes and writes the five statistics of the peers, `trainsentry7` all seven; both with
@@ -25,6 +25,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 from peers import ROOT, peers_python
 from subjects import WORKLOADS
 
@@ -37,7 +39,7 @@ COUNTS = ("operations", "host_reads", "calls", "bytes_read", "bytes_written", "p
 def run_worker(asked: dict[str, Any]) -> Any:
     """Run the worker in the peers' environment; return what it printed last."""
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT / "benchmarks")}
-    command = [peers_python(), ROOT / "benchmarks" / "overhead_worker.py", json.dumps(asked)]
+    command = [peers_python(), ROOT / "benchmarks" / "cost" / "overhead_worker.py", json.dumps(asked)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         sys.exit(f"{asked}: {done.stderr[-2000:]}")

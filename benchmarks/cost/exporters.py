@@ -1,10 +1,10 @@
 """CSV writing and conversion to TensorBoard: statistics a second, memory, and the same files through msprobe.
 
-    python benchmarks/exporters.py write                      # CSV, one core
-    python benchmarks/exporters.py convert --peers PYTHON     # msprobe's files, msprobe and ours in turn
-    python benchmarks/exporters.py memory                     # 580 MB of our CSV: time and resident memory
-    python benchmarks/exporters.py page                       # 10,000 series × 10,000 steps: how long TensorBoard takes
-    python benchmarks/exporters.py history                    # diagnose, report: two sizes, alone and on dask
+    python benchmarks/cost/exporters.py write                      # CSV, one core
+    python benchmarks/cost/exporters.py convert --peers PYTHON     # msprobe's files, msprobe and ours in turn
+    python benchmarks/cost/exporters.py memory                     # 580 MB of our CSV: time and resident memory
+    python benchmarks/cost/exporters.py page                  # 10,000 series × 10,000 steps: how long TensorBoard takes
+    python benchmarks/cost/exporters.py history                    # diagnose, report: two sizes, alone and on dask
 
 `PYTHON` is an interpreter with msprobe and trainsentry installed (`benchmarks/peers.py` makes one); without it only
 ours is measured.
@@ -21,6 +21,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from machine import describe_machine
 
 from trainsentry.collectors.record import StepRecord

@@ -1,6 +1,6 @@
 """Memory stays flat: resident memory of trainer and recorder over a hundred thousand steps.
 
-    python benchmarks/soak.py [--steps 100000] [--settings default|everything]
+    python benchmarks/limits/soak.py [--steps 100000] [--settings default|everything]
 
 A small model is trained on the CPU and watched with the default configuration, or with everything: every quantity at
 every step, CSV and TensorBoard, under a disk quota. Shown at 1,000 steps and at every tenth of the run: resident
@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "cost"))
+
 from machine import describe_machine
 from overhead_worker import children
 from torch import nn

@@ -1,4 +1,4 @@
-"""What dumping costs, beside msprobe's PrecisionDebugger: `python benchmarks/debugger.py [--pairs N] [--flat]`.
+"""What dumping costs, beside msprobe's PrecisionDebugger: `python benchmarks/cost/debugger.py [--pairs N] [--flat]`.
 
 Each figure comes of a process of its own, a bare one before each (msprobe patches torch for the whole process). The
 ratio of a pair is median(dumped steps) / median(bare steps); the first step, which builds what both build once, is left
@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from gpt import PRESETS, Training
 from machine import describe_machine
 from peers import peers_python
