@@ -28,7 +28,7 @@ REPORT_SECONDS: Final = 5.0
 """Seconds to wait for the ranks' reports, beyond the interval at which each rank checks."""
 
 FRAMEWORKS: Final = frozenset({"torch", "deepspeed", "mindspore"})
-"""Package folders in whose code a waiting rank is."""
+"""Package folders; a waiting rank runs their code."""
 
 EXIT_STATUS: Final = 75
 """Exit status of a process that aborts (EX_TEMPFAIL of sysexits.h: try again)."""
@@ -77,12 +77,12 @@ class HangWatch:
     def _work(self) -> None:
         while not self._ended.wait(self._interval):
             try:
-                self._look()
+                self._check()
             except Exception:  # the thread's outermost frame: a lost store, a full disk
                 logger.exception("trainsentry: hang detection failed and is switched off; training goes on")
                 return
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         waited = self._clock() - self._last
         if self._steps < FIRST_STEPS or waited < self.seconds or self._reported_steps == self._steps:
             if self._reported and waited < self.seconds:

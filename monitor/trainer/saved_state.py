@@ -1,4 +1,4 @@
-"""What a monitor puts into the user's checkpoint: the step, and what the detectors of one rank have learned."""
+"""The monitor's state in a user's checkpoint: the step, and the learned state of one rank's detectors."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,10 +14,10 @@ def state_of(step: int, detection: dict[str, Any] | None = None, rank: int = NO_
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state that a user gives back.
+    """Check a state that a user loads, and return it.
 
     Raises:
-        ValueError: when it is none of `state_dict`.
+        ValueError: when it did not come from `state_dict`.
 
     """
     detection = state.get("detection")
@@ -27,6 +27,6 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def detection_for(rank: int, state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a rank's detectors had learned; None when the state is another rank's, which held other shards."""
+    """Return the learned state for a rank's detectors; None if it is another rank's, which held other shards."""
     detection: dict[str, Any] | None = state["detection"] if state["rank"] in {rank, NO_RANK} else None
     return detection
