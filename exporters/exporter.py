@@ -62,7 +62,7 @@ class ExporterEntry:
     `setting` gives a field its meaning, unit and limits for the configuration. Without a block the key is
     only true or false, and `meaning` describes it. With `on`, the exporter runs by default.
 
-    `make(block, place)` returns what runs at the moment `at`:
+    `make(block, place)` returns the object or function that runs at the moment `at`:
 
     | `at`       | result                         | called                                                     |
     |------------|--------------------------------|------------------------------------------------------------|

@@ -283,7 +283,7 @@ class TrainMonitor:
             self._guard.run("flush", self._flush, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step and the detectors' state, for a checkpoint; `detection` is None if the recorder is silent.
+        """Return the step and the detectors' state for a checkpoint; `detection` is None without a recorder.
 
         `torch.distributed.checkpoint` accepts the monitor itself and stores one rank's state for all ranks. That rank
         resumes its detectors from it; the detectors of the other ranks start without learned state.

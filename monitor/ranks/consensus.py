@@ -12,7 +12,7 @@ from trainsentry.monitor.schedule import Schedule
 PART: Final = "agreement of the ranks"
 
 AT_LEAST_EVERY: Final = 10
-"""Steps between two exchanges at most, and so the longest delay of a stop."""
+"""Most steps between two exchanges, and so the longest delay of a stop."""
 
 MANY_RANKS: Final = 64
 """With at least this many ranks, an answer is taken after `LAG` steps: a ring of 4,096 ranks takes 0.4 s where a
@@ -143,7 +143,7 @@ class Consensus:
         return Proposal.of(numbers) if numbers is not None else None
 
     def stop_after(self, step: int, agreed: Proposal | None, request: TrainingStopped | None) -> TrainingStopped | None:
-        """Return the stop that every rank raises at the end of `step`; `request` is the one of this rank."""
+        """Return the stop that every rank raises at the end of `step`; `request` is this rank's."""
         if self.rendezvous is None:
             return request
         stops = agreed is not None and agreed.stop

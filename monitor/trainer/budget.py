@@ -18,7 +18,7 @@ WIDEN_BELOW: Final = 0.8
 """Share of the budget that denser sampling may cost, so that the intervals do not oscillate."""
 
 LONGEST: Final = 100_000
-"""Steps between two samples of a part at most, so that a late alarm remains possible."""
+"""Most steps between two samples of a part, so that a late alarm remains possible."""
 
 
 class Budget:

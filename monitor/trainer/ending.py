@@ -17,7 +17,7 @@ FLUSH_SECONDS: Final = 60.0
 
 
 class Closable(Protocol):
-    """A monitor that must be closed by the interpreter's exit."""
+    """A monitor that can be closed at the interpreter's exit."""
 
     def close(self) -> None:
         """Close it."""

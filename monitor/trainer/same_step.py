@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from trainsentry.monitor.trainer.step_loop import StepLoop
 
 EXAMINATION_DISTANCE: Final = 100
-"""Steps between two examinations at least, if no dump is configured: the default of a dump's `cooldown_steps`."""
+"""Fewest steps between two examinations if no dump is configured: the default of a dump's `cooldown_steps`."""
 
 
 class SameStep:

@@ -22,7 +22,7 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     detection = state.get("detection")
     if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
-        raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: what state_dict() returned")
+        raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: the result of state_dict()")
     return state_of(state["step"], detection, state.get("rank", NO_RANK))
 
 

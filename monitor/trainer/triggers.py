@@ -26,7 +26,7 @@ WRITERS: Final = {
 """The names of the recorder's writers in log messages."""
 
 SUSPICION_DISTANCE: Final = 10
-"""Steps between two steps sampled for a suspicion at least, so that they cost no more than the default sampling."""
+"""Fewest steps between two steps sampled for a suspicion, so that they cost no more than the default sampling."""
 
 Callback = Callable[[Incident], None]
 

@@ -204,10 +204,11 @@ def _targeted_dump(run: RunStart, watch: ModelWatch, directory: Path, triggers: 
 
 def _rivals_in_words(claim: Claim, root: Path) -> str:
     """Return the warning that another run writes to the same directory."""
-    own = f"is number {claim.restart} there, and its tables carry .r{claim.restart}"
-    if claim.beside:
-        own += f", as do its status.r{claim.restart}.json, incidents.r{claim.restart}.jsonl and all its other files"
-    return f"another run is writing to {root} ({', '.join(claim.rivals)}): this one {own}. Give each its own output_dir"
+    number, files = claim.restart, "all its files" if claim.beside else "its tables"
+    return (
+        f"another run is writing to {root} ({', '.join(claim.rivals)}): this run is number {number} there, and the "
+        f"names of {files} carry .r{number}. Give each run its own output_dir"
+    )
 
 
 def check_installed(config: MonitorConfig) -> None:
