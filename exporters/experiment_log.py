@@ -63,7 +63,7 @@ class ExperimentLog:
         self._begin = begin
         self._backend: Backend | None = None
         self._dashboard = Dashboard(table)
-        self._told: set[int] = set()
+        self._logged: set[int] = set()
 
     def open(self) -> None:
         """Begin the run: the libraries take seconds to load. Without this, the first record begins it."""
@@ -83,10 +83,10 @@ class ExperimentLog:
 
     def write_incident(self, incident: Any) -> None:
         """Log an incident, once."""
-        if incident.id not in self._told:
+        if incident.id not in self._logged:
             with _as_os_error():
                 self._begun().incident(incident.to_json())
-            self._told.add(incident.id)
+            self._logged.add(incident.id)
 
     def close(self) -> None:
         """End the run, if it has begun."""

@@ -1,4 +1,4 @@
-"""The seam between the recorder and its exporters: an exporter's entry in the table, its surroundings, its methods."""
+"""The interface between the recorder and its exporters: an exporter's table entry, its place and its methods."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -59,10 +59,10 @@ class ExporterEntry:
     """An exporter as the table lists it.
 
     `key` is its name under `export`. `block` is a frozen dataclass of its settings in which every field has a default;
-    `setting` gives a field its meaning, unit and limits for the configuration. Without a block the configuration takes
-    only true or false, and `meaning` says what for. `on` tells whether it runs unless the configuration says no.
+    `setting` gives a field its meaning, unit and limits for the configuration. Without a block the key is
+    only true or false, and `meaning` describes it. With `on`, the exporter runs by default.
 
-    `make(block, place)` returns what runs at the moment `at`:
+    `make(block, place)` returns the object or function that runs at the moment `at`:
 
     | `at`       | result                         | called                                                     |
     |------------|--------------------------------|------------------------------------------------------------|
@@ -89,7 +89,7 @@ class ExporterEntry:
 def setting(default: Any, meaning: str, *, unit: str = "", **limits: Any) -> Any:
     """Return a field of an exporter's block: its default, its meaning and unit for the reference, and its limits.
 
-    `limits` are in the words of `pydantic.Field`: `ge`, `le`, `pattern`, …
+    `limits` are keyword arguments of `pydantic.Field`: `ge`, `le`, `pattern`, …
     """
     metadata = {"description": meaning, "unit": unit, **limits}
     if isinstance(default, list):

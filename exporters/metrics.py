@@ -33,7 +33,7 @@ class Metrics:
         self.settings = settings
         self.root = root
         self._textfile = Path(settings.textfile) if settings.textfile and first else None
-        self._written = self._looked = 0.0
+        self._written = self._checked = 0.0
         self._serves = settings.port is None
 
     def begin(self) -> None:
@@ -46,12 +46,12 @@ class Metrics:
         if not self._serves and self.settings.port is not None:
             from trainsentry.exporters.prometheus import serve
 
-            self._looked = time.monotonic()
+            self._checked = time.monotonic()
             self._serves = serve(self.root, self.settings.port, self.settings.address)
 
     def renew(self, *, now: bool = False) -> None:
         """Take over the port of a rank that has ended, and write the textfile, each if it is time."""
-        if not self._serves and time.monotonic() - self._looked >= TAKE_OVER_SECONDS:
+        if not self._serves and time.monotonic() - self._checked >= TAKE_OVER_SECONDS:
             with contextlib.suppress(OSError):  # the port is busy: the next check tries again
                 self.begin()
         if self._textfile is None or (not now and time.monotonic() - self._written < RENEW_SECONDS):

@@ -17,7 +17,7 @@ from trainsentry.exporters.metrics_server import start_http_server
 from trainsentry.exporters.run_reader import RecordedRun, last_scalars, read_run
 
 MAX_RANKS: Final = 64
-"""Runs of more ranks show only minimum and maximum; up to this many, each rank has a label of its own."""
+"""Up to this many ranks, each has a label of its own; larger runs show only minimum and maximum."""
 
 SCALARS: Final = ("loss", "learning_rate", "grad_norm", "loss_scale")
 """Logged scalars that become metrics."""
@@ -88,7 +88,7 @@ def registry_of(root: Path) -> CollectorRegistry:
 
 
 def serve(root: Path, port: int, address: str) -> bool:
-    """Serve the metrics in a thread; False when another rank of this run and node does so already.
+    """Serve the metrics in a thread; return False if another rank of this run and node does so already.
 
     Raises:
         OSError: when another program has the port, or the port is not allowed.

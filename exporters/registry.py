@@ -126,7 +126,7 @@ def missing_package(entry: ExporterEntry, block: Any) -> str | None:
 
 
 def make_exporter(entry: ExporterEntry, block: Any, place: ExportPlace) -> Any:
-    """Return what the entry makes for a place; if that fails, an exporter whose every write raises the error."""
+    """Return an entry's exporter for a place; if making it fails, one whose every write raises the error."""
     try:
         return entry.make(block, place)
     except Exception as error:  # noqa: BLE001 - one exporter must not stop the recording
@@ -141,7 +141,7 @@ def _failing(error: Exception) -> Any:
 
 
 class Unmade:
-    """Stands for an exporter that could not be made: whatever it is asked for raises the reason."""
+    """Takes the place of an exporter that could not be made: every call but `close` raises the reason."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

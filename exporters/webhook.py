@@ -1,4 +1,4 @@
-"""The webhook exporter: a process of its own posts each incident, nobody waits for it, and it logs the result."""
+"""The webhook exporter: a separate process posts each incident and logs the result; nothing waits for it."""
 
 import contextlib
 import http.client
@@ -71,27 +71,27 @@ def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[b
     token = os.environ.get(settings["token_env"] or "", "")
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    said, pause = "", FIRST_PAUSE * settings.get("pause", 1.0)
+    result, pause = "", FIRST_PAUSE * settings.get("pause", 1.0)
     for attempt in range(1, settings["retries"] + 2):
         request = urllib.request.Request(url, payload_of(incident, settings["style"]), headers)  # noqa: S310 - checked
         try:
             with _opener.open(request, timeout=settings["timeout"]) as answer:
                 return True, attempt, f"status {answer.status}"
         except urllib.error.HTTPError as error:
-            said = f"status {error.code}"
+            result = f"status {error.code}"
             if error.code < 500 and error.code not in {408, 429}:
-                return False, attempt, said  # another try would end the same
+                return False, attempt, result  # another try would end the same
         except (OSError, ValueError, http.client.HTTPException) as error:
-            said = type(error).__name__  # its text may hold the address
+            result = type(error).__name__  # its text may hold the address
         if attempt <= settings["retries"]:
             time.sleep(min(pause, MAX_PAUSE))
             pause *= 2
-    return False, settings["retries"] + 1, said
+    return False, settings["retries"] + 1, result
 
 
 def begin_alert(settings: Mapping[str, Any], root: str, incident: Mapping[str, Any]) -> None:
-    """Start the process that sends an incident; only that process reads the address, and it writes it nowhere."""
-    order = json.dumps({"settings": dict(settings), "root": root, "incident": dict(incident)})
+    """Start the process that sends an incident; only that process reads the address, and it writes it to no file."""
+    task = json.dumps({"settings": dict(settings), "root": root, "incident": dict(incident)})
     with contextlib.suppress(OSError):
         child = subprocess.Popen(
             [sys.executable, "-m", __name__],
@@ -101,7 +101,7 @@ def begin_alert(settings: Mapping[str, Any], root: str, incident: Mapping[str, A
             start_new_session=True,
         )
         assert child.stdin is not None
-        child.stdin.write(order.encode())
+        child.stdin.write(task.encode())
         child.stdin.close()
 
 
@@ -116,10 +116,10 @@ WEBHOOK = ExporterEntry("webhook", alert_of, Webhook, at="incident")
 
 def main() -> None:
     """Send the incident on standard input, and append the result to `deliveries.jsonl`."""
-    order = json.loads(sys.stdin.buffer.read())
-    arrived, tries, said = deliver(order["settings"], order["incident"])
-    line = {"incident": order["incident"]["id"], "sink": "webhook", "arrived": arrived, "tries": tries, "said": said}
-    append_lines(Path(order["root"]) / DELIVERIES, [line | {"time": time.time()}])
+    task = json.loads(sys.stdin.buffer.read())
+    arrived, tries, result = deliver(task["settings"], task["incident"])
+    line = {"incident": task["incident"]["id"], "sink": "webhook", "arrived": arrived, "tries": tries, "said": result}
+    append_lines(Path(task["root"]) / DELIVERIES, [line | {"time": time.time()}])
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ from trainsentry.collectors.guard import PassThrough
 
 
 class ConfigError(ValueError):
-    """A mistake in the configuration; the message names the key, the value and what is allowed."""
+    """A mistake in the configuration; the message names the key, the value and the allowed values."""
 
 
 class TrainingStopped(PassThrough):
     """Raised at a step boundary, on every rank at the same step, when a stop was requested.
 
-    `step` is the step at whose boundary it was raised, `incident` the incident that caused it, if any.
+    `step` is the step at whose boundary it was raised, `incident` the incident that caused the stop, if any.
     """
 
     def __init__(self, step: int, reason: str, incident: Incident | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Finds the collectors for a model's framework, without importing any framework the user did not."""
+"""Finds the collectors for a model's framework, and imports no framework that the user has not."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def framework_of(model: Any) -> Framework:
     """Return the framework of a model or of a list of model chunks.
 
     Raises:
-        TypeError: when it is none that is supported.
+        TypeError: for a model of an unsupported framework.
 
     """
     first = model[0] if isinstance(model, (list, tuple)) and model else model

@@ -1,4 +1,4 @@
-"""When a step ends: with several optimizers in turn, and with micro-steps."""
+"""Decides when a step with several optimizers ends, and checks its number of micro-steps."""
 
 import logging
 from collections import Counter
@@ -8,14 +8,14 @@ from typing import Final
 logger = logging.getLogger("trainsentry")
 
 PATIENCE: Final = 100
-"""Steps that one optimizer may take while another takes none, before the others are no longer waited for."""
+"""After this many steps of one optimizer, a step ends without the optimizers that have not stepped."""
 
 
 class StepEnd:
-    """A step ends when the last of the optimizers has stepped.
+    """Ends a step when the last of the optimizers has stepped.
 
-    An optimizer may step several times before that (the critic of a GAN). One that has not stepped for long
-    (it trains in another phase) is left out until it steps again.
+    An optimizer may step several times within a step (the critic of a GAN). An optimizer that does not step for
+    `PATIENCE` steps of another one (it trains in another phase) does not count until it steps again.
 
     >>> end = StepEnd(["generator", "critic"])
     >>> end.stepped("critic"), end.stepped("critic"), end.stepped("generator")
@@ -38,9 +38,9 @@ class StepEnd:
         return False
 
 
-def checked_micro_steps(told: int | None, seen: int, step: int) -> int | None:
-    """Say when a step had another number of forward passes than was told; return what is still to be checked."""
-    if told is None or not seen or seen == told:
-        return told
-    logger.warning("trainsentry: watch was told grad_acc_steps=%d, but step %d had %d forward passes", told, step, seen)
+def checked_micro_steps(expected: int | None, seen: int, step: int) -> int | None:
+    """Warn if a step had another number of forward passes than `expected`; return the number to expect from now on."""
+    if expected is None or not seen or seen == expected:
+        return expected
+    logger.warning("trainsentry: watch got grad_acc_steps=%d, but step %d had %d forward passes", expected, step, seen)
     return None

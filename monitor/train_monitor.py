@@ -1,4 +1,4 @@
-"""The monitor of a training run: what a user holds in the hand."""
+"""`TrainMonitor`: the object with which a user monitors a training run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +9,7 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.backend import Framework, Rendezvous
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.ranks.connection import RendezvousBroken
+from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.config.schema import MonitorConfig
@@ -17,12 +18,19 @@ from trainsentry.monitor.ranks.rank_group import RankGroup
 from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.start import NoThread
-from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, close_at_exit, end_recorder, is_closed
+from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, cancel_close_at_exit, close_at_exit, end_recorder
 from trainsentry.monitor.trainer.flight_recorder import metrics_of, table_of_records
 from trainsentry.monitor.trainer.saved_state import checked_state, detection_for, state_of
 from trainsentry.monitor.trainer.step_loop import StepLoop
 from trainsentry.monitor.trainer.triggers import Callback
-from trainsentry.monitor.trainer.wiring import MonitorView, RunStart, check_alone, check_number, start_loop
+from trainsentry.monitor.trainer.wiring import (
+    NO_COMMON_STOP,
+    MonitorView,
+    RunStart,
+    check_no_common_stop,
+    check_number,
+    start_loop,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,11 +42,11 @@ class TrainMonitor:
 
     >>> monitor = TrainMonitor({"output_dir": "somewhere", "detect": True})
 
-    `config` is a path to a .json, .yaml or .toml file, a mapping, a `MonitorConfig`, or nothing for the
-    defaults. Nothing happens before `watch`.
+    `config` is a path to a .json, .yaml or .toml file, a mapping, a `MonitorConfig`, or None for the
+    defaults. The monitor does nothing before `watch`.
 
     Raises:
-        ConfigError: for a configuration that is not allowed.
+        ConfigError: for an unknown key or a value that is not allowed.
 
     """
 
@@ -52,9 +60,9 @@ class TrainMonitor:
         self._saved_state: dict[str, Any] | None = None
         self._rank_group: RankGroup | None = None
         self._unwatched_rank: UnwatchedRank | None = None
-        self._speaks = True
-        self._alone = False
-        self._left_out = False
+        self._is_first = True
+        self._cannot_agree = False
+        self._not_watched = False
         self._closed = False
 
     # ------------------------------------------------------------------ watching
@@ -70,14 +78,15 @@ class TrainMonitor:
     ) -> "TrainMonitor":
         """Watch a model (or a list of model chunks) and its optimizer or optimizers; return the monitor.
 
-        Called again with other modules it adds them. `grad_scaler` may be left out; with it, gradients of
-        micro-steps are unscaled from the first step on. `grad_acc_steps` is checked against what is seen.
-        `start_step` is the number of the coming step, for a run that is resumed.
+        A later call adds other modules. `grad_scaler` is optional; with it, gradients of micro-steps are
+        unscaled from the first step on. `grad_acc_steps` is compared with the forward passes of a step.
+        `start_step` is the number of the next step, for a resumed run.
 
         Raises:
-            TypeError: for objects that are no model, optimizer or scaler of a framework that is supported.
-            ValueError: for a model that has no parameters or is watched already, an optimizer of another
+            TypeError: for an object that is not a model, optimizer or scaler of a supported framework.
+            ValueError: for a model without parameters or one already watched, an optimizer of another
                 model, a pattern that matches nothing, a rank that does not exist, or a negative number.
+            RuntimeError: after `close`.
 
         """
         if self._closed:
@@ -87,7 +96,7 @@ class TrainMonitor:
         from trainsentry.monitor.frameworks import framework_of
 
         framework = framework_of(model)
-        rank, watched = self._meet(framework)
+        rank, watched = self._join_ranks(framework)
         if start_step == 0 and self._saved_state is not None and self._loop is None:
             start_step = int(self._saved_state["step"])
         if rank not in watched or self._unwatched_rank is not None:
@@ -95,7 +104,7 @@ class TrainMonitor:
             return self
         if self._loop is not None:
             self._loop.watch.add(model, optimizer, grad_scaler)
-        elif not self._left_out:
+        elif not self._not_watched:
             self._loop = self._start_or_do_without(framework, (model, optimizer, grad_scaler), start_step)
         if self._loop is None:
             return self
@@ -104,35 +113,35 @@ class TrainMonitor:
         self._loop.begin()
         return self
 
-    def _meet(self, framework: Framework) -> tuple[int, list[int]]:
-        """Meet the other ranks, the first time; return this rank and those that are watched."""
+    def _join_ranks(self, framework: Framework) -> tuple[int, list[int]]:
+        """Join the other ranks at the first call; return this rank and the watched ranks."""
         rank, world_size = framework.rank_and_world_size()
         try:
             watched = self.config.watched_ranks(world_size)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._speaks = rank == watched[0]
-        if self._rank_group is None and self._loop is None and self._unwatched_rank is None and not self._left_out:
+        self._is_first = rank == watched[0]
+        if self._rank_group is None and self._loop is None and self._unwatched_rank is None and not self._not_watched:
             rendezvous = framework.meet()
             if rendezvous is not None:
-                self._rank_group = self._join(framework, rendezvous, watched)
-            if self._rank_group is None:
-                self._alone = world_size > 1
-                check_alone(self.config, world_size)
+                self._rank_group = self._new_rank_group(framework, rendezvous, watched)
+            if self._rank_group is None and world_size > 1:
+                self._cannot_agree = True
+                check_no_common_stop(self.config)
         return rank, watched
 
-    def _join(self, framework: Framework, rendezvous: Rendezvous, watched: list[int]) -> RankGroup | None:
+    def _new_rank_group(self, framework: Framework, rendezvous: Rendezvous, watched: list[int]) -> RankGroup | None:
         try:
             return RankGroup(self.config, framework, rendezvous, watched, self._guard)
         except RendezvousBroken as error:
-            self._guard.warn_once("ranks", f"each rank is watched by itself: {error}")
+            self._guard.warn_once("ranks", f"each rank is watched on its own: {error}")
             rendezvous.close(broken=True)
             return None
 
     def _start_or_do_without(
         self, framework: Framework, watched: tuple[Any, Any, Any], start_step: int
     ) -> StepLoop | None:
-        """Start the loop; where the machine has nothing left for it, have the training go on unwatched."""
+        """Start the loop; if memory, descriptors or threads run out, the training continues unwatched."""
         try:
             loop = self._start(framework, watched, start_step)
         except (OSError, MemoryError, NoThread) as error:
@@ -162,7 +171,7 @@ class TrainMonitor:
             loop = start_loop(run, watch, shared)
             watch.listen(loop)
         except BaseException:
-            watch.close()  # a call that fails leaves no hook behind
+            watch.close()  # a failed call leaves no hook on the model
             raise
         loop.owner = self
         if self._rank_group is not None:
@@ -170,16 +179,16 @@ class TrainMonitor:
         return loop
 
     def _follow(self, framework: Framework, watched: tuple[Any, Any, Any], start_step: int) -> None:
-        """Count steps with the ranks that are watched."""
+        """Read nothing; count steps, so that this rank decides and stops with the watched ranks."""
         if self._rank_group is None:
-            self._left_out = True
+            self._not_watched = True
             self._saved_state = self._saved_state or state_of(start_step)
             return
         if self._unwatched_rank is not None:
             self._unwatched_rank.follow(framework.follow(*watched, self._unwatched_rank))
             return
         self._unwatched_rank = UnwatchedRank(
-            self._rank_group.common, self._rank_group.schedule, self._guard, start_step
+            self._rank_group.consensus, self._rank_group.schedule, self._guard, start_step
         )
         self._unwatched_rank.follow(framework.follow(*watched, self._unwatched_rank))
         self._rank_group.watch_for_hangs(self.config, self._unwatched_rank.doing)
@@ -188,10 +197,10 @@ class TrainMonitor:
     # ------------------------------------------------------------------ in the loop
 
     def step(self) -> None:
-        """Mark a step boundary in a loop without an optimizer that is watched.
+        """Mark a step boundary in a training loop without a watched optimizer.
 
         Raises:
-            RuntimeError: when the boundaries are taken from a watched optimizer already.
+            RuntimeError: before `watch`, or when a watched optimizer marks the boundaries already.
 
         """
         if self._unwatched_rank is not None:
@@ -200,20 +209,20 @@ class TrainMonitor:
         if loop is None:
             return
         if loop.watch.takes_boundaries:
-            raise RuntimeError("step: the watched optimizer's step is the boundary; leave monitor.step() out")
+            raise RuntimeError("step: the watched optimizer marks the step boundary; remove the call of monitor.step()")
         if not loop.watch.step_has_ended:
             loop.boundary()
 
     def ends_at_callback(self, at_callback: bool) -> None:
-        """Leave it to `step_ended`, or again to the optimizers' own calls, to tell when a step is over."""
+        """Choose what ends a step: a call of `step_ended` (True), or the watched optimizers (False)."""
         if self._unwatched_rank is not None:
-            self._unwatched_rank.ends_elsewhere = at_callback
+            self._unwatched_rank.ends_at_callback = at_callback
         loop = self._running("ends_at_callback")
         if loop is not None:
-            loop.ends_elsewhere = at_callback
+            loop.ends_at_callback = at_callback
 
     def step_ended(self) -> None:
-        """Mark a step boundary in the place of the optimizers: for trainers that tell when a step is over."""
+        """Mark a step boundary instead of the optimizers, from a trainer's callback."""
         if self._unwatched_rank is not None:
             self._unwatched_rank.boundary()
         loop = self._running("step_ended")
@@ -221,7 +230,7 @@ class TrainMonitor:
             loop.boundary()
 
     def log(self, **scalars: Any) -> None:
-        """Take scalars such as `loss` into the current step; device tensors are not waited for."""
+        """Record scalars such as `loss` in the current step, without waiting for device tensors."""
         loop = self._running("log")
         if loop is not None:
             loop.log(scalars)
@@ -229,55 +238,55 @@ class TrainMonitor:
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """The incidents so far, worst first."""
-        if self._loop is not None and not self._closed:
-            self._guard.run("incidents", self._hear)
+        loop = self._loop
+        if loop is not None and not self._closed:
+            self._guard.run("incidents", lambda: loop.triggers.receive(loop.link.poll()))
         return tuple(sorted(self._incidents.values(), key=lambda i: (i.severity != "critical", -i.score, i.first_seen)))
 
     def on_incident(self, callback: Callback) -> None:
-        """Have `callback(incident)` called in the training thread, at a step boundary, once per incident."""
+        """Call `callback(incident)` once per incident, in the training thread at a step boundary."""
         self._callbacks.append(callback)
 
     def request_stop(self, reason: str) -> None:
-        """Stop training on all ranks, at the same step boundary, with `TrainingStopped`.
+        """Stop training: raise `TrainingStopped` on all ranks at the same step boundary.
 
-        A single rank stops at the next boundary; several need one boundary more to agree.
+        A single rank stops at the next boundary; several ranks need one more boundary to agree.
+
+        Raises:
+            RuntimeError: before `watch`, or on several ranks that have no connection to agree on a stop.
+
         """
         loop = self._running("request_stop")
-        if self._alone:
-            raise RuntimeError(
-                "request_stop: the ranks of this framework cannot agree on a stop, and one that stops alone leaves the "
-                "others waiting"
-            )
+        if self._cannot_agree:
+            raise RuntimeError(f"request_stop: {NO_COMMON_STOP}")
         if loop is not None:
             loop.triggers.stop = TrainingStopped(loop.step, reason)
         elif self._unwatched_rank is not None:
             self._unwatched_rank.stop = TrainingStopped(self._unwatched_rank.step, reason)
-        elif self._left_out:
-            self._guard.warn_once("request_stop", f"nothing is watched here, so nothing can be stopped: {reason}")
+        elif self._not_watched:
+            self._guard.warn_once("request_stop", f"this rank is not watched, so it cannot stop the training: {reason}")
 
-    # ------------------------------------------------------------------ what was seen
+    # ------------------------------------------------------------------ results
 
     def records(self, last: int | None = None) -> "pd.DataFrame":
-        """Return the flight recorder's `last` steps (all it holds by default) as a table, a row per series."""
-        records = [] if self._loop is None else self._arrived()
-        return table_of_records(records, self._table, tuple(self.config.statistics), last)
+        """Return the flight recorder's `last` steps (default: all) as a table with a row per step and series."""
+        return table_of_records(self._arrived(), self._table, tuple(self.config.statistics), last)
 
     def metrics(self, quantity: str) -> dict[str, dict[str, float]]:
         """Return the newest step's statistics of a quantity, `{name: {statistic: value}}`."""
-        records = [] if self._loop is None else self._arrived()
-        return metrics_of(records, self._table, tuple(self.config.statistics), quantity)
+        return metrics_of(self._arrived(), self._table, tuple(self.config.statistics), quantity)
 
     def flush(self) -> None:
-        """Wait until everything recorded so far is detected upon and written."""
+        """Wait until the recorder has judged and written every step so far."""
         loop = self._running("flush")
         if loop is not None:
             self._guard.run("flush", self._flush, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return step and detector state, for the user's checkpoint. `detection` is None when it cannot be had.
+        """Return the step and the detectors' state for a checkpoint; `detection` is None without a recorder.
 
-        A `torch.distributed.checkpoint` takes the monitor itself, and keeps the state of one rank for all; what the
-        detectors of that rank have learned is taken up by it alone, and the others learn anew.
+        `torch.distributed.checkpoint` accepts the monitor itself and stores one rank's state for all ranks. That rank
+        resumes its detectors from it; the detectors of the other ranks start without learned state.
         """
         loop = self._running("state_dict")
         if loop is None:
@@ -286,10 +295,10 @@ class TrainMonitor:
         return state_of(loop.step, self._guard.run("state_dict", self._ask_state, loop), loop.rank)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of an earlier run; called before `watch`, it also sets the first step.
+        """Resume from the step and the detectors' state of an earlier run, before or after `watch`.
 
         Raises:
-            ValueError: when `state` is not one of `state_dict`.
+            ValueError: when `state` did not come from `state_dict`.
 
         """
         self._saved_state = checked_state(state)
@@ -307,20 +316,22 @@ class TrainMonitor:
         if self._closed or not self._guard.in_training_process:
             return
         self._closed = True
-        self._guard.held = 0  # a capture that was begun and never ended holds nobody back now
+        self._guard.held = 0  # a graph capture that never ended must not block the closing
         if self._loop is not None:
             loop = self._loop
             self._saved_state = state_of(loop.step)
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
             gaps = loop.link.gaps.to_json()
-            if self._speaks or gaps:
-                loop.overhead.tell_at_end(self.config.output_dir, len(self._incidents), gaps, loop.link.nothing_written)
+            if self._is_first or gaps:
+                loop.overhead.print_summary(
+                    self.config.output_dir, len(self._incidents), gaps, loop.link.nothing_written
+                )
         if self._unwatched_rank is not None:
             self._guard.run("close: hooks", self._unwatched_rank.close)
         if self._rank_group is not None:
             self._guard.run("close: ranks", self._rank_group.close)
-        is_closed(self)
+        cancel_close_at_exit(self)
 
     def __enter__(self) -> "Self":
         return self
@@ -333,40 +344,35 @@ class TrainMonitor:
     # ------------------------------------------------------------------ pieces
 
     def _running(self, call: str) -> StepLoop | None:
-        """Return the step loop, or None where this rank is left out.
+        """Return the step loop; None after `close`, and on a rank that is not watched.
 
         Raises:
-            RuntimeError: before `watch`, or after `close`.
+            RuntimeError: before `watch`.
 
         """
-        if self._unwatched_rank is not None or self._left_out:
+        if self._unwatched_rank is not None or self._not_watched:
             return None
         if self._loop is None:
             raise RuntimeError(f"{call}: nothing is watched yet; call watch(model, optimizer) first")
         return None if self._closed else self._loop
 
-    def _arrived(self) -> list[Any]:
-        assert self._loop is not None
+    def _arrived(self) -> list[StepRecord]:
+        """Return the flight recorder's records, with those still on the device."""
+        loop = self._loop
+        if loop is None:
+            return []
         if not self._closed:
-            self._guard.run("records", self._publish_all)
-        return list(self._loop.records.recorded)
-
-    def _publish_all(self) -> None:
-        assert self._loop is not None
-        self._loop.publish(wait=True)
-
-    def _hear(self) -> None:
-        assert self._loop is not None
-        self._loop.triggers.hear(self._loop.link.poll())
+            self._guard.run("records", lambda: loop.publish(wait=True))
+        return list(loop.outbox.records)
 
     def _ask_state(self, loop: StepLoop) -> dict[str, Any] | None:
         loop.publish(wait=True)
-        heard, answer = loop.link.ask(messages.STATE, messages.STATE, FLUSH_SECONDS)
-        loop.triggers.hear(heard)
+        received, answer = loop.link.ask(messages.STATE, messages.STATE, FLUSH_SECONDS)
+        loop.triggers.receive(received)
         return answer["state"] if answer is not None else None
 
     def _flush(self, loop: StepLoop) -> None:
         loop.publish(wait=True)
-        loop.counters.tell()
-        heard, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
-        loop.triggers.hear(heard)
+        loop.counters.send()
+        received, _ = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
+        loop.triggers.receive(received)

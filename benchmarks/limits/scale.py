@@ -41,7 +41,7 @@ from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.ranks.consensus import LAG, MANY_RANKS, Consensus, Proposal
 from trainsentry.monitor.recorder.ranks.comparison import Comparison
 from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly
-from trainsentry.monitor.recorder.ranks.tree_position import FANOUT, Address, place_of
+from trainsentry.monitor.recorder.ranks.tree_position import FANOUT, Address, position_of
 from trainsentry.monitor.schedule import Schedule
 
 LATENCY = 50e-6
@@ -111,14 +111,14 @@ def tree(ranks: int) -> tuple[int, int]:
     """Return the most children that a recorder has, and how many hops the longest way to the root is."""
     hosts = -(-ranks // RANKS_A_HOST)
     heads = [Address(h * RANKS_A_HOST, f"host{h}", "", 0, "") for h in range(hosts)]
-    places = {head.rank: place_of(head.rank, heads) for head in heads} if hosts <= 1024 else {}
+    positions = {head.rank: position_of(head.rank, heads) for head in heads} if hosts <= 1024 else {}
     hops = 0
-    for place in places.values():
-        depth, at = 0, place
+    for position in positions.values():
+        depth, at = 0, position
         while at.parent is not None:
-            depth, at = depth + 1, places[at.parent.rank]
+            depth, at = depth + 1, positions[at.parent.rank]
         hops = max(hops, depth)
-    most = max(len(p.children) for p in places.values())
+    most = max(len(p.children) for p in positions.values())
     return most + min(RANKS_A_HOST, ranks) - 1, hops + 1
 
 

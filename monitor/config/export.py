@@ -31,7 +31,7 @@ def block_of(settings: type[Any]) -> type[Block]:
 
 
 def _with_limits(hint: Any, metadata: dict[str, Any]) -> Any:
-    """Return a type with what `setting` says of it."""
+    """Return a type with the limits and the unit that `setting` gave its field."""
     unit = metadata.pop("unit", "")
     limited = Annotated[hint, Field(**metadata)] if metadata else hint
     return Annotated[limited, Unit(unit)] if unit else limited
@@ -65,7 +65,7 @@ else:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a block by its name, by which a pickled configuration finds its classes."""
+    """Return a block by its name: a pickled configuration looks its classes up here."""
     found = next((block for block in _blocks.values() if block.__name__ == name), None)
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,10 +16,10 @@ from trainsentry.monitor.errors import ConfigError
 _TYPE_NAMES = {"int", "str", "bool", "float", "dict"}
 
 LARGEST_FILE: Final = 1 << 20
-"""Largest configuration file, in bytes. A file with every key and a thousand patterns has some ten thousand."""
+"""Bytes of the largest configuration file; one with every key and a thousand patterns has some ten thousand."""
 
 MOST_ITEMS: Final = 100_000
-"""Most items of a configuration; an alias of YAML counts as all the items it stands for."""
+"""Items of a configuration at most; an alias of YAML counts as all the items that it stands for."""
 
 LONGEST_SHOWN: Final = 200
 """Characters of a wrong value that an error shows."""
@@ -104,7 +104,7 @@ def _parsers() -> dict[str, Any]:
 
 def explain(error: dict[str, Any], model: type[BaseModel]) -> str:
     """Return the sentence for a mistake that pydantic found: the key, the value and the allowed values."""
-    # Branches of a union appear in the location as their type's name; they are no key of the user's.
+    # Branches of a union appear in the location as their type's name; they are not keys of the user.
     path = [p for p in error["loc"] if isinstance(p, int) or (p.isidentifier() and p not in _TYPE_NAMES)]
     if error["type"] == "extra_forbidden" and (not path or path[-1] != error["loc"][-1]):
         path.append(error["loc"][-1])  # a key of the user's, whatever it looks like

@@ -49,7 +49,7 @@ def render_reference(model: type[BaseModel], title: str, command: str) -> str:
 
 
 def blocks_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the model and the models nested in it, each after the one it stands in, with the path of its key."""
+    """Yield the model and, depth first, the models nested in it, each with the path of its key."""
     yield path, model
     for name, field in model.model_fields.items():
         block = _block_in(field.annotation)

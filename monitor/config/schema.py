@@ -99,7 +99,7 @@ class Collect(Block):
 
 
 FALSE_ALARMS: Final = 0.05
-"""False alarms per 1,000 steps by default: one in 20,000 steps, which is a week of steps of half a minute."""
+"""Default false alarms per 1,000 steps: one in 20,000 steps, or in a week of steps of 30 s."""
 
 
 class Detect(Block):
@@ -307,7 +307,7 @@ class MonitorConfig(Block):
 
 
 def config_model() -> type[MonitorConfig]:
-    """Return the configuration's class: `MonitorConfig`, with a block for each exporter that is registered by now."""
+    """Return the configuration's class: `MonitorConfig`, with a block for each exporter registered so far."""
     names = table()
     return MonitorConfig if names == EXPORTERS else _with_exporters(tuple(names.items()))
 

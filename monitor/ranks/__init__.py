@@ -1,1 +1,1 @@
-"""The ranks of a run together, as the training processes see them."""
+"""Several ranks, in the training processes: their agreement, hangs, and ranks that are not watched."""

@@ -12,7 +12,7 @@ from trainsentry.monitor.schedule import Schedule
 PART: Final = "agreement of the ranks"
 
 AT_LEAST_EVERY: Final = 10
-"""Steps between two exchanges if nothing is sampled in between; a stop comes at most this much later."""
+"""Most steps between two exchanges, and so the longest delay of a stop."""
 
 MANY_RANKS: Final = 64
 """With at least this many ranks, an answer is taken after `LAG` steps: a ring of 4,096 ranks takes 0.4 s where a
@@ -28,36 +28,39 @@ NO_STOP, STOP, OVERFLOW_STOP = 0, 1, 2
 class Proposal:
     """One rank's proposal, or the ranks' agreement: the element-wise maximum of all proposals.
 
-    `dense_until` is the step before which everything is sampled. `unheard` is minus the number of settled incidents
-    that a rank has heard of, so that the maximum counts the incidents that every rank has heard of. `costs` are the
-    numbers of the overhead budget. `ahead` is the step number and `behind` is minus it: unless they add up to 0, the
-    ranks are at different steps.
+    `dense_until` is the step before which everything is sampled. `minus_settled` is minus the number of settled
+    incidents that a rank has received, so that the maximum counts the incidents that every rank has received. `costs`
+    are the numbers of the overhead budget. `max_step` is the step number and `minus_min_step` is minus it: unless they
+    add up to 0, the ranks are at different steps.
     """
 
     stop: int = NO_STOP
     dense_until: int = 0
-    unheard: int = -(2**40)
+    minus_settled: int = -(2**40)
     costs: tuple[float, ...] = ()
-    ahead: int = 0
-    behind: int = 0
+    max_step: int = 0
+    minus_min_step: int = 0
 
     def numbers(self, width: int) -> list[float]:
         """Return the proposal as numbers, the last `width` of them costs: the same length on every rank."""
         costs = [*self.costs, *[float("-inf")] * width][:width]  # gloo ends a process whose message has another size
-        return [*map(float, (self.stop, self.dense_until, self.unheard, self.ahead, self.behind)), *costs]
+        return [
+            *map(float, (self.stop, self.dense_until, self.minus_settled, self.max_step, self.minus_min_step)),
+            *costs,
+        ]
 
     @classmethod
     def of(cls, numbers: list[float]) -> "Proposal":
         """Rebuild a proposal from its numbers."""
-        stop, dense_until, unheard, ahead, behind = map(int, numbers[:5])
-        return cls(stop, dense_until, unheard, tuple(numbers[5:]), ahead, behind)
+        stop, dense_until, minus_settled, max_step, minus_min_step = map(int, numbers[:5])
+        return cls(stop, dense_until, minus_settled, tuple(numbers[5:]), max_step, minus_min_step)
 
 
 class Consensus:
     """Exchanges proposals at one boundary and takes the answer at a later one, so that no rank waits for another.
 
-    A single rank (`rendezvous` is None) agrees with itself at once. A rank that is not watched, or whose monitor has
-    failed, goes on taking part with empty proposals. After an answer that did not come, this rank takes part no more.
+    A single rank (`rendezvous` is None) decides at once. A rank that is not watched, or whose monitor has failed, still
+    takes part, with empty proposals. After a missing answer, this rank stops taking part.
     """
 
     def __init__(
@@ -80,23 +83,23 @@ class Consensus:
         self._proposed_at: int | None = None
 
     @classmethod
-    def of_one(cls, schedule: Schedule, guard: Guard) -> "Consensus":
+    def of_single_rank(cls, schedule: Schedule, guard: Guard) -> "Consensus":
         """Return the consensus of a single rank."""
         return cls(None, None, schedule, guard, costs=0)
 
     @property
-    def is_of_one(self) -> bool:
+    def is_single_rank(self) -> bool:
         """Whether there is a single rank, which decides at once."""
         return self.rendezvous is None
 
     @property
     def delay(self) -> int:
         """Steps from a proposal to its answer, with up to `MANY_RANKS` ranks."""
-        return 0 if self.is_of_one else 1
+        return 0 if self.is_single_rank else 1
 
     def at_boundary(self, step: int, proposal: Proposal) -> Proposal | None:
         """Return the answer that is due at the end of `step`, if there is one, and exchange proposals if it is time."""
-        if self.is_of_one:
+        if self.is_single_rank:
             self._sample_densely(step + 1, proposal.dense_until)
             return proposal
         agreed: Proposal | None = None
@@ -105,25 +108,25 @@ class Consensus:
             agreed = self.guard.run(PART, self._result)
         if self.hangs is not None:
             self.hangs.step_ended()
-        if agreed is not None and agreed.ahead <= step:  # else it was proposed before a rollback
+        if agreed is not None and agreed.max_step <= step:  # else it was proposed before a rollback
             self._sample_densely(step + 1, agreed.dense_until)
         if self.max_reduce is not None and self.exchanges(step):
-            proposal = replace(proposal, ahead=step, behind=-step)
+            proposal = replace(proposal, max_step=step, minus_min_step=-step)
             self.guard.run(PART, self.max_reduce.propose, proposal.numbers(self._costs))
             self._proposed_at = step
-        if agreed is not None and agreed.ahead != -agreed.behind:
+        if agreed is not None and agreed.max_step != -agreed.minus_min_step:
             self.guard.warn_once(
                 "steps of the ranks",
-                f"the ranks count steps differently: one ends step {-agreed.behind} as another ends step "
-                f"{agreed.ahead}. Statistics of whole tensors and sampling may not fit together.",
+                f"the ranks count steps differently: one ends step {-agreed.minus_min_step} while another ends step "
+                f"{agreed.max_step}. Statistics over all ranks may combine different steps.",
             )
         return agreed
 
     def exchanges(self, step: int) -> bool:
         """Whether proposals are exchanged at the end of `step`.
 
-        This depends on the step number and earlier agreements only. A rank that asked its own sampling, which a failure
-        may have changed, would leave the others waiting.
+        This depends on the step number and earlier agreements only. With its own sampling, which a failure may have
+        changed, a rank could leave the others waiting.
         """
         return step % self._every == 0 or (not self._many and step in self.schedule.dense)
 
@@ -139,23 +142,23 @@ class Consensus:
         numbers = None if self.max_reduce is None else self.max_reduce.result()
         return Proposal.of(numbers) if numbers is not None else None
 
-    def stop_after(self, step: int, agreed: Proposal | None, own: TrainingStopped | None) -> TrainingStopped | None:
-        """Return the stop to raise at the end of `step`, on every rank the same; `own` is the one asked for here."""
+    def stop_after(self, step: int, agreed: Proposal | None, request: TrainingStopped | None) -> TrainingStopped | None:
+        """Return the stop that every rank raises at the end of `step`; `request` is this rank's."""
         if self.rendezvous is None:
-            return own
+            return request
         stops = agreed is not None and agreed.stop
-        return self._stop_of_all(self.rendezvous, step, own) if stops else None
+        return self._stop_of_all(self.rendezvous, step, request) if stops else None
 
-    def _stop_of_all(self, rendezvous: Rendezvous, step: int, own: TrainingStopped | None) -> TrainingStopped:
-        """Return the stop asked for by the lowest rank that asked for one."""
-        mine = None if own is None else (isinstance(own, OverflowLimitReached), own.reason)
-        told = self.guard.run(PART, rendezvous.exchange, mine) or [mine]
-        asked = [(rank, *said) for rank, said in enumerate(told) if isinstance(said, list | tuple) and len(said) == 2]
+    def _stop_of_all(self, rendezvous: Rendezvous, step: int, request: TrainingStopped | None) -> TrainingStopped:
+        """Return the stop of the lowest rank that requested one."""
+        mine = None if request is None else (isinstance(request, OverflowLimitReached), request.reason)
+        found = self.guard.run(PART, rendezvous.exchange, mine) or [mine]
+        requests = [(rank, *r) for rank, r in enumerate(found) if isinstance(r, list | tuple) and len(r) == 2]
         here = rendezvous.rank
-        rank, overflow, reason = asked[0] if asked else (here, False, "another rank asked for a stop")
+        rank, overflow, reason = requests[0] if requests else (here, False, "another rank requested a stop")
         kind = OverflowLimitReached if overflow else TrainingStopped
         where = "" if rank == here else f"rank {rank}: "
-        return kind(step, f"{where}{reason}", own.incident if own is not None else None)
+        return kind(step, f"{where}{reason}", request.incident if request is not None else None)
 
     @property
     def broken(self) -> bool:
@@ -163,7 +166,7 @@ class Consensus:
         return PART in self.guard.disabled
 
     def close(self) -> None:
-        """Take the last answer, which the other ranks wait for too."""
+        """Wait for the last answer, as the other ranks do."""
         if self.max_reduce is not None:
             self.guard.run(PART, self.max_reduce.result)
 

@@ -1,7 +1,7 @@
 """Detects a step that does not end, and reports which rank the others wait for.
 
-A thread of the training process checks the clock periodically. It exchanges reports through the run's store, as
-collectives may be what hangs.
+A thread of the training process checks the clock periodically. It exchanges reports through the run's store, as a
+collective may be hanging.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ REPORT_SECONDS: Final = 5.0
 """Seconds to wait for the ranks' reports, beyond the interval at which each rank checks."""
 
 FRAMEWORKS: Final = frozenset({"torch", "deepspeed", "mindspore"})
-"""Package folders in whose code a waiting rank is."""
+"""Package folders; a waiting rank runs their code."""
 
 EXIT_STATUS: Final = 75
 """Exit status of a process that aborts (EX_TEMPFAIL of sysexits.h: try again)."""
@@ -77,12 +77,12 @@ class HangWatch:
     def _work(self) -> None:
         while not self._ended.wait(self._interval):
             try:
-                self._look()
+                self._check()
             except Exception:  # the thread's outermost frame: a lost store, a full disk
                 logger.exception("trainsentry: hang detection failed and is switched off; training goes on")
                 return
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         waited = self._clock() - self._last
         if self._steps < FIRST_STEPS or waited < self.seconds or self._reported_steps == self._steps:
             if self._reported and waited < self.seconds:
@@ -161,8 +161,8 @@ def describe_hang(
 ) -> tuple[list[int], str]:
     """Return the ranks that the others seem to wait for, and a message; `local` is this rank's report.
 
-    They are the ranks without a report, else those outside the calls in which the others wait, else those in an
-    earlier step, else those in the user's code while the others are in the framework's.
+    These are the first of: ranks without a report; ranks outside the calls in which the others wait; ranks in an
+    earlier step; ranks in the user's code while the others are in the framework's.
 
     >>> at = {"step": 7, "seconds": 60.0, "where": "train.py:3 (main)", "in_framework": False}
     >>> first = {**at, "rank": 0, "waits_for": "all_reduce number 3 of group 'world'"}

@@ -12,7 +12,7 @@ from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.ranks.consensus import Consensus
 from trainsentry.monitor.ranks.hang_watch import HangWatch
-from trainsentry.monitor.ranks.recorder_address import RecorderAddress, find_place
+from trainsentry.monitor.ranks.recorder_address import RecorderAddress, find_position
 from trainsentry.monitor.schedule import Schedule
 
 PATIENCE_SECONDS: Final = 60.0
@@ -30,7 +30,6 @@ class RankGroup:
         self, config: MonitorConfig, framework: Framework, rendezvous: Rendezvous, watched: list[int], guard: Guard
     ) -> None:
         self.rendezvous = rendezvous
-        self.speaks = rendezvous.rank == watched[0]
         self.schedule = Schedule(config, several_ranks=True)
         try:
             _check_same(config, rendezvous)
@@ -39,14 +38,14 @@ class RankGroup:
             raise
         costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
         max_reduce = framework.max_reduce(rendezvous, PATIENCE_SECONDS)
-        self.common = Consensus(rendezvous, max_reduce, self.schedule, guard, costs=costs)
+        self.consensus = Consensus(rendezvous, max_reduce, self.schedule, guard, costs=costs)
         self.hangs: HangWatch | None = None
         try:
             self._recorder_address: RecorderAddress | None = RecorderAddress(rendezvous.rank)
         except OSError as error:
             guard.warn_once("recorders of other ranks", f"no socket for other ranks can be opened: {error}")
             self._recorder_address = None
-        self.position = find_place(rendezvous, self._recorder_address, rendezvous.rank in watched)
+        self.position = find_position(rendezvous, self._recorder_address, rendezvous.rank in watched)
         many = len(watched) >= MANY_RANKS and config.ranks == "all"
         self.quiet = many and self.position is not None and not self.position.heads
 
@@ -58,7 +57,7 @@ class RankGroup:
         directory = Path(config.output_dir).absolute() / f"rank{rank}"
         store = self.rendezvous.store
         self.hangs = HangWatch(settings.seconds, report, store, directory, rank=rank, abort=settings.abort)
-        self.common.hangs = self.hangs
+        self.consensus.hangs = self.hangs
 
     def stop_listening(self) -> None:
         """Close the address for other ranks' recorders: this rank has no recorder to answer them."""
@@ -71,8 +70,8 @@ class RankGroup:
         if self.hangs is not None:
             self.hangs.close()
         self.stop_listening()
-        self.common.close()
-        self.rendezvous.close(broken=self.common.broken)
+        self.consensus.close()
+        self.rendezvous.close(broken=self.consensus.broken)
 
 
 def _check_same(config: MonitorConfig, rendezvous: Rendezvous) -> None:
@@ -82,17 +81,17 @@ def _check_same(config: MonitorConfig, rendezvous: Rendezvous) -> None:
         ConfigError: when another rank has a different one; names the rank and a key.
 
     """
-    own = config.model_dump(mode="json")
-    own.pop("output_dir")
-    text = json.dumps(own, sort_keys=True).encode()
+    here = config.model_dump(mode="json")
+    here.pop("output_dir")
+    text = json.dumps(here, sort_keys=True).encode()
     if len(set(map(str, rendezvous.exchange(hashlib.sha256(text).hexdigest())))) == 1:
-        return  # thousands of configurations for each of thousands of ranks would be gigabytes
-    for rank, told in enumerate(rendezvous.exchange(own)):
-        other = told if isinstance(told, dict) else {}
-        different = [key for key in own if own[key] != other.get(key)]
+        return  # the hashes first: configurations of thousands of ranks, sent to each rank, would be gigabytes
+    for rank, found in enumerate(rendezvous.exchange(here)):
+        other = found if isinstance(found, dict) else {}
+        different = [key for key in here if here[key] != other.get(key)]
         if different:
             key = different[0]
             raise ConfigError(
-                f"{key}: {own[key]!r} on rank {rendezvous.rank}, {other.get(key)!r} on rank {rank}; allowed: the same "
+                f"{key}: {here[key]!r} on rank {rendezvous.rank}, {other.get(key)!r} on rank {rank}; allowed: the same "
                 "configuration on every rank"
             )

@@ -11,20 +11,20 @@ from trainsentry.monitor.step_end import StepEnd
 
 
 class UnwatchedRank:
-    """Listens to the optimizers' steps and reads nothing. `steps` are the framework's, and remove the hooks."""
+    """Counts the optimizers' steps and reads no tensor. `steps` are the framework's hooks."""
 
-    def __init__(self, common: Consensus, schedule: Schedule, guard: Guard, start_step: int) -> None:
-        self.common = common
+    def __init__(self, consensus: Consensus, schedule: Schedule, guard: Guard, start_step: int) -> None:
+        self.consensus = consensus
         self.schedule = schedule
         self.guard = guard
         self.step = start_step
         self.stop: TrainingStopped | None = None
         self.steps: list[OptimizerSteps] = []
-        self.ends_elsewhere = False
+        self.ends_at_callback = False
         self._end = StepEnd(())
 
     def follow(self, steps: OptimizerSteps) -> None:
-        """Take steps to listen to, beside those that are listened to already."""
+        """Count the steps of further optimizers too."""
         self.steps.append(steps)
         self._end = StepEnd(id(optimizer) for optimizer in self.optimizers)
 
@@ -34,25 +34,25 @@ class UnwatchedRank:
         return [optimizer for steps in self.steps for optimizer in steps.optimizers]
 
     def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
-        """Do nothing: what an optimizer takes is not read here."""
+        """Do nothing: no tensor is read here."""
 
     def after_part(self, optimizer: Any) -> None:
         """Do nothing."""
 
     def after_optimizer(self, optimizer: Any) -> None:
-        """End the step with the last optimizer, unless a trainer's callback tells where steps end."""
-        if not self.ends_elsewhere and self._end.stepped(id(optimizer)):
+        """End the step after the last optimizer, unless a trainer's callback ends the steps."""
+        if not self.ends_at_callback and self._end.stepped(id(optimizer)):
             self.boundary()
 
     def update_refused(self, optimizer: Any) -> None:
-        """End the step."""
+        """End the step as after an update."""
         self.after_optimizer(optimizer)
 
     def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
         """Do nothing."""
 
     def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
-        """End the step, as where the optimizer was called."""
+        """End the step as after an update."""
         self.after_optimizer(optimizer)
 
     def boundary(self) -> None:
@@ -63,24 +63,24 @@ class UnwatchedRank:
 
         """
         step, self.step = self.step, self.step + 1
-        agreed = self.common.at_boundary(step, Proposal(stop=kind_of(self.stop)))
-        stop = self.common.stop_after(step, agreed, self.stop)
+        agreed = self.consensus.at_boundary(step, Proposal(stop=kind_of(self.stop)))
+        stop = self.consensus.stop_after(step, agreed, self.stop)
         if stop is not None:
             self.stop = None
             raise stop
 
     def step_marked(self) -> None:
-        """Take the program's own mark of a step's end, where no optimizer's call has told of it."""
-        told = [steps.have_told() for steps in self.steps]  # each is asked
-        if not any(told):
+        """End a step that the program marks, unless the optimizers' calls end the steps."""
+        seen = [steps.have_told() for steps in self.steps]  # a list, so that each is asked once per step
+        if not any(seen):
             self.boundary()
 
     def doing(self) -> dict[str, Any]:
-        """Return what this rank is doing, as far as it is known."""
+        """Return this rank's activity, as far as it is known."""
         return {"step": self.step, "waits_for": None, "call": None, "open": []}
 
     def go_to(self, step: int) -> None:
-        """Go on from another step."""
+        """Continue from another step."""
         self.step = step
         self.schedule.dense = range(0)
 

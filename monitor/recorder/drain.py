@@ -15,7 +15,7 @@ from trainsentry.monitor.recorder.ring import Ring
 logger = logging.getLogger("trainsentry")
 
 DRAIN_SECONDS: Final = 60.0
-"""Seconds that this may take: writing a ring of 16 MB takes one or two, and a hung disk must not delay the end of
+"""Seconds that draining may take: a ring of 16 MB takes one or two, and a hung disk must not delay the end of
 training."""
 
 

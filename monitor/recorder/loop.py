@@ -87,7 +87,7 @@ class Recorder:
             if not running:
                 break
             gone = self._wait()
-            self.session.look_around()
+            self.session.check_periodically()
             up_to = self.ring.head if gone or not self._announced else self._announced
             if gone:
                 state = "closed" if not self._drain(self.ring.head) else "trainer gone"

@@ -1,4 +1,4 @@
-"""Makes incidents of anomalies and publishes them: to the trainers, to the files, to the webhook."""
+"""Turns anomalies into incidents, and publishes these to the trainers, the files and the alerts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from trainsentry.monitor.recorder.sinks.events import Alerts
 from trainsentry.monitor.recorder.sinks.writers import Writers, WriterThread
 
 SETTLED_AFTER: Final = 2
-"""Records after which an incident's ranking stands even if no weight was read since it began."""
+"""Records after which an incident settles even if no weight was read since it began."""
 
 MAX_ANOMALY_LINES: Final = 5_000
 """Lines of `anomalies.jsonl` for one incident (about 1.7 MB); later anomalies are counted but not written."""
@@ -53,10 +53,10 @@ class Recording(Protocol):
     def is_root(self) -> bool:
         """Whether incidents are made here."""
 
-    def own_file(self, name: str) -> Path:
+    def rank_file(self, name: str) -> Path:
         """Return the path of a file of this rank."""
 
-    def write_own(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
+    def write_rank_file(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
         """Write a file of this rank, unless the rank is quiet."""
 
 
@@ -73,9 +73,9 @@ class IncidentPublisher:
     """Follows the incidents of a recording and publishes each change.
 
     Where the recorders of several ranks form a tree, the root makes the incidents and the others send it their
-    anomalies. An incident settles, which means that its ranking stands, once weights were read after it began.
-    Settled incidents are numbered from 1 in the order of settling; ranks compare these numbers to find out which
-    incidents all of them have heard of. Trainers act on settled incidents only.
+    anomalies. An incident settles, which makes its ranking final, once weights were read after it began. Settled
+    incidents are numbered from 1 in the order of settling; ranks compare these numbers to find the incidents that all
+    of them have received. Trainers act on settled incidents only.
     """
 
     def __init__(self, session: Recording) -> None:
@@ -116,19 +116,19 @@ class IncidentPublisher:
         self._settle_by(record)
 
     def observe(self, found: Sequence[Anomaly], step: int, *, activations: bool) -> None:
-        """Take the anomalies of one step of any rank; tell the trainers of a suspicion or of a changed incident."""
+        """Take the anomalies of one step of any rank; send the trainers a suspicion or a changed incident."""
         tree = self.session.rank_tree
         assembly = tree.assembly if tree is not None else None
         reached = assembly.heard_up_to(self.session.step) if assembly is not None else None
         changed = self.log.observe(step, found, activations=activations, reached=reached)
         if found and not self.log.is_open:
-            self._tell_trainers({"type": messages.SUSPICION, "step": step})
+            self._send_to_trainers({"type": messages.SUSPICION, "step": step})
         if changed is not None:
             self._published.setdefault(changed.id, _Published())
             self._publish(changed)
 
     def _settle_by(self, record: StepRecord) -> None:
-        """Settle the incidents whose ranking stands with this record: it holds weights, or enough records passed."""
+        """Settle the incidents whose ranking is final with this record: it holds weights, or enough records passed."""
         series = self.session.table.series
         for incident_id, published in self._published.items():
             if published.settled:
@@ -156,10 +156,10 @@ class IncidentPublisher:
 
     def _publish(self, incident: Incident) -> None:
         settled = self._published[incident.id].settled
-        self._tell_trainers({"type": messages.INCIDENT, "incident": incident.to_json(), "settled": settled})
+        self._send_to_trainers({"type": messages.INCIDENT, "incident": incident.to_json(), "settled": settled})
         self._write(incident)
 
-    def _tell_trainers(self, message: dict[str, Any]) -> None:
+    def _send_to_trainers(self, message: dict[str, Any]) -> None:
         """Send a message to this rank's trainer and, from the root, to all others."""
         self.session.send(message)
         if self.session.rank_tree is not None and self.session.is_root:
@@ -185,10 +185,10 @@ class IncidentPublisher:
         self.anomalies += len(found)
         self._lines += len(lines)
         if lines:
-            session.write_own(lambda: append_lines(session.own_file("anomalies.jsonl"), lines), record.step)
+            session.write_rank_file(lambda: append_lines(session.rank_file("anomalies.jsonl"), lines), record.step)
         overflow = self._overflow_line(record)
         if overflow is not None:
-            session.write_own(lambda: append_lines(session.own_file("overflow.jsonl"), [overflow]), record.step)
+            session.write_rank_file(lambda: append_lines(session.rank_file("overflow.jsonl"), [overflow]), record.step)
 
     def _overflow_line(self, record: StepRecord) -> dict[str, Any] | None:
         """Count a record's overflow; return its line of `overflow.jsonl`, or None if there is none to write."""
@@ -214,10 +214,10 @@ class IncidentPublisher:
         self.observe(found, step, activations=False)
         self.anomalies += len(found)
         lines = [{**a.to_json(), "restart": session.restart} for a in found]
-        session.journal.submit(lambda: append_lines(session.own_file("anomalies.jsonl"), lines), step)
+        session.journal.submit(lambda: append_lines(session.rank_file("anomalies.jsonl"), lines), step)
 
     def take_action(self, message: dict[str, Any]) -> None:
-        """Note with an incident what a trainer did about it; a recorder below the root sends the note up."""
+        """Add a trainer's action to an incident; a recorder below the root sends it up."""
         if not self.session.is_root and self.session.rank_tree is not None:
             self.session.rank_tree.up.message(message)
             return
@@ -226,11 +226,11 @@ class IncidentPublisher:
             self._publish(changed)
 
     def take_from_root(self, incident: dict[str, Any]) -> None:
-        """Note which incident the root has open; `incident` is its line."""
+        """Note the root's open incident; `incident` is its line."""
         self._open_at_root = incident["id"]
 
     def go_back(self) -> None:
-        """Go on from an earlier step: anomalies found from now on are another incident."""
+        """Continue from an earlier step: new anomalies begin another incident."""
         self.log.close_current()
         self.overflow.go_back()
 

@@ -18,7 +18,7 @@ class RecorderSettings:
 
     `config` is the validated configuration as plain data (`MonitorConfig.model_dump(mode="json")`); the properties read
     it. `output_dir` is absolute. `detect` is this rank's share of the false alarms with the user's detectors, None
-    without detection. `exporters` is the table of exporters, and `folders` are searched for the user's own ones.
+    without detection. `exporters` is the table of exporters; the user's own are imported from `folders`.
 
     `restart` numbers the starts of a run in one directory; `relay` counts the recorders of this start. `position` is
     the rank's position in the tree of recorders, None for a single rank; a `quiet` rank writes no files of its own
@@ -53,7 +53,7 @@ class RecorderSettings:
 
     @property
     def max_wait(self) -> float:
-        """Seconds that a writer or a full ring is waited for, in total per trouble."""
+        """Seconds to wait for a writer or a full ring at most, in total per trouble."""
         return float(self.config["export"]["max_wait"])
 
     @property
@@ -63,7 +63,7 @@ class RecorderSettings:
 
     @property
     def disk_quota(self) -> int:
-        """Bytes that the files of this rank may take."""
+        """Largest size of this rank's tables and event files, in bytes."""
         return int(self.config["disk_quota"])
 
     @property
@@ -72,7 +72,7 @@ class RecorderSettings:
         return max((part["every"] for part in self.config["collect"].values() if part is not None), default=1)
 
     def checks_overflow(self, *, in_incident: bool) -> bool:
-        """Whether overflows are written down: always, or only while an incident is open, or never."""
+        """Whether overflows are written: always, or only while an incident is open, or never."""
         on_incident = self.config["on_incident"]
         always = self.config["overflow_check"] is not None
         return always or (in_incident and on_incident is not None and bool(on_incident["overflow_check"]))
@@ -98,13 +98,13 @@ class RecorderSettings:
             lost=lost,
         )
 
-    # ------------------------------------------------------------------ files, and the way to the process
+    # ------------------------------------------------------------------ file names, and transfer to the process
 
-    def own_name(self, name: str) -> str:
-        """Return the name of a file of this run.
+    def file_name(self, name: str) -> str:
+        """Return a file's name, with this start's number if another run uses the directory too.
 
         >>> settings = RecorderSettings({}, "out", 0, restart=1, beside=True)
-        >>> settings.own_name("status.json"), settings.own_name("dump")
+        >>> settings.file_name("status.json"), settings.file_name("dump")
         ('status.r1.json', 'dump.r1')
         """
         if not self.beside:

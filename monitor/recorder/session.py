@@ -1,4 +1,4 @@
-"""One rank's recording: takes its records, has them judged and written, and answers the trainer."""
+"""Records one rank: judges its records, writes them through the sinks, and answers the trainer."""
 
 import math
 import time
@@ -58,7 +58,9 @@ class Session:
             self.table.define(settings.definitions)
         self.root = Path(settings.output_dir)
         self.directory = self.root / f"rank{settings.rank}"
-        self.incidents_file, self.run_file = (self.root / settings.own_name(n) for n in ("incidents.jsonl", "run.json"))
+        self.incidents_file, self.run_file = (
+            self.root / settings.file_name(n) for n in ("incidents.jsonl", "run.json")
+        )
         self.detection = detection_for(self.table, settings.detect)
         self.incidents = IncidentPublisher(self)
         self.gaps = Gaps(settings.gaps)
@@ -77,10 +79,10 @@ class Session:
         self.newest: Callable[[], tuple[int, float] | None] = lambda: None
         self.graph: dict[str, Any] = {}
         self.run: dict[str, Any] = {}
-        self._home = DirectoryWatch(self.directory)
+        self._directory_watch = DirectoryWatch(self.directory)
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
-        self._status_at = self._looked_at = self._renewed_at = -math.inf
-        self._blind: str | None = None
+        self._status_at = self._checked_at = self._renewed_at = -math.inf
+        self._detection_fault: str | None = None
         self._hang = HangReport(self.directory)
         self.alerts = Alerts(settings, self.directory, self.table, self.failed)
         self.status_exporters = StatusExporters(settings, self.directory, self.table, self.gaps)
@@ -102,7 +104,7 @@ class Session:
     # ------------------------------------------------------------------ records
 
     def take_record(self, record: StepRecord) -> None:
-        """Judge a record first, so that the trainer hears of an incident early; then write it."""
+        """Judge a record, so that the trainer receives an incident early; then write it."""
         self.step, self.records = max(self.step, record.step), self.records + 1
         self.time = record.time
         found = self._judge(record)
@@ -118,60 +120,60 @@ class Session:
         self.journal.settle()
         if self.records % QUOTA_STEPS == 0:
             self._keep_quota()
-        self.status_reporter.tell(self.sinks)
+        self.status_reporter.send(self.sinks)
         self._renew_status()
 
     def _judge(self, record: StepRecord) -> list[Anomaly]:
         """Run the detectors and update the incidents; if either fails, records are still written."""
-        if self._blind is not None:
-            self.gaps.note(DETECTION, record.step, record.step, self._blind)
+        if self._detection_fault is not None:
+            self.gaps.note(DETECTION, record.step, record.step, self._detection_fault)
         if self.detection is None:
             return []
         try:
             found = self.detection.judge(record)
             activations = bool(found) and bool(self.detection.facts.activation[record.ids].any())
             self.incidents.take(record, found, activations=activations)
-        except Exception as error:  # noqa: BLE001 - the edge of detection
-            self.detection, self._blind = None, f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - a detector may raise anything
+            self.detection, self._detection_fault = None, f"{type(error).__name__}: {error}"
             self.failed(DETECTION, error, record.step)
             return []
         return found
 
     def failed(self, part: str, error: Exception, step: int) -> None:
-        """Report a fault of ours to the trainer, which logs it where people look."""
+        """Report a fault of the recorder to the trainer, which logs it."""
         trace = "".join(traceback.format_exception(error))
         self.gaps.note(part, max(step, 0), max(step, 0), f"{type(error).__name__}: {error}")
         if part != DETECTION:  # detection stays off, so its gap stays open
             self.gaps.end(part)
         self.send({"type": messages.FAILURE, "part": part, "message": trace, "step": step})
 
-    def look_around(self) -> None:
-        """Once a second: report on the sinks, renew the claim on the directory, look for a step that hangs."""
+    def check_periodically(self) -> None:
+        """Once a second: report on the sinks, check the directory, renew its claim, look for a step that hangs."""
         now = time.monotonic()
-        if now - self._looked_at < STATUS_SECONDS:
+        if now - self._checked_at < STATUS_SECONDS:
             return
-        self._looked_at = now
-        self.status_reporter.tell(self.sinks)
-        self.write_own(lambda: self._home.look(self._rewrite_removed_files), self.step)
+        self._checked_at = now
+        self.status_reporter.send(self.sinks)
+        self.write_rank_file(lambda: self._directory_watch.check(self._rewrite_removed_files), self.step)
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
             self.journal.submit(lambda: renew(self.settings.claim), self.step)
         if self.is_root and self.detection is not None:
-            self._look_for_hang()
+            self._check_for_hang()
 
     def _rewrite_removed_files(self) -> None:
-        """Write again the files that are replaced as a whole, and the incidents: somebody has removed the directory."""
+        """Rewrite the incidents and the files that are replaced as a whole, as somebody removed the directory."""
         self.gaps.add(JOURNAL, self.settings.start_step, max(self.step, 0), f"{self.directory} was removed")
         incidents = [i.to_json() for i in self.incidents.incidents.values()] if self.is_root else []
         rewrite_removed_files(
             self.settings.claim,
-            (self.own_file("graph.json"), self.graph),
+            (self.rank_file("graph.json"), self.graph),
             (self.run_file, self.run),
             (self.incidents_file, incidents),
         )
 
-    def _look_for_hang(self) -> None:
-        """Make an incident of a step that hangs: the training process cannot report it through the ring."""
+    def _check_for_hang(self) -> None:
+        """Turn a step that hangs into an incident: the training process cannot report it through the ring."""
         found = self._hang.news()
         if found is not None:
             self.incidents.take_between_ranks([found], found.step)
@@ -184,11 +186,11 @@ class Session:
         if message["type"] == messages.INCIDENT:
             self.incidents.take_from_root(message["incident"])
             if self.settings.quiet and message["incident"]["rank"] == self.settings.rank:
-                self._speak_up()
+                self._begin_files()
         self.send(message)
 
-    def _speak_up(self) -> None:
-        """Begin to write this rank's own files, with the records kept of the last steps: an incident names it."""
+    def _begin_files(self) -> None:
+        """Begin to write this rank's files, with its kept records first: an incident names the rank."""
         claim = claim_start(self.directory, self.settings.restart)
         self.restart = claim.restart
         self.settings = replace(
@@ -199,7 +201,7 @@ class Session:
             self.writers.write(record)
         self._kept.clear()
         graph = self.graph
-        self.write_own(lambda: replace_json(self.own_file("graph.json"), graph), self.step)
+        self.write_rank_file(lambda: replace_json(self.rank_file("graph.json"), graph), self.step)
         self._renew_status("running")
 
     def write_global(self, record: StepRecord) -> None:
@@ -218,10 +220,10 @@ class Session:
             self._write_cost()
         elif kind == messages.SAMPLING:
             line = message["line"]
-            self.write_own(lambda: append_lines(self.own_file("sampling.jsonl"), [line]), line["step"])
+            self.write_rank_file(lambda: append_lines(self.rank_file("sampling.jsonl"), [line]), line["step"])
         elif kind == messages.GRAPH:
             self.graph = message["graph"]
-            self.write_own(lambda: replace_json(self.own_file("graph.json"), message["graph"]), self.step)
+            self.write_rank_file(lambda: replace_json(self.rank_file("graph.json"), message["graph"]), self.step)
         elif kind == messages.RUN:
             self.run = message["run"]
             self.journal.submit(lambda: write_run(self.run_file, message["run"]), self.step)
@@ -280,8 +282,8 @@ class Session:
         self.status_exporters.close()
         self.journal.submit(lambda: release(self.settings.claim), self.step, last=True)
         self.journal.close()
-        self.status_reporter.tell(self.sinks)
-        self.status_reporter.tell_end(self.files)
+        self.status_reporter.send(self.sinks)
+        self.status_reporter.send_end(self.files)
 
     def settle_all(self) -> None:
         """Settle every incident, so that its last state is written and sent to the trainers."""
@@ -302,9 +304,9 @@ class Session:
         """The threads that write files, and those of the exporters that show the status."""
         return [*self.files, *self.status_exporters.sinks]
 
-    def own_file(self, name: str) -> Path:
+    def rank_file(self, name: str) -> Path:
         """Return the path of a file of this rank."""
-        return self.directory / self.settings.own_name(name)
+        return self.directory / self.settings.file_name(name)
 
     def _keep_quota(self) -> None:
         for work in quota_works(self):
@@ -316,12 +318,14 @@ class Session:
             return
         self._status_at = now
         data = status_of(self, state or "running")
-        self.write_own(lambda: replace_json(self.own_file("status.json"), data), self.step, last=state is not None)
+        self.write_rank_file(
+            lambda: replace_json(self.rank_file("status.json"), data), self.step, last=state is not None
+        )
         if state is not None:
             self.journal.settle()  # the exporters read the file
         self.status_exporters.renew(self.step, now=state is not None)
 
-    def write_own(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
+    def write_rank_file(self, work: Callable[[], None], step: int, *, last: bool = False) -> None:
         """Write a file of this rank, unless the rank is quiet."""
         if not self.settings.quiet:
             self.journal.submit(work, step, last=last)

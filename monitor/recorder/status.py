@@ -69,28 +69,29 @@ def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[in
     return newest[0] - step, max(newest[1] - made, 0.0) if made else 0.0
 
 
-KINDS: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off": messages.FAILURE}
-"""The message to the trainer for each kind of a sink's news."""
+MESSAGES: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off": messages.FAILURE}
+"""The type of the message to the trainer for each kind of `SinkEvent`."""
 
 
 class StatusReporter:
-    """Sends the news of sinks, and the gaps, which the trainer keeps for a successor."""
+    """Sends the trainer the events of sinks, and the gaps, which it keeps for a successor."""
 
     def __init__(self, gaps: Gaps, send: Callable[[dict[str, Any]], None]) -> None:
         self.gaps = gaps
         self._send = send
-        self._told = 0
+        self._sent_changes = 0
 
-    def tell(self, sinks: Iterable[WriterThread]) -> None:
-        """Send the news since the last call."""
+    def send(self, sinks: Iterable[WriterThread]) -> None:
+        """Send the events and gaps since the last call."""
         for sink in sinks:
-            for news in sink.take_events():
-                self._send({"type": KINDS[news.what], "part": sink.name, "message": news.reason, "step": news.step})
-        if self.gaps.changes != self._told:
-            self._told = self.gaps.changes
+            for event in sink.take_events():
+                kind = MESSAGES[event.kind]
+                self._send({"type": kind, "part": sink.name, "message": event.reason, "step": event.step})
+        if self.gaps.changes != self._sent_changes:
+            self._sent_changes = self.gaps.changes
             self._send({"type": messages.GAPS, "gaps": self.gaps.to_json()})
 
-    def tell_end(self, files: Iterable[WriterThread]) -> None:
+    def send_end(self, files: Iterable[WriterThread]) -> None:
         """Send the end of the recording: every gap, and the reason when nothing could be written to `files`."""
         gaps = self.gaps.to_json()
         why = next((gap["reason"] for gap in gaps), None)

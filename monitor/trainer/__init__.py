@@ -1,1 +1,1 @@
-"""The training process's side of a step: collect, act on incidents, hand over."""
+"""The training process's part of each step: collect, send records, act on incidents."""

@@ -1,4 +1,4 @@
-"""Keeps the monitor's cost inside a budget: the costliest quantities are sampled less often, and more often again."""
+"""Keeps the monitor's cost within a budget: samples the costliest parts less often, and more often when it can."""
 
 import statistics
 from collections import deque
@@ -6,26 +6,26 @@ from collections.abc import Mapping
 from typing import Final
 
 SAMPLES: Final = 3
-"""Samples of a part's cost that are kept; the least counts, because noise and first calls only add."""
+"""Newest samples of a part's cost; the smallest is its cost, because noise and first calls only add time."""
 
 TRUSTED_SAMPLES: Final = 2
-"""Samples from which on a part's cost is believed: the first one defines series and loads code."""
+"""Samples before a part's cost is known: the first one also defines series and loads code."""
 
 STEPS_KEPT: Final = 20
-"""Steps whose usual time is the measure, as a median."""
+"""Newest steps; their median is the usual time of a step."""
 
 WIDEN_BELOW: Final = 0.8
-"""Share of the budget that must suffice before sampling is made denser again, so that it does not swing."""
+"""Share of the budget that denser sampling may cost, so that the intervals do not oscillate."""
 
 LONGEST: Final = 100_000
-"""Steps between two samples of a part, at most: an alarm of last resort stays possible."""
+"""Most steps between two samples of a part, so that a late alarm remains possible."""
 
 
 class Budget:
-    """Chooses, for each part, by what power of two its interval is stretched.
+    """Chooses the power of two by which each part's interval is stretched.
 
-    The cost is predicted from what each part took when it was sampled. What a step costs without any sample cannot
-    be thinned out and is taken off the budget first.
+    It predicts a step's cost from each part's cost per sample. The fixed cost of a step without samples is subtracted
+    from the budget first: sampling less often does not reduce it.
     """
 
     def __init__(self, share: float, every: Mapping[str, int]) -> None:
@@ -38,7 +38,7 @@ class Budget:
         self._samples = dict.fromkeys(every, 0)
 
     def note(self, plan: frozenset[str], bare: float, added: float, parts: Mapping[str, float]) -> None:
-        """Take a step's seconds: its own, those added, and those of each part; what is left is shared out."""
+        """Note a step's seconds: without the monitor, added, and by part; the parts share the rest."""
         self._bare.append(bare)
         sampled = {part: max(parts.get(part, 0.0), 1e-9) for part in plan if part in self.every}
         rest = added - sum(sampled.values())
@@ -49,22 +49,22 @@ class Budget:
             self._costs[part].append(seconds * factor)
 
     def measured(self) -> list[float]:
-        """Return what a decision rests on: the step's own seconds, the fixed ones, those of each part (0: unknown)."""
+        """Return the seconds for a decision: a step without the monitor, the fixed cost, each part (0: unknown)."""
         if not self._bare:
             return [0.0] * (2 + len(self.every))
         known = [min(c) if self._samples[p] >= TRUSTED_SAMPLES else 0.0 for p, c in self._costs.items()]
         return [statistics.median(self._bare), min(self._fixed), *known]
 
     def decide(self, measured: list[float]) -> bool:
-        """Set `stretch` by what was measured, here or as the greatest over all ranks; return whether it changed."""
+        """Set `stretch` from `measured`, of this rank or the maximum over all ranks; return whether it changed."""
         bare, fixed = measured[:2]
         costs = dict(zip(self.every, measured[2:], strict=True))
         if bare <= 0:
             return False
         allowed = self.share * bare - fixed
-        wanted = self._least(costs, allowed)
+        wanted = self._smallest_stretch(costs, allowed)
         if any(wanted[part] < self.stretch[part] for part in wanted) and self._predict(costs, self.stretch) <= allowed:
-            wanted = self._least(costs, WIDEN_BELOW * self.share * bare - fixed)
+            wanted = self._smallest_stretch(costs, WIDEN_BELOW * self.share * bare - fixed)
             wanted = {part: min(wanted[part], self.stretch[part]) for part in wanted}
         changed, self.stretch = wanted != self.stretch, wanted
         return changed
@@ -73,13 +73,13 @@ class Budget:
         """Return the added seconds of an average step."""
         return sum(seconds / (self.every[part] * stretch[part]) for part, seconds in costs.items())
 
-    def _least(self, costs: Mapping[str, float], allowed: float) -> dict[str, int]:
-        """Return the least stretching that keeps to `allowed` seconds a step, the costliest first."""
+    def _smallest_stretch(self, costs: Mapping[str, float], allowed: float) -> dict[str, int]:
+        """Return the smallest stretch within `allowed` seconds a step; the costliest part is stretched first."""
         stretch = dict.fromkeys(self.every, 1)
         while self._predict(costs, stretch) > allowed:
-            able = [part for part in stretch if self.every[part] * stretch[part] * 2 <= LONGEST and costs[part] > 0]
-            if not able:
+            parts = [part for part in stretch if self.every[part] * stretch[part] * 2 <= LONGEST and costs[part] > 0]
+            if not parts:
                 break
-            costliest = max(able, key=lambda part: costs[part] / (self.every[part] * stretch[part]))
+            costliest = max(parts, key=lambda part: costs[part] / (self.every[part] * stretch[part]))
             stretch[costliest] *= 2
         return stretch

@@ -1,4 +1,4 @@
-"""What the training process counts, for `status.json`."""
+"""Sends the counters of the training process to the recorder, for `status.json`."""
 
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -9,35 +9,35 @@ if TYPE_CHECKING:
     from trainsentry.monitor.trainer.step_loop import StepLoop
 
 COUNTERS_EVERY_SECONDS: Final = 1.0
-"""How often the trainer tells the recorder what it counted, for `status.json`."""
+"""Seconds between two sets of counters: as often as the recorder writes `status.json`."""
 
 
 class TrainerCounters:
-    """Tells the recorder what the trainer counted."""
+    """Sends the recorder the trainer's counters, and the graph of modules."""
 
     def __init__(self, loop: "StepLoop") -> None:
         self.loop = loop
-        self._told_at = 0.0
-        self._graph_told = -1
+        self._sent_at = 0.0
+        self._sent_nodes = -1
 
-    def tell_now_and_then(self) -> None:
-        """Tell, unless it was done a moment ago."""
+    def send_if_due(self) -> None:
+        """Send, unless the last counters are less than a second old."""
         now = time.monotonic()
-        if now - self._told_at >= COUNTERS_EVERY_SECONDS:
-            self._told_at = now
-            self.tell()
+        if now - self._sent_at >= COUNTERS_EVERY_SECONDS:
+            self._sent_at = now
+            self.send()
 
-    def tell(self) -> None:
-        """Send counters, and the graph when more of it is known."""
+    def send(self) -> None:
+        """Send the counters, and the graph if it has grown."""
         loop, flow = self.loop, self.loop.watch.flow
         loop.link.send(messages.COUNTERS, counters=counters_of(loop))
-        if flow.passes and self._graph_told != len(flow.order):
-            self._graph_told = len(flow.order)
+        if flow.passes and self._sent_nodes != len(flow.order):
+            self._sent_nodes = len(flow.order)
             loop.link.send(messages.GRAPH, graph=loop.watch.graph())
 
 
 def counters_of(loop: "StepLoop") -> dict[str, Any]:
-    """Return failures, skipped steps, what was left out, the monitor's own cost, and what the coming step samples."""
+    """Return failures, skipped steps, dropped records, the monitor's own cost, and the next step's samples."""
     failures = {part: {"count": f.count, "last": f.last} for part, f in loop.guard.failures.items()}
     return {
         "failures": failures,

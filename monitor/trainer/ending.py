@@ -1,4 +1,4 @@
-"""How a run ends: at the interpreter's exit, or without a recorder to write the last status."""
+"""Ends a run: closes monitors at the interpreter's exit, and writes the last status if nothing else can."""
 
 import atexit
 import time
@@ -13,11 +13,11 @@ from trainsentry.monitor.trainer.counters import counters_of
 from trainsentry.monitor.trainer.step_loop import StepLoop
 
 FLUSH_SECONDS: Final = 60.0
-"""How long `flush` and `close` wait for the recorder: a ring of 16 MB is written in a second or two."""
+"""Seconds that `flush` and `close` wait for the recorder; it writes a ring of 16 MB in a second or two."""
 
 
 class Closable(Protocol):
-    """Something that is closed at the interpreter's exit, unless it was before."""
+    """A monitor that can be closed at the interpreter's exit."""
 
     def close(self) -> None:
         """Close it."""
@@ -27,14 +27,14 @@ _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 
 
 def close_at_exit(monitor: Closable) -> None:
-    """Have `monitor` closed at the interpreter's exit, should it still be there."""
+    """Close `monitor` at the interpreter's exit, if it still exists."""
     if not _open:
         atexit.register(_at_exit)
     _open.add(monitor)
 
 
-def is_closed(monitor: Closable) -> None:
-    """Note that a monitor need not be closed any more."""
+def cancel_close_at_exit(monitor: Closable) -> None:
+    """Do not close `monitor` at exit: it is closed already."""
     _open.discard(monitor)
     if not _open:
         atexit.unregister(_at_exit)
@@ -46,35 +46,30 @@ def _at_exit() -> None:
 
 
 def end_recorder(loop: StepLoop, root: Path) -> None:
-    """Have everything written that was recorded, tell the last incidents, and end the recorder.
+    """Flush the recorder, announce the last incidents, and end the recorder.
 
-    A recorder that does not answer is not waited for twice; what it leaves, the link writes.
+    If it does not answer the flush, the second wait is skipped; the link writes the records that it leaves.
     """
     loop.publish(wait=True)
-    loop.counters.tell()
-    heard, answer = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
-    loop.triggers.hear(heard)
+    loop.counters.send()
+    received, answer = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
+    loop.triggers.receive(received)
     loop.triggers.announce_rest()
-    loop.counters.tell()
-    loop.triggers.hear(loop.link.close(FLUSH_SECONDS if answer is not None else 0.0))
+    loop.counters.send()
+    loop.triggers.receive(loop.link.close(FLUSH_SECONDS if answer is not None else 0.0))
     if loop.link.dead not in {None, CLOSED} and not loop.link.drained:
         _write_last_status(loop, root)
 
 
 def _write_last_status(loop: StepLoop, root: Path) -> None:
-    """Write `status.json` from the trainer, when nothing is left that could do it otherwise."""
+    """Write `status.json` from the trainer: the recorder and the link cannot."""
     status = {
         "schema_version": SCHEMA_VERSION,
         "state": f"recorder dead: {loop.link.dead}",
         "rank": loop.rank,
+        "step": loop.step - 1,
+        "gaps": loop.link.gaps.to_json(),
+        "updated": time.time(),
+        **counters_of(loop),
     }
-    replace_json(
-        root / f"rank{loop.rank}" / loop.link.settings.own_name("status.json"),
-        {
-            **status,
-            "step": loop.step - 1,
-            "gaps": loop.link.gaps.to_json(),
-            "updated": time.time(),
-            **counters_of(loop),
-        },
-    )
+    replace_json(root / f"rank{loop.rank}" / loop.link.settings.file_name("status.json"), status)

@@ -1,4 +1,4 @@
-"""The flight recorder's view: the last steps' records as a table, and the newest values by name."""
+"""Shows the flight recorder's records: all as a table, and the newest values by name."""
 
 import math
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def table_of_records(
     records: Sequence[StepRecord], table: SeriesTable, statistics: tuple[str, ...], last: int | None
 ) -> "pd.DataFrame":
-    """Return records as a table with a row per series and step.
+    """Return records as a table with a row per step and series.
 
-    Columns: step, rank, micro_step, order, name, quantity, index, the statistics, and `value`, which holds the
-    ratio of an update and the value of a scalar.
+    Columns: step, rank, micro_step, order, name, quantity, index, the statistics, and `value` (the ratio
+    of an update, or the value of a scalar).
     """
     import pandas as pd
 
@@ -61,7 +61,7 @@ def metrics_of(
     for record in reversed(records):
         if newest is not None and record.step != newest:
             break
-        # Parts of a step come in order, so an earlier part must not replace what a later one said.
+        # The newest record comes first here: an earlier part of the step must not replace a later one's values.
         part: dict[str, dict[str, float]] = {}
         for row, series_id in enumerate(record.ids.tolist()):
             if series_id in ids:

@@ -20,7 +20,7 @@ _FOUND_INF: Final = Series(FOUND_INF, FOUND_INF, scalar=True)
 
 @dataclass(frozen=True)
 class _Pending:
-    """Rows of a step that may still be on the device; `judged` says that the overflow rule has seen them."""
+    """Rows of a step that may still be on the device; `judged` is True once the overflow rule has seen them."""
 
     rows: PendingRows
     step: int
@@ -32,8 +32,8 @@ class _Pending:
 class Outbox:
     """Builds a record of each step's rows, sends it to the recorder, and keeps the newest records.
 
-    `recorded` holds at most `keep_bytes` of memory, and always the newest record. `judged` says that the open step was
-    looked at before its update.
+    `records` holds at most `keep_bytes` of memory, and always the newest record. `judged` is True once the
+    open step was judged before its update.
     """
 
     def __init__(self, link: RecorderLink, table: SeriesTable, rank: int, *, keep_bytes: int) -> None:
@@ -41,32 +41,32 @@ class Outbox:
         self.table = table
         self.rank = rank
         self.keep_bytes = keep_bytes
-        self.recorded: deque[StepRecord] = deque()
-        self.recorded_bytes = 0
+        self.records: deque[StepRecord] = deque()
+        self.held_bytes = 0
         self.judged = False
-        self._seen: tuple[int, StepRecord | None] = (0, None)
+        self._peeked: tuple[int, StepRecord | None] = (0, None)
         self._pending: deque[_Pending | StepRecord] = deque()
 
     def begin_step(self) -> None:
         """Forget the record of the last step."""
-        self._seen, self.judged = (0, None), False
+        self._peeked, self.judged = (0, None), False
 
-    def look(self, watch: ModelWatch, step: int, first_order: int, *, skipped: bool) -> StepRecord:
-        """Return the record of the open step's rows so far; it is the step's own if no row follows."""
+    def peek(self, watch: ModelWatch, step: int, first_order: int, *, skipped: bool) -> StepRecord:
+        """Return the record of the open step's rows so far; `end_step` keeps it if no row follows."""
         record = self._build(watch.rows.peek(), step, first_order, skipped=skipped)
-        self._seen, self.judged = (len(watch.rows), record), True
+        self._peeked, self.judged = (len(watch.rows), record), True
         return record
 
     def send_part(self, watch: ModelWatch, step: int, first_order: int, *, skipped: bool, examined: bool) -> StepRecord:
-        """Send the open step's rows so far as a record of their own, and return it; wait for their copy."""
+        """Wait for the open step's rows so far, send them as a record of their own, and return it."""
         record = self._build(watch.take(), step, first_order, skipped=skipped, examined=examined)
-        self._seen = (0, None)
-        self.hand_over(record)
+        self._peeked = (0, None)
+        self.send(record)
         return record
 
     def end_step(self, watch: ModelWatch, step: int, first_order: int, *, skipped: bool) -> None:
-        """Take the rows of a step that has ended; a device may still be copying them."""
-        rows, record = self._seen
+        """Queue the rows of a step that has ended; a device may still be copying them."""
+        rows, record = self._peeked
         if record is not None and rows == len(watch.rows):  # the update added no row to the record
             watch.rows.drop()
             self._pending.append(record)
@@ -89,21 +89,21 @@ class Outbox:
     def _build(
         self, rows: PendingRows, step: int, first_order: int, *, skipped: bool, examined: bool = False
     ) -> StepRecord:
-        """Return the record of rows, once their copy has arrived.
+        """Wait for the copy of rows, and return their record.
 
-        A fused optimizer that was told to skip says so in a row of its own.
+        A row with `found_inf` above 0 means that a fused optimizer skipped the update.
         """
         rows.wait()
         ids, layouts, values = rows.resolve()
-        told = self.table.known_id(_FOUND_INF)
-        skipped = skipped or (told is not None and bool(np.any(values[ids == told, VALUE] > 0)))
+        found_inf = self.table.known_id(_FOUND_INF)
+        skipped = skipped or (found_inf is not None and bool(np.any(values[ids == found_inf, VALUE] > 0)))
         return StepRecord(step, self.rank, ids, layouts, values, first_order, skipped, examined, time.time())
 
-    def hand_over(self, record: StepRecord) -> None:
-        """Send a record to the recorder and keep it for a while."""
+    def send(self, record: StepRecord) -> None:
+        """Send a record to the recorder, and keep it among the newest records."""
         record.forget_columns()
-        self.recorded.append(record)
-        self.recorded_bytes += record.held_bytes
-        while self.recorded_bytes > self.keep_bytes and len(self.recorded) > 1:
-            self.recorded_bytes -= self.recorded.popleft().held_bytes
+        self.records.append(record)
+        self.held_bytes += record.held_bytes
+        while self.held_bytes > self.keep_bytes and len(self.records) > 1:
+            self.held_bytes -= self.records.popleft().held_bytes
         self.link.send_record(record)

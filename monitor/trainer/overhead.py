@@ -1,4 +1,4 @@
-"""The monitor's cost in a run: measured at each boundary, and kept inside the budget where there is one."""
+"""Measures the monitor's cost at each step boundary, and keeps it within the budget, if there is one."""
 
 import math
 import statistics
@@ -16,13 +16,13 @@ from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.trainer.budget import Budget
 
 RECENT_STEPS: Final = 50
-"""Steps of the recent share: a few cycles of the default sampling, so that it is neither jumpy nor stale."""
+"""Steps in the recent share: five cycles of the default sampling, neither noisy nor out of date."""
 
 
 class Cost:
-    """Measures each step: wall time, host time in hooks and at boundaries, and what part of it each collector took.
+    """Measures each step's wall time, and the host time that hooks and boundaries add to it, by part.
 
-    Shares are of the time the training takes by itself: added ÷ (wall − added).
+    Shares relate to the training's own time: added ÷ (wall − added).
     """
 
     def __init__(self, guard: Guard, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -37,9 +37,9 @@ class Cost:
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
 
     def end_step(self) -> "tuple[float, float, dict[str, float]] | None":
-        """Close a step; return its seconds without the monitor, those added, and those of each part.
+        """End a step; return its seconds without the monitor, the added seconds, and those of each part.
 
-        The first step begins at an unknown time and gives None.
+        Returns None for the first step, whose start is unknown.
         """
         now, spent = self._clock(), self.guard.spent_ns_so_far() / 1e9
         by_part = {part: ns / 1e9 for part, ns in self.guard.spent_by.items()}
@@ -58,19 +58,19 @@ class Cost:
 
     @property
     def share(self) -> float:
-        """Added time of the whole run as a share of the training's own."""
+        """Added time of the whole run as a share of the training's own time."""
         return self.added / max(self.wall - self.added, 1e-9)
 
     @property
     def recent_share(self) -> float:
-        """The same over the last steps; a step that took long (an evaluation, a checkpoint) counts as a usual one."""
+        """The same over the last steps, at their median time: an evaluation or a checkpoint does not lower it."""
         if not self._recent:
             return 0.0
         usual = statistics.median(bare for bare, _ in self._recent)
         return statistics.fmean(added for _, added in self._recent) / usual
 
     def summary(self) -> dict[str, Any]:
-        """Return what `status.json` says about the cost. Seconds are of host time in the training process."""
+        """Return the cost for `status.json`, in seconds of host time in the training process."""
         return {
             "host_seconds": self.added,
             "seconds_a_step": self.added / max(self.steps, 1),
@@ -82,11 +82,11 @@ class Cost:
 PART: Final = "overhead budget"
 
 DECIDE_EVERY: Final = 5
-"""Steps between two decisions: a function of the step's number, so that all ranks decide together."""
+"""Steps between two decisions; the step number determines them, so that all ranks decide at the same step."""
 
 
 class Overhead:
-    """Measures steps and stretches the schedule; on several ranks `common` makes the decision that of all."""
+    """Measures steps and stretches the schedule's intervals; several ranks decide by their maximum costs."""
 
     def __init__(self, guard: Guard, schedule: Schedule, share: float | None) -> None:
         self.guard = guard
@@ -95,20 +95,23 @@ class Overhead:
         self.budget = Budget(share, schedule.every) if share is not None else None
 
     def end_step(self, plan: frozenset[str]) -> None:
-        """Close a step, in which `plan` was collected."""
+        """End a step in which the parts of `plan` were collected."""
         measured = self.cost.end_step()
         if self.budget is not None and measured is not None:
             self.budget.note(plan, *measured)
 
     def costs(self, step: int) -> tuple[float, ...]:
-        """Return what was measured, at the end of a step where all ranks decide; of all ranks the greatest count."""
+        """Return the measured seconds if all ranks decide at the end of `step`; the ranks agree on the maximum of each.
+
+        The first number is minus the step's own seconds, so that its maximum belongs to the fastest rank.
+        """
         if self.budget is None or step % DECIDE_EVERY:
             return ()
         bare, *costs = self.budget.measured()
         return (-bare, *costs)
 
     def decide(self, costs: Sequence[float]) -> bool:
-        """Decide by costs that are known to all ranks; return whether sampling changes from the coming step on."""
+        """Set the intervals by the costs that the ranks agreed on; return whether they change from the next step on."""
         if self.budget is None or not costs or not math.isfinite(costs[0]):
             return False
         if not self.guard.run(PART, self.budget.decide, [-costs[0], *costs[1:]]):
@@ -117,11 +120,11 @@ class Overhead:
         return True
 
     def sampling(self, step: int) -> dict[str, Any]:
-        """Return the line of `sampling.jsonl` that says how is sampled from `step` on."""
+        """Return the line of `sampling.jsonl` with the intervals from `step` on."""
         return {"step": step, "every": self.schedule.stretched, "recent_share": self.cost.recent_share}
 
     def summary(self) -> dict[str, Any]:
-        """Return what `status.json` says: seconds, shares, and the budget."""
+        """Return the overhead for `status.json`: seconds, shares, and the budget."""
         budget = self.budget.share if self.budget is not None else None
         seconds = {
             part: self.guard.spent_by[part] / 1e9 for part in (*PARTS, COMMUNICATION) if part in self.guard.spent_by
@@ -129,14 +132,14 @@ class Overhead:
         seconds["everything else"] = self.cost.added - sum(seconds.values())
         return {**self.cost.summary(), "seconds_by_part": seconds, "budget": budget}
 
-    def tell_at_end(
+    def print_summary(
         self,
         output_dir: str,
         incidents: int,
         gaps: Sequence[Mapping[str, Any]] = (),
         nothing_written: str | None = None,
     ) -> None:
-        """Say in one line, where people look as a run ends, what was watched, what it cost, and what is missing."""
+        """Print one line to standard error as the run ends: watched steps, incidents, overhead and gaps."""
         if not self.cost.steps:
             return
         where = f"Records are in {output_dir}"

@@ -1,4 +1,4 @@
-"""Judges a step before its update, and dumps or stops in time."""
+"""Judges a step before its update, so that its dump and its stop come at that very step."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from trainsentry.monitor.trainer.step_loop import StepLoop
 
 EXAMINATION_DISTANCE: Final = 100
-"""Least number of steps between two examinations without a dump's `cooldown_steps`, of which this is the default."""
+"""Fewest steps between two examinations if no dump is configured: the default of a dump's `cooldown_steps`."""
 
 
 class SameStep:
-    """With `same_step`, a step is judged, dumped and stopped before its update."""
+    """Judges, dumps and stops a step before its update, if `same_step` is on."""
 
     def __init__(self, loop: "StepLoop", config: MonitorConfig) -> None:
         self.loop = loop
@@ -22,14 +22,14 @@ class SameStep:
         self._last: int | None = None
 
     def go_back(self) -> None:
-        """Go on from another step; the next examination may come at once."""
+        """Continue from another step; the next examination may come at once."""
         self._last = None
 
     def judge(self, record: StepRecord) -> None:
         """Check the open step's record before the update uses its values; examine the step if one is wrong.
 
         Raises:
-            TrainingStopped: on a single rank, when an incident asks for a stop.
+            TrainingStopped: on a single rank, when an incident requests a stop.
             OverflowLimitReached: on a single rank, at the `overflow_nums`-th step with an overflow.
 
         """
@@ -42,35 +42,35 @@ class SameStep:
             self.stop_before_update()
 
     def _examine(self) -> None:
-        """Read weights and state out of turn, wait for the recorder's verdict, and act on it before the update."""
+        """Read weights and state off schedule, wait for the recorder's verdict, and act on it before the update."""
         loop = self.loop
         if self._last is not None and loop.step - self._last < self._distance:
             return
         self._last = loop.step
         loop.watch.examine()
-        self._hand_over(examined=True)
-        loop.triggers.hear(loop.link.wait_for_verdict(loop.step))
+        self._send_rows(examined=True)
+        loop.triggers.receive(loop.link.wait_for_verdict(loop.step))
         loop.triggers.act_before_update(loop.step)
 
     def stop_before_update(self) -> None:
-        """Raise the stop that was asked for; several ranks agree on it at the boundary instead.
+        """Raise the requested stop on a single rank; several ranks agree on it at the boundary instead.
 
         Raises:
-            TrainingStopped: the stop, on a single rank.
+            TrainingStopped: on a single rank, if a stop was requested.
 
         """
-        if not self.loop.common.is_of_one:
+        if not self.loop.consensus.is_single_rank:
             return
-        self._hand_over()
+        self._send_rows()
         stop = self.loop.triggers.take_stop()
         if stop is not None:
             raise stop
 
-    def _hand_over(self, *, examined: bool = False) -> None:
-        """Hand over the rows collected so far as a record of their own."""
+    def _send_rows(self, *, examined: bool = False) -> None:
+        """Send the rows collected so far as a record of their own."""
         loop = self.loop
         if len(loop.watch.rows):
             part = {"skipped": loop.skipped, "examined": examined}
-            record = loop.records.send_part(loop.watch, loop.step, loop.order, **part)
+            record = loop.outbox.send_part(loop.watch, loop.step, loop.order, **part)
             loop.order += len(record)
             loop.skipped_steps += record.skipped

@@ -1,4 +1,4 @@
-"""What a monitor puts into the user's checkpoint: the step, and what the detectors of one rank have learned."""
+"""The monitor's state in a user's checkpoint: the step, and the learned state of one rank's detectors."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,19 +14,19 @@ def state_of(step: int, detection: dict[str, Any] | None = None, rank: int = NO_
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state that a user gives back.
+    """Check a state that a user loads, and return it.
 
     Raises:
-        ValueError: when it is none of `state_dict`.
+        ValueError: when it did not come from `state_dict`.
 
     """
     detection = state.get("detection")
     if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
-        raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: what state_dict() returned")
+        raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: the result of state_dict()")
     return state_of(state["step"], detection, state.get("rank", NO_RANK))
 
 
 def detection_for(rank: int, state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a rank's detectors had learned; None when the state is another rank's, which held other shards."""
+    """Return the learned state for a rank's detectors; None if it is another rank's, which held other shards."""
     detection: dict[str, Any] | None = state["detection"] if state["rank"] in {rank, NO_RANK} else None
     return detection

@@ -1,4 +1,4 @@
-"""Scalars that the training loop logs: checked, and told apart within a step."""
+"""Checks the scalars that the training loop logs, and numbers the values of one name within a step."""
 
 from collections import Counter
 from typing import Any, Final
@@ -9,11 +9,11 @@ from trainsentry.collectors.backend import ModelWatch
 from trainsentry.collectors.guard import Guard
 
 MAX_LOGS: Final = 64
-"""Values of one name kept within a step, one a micro-step; more replace the last."""
+"""Values of one name kept within a step, one per micro-step; later ones replace the last."""
 
 
 class ScalarLog:
-    """Hands logged scalars to the collectors; a value that is none costs itself and nothing else."""
+    """Passes logged scalars to the collectors; reports a value that is not a scalar, and leaves it out."""
 
     def __init__(self, watch: ModelWatch, guard: Guard) -> None:
         self.watch = watch
@@ -21,10 +21,10 @@ class ScalarLog:
         self._counts: Counter[str] = Counter()
 
     def take(self, scalars: dict[str, Any]) -> None:
-        """Take values by name; the second value of a name within a step belongs to the second micro-step.
+        """Log values by name; the second value of a name within a step belongs to the second micro-step.
 
         Raises:
-            TypeError: when the guard is strict and a value is no scalar.
+            TypeError: when the guard is strict and a value is not a scalar.
 
         """
         for name, value in scalars.items():
@@ -38,7 +38,7 @@ class ScalarLog:
             self._counts[name] += 1
 
     def end_step(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts for the next step."""
         self._counts.clear()
 
 

@@ -1,4 +1,4 @@
-"""The training process's side of a step: collect, judge what must be judged at once, hand over, go on."""
+"""The training process's part of each step: collect, judge before the update, send records, open the next step."""
 
 import time
 from collections.abc import Callable
@@ -35,10 +35,10 @@ PART: Final = "step boundary"
 
 
 class StepLoop:
-    """Follows the steps of the watched optimizers, and does at each boundary what has to be done there.
+    """Does the monitor's work at each call of a watched optimizer and at each step boundary.
 
-    It is the `StepListener` of the collectors. `watch` is the framework's watched model. `owner` is the monitor that
-    the user holds: the optimizers' hooks keep the loop alive, and by it the monitor, and nothing else does.
+    It is the collectors' `StepListener`. `watch` is the framework's watched model. `owner` is the user's monitor: the
+    optimizers' hooks keep the loop alive, and only the loop keeps the monitor alive.
     """
 
     owner: Any = None
@@ -53,7 +53,7 @@ class StepLoop:
         triggers: Triggers,
         schedule: Schedule,
         overhead: Overhead,
-        common: Consensus,
+        consensus: Consensus,
         *,
         rank: int,
         start_step: int,
@@ -66,7 +66,7 @@ class StepLoop:
         self.triggers = triggers
         self.schedule = schedule
         self.overhead = overhead
-        self.common = common
+        self.consensus = consensus
         self.rank = rank
         self.step = start_step
         self.same_step = same_step
@@ -74,7 +74,7 @@ class StepLoop:
         self.overflow = self.pre_update_check.overflow
         nums = config.overflow_check.overflow_nums if config.overflow_check else -1
         self.limit = OverflowLimit(self.overflow, nums, triggers)
-        self.records = Outbox(link, table, rank, keep_bytes=config.ring_size)
+        self.outbox = Outbox(link, table, rank, keep_bytes=config.ring_size)
         self.steps = 0
         self.skipped_steps = 0
         self.grad_acc_steps: int | None = None
@@ -87,13 +87,13 @@ class StepLoop:
         self.scalars = ScalarLog(watch, guard)
         self._scale_noted = False
         self.counters = TrainerCounters(self)
-        self._closure = False
+        self._has_closure = False
         self._began: float | None = None
         self._shut = False
-        self.ends_elsewhere = False
+        self.ends_at_callback = False
 
     def go_to(self, step: int) -> None:
-        """Go on from another step, as after a checkpoint was loaded: nothing that was agreed on before holds."""
+        """Continue from another step, as after loading a checkpoint; earlier decisions of the ranks are void."""
         self.guard.run(PART, lambda: self.publish(wait=True))
         self.watch.rows.drop()
         self._end = StepEnd(id(o) for o in self.watch.optimizers)
@@ -104,29 +104,29 @@ class StepLoop:
         self.triggers.go_back()
         self.guard.run(PART, self._open)
 
-    # ------------------------------------------------------------------ what the collectors tell
+    # ------------------------------------------------------------------ called by the collectors
 
     def begin(self) -> None:
-        """Start (anew) after models were added: wait for all optimizers, open the current step."""
+        """Start, or restart with added models: expect a step of every optimizer, open the current step."""
         self._end = StepEnd(id(o) for o in self.watch.optimizers)
         self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))
         self._run(self._open)
 
     def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
-        """Collect what the update works with; judge it before the update where `same_step` asks for that."""
+        """Collect the update's inputs; with `same_step`, judge them before the update."""
         self._run(self._before, optimizer, has_closure)
 
     def after_optimizer(self, optimizer: Any) -> None:
-        """Collect what the update did; end the step with the last optimizer."""
+        """Collect the update's results; end the step after the last optimizer."""
         self._run(self._after, optimizer)
         self._stepped(optimizer)
 
     def after_part(self, optimizer: Any) -> None:
-        """Collect what the update of a part of an optimizer's parameters did."""
+        """Collect the results of updating a part of an optimizer's parameters."""
         self._run(self.watch.after_part, optimizer)
 
     def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
-        """Take the loss scale along, once a step."""
+        """Record the loss scale, once per step."""
         self._run(self._note_scale, scaler)
 
     def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
@@ -135,29 +135,29 @@ class StepLoop:
         self._stepped(optimizer)
 
     def update_refused(self, optimizer: Any) -> None:
-        """Record a step whose update did not happen, though no loss scale is sought."""
+        """Record a step whose optimizer refused to update, though it searches for no loss scale."""
         self._run(self._refused, optimizer)
         self._stepped(optimizer)
 
     def boundary(self) -> None:
-        """End a step that has no optimizer, or whose end is told by somebody else than its optimizers."""
-        if self.guard.held:  # nothing happens now but the recording of a graph
+        """End a step that has no optimizer, or whose end a trainer's callback reports."""
+        if self.guard.held:  # a graph is being captured: no step runs
             return
         if not self.updated:
             self._run(self._without_optimizer)
         self._end_step()
 
     def log(self, scalars: dict[str, Any]) -> None:
-        """Take scalars; the second value of a name within a step belongs to the second micro-step."""
+        """Log scalars; the second value of a name within a step belongs to the second micro-step."""
         self.guard.run("log", self.scalars.take, scalars)
 
     def _run(self, function: Callable[..., None], *args: Any) -> None:
-        """Run a part of the boundary; when it fails, nothing of the monitor stays attached to the model."""
+        """Run a part of the boundary; if it fails for good, detach the monitor from the model."""
         self.guard.run(PART, function, *args)
         if PART in self.guard.disabled and not self._shut and self.guard.in_training_process:
             self._shut = True
-            # With other ranks the steps go on being counted: they decide and stop together.
-            self.guard.run("close", self.watch.close if self.common.is_of_one else self.watch.stop_reading)
+            # With several ranks this one still counts steps, so that all ranks decide and stop together.
+            self.guard.run("close", self.watch.close if self.consensus.is_single_rank else self.watch.stop_reading)
 
     # ------------------------------------------------------------------ a step
 
@@ -165,14 +165,14 @@ class StepLoop:
         found_inf = getattr(optimizer, FOUND_INF, None)
         if found_inf is not None and self.schedule.plan(self.step):
             self.watch.log(FOUND_INF, found_inf, 0)
-        self._closure = has_closure
+        self._has_closure = has_closure
         self.watch.before_update(optimizer, gradients_ready=not has_closure)
         self._dump_before_update()
         if not has_closure:
             self._judge()
 
     def _after(self, optimizer: Any) -> None:
-        self.watch.after_update(optimizer, gradients_ready=self._closure)
+        self.watch.after_update(optimizer, gradients_ready=self._has_closure)
 
     def _skip(self, optimizer: Any) -> None:
         if not self.skipped and self.schedule.plan(self.step):
@@ -191,9 +191,9 @@ class StepLoop:
         self._judge()
 
     def _judge(self) -> None:
-        """With `same_step`, judge the rows so far before the update uses the values."""
+        """With `same_step`, judge the rows so far before the update uses their values."""
         if self.same_step and len(self.watch.rows):
-            record = self.records.look(self.watch, self.step, self.order, skipped=self.skipped)
+            record = self.outbox.peek(self.watch, self.step, self.order, skipped=self.skipped)
             self._same_step.judge(record)
 
     def _dump_before_update(self) -> None:
@@ -215,53 +215,53 @@ class StepLoop:
 
     def _stepped(self, optimizer: Any) -> None:
         self.updated = True
-        if self._end.stepped(id(optimizer)) and not self.ends_elsewhere:
+        if self._end.stepped(id(optimizer)) and not self.ends_at_callback:
             self._end_step()
 
     def _end_step(self) -> None:
-        """Close the step, decide with the other ranks, and open the next, whether or not our parts still work.
+        """Close the step, decide with the other ranks, and open the next step, even if a part has failed.
 
         Raises:
-            TrainingStopped: when a stop was asked for.
+            TrainingStopped: when a stop was requested.
 
         """
         self._run(self._close)
         step, self.step = self.step, self.step + 1
         proposal = self.guard.run(PART, lambda: self.triggers.proposal(self.step, self.overhead.costs(step)))
-        agreed = self.common.at_boundary(step, proposal or Proposal())
+        agreed = self.consensus.at_boundary(step, proposal or Proposal())
         self._run(self._begin, agreed)
-        stop = self.common.stop_after(step, agreed, self.triggers.stop)
+        stop = self.consensus.stop_after(step, agreed, self.triggers.stop)
         if stop is not None:
             self.triggers.take_stop()
             raise stop
 
     def _close(self) -> None:
-        """Close the step's rows, hand over what has arrived, and hear of what was found."""
+        """Close the step's rows, send the records that have arrived, and receive the recorder's messages."""
         self._note_times()
         self.watch.end_step()
         if self.guard.interrupted is not None:
             self._drop_open_step()
-        self.records.end_step(self.watch, self.step, self.order, skipped=self.skipped)
+        self.outbox.end_step(self.watch, self.step, self.order, skipped=self.skipped)
         if not self.skipped:
             self.grad_acc_steps = checked_micro_steps(self.grad_acc_steps, self.watch.micro_steps, self.step)
         self._dump(lambda dump: dump.end_step())
         self.publish()
         self.overhead.end_step(self._plan)
         self.steps += 1
-        self.triggers.hear(self.link.poll())
+        self.triggers.receive(self.link.poll())
 
     def _drop_open_step(self) -> None:
-        """Leave out a step that was interrupted inside the monitor: rows are missing, or are there twice."""
+        """Drop a step that Ctrl-C interrupted inside the monitor: rows may be missing or duplicated."""
         reason, self.guard.interrupted = f"{self.guard.interrupted} inside the monitor", None
         self.watch.rows.drop()
-        self.records.begin_step()
+        self.outbox.begin_step()
         self._note_gap(self.step, reason)
 
     def _note_gap(self, step: int, reason: str) -> None:
         self.link.send(messages.GAP, gap={"sink": RING, "first_step": step, "last_step": step, "reason": reason})
 
     def _note_times(self) -> None:
-        """With several ranks, record what was called, how long the step took, and how much of it was waiting."""
+        """With several ranks, record the order of the collectives, the step's seconds and the seconds of waiting."""
         began, self._began = self._began, time.perf_counter()
         order = self.watch.take_call_order()
         if order is not None and self._plan:
@@ -272,18 +272,18 @@ class StepLoop:
             self.watch.log(COMMUNICATION_SECONDS, waited, 0)
 
     def _begin(self, agreed: Proposal | None) -> None:
-        """Grant requests and open the next step."""
+        """Act on the ranks' agreement and open the next step."""
         self._begin_step()
-        self.triggers.grant(agreed, self.step)
+        self.triggers.act_on(agreed, self.step)
         if self.overhead.decide(agreed.costs if agreed is not None else ()):
             self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))
-        self.counters.tell_now_and_then()
+        self.counters.send_if_due()
         self._open()
         self._dump(lambda dump: dump.open_step(self.step))
 
     def _begin_step(self) -> None:
         self.order, self.skipped, self._scale_noted, self.updated = 0, False, False, False
-        self.records.begin_step()
+        self.outbox.begin_step()
         self.scalars.end_step()
 
     def _open(self) -> None:
@@ -291,17 +291,17 @@ class StepLoop:
         self.watch.open_step(self._plan)
 
     def doing(self) -> dict[str, Any]:
-        """Return what this rank is doing: its step, the collective it waits in, and those that are open."""
+        """Return this rank's activity: its step, the collective it waits in, and the open collectives."""
         return {"step": self.step, **self.watch.doing()}
 
     def publish(self, *, wait: bool = False) -> None:
-        """Hand over the records whose rows have arrived; with `wait`, all of them."""
-        for record, judged in self.records.arrived(wait=wait):
+        """Send the records whose rows have arrived; with `wait`, all of them."""
+        for record, judged in self.outbox.arrived(wait=wait):
             if not judged and self.overflow.judge(record) is not None:
                 self.limit.check(self.step)
             self.skipped_steps += record.skipped
             try:
-                self.records.hand_over(record)
+                self.outbox.send(record)
             except KeyboardInterrupt as error:
                 self._note_gap(record.step, f"{type(error).__name__} inside the monitor")
                 raise

@@ -20,9 +20,9 @@ OVERFLOWS: Final = frozenset({"nonfinite", "overflow"})
 class TargetedDump:
     """Dumps the tensors of an incident's suspects.
 
-    `now` dumps the step under way: weights, gradients and optimizer state; its activations are gone. `arm` dumps whole
-    later steps: activations and their gradients as they pass, the rest just before the update. `capture` finds and
-    `save` stores tensors of the framework. `done` takes an incident's id and a sentence about what was written.
+    `now` dumps weights, gradients and optimizer state of the current step; its activations are no longer in memory.
+    `arm` dumps whole later steps: activations and their gradients when they are computed, the rest just before the
+    update. `capture` finds the framework's tensors, `save` stores them. `done` takes an incident's id and a sentence.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TargetedDump:
         self._budget = 0
         self._incident: Incident | None = None
         self._until = -1
-        self._folder: StepDump | None = None
+        self._step_dump: StepDump | None = None
         self._step = -1
         self._tensors = 0
         self._left_out: list[str] = []
@@ -73,28 +73,28 @@ class TargetedDump:
         return self._last_step is None or step - self._last_step >= self.settings.cooldown_steps
 
     def now(self, incident: Incident, step: int) -> None:
-        """Dump what the step under way still holds: weights, gradients, optimizer state."""
+        """Dump weights, gradients and optimizer state of the current step."""
         self._begin(incident, step)
-        self._folder = self._open(step)
+        self._step_dump = self._open(step)
         self._take_held()
         self._write()
 
     def arm(self, incident: Incident, step: int) -> None:
-        """Dump the whole steps that begin with `step`, which is opened next."""
+        """Dump whole steps from `step` on, which is the next step to open."""
         if self._incident is None:
             self._begin(incident, step)
         self._until = step + self.settings.steps
 
     def open_step(self, step: int) -> None:
-        """Watch the suspects' modules during the coming step, if it is to be dumped."""
+        """Hook the suspects' modules for the next step, if it is to be dumped."""
         self.capture.close()
         if self._incident is None:
             return
         if step >= self._until:
             self._incident = None
             return
-        self._folder = self._open(step)
-        self.capture.attach(self._modules(), self._folder, self._may_save)
+        self._step_dump = self._open(step)
+        self.capture.attach(self._modules(), self._step_dump, self._may_save)
         if self.overflow_check and self._incident.kind in OVERFLOWS:
             folder = self.directory.parent / "overflow" / f"step{step}" / f"rank{self.rank}"
             head = {**self._head(folder, step), "task": "overflow_check", "dump_data_dir": None}
@@ -103,22 +103,22 @@ class TargetedDump:
 
     def before_update(self, step: int) -> None:
         """Add weights, gradients and optimizer state to the dump of `step`, if there is one."""
-        if self._folder is not None and self._step == step:
+        if self._step_dump is not None and self._step == step:
             self._take_held()
 
     def end_step(self) -> None:
         """Write the dump of the step that has ended, if there is one."""
         self.capture.close()
-        if self._folder is not None:
+        if self._step_dump is not None:
             self._write()
         self._end_check()
 
     def abandon(self) -> None:
-        """Give up the dump under way: remove its hooks and keep the files written so far."""
-        folder, self._folder, self._incident = self._folder, None, None
+        """Give up the current dump: remove its hooks and keep the files written so far."""
+        current, self._step_dump, self._incident = self._step_dump, None, None
         self.capture.close()
         check, self._check = self._check, None
-        for dump in (folder, check[0] if check is not None else None):
+        for dump in (current, check[0] if check is not None else None):
             if dump is not None:
                 dump.close()
 
@@ -132,13 +132,13 @@ class TargetedDump:
         check, self._check = self._check, None
         if check is None:
             return
-        folder, task = check
+        dump, task = check
         calls, first, _ = task.take_counts()
         if not calls:
-            folder.discard()
+            dump.discard()
             return
-        folder.close()
-        where = folder.directory.relative_to(self.directory.parent)
+        dump.close()
+        where = dump.directory.relative_to(self.directory.parent)
         if self._incident is not None:
             self.done(self._incident.id, f"overflow check: {where} ({calls} overflowing calls, the first {first})")
 
@@ -150,17 +150,17 @@ class TargetedDump:
             self.done(incident.id, f"replay: {self._run_again(self.replay, step)}")
 
     def _run_again(self, replay: Replay, step: int) -> str:
-        """Run the last forward pass twice; return whether the results were equal, and where they lie."""
+        """Run the last forward pass twice; return a sentence on whether the results are equal, and where they are."""
         folders = [self.directory / f"step{step}" / f"rank{self.rank}" / f"replay{i}" for i in range(2)]
         writers = [StepDump(folder, self._head(folder, step)) for folder in folders]
         try:
             outcome = replay.run(self._modules(), writers)
-        except Exception as error:  # noqa: BLE001 - the user's forward pass, run once more than it was meant to
+        except Exception as error:  # noqa: BLE001 - the user's forward pass may raise anything
             outcome = f"failed: {type(error).__name__}: {error}"
         if outcome != "done" or not all(writer.names for writer in writers):
             for writer in writers:
                 writer.discard()
-            return outcome if outcome != "done" else "not done: the suspects take no part in the forward pass"
+            return outcome if outcome != "done" else "not done: the forward pass uses none of the suspects"
         for writer in writers:
             writer.close()
         self.total_bytes += sum(f.stat().st_size for folder in folders for f in folder.rglob("*") if f.is_file())
@@ -197,13 +197,13 @@ class TargetedDump:
 
     def _keep(self, piece: Any) -> None:
         """Save one weight, gradient or state tensor, unless the dump has it or the budget is spent."""
-        folder = self._folder
-        if folder is None or piece.entry in folder.names:
+        dump = self._step_dump
+        if dump is None or piece.entry in dump.names:
             return
         name = piece.stem + self.save.SUFFIX
         if not self._may_save(name, piece.tensor):
             return
-        path = folder.tensor_path(name)
+        path = dump.tensor_path(name)
         self.save.save_tensor(piece.tensor, path)
         described = {**self.capture.describe(piece.tensor), "data_name": path.name}
         entry = self._held.setdefault(piece.entry, {})
@@ -226,34 +226,34 @@ class TargetedDump:
         return True
 
     def _write(self) -> None:
-        folder, self._folder = self._folder, None
-        if folder is None or self._incident is None:
+        dump, self._step_dump = self._step_dump, None
+        if dump is None or self._incident is None:
             return
         for name, content in self._held.items():
-            folder.entry(name, content)
-        if not folder.names:
-            folder.discard()
+            dump.entry(name, content)
+        if not dump.names:
+            dump.discard()
             return
-        folder.close({"holds": sorted({_kind(name) for name in folder.names}), "left_out": self._left_out})
-        where = folder.directory.relative_to(self.directory.parent)
+        dump.close({"holds": sorted({_kind(name) for name in dump.names}), "left_out": self._left_out})
+        where = dump.directory.relative_to(self.directory.parent)
         self.done(self._incident.id, f"dump: {where} ({self._tensors} tensors)")
 
 
 def verdict_on_replays(a: RankDump, b: RankDump) -> str:
-    """Return the conclusion from two runs of one forward pass: equal results acquit the device."""
+    """Return the conclusion from two runs of one forward pass: equal results rule out the device."""
     for row in compare_dumps(a, b, {}):
         if row.status != EQUAL:
             return (
-                f"two runs of the same forward pass part at {row.call} ({row.place}): the device, or an operation that "
-                f"is not deterministic; {a.directory} and {b.directory}"
+                f"two runs of the same forward pass first differ at {row.call} ({row.place}): the device is faulty, "
+                f"or an operation is not deterministic; {a.directory} and {b.directory}"
             )
     return (
-        f"two runs of the same forward pass are equal to the bit: it comes of data or numerics, not of the device; "
+        f"two runs of the same forward pass are bitwise equal: the cause is data or numerics, not the device; "
         f"{a.directory}"
     )
 
 
 def _kind(name: str) -> str:
-    """Return what kind of tensors an entry holds: `forward`, `backward`, `parameters_grad` or `optimizer_state`."""
+    """Return the kind of tensors in an entry: `forward`, `backward`, `parameters_grad` or `optimizer_state`."""
     parts = name.rsplit(".", 2)
     return parts[-1] if parts[-1] in {"forward", "backward"} else parts[-2]

@@ -7,6 +7,7 @@ from typing import Any, Final
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.guard import Guard
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.config.schema import OnIncident
 from trainsentry.monitor.errors import OverflowLimitReached, TrainingStopped
 from trainsentry.monitor.ranks.consensus import Consensus, Proposal, kind_of
@@ -22,25 +23,25 @@ WRITERS: Final = {
     "tensorboard": "tensorboard (the event file)",
     "journal": "journal (incidents.jsonl, anomalies.jsonl, status.json)",
 }
-"""The recorder's writers as messages to people name them."""
+"""The names of the recorder's writers in log messages."""
 
-LOOK_DISTANCE: Final = 10
-"""Least number of steps between two steps sampled for a suspicion, so that they cost no more than usual sampling."""
+SUSPICION_DISTANCE: Final = 10
+"""Fewest steps between two steps sampled for a suspicion, so that they cost no more than the default sampling."""
 
 Callback = Callable[[Incident], None]
 
 
 class Triggers:
-    """Acts once on each incident, as the configuration asks.
+    """Acts once on each incident, as configured.
 
-    The way of an incident: `hear` takes it from the recorder, `proposal` counts it, the ranks agree that all of them
-    have heard of it (a single rank agrees with itself), and `grant` acts on it. Until an incident has settled, steps
-    are sampled densely, so that the weights are read and its ranking settles.
+    `receive` takes an incident from the recorder, `proposal` counts it, the ranks agree that all of them have received
+    it (a single rank agrees at once), and `act_on` acts on it. A new incident makes the sampling dense, so that weights
+    are read and its ranking settles.
     """
 
-    def __init__(self, settings: OnIncident | None, common: Consensus, link: RecorderLink, guard: Guard) -> None:
+    def __init__(self, settings: OnIncident | None, consensus: Consensus, link: RecorderLink, guard: Guard) -> None:
         self.settings = settings
-        self.common = common
+        self.consensus = consensus
         self.link = link
         self.guard = guard
         self.dump: TargetedDump | None = None
@@ -49,29 +50,29 @@ class Triggers:
         self.stop: TrainingStopped | None = None
         self.stop_after_dump: int | None = None
         self.stop_before_update = False
-        self._looked: int | None = None
+        self._suspected_at: int | None = None
         self._suspicion = False
         self._new: list[int] = []
-        self._asked: list[int] = []
+        self._proposed: list[int] = []
         self._settled: dict[int, int] = {}
         self._just_settled: list[int] = []
-        self._granted = 0
+        self._acted = 0
 
-    # ------------------------------------------------------------------ hear
+    # ------------------------------------------------------------------ receive
 
-    def hear(self, heard: list[dict[str, Any]]) -> None:
-        """Take the recorder's messages; `grant` acts on them."""
-        for message in heard:
+    def receive(self, received: list[dict[str, Any]]) -> None:
+        """Take the recorder's messages; `act_on` acts on them."""
+        for message in received:
             if message["type"] == messages.INCIDENT:
-                self._hear_incident(message)
+                self._receive_incident(message)
             elif message["type"] == messages.SUSPICION:
                 self._suspicion = True
             elif message["type"] in {messages.FAILURE, messages.TROUBLE}:
-                self._hear_trouble(message)
+                self._report_trouble(message)
             elif message["type"] == messages.GOES_ON:
-                logger.warning("trainsentry: %s goes on", WRITERS.get(message["part"], message["part"]))
+                logger.warning("trainsentry: %s can be written again", WRITERS.get(message["part"], message["part"]))
 
-    def _hear_incident(self, message: dict[str, Any]) -> None:
+    def _receive_incident(self, message: dict[str, Any]) -> None:
         incident = Incident.from_json(message["incident"])
         known = self.incidents.get(incident.id)
         for action in known.actions if known is not None else ():
@@ -85,19 +86,19 @@ class Triggers:
             self._settled[number] = incident.id
             self._just_settled.append(incident.id)
 
-    def _hear_trouble(self, message: dict[str, Any]) -> None:
+    def _report_trouble(self, message: dict[str, Any]) -> None:
         """Log that a part of the recorder failed for good, or that it cannot write now."""
         part, text = message["part"], message["message"]
         name = WRITERS.get(part, part)
-        since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start on"
+        since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start"
         if message["type"] == messages.FAILURE:
-            logger.error("trainsentry: %s is switched off %s: %s", name, since, text)
+            logger.error("trainsentry: %s is off %s: %s", name, since, text)
         else:
-            logger.error("trainsentry: %s cannot be written %s, and is tried again: %s", name, since, text)
+            logger.error("trainsentry: %s cannot be written %s, retrying: %s", name, since, text)
         self.guard.note_failure(part, text)
 
     def note_action(self, incident_id: int, action: str) -> None:
-        """Record with an incident what was done about it."""
+        """Add an action to an incident, here and in the recorder."""
         known = self.incidents.get(incident_id)
         if known is not None:
             self.incidents[incident_id] = known.with_action(action)
@@ -107,26 +108,27 @@ class Triggers:
 
     def proposal(self, next_step: int, costs: tuple[float, ...] = ()) -> Proposal:
         """Return this rank's proposal; `next_step` is the first step that is not open yet."""
-        self._asked, self._new, self._just_settled = self._new, [], []
+        self._proposed, self._new, self._just_settled = self._new, [], []
         suspicion, self._suspicion = self._suspicion, False
         steps = self.settings.sample_every_step_for if self.settings is not None else 0
-        if steps and not self._asked:
+        if steps and not self._proposed:
             # A suspicion is too little for an incident; one step with everything sampled may show its cause.
-            steps = 1 if suspicion and (self._looked is None or next_step - self._looked >= LOOK_DISTANCE) else 0
-            self._looked = next_step if steps else self._looked
-        dense = next_step + self.common.delay + steps if steps else 0
+            rested = self._suspected_at is None or next_step - self._suspected_at >= SUSPICION_DISTANCE
+            steps = 1 if suspicion and rested else 0
+            self._suspected_at = next_step if steps else self._suspected_at
+        dense = next_step + self.consensus.delay + steps if steps else 0
         return Proposal(kind_of(self.stop), dense, -max(self._settled, default=0), costs)
 
     def act_before_update(self, step: int) -> None:
         """Act on incidents that settled in `step`, whose update has not happened yet.
 
-        A single rank decides now. Several decide at the boundary, so only the suspected rank dumps, and only what the
-        update is about to change.
+        A single rank decides now. Several ranks decide at the boundary, so here only the suspected rank dumps, and only
+        the tensors that the update is about to change.
         """
         just_settled = self._just_settled
-        if self.common.is_of_one:
-            agreed = self.common.at_boundary(step, self.proposal(step + 1))
-            self.grant(agreed, step + 1, under_way=step)
+        if self.consensus.is_single_rank:
+            agreed = self.consensus.at_boundary(step, self.proposal(step + 1))
+            self.act_on(agreed, step + 1, under_way=step)
             return
         for incident_id in just_settled:
             incident = self.incidents[incident_id]
@@ -135,24 +137,24 @@ class Triggers:
 
     # ------------------------------------------------------------------ act
 
-    def grant(self, agreed: Proposal | None, next_step: int, *, under_way: int | None = None) -> None:
-        """Act on what all ranks have agreed on; `next_step` is the first step that is not open yet.
+    def act_on(self, agreed: Proposal | None, next_step: int, *, under_way: int | None = None) -> None:
+        """Act on the ranks' agreement; `next_step` is the first step that is not open yet.
 
-        `under_way` is the step whose update has not happened yet, when this is called before an update.
+        Before an update, `under_way` is the current step; at a boundary it is None.
         """
         if agreed is None:
             return
         self._note_dense_sampling(agreed.dense_until - next_step, next_step)
         for number in sorted(self._settled):
-            if self._granted < number <= -agreed.unheard:
-                self._granted = number
+            if self._acted < number <= -agreed.minus_settled:
+                self._acted = number
                 self._act(self.incidents[self._settled[number]], next_step, under_way)
 
     def _note_dense_sampling(self, steps: int, next_step: int) -> None:
-        """Record the coming `steps` of dense sampling with their incidents; a suspicion's single step has none."""
+        """Add the next `steps` of dense sampling to their incidents; a suspicion's single step has none."""
         newest = [max(self.incidents)] if steps > 1 and self.incidents else []
-        for incident_id in (self._asked or newest) if steps > 0 else ():
-            self.note_action(incident_id, f"sampling every step from step {next_step} on, for {steps} steps")
+        for incident_id in (self._proposed or newest) if steps > 0 else ():
+            self.note_action(incident_id, f"sampling every step from step {next_step} on, for {counted(steps, 'step')}")
 
     def _act(self, incident: Incident, next_step: int, under_way: int | None) -> None:
         step = next_step if under_way is None else under_way
@@ -188,14 +190,14 @@ class Triggers:
     def announce_rest(self) -> None:
         """Announce the incidents that settled as the run ended, too late to act on them."""
         for number in sorted(self._settled):
-            if number > self._granted:
-                self._granted = number
+            if number > self._acted:
+                self._acted = number
                 self._announce(self.incidents[self._settled[number]])
 
     # ------------------------------------------------------------------ stop
 
     def _stop_for(self, incident_id: int, step: int, *, after_dump: bool) -> None:
-        """Ask for a stop at `step`, or once the dump that begins then is complete."""
+        """Request a stop at `step`, or when the dump that begins there is complete."""
         if after_dump and self.dump is not None and self.dump.last_step is not None:
             step = self.dump.last_step
             self.stop_after_dump = incident_id
@@ -205,7 +207,7 @@ class Triggers:
         self.note_action(incident_id, f"stop at step {step}")
 
     def dump_taken(self, step: int) -> None:
-        """Note that the dump of `step` is complete: a stop that waited for it is due before the update."""
+        """Note that the dump of `step` is complete: a stop that waited for it comes before the update."""
         if self.stop_after_dump is None or self.dump is None:
             return
         if self.dump.last_step is not None and step < self.dump.last_step and DUMP not in self.guard.disabled:
@@ -217,20 +219,20 @@ class Triggers:
         self.stop_before_update = True
 
     def take_stop(self) -> TrainingStopped | None:
-        """Return the stop that this rank asked for, if it did, and forget it."""
+        """Return the stop that this rank requested, if any, and forget it."""
         stop, self.stop, self.stop_before_update = self.stop, None, False
         return stop
 
     def go_back(self) -> None:
-        """Forget dense sampling, a waiting stop and a dump of steps that are run again."""
-        self.common.schedule.dense = range(0)
-        self._looked = self.stop_after_dump = None
+        """Forget dense sampling, a waiting stop and an armed dump, as the steps run again."""
+        self.consensus.schedule.dense = range(0)
+        self._suspected_at = self.stop_after_dump = None
         if self.dump is not None:
             self.guard.run(DUMP, self.dump.go_back)
 
 
 class OverflowLimit:
-    """Asks once for a stop, when `nums` steps had an overflow; never with -1."""
+    """Requests a stop, once, when `nums` steps had an overflow; never with -1."""
 
     def __init__(self, overflow: OverflowRule, nums: int, triggers: Triggers) -> None:
         self.overflow = overflow
@@ -238,7 +240,7 @@ class OverflowLimit:
         self.triggers = triggers
 
     def check(self, step: int) -> None:
-        """Ask for a stop at `step` if the limit is reached."""
+        """Request a stop at `step` if the limit is reached."""
         if self.nums < 0 or self.overflow.count < self.nums or self.triggers.stop is not None:
             return
         incident = max(self.triggers.incidents.values(), key=lambda i: i.id, default=None)

@@ -1,11 +1,11 @@
-"""Starts a run's recorder: its settings, `run.json`, the start's number in a directory, and the wiring to it."""
+"""Starts a run: claims its number in the directory, starts the recorder and the step loop, sends `run.json`."""
 
 import platform
 import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.rules.user_detectors import load_detectors
@@ -34,9 +34,9 @@ _claimed: dict[Path, int] = {}
 
 
 def claim_restart(directory: Path, *, writes: bool = True) -> Claim:
-    """Claim this start's number in a directory that other runs, of this or another process, may use too.
+    """Claim this start's number in a directory that other runs, of this or another process, may share.
 
-    A rank that writes nothing yet leaves no trace there; its recorder claims the number with the first file.
+    Without `writes` no file is created; the recorder claims a number with its first file.
     """
     number = max(next_restart(directory), _claimed.get(directory, -1) + 1)
     claim = claim_start(directory, number) if writes else Claim(None, number)
@@ -47,7 +47,7 @@ def claim_restart(directory: Path, *, writes: bool = True) -> Claim:
 def recorder_settings(
     config: MonitorConfig, root: Path, rank: int, start_step: int, claim: Claim, ranks: int = 1
 ) -> RecorderSettings:
-    """Return the settings of this rank's recorder, where `ranks` ranks are watched and share the false alarms."""
+    """Return the settings of this rank's recorder; the `ranks` watched ranks share the false alarms."""
     return RecorderSettings(
         config.model_dump(mode="json"),
         output_dir=str(root),
@@ -84,28 +84,29 @@ def check_number(name: str, value: Any, least: int) -> None:
     """Check an argument of `watch`.
 
     Raises:
-        ValueError: when it is neither None nor a whole number from `least` on.
+        ValueError: unless it is None or a whole number from `least` on.
 
     """
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
         raise ValueError(f"watch({name}): got {value!r}, allowed: a whole number from {least} on")
 
 
-def check_alone(config: MonitorConfig, world_size: int) -> None:
-    """Check that the configuration asks for no common decision of ranks that cannot agree.
+NO_COMMON_STOP: Final = "these ranks cannot agree on a stop, and a rank that stops alone leaves the others waiting"
+"""The reason why ranks without a connection to each other never stop the training."""
+
+
+def check_no_common_stop(config: MonitorConfig) -> None:
+    """Check that the configuration requests no stop, for ranks that cannot agree on one.
 
     Raises:
-        ConfigError: for a stop with several ranks.
+        ConfigError: for `on_incident.stop` or a limit of `overflow_nums`.
 
     """
-    if world_size == 1:
-        return
-    alone = "the ranks of this framework cannot agree on a stop, and one that stops alone leaves the others waiting"
     if config.on_incident is not None and config.on_incident.stop:
-        raise ConfigError(f"on_incident.stop: got {config.on_incident.stop!r}, allowed: false; {alone}")
+        raise ConfigError(f"on_incident.stop: got {config.on_incident.stop!r}, allowed: false; {NO_COMMON_STOP}")
     if config.overflow_check is not None and config.overflow_check.overflow_nums > 0:
         nums = config.overflow_check.overflow_nums
-        raise ConfigError(f"overflow_check.overflow_nums: got {nums}, allowed: -1; {alone}")
+        raise ConfigError(f"overflow_check.overflow_nums: got {nums}, allowed: -1; {NO_COMMON_STOP}")
 
 
 @dataclass(frozen=True)
@@ -148,17 +149,16 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     try:
         link = RecorderLink(settings, table)
     except BaseException:
-        release(settings.claim)  # the next start in this directory is the first
+        release(settings.claim)  # the next start in this directory may have the number
         raise
     schedule = rank_group.schedule if rank_group is not None else Schedule(config, several_ranks=run.world_size > 1)
-    common = rank_group.common if rank_group is not None else Consensus.of_one(schedule, guard)
-    triggers = Triggers(config.on_incident, common, link, guard)
+    consensus = rank_group.consensus if rank_group is not None else Consensus.of_single_rank(schedule, guard)
+    triggers = Triggers(config.on_incident, consensus, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
     dump = config.on_incident.dump if config.on_incident else None
     same_step = watch.on_host if dump is None or dump.same_step == "auto" else bool(dump.same_step)
-    triggers.dump = _targeted_dump(run, watch, root / settings.own_name("dump"), triggers)
-    speaks = rank_group.speaks if rank_group is not None else run.rank == watched[0]
-    if speaks:
+    triggers.dump = _targeted_dump(run, watch, root / settings.file_name("dump"), triggers)
+    if run.rank == watched[0]:
         described = describe_run(config, run.framework, run.world_size, run.start_step, claim.restart)
         link.send(messages.RUN, run=described)
     link.send(messages.GRAPH, graph=watch.graph())
@@ -176,7 +176,7 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
         triggers,
         schedule,
         overhead,
-        common,
+        consensus,
         rank=run.rank,
         start_step=run.start_step,
         same_step=same_step,
@@ -184,7 +184,7 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
 
 
 def _targeted_dump(run: RunStart, watch: ModelWatch, directory: Path, triggers: Triggers) -> TargetedDump | None:
-    """Return the dump of the suspects' tensors, None where the configuration wants none."""
+    """Return the dump of the suspects' tensors, or None if none is configured."""
     on_incident = run.config.on_incident
     if on_incident is None or on_incident.dump is None:
         return None
@@ -204,14 +204,15 @@ def _targeted_dump(run: RunStart, watch: ModelWatch, directory: Path, triggers: 
 
 def _rivals_in_words(claim: Claim, root: Path) -> str:
     """Return the warning that another run writes to the same directory."""
-    own = f"is number {claim.restart} there, and its tables carry .r{claim.restart}"
-    if claim.beside:
-        own += f", as do its status.r{claim.restart}.json, incidents.r{claim.restart}.jsonl and all its other files"
-    return f"another run is writing to {root} ({', '.join(claim.rivals)}): this one {own}. Give each its own output_dir"
+    number, files = claim.restart, "all its files" if claim.beside else "its tables"
+    return (
+        f"another run is writing to {root} ({', '.join(claim.rivals)}): this run is number {number} there, and the "
+        f"names of {files} carry .r{number}. Give each run its own output_dir"
+    )
 
 
 def check_installed(config: MonitorConfig) -> None:
-    """Check that the packages are installed that the exporters of a configuration need.
+    """Check that every package that the configured exporters need is installed.
 
     Raises:
         ConfigError: for the first package that is missing; it says how to install it.

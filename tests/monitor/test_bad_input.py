@@ -64,7 +64,7 @@ def test_calls_before_watch_and_a_step_beside_an_optimizer(monitor):
         monitor.log(loss=1.0)
     model = mlp()
     monitor.watch(model, sgd(model))
-    with pytest.raises(RuntimeError, match=r"leave monitor\.step"):
+    with pytest.raises(RuntimeError, match=r"remove the call of monitor\.step"):
         monitor.step()
 
 

@@ -20,15 +20,15 @@ def test_the_flight_recorder_counts_what_it_holds(out):
     collect = {"parameters": False, "optimizer_state": False, "updates": False, "activations": False}
     settings = {"output_dir": str(out), "collect": collect, "detect": False}
     with trainsentry.TrainMonitor(settings).watch(model, optimizer) as monitor:
-        kept = monitor._loop.records
+        kept = monitor._loop.outbox
         train(model, optimizer, 50, monitor)
         gc.collect()
         tracemalloc.start()
         try:
-            counted, held = kept.recorded_bytes, tracemalloc.get_traced_memory()[0]
+            counted, held = kept.held_bytes, tracemalloc.get_traced_memory()[0]
             train(model, optimizer, 500, monitor)
             gc.collect()
-            counted, held = kept.recorded_bytes - counted, tracemalloc.get_traced_memory()[0] - held
+            counted, held = kept.held_bytes - counted, tracemalloc.get_traced_memory()[0] - held
         finally:
             tracemalloc.stop()
     assert held < 1.3 * counted

@@ -36,7 +36,7 @@ CHANGES = {
 EXTENTS = {
     ("publisher.py", "take"),
     ("link.py", "wait_for_verdict"),
-    ("triggers.py", "hear"),
+    ("triggers.py", "receive"),
     ("triggers.py", "act_before_update"),
 }
 """The functions that do nothing but bring the incident on its way."""

@@ -54,11 +54,11 @@ def purpose_of(rank: int) -> str:
     return f"recorder of rank {rank}"
 
 
-def place_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> TreePosition:
+def position_of(rank: int, addresses: Sequence[Address], descriptor: int = -1) -> TreePosition:
     """Return a rank's position in the tree: ranks of a host send to its first rank, and the first ranks form a tree.
 
     >>> at = [Address(r, f"host{r // 2}", "", 0, "") for r in range(6)]
-    >>> [place_of(r, at).parent and place_of(r, at).parent.rank for r in range(6)]
+    >>> [position_of(r, at).parent and position_of(r, at).parent.rank for r in range(6)]
     [None, 0, 0, 2, 0, 4]
     """
     known = {address.rank: address for address in addresses}

@@ -1,1 +1,1 @@
-"""What the recorder writes to, each in a thread of its own, with its gaps."""
+"""The recorder's sinks, each with its own thread, and their gaps."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 STALE_SECONDS: Final = 600.0
-"""Age in seconds from which another host's claim counts as abandoned, ten times the interval of its renewal."""
+"""Seconds without a renewal after which another host's claim counts as abandoned: ten intervals of renewal."""
 
 RENEW_SECONDS: Final = 60.0
 """Seconds between two renewals of a claim; each costs a shared file system one request."""

@@ -31,7 +31,7 @@ class StatusExporters:
         return [sink for sink, _ in self.exporters]
 
     def renew(self, step: int, *, now: bool) -> None:
-        """Have the state shown; an exporter that cannot has a gap at this step."""
+        """Show the state with each exporter; one that cannot gets a gap at this step."""
         for sink, exporter in self.exporters:
             sink.settle()
             if sink.trouble or not sink.is_busy:
@@ -45,7 +45,7 @@ class StatusExporters:
 
 
 class Alerts:
-    """Exporters that send each incident; `failed` receives the key, the fault and the step of one that cannot."""
+    """Exporters that send each incident; `failed` receives the key, the fault and the step of one that fails."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Alerts:
 
 
 def begin_last_exports(settings: RecorderSettings, directory: Path, table: SeriesTable, incidents: int) -> None:
-    """Start the exporters of a run's end; `incidents` is the number of incidents that it had."""
+    """Start the exporters that run at the end; `incidents` is the run's number of incidents."""
     for entry, block in settings.exporters_at("end"):
         try:
             make_exporter(entry, block, settings.place(directory, table))(incidents)
-        except Exception:  # noqa: BLE001 - the run is over: only the log of the process can tell it
+        except Exception:  # noqa: BLE001 - the run is over: only standard error is left
             traceback.print_exc(file=sys.stderr)

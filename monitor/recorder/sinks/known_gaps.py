@@ -1,4 +1,4 @@
-"""The gaps that the training process knows: those that the recorder reported, and those that it cannot know."""
+"""The gaps that the training process knows: those of the recorder, and those that the recorder cannot know."""
 
 from typing import Any, Final
 
@@ -14,13 +14,14 @@ MAX_LOGGED: Final = 5
 class KnownGaps:
     """Keeps the gaps that the recorder reported, for its successor and the closing line.
 
-    `dropped` is a gap of the ring that the recorder does not know yet; `newest` is the newest step that was sent.
+    `known` are the gaps to pass to a successor. `dropped` is a gap of the ring that the recorder does not know yet and
+    learns of through the ring; `newest` is the newest step that was sent.
     """
 
     def __init__(self) -> None:
         self.dropped: dict[str, Any] | None = None
         self.newest = -1
-        self._known: list[dict[str, Any]] = []
+        self.known: list[dict[str, Any]] = []
         self._troubled: dict[str, int] = {}
         self._logged = 0
 
@@ -28,7 +29,7 @@ class KnownGaps:
         """Note a recorder's message about its gaps, or about a sink in trouble, for which it keeps writes."""
         kind = message["type"]
         if kind in {messages.GAPS, messages.CLOSED}:
-            self._known = message["gaps"]
+            self.known = message["gaps"]
         elif kind == messages.TROUBLE:
             self._troubled[message["part"]] = message["step"]
         elif kind in {messages.GOES_ON, messages.FAILURE}:
@@ -45,25 +46,20 @@ class KnownGaps:
 
     def add(self, sink: str, first: int, last: int, reason: str) -> None:
         """Note a gap."""
-        self._known = [*self._known, {"sink": sink, "first_step": first, "last_step": last, "reason": reason}]
+        self.known = [*self.known, {"sink": sink, "first_step": first, "last_step": last, "reason": reason}]
 
     def recorder_died(self) -> None:
         """Note the records that may be lost with the recorder: those that it kept for sinks in trouble."""
         for sink, step in self._troubled.items():
             first = max(step, 0)
-            self.add(sink, first, max(self.newest, first), "the recorder died with the writes that it kept for it")
+            self.add(sink, first, max(self.newest, first), "the recorder died with this sink's queued writes")
         self._troubled.clear()
-
-    @property
-    def known(self) -> list[dict[str, Any]]:
-        """The gaps to pass to a successor; it learns of dropped records through the ring."""
-        return self._known
 
     def end(self) -> None:
         """Add the dropped records to the known gaps: nothing more goes through the ring."""
         if self.dropped is not None:
-            self._known, self.dropped = [*self._known, self.dropped], None
+            self.known, self.dropped = [*self.known, self.dropped], None
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return all gaps as plain data."""
-        return [*self._known, *([self.dropped] if self.dropped is not None else [])]
+        return [*self.known, *([self.dropped] if self.dropped is not None else [])]

@@ -13,13 +13,13 @@ from trainsentry.monitor.recorder.sinks.claim import renew
 
 
 class DirectoryWatch:
-    """Holds a directory open, so that its removal shows: the file system gives its inode to no other meanwhile."""
+    """Notices a directory's removal: it is held open, so that no other directory gets its inode."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held = -1
 
-    def look(self, removed: Callable[[], None]) -> None:
+    def check(self, removed: Callable[[], None]) -> None:
         """Call `removed` if the directory was removed or replaced since the last call."""
         if self._held < 0:
             with contextlib.suppress(OSError):  # it does not exist yet
@@ -42,7 +42,7 @@ class DirectoryWatch:
             found = self.path.stat()
         except FileNotFoundError:
             return False
-        except OSError:  # the file system does not say it now
+        except OSError:  # the file system cannot answer now
             return True
         return held.st_nlink > 0 and (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino)
 
@@ -53,7 +53,7 @@ def rewrite_removed_files(
     run: tuple[Path, dict[str, Any]],
     incidents: tuple[Path, list[dict[str, Any]]],
 ) -> None:
-    """Write again, after a removal: the claim, `graph.json`, and, where they are missing, `run.json` and the incidents.
+    """Rewrite removed files: the claim, `graph.json`, and, if they are missing, `run.json` and the incidents.
 
     Each pair is a path and its content; empty content is left out.
     """

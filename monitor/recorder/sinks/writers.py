@@ -57,7 +57,7 @@ MAX_REPORTED: Final = 5
 class SinkEvent:
     """A change of a sink: it has `trouble` and retries, it `goes_on` again, or it is `off` for good."""
 
-    what: Literal["trouble", "goes_on", "off"]
+    kind: Literal["trouble", "goes_on", "off"]
     reason: str
     step: int
 
@@ -70,11 +70,12 @@ class _Write:
 
 
 class WriterThread:
-    """One sink. `submit` queues a write, `settle` waits for the queue, at most `max_wait` seconds per trouble.
+    """The thread of one sink.
 
-    A write that raises `OSError` is retried, and later writes wait in the queue, up to `kept_bytes`. Writes that do not
-    fit are a gap. Any other exception is a fault of the writer: its record is left out, and after `MAX_FAULTS`
-    consecutive faults the sink is off. `settle` never waits for a sink that is not `patient`.
+    `submit` queues a write, `settle` waits for the queue, at most `max_wait` seconds per trouble. A write that raises
+    `OSError` is retried, and later writes wait in the queue, up to `kept_bytes`. Writes that do not fit are a gap. Any
+    other exception is a fault of the writer: its record is left out, and after `MAX_FAULTS` consecutive faults the sink
+    is off. `settle` never waits for a sink that is not `patient`.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class WriterThread:
 
     @property
     def state(self) -> str:
-        """Its state for `status.json`."""
+        """The sink's state for `status.json`."""
         with self._changed:
             if self.off is None and self.trouble is not None:
                 return f"{self.trouble}; retrying, with {counted(len(self._writes), 'write')} in the queue"
@@ -121,7 +122,7 @@ class WriterThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether its queue holds writes."""
+        """Whether the queue holds writes."""
         with self._changed:
             return bool(self._writes)
 
@@ -267,14 +268,14 @@ class WriterThread:
             self._add_event("trouble", reason, step)
         self.trouble = reason
 
-    def _add_event(self, what: Literal["trouble", "goes_on", "off"], reason: str, step: int) -> None:
-        if self._reported <= MAX_REPORTED or what == "off":
-            self._events.append(SinkEvent(what, reason, step))
+    def _add_event(self, kind: Literal["trouble", "goes_on", "off"], reason: str, step: int) -> None:
+        if self._reported <= MAX_REPORTED or kind == "off":
+            self._events.append(SinkEvent(kind, reason, step))
 
 
 LOG_SECONDS: Final = 45.0
-"""Seconds that the end of an exporter that is not patient may take: it sends its queue, and some libraries upload
-files then."""
+"""Seconds that closing an exporter that is not patient may take: it sends its queue, and some libraries upload
+files."""
 
 GLOBAL: Final = "global"
 """The folder of the statistics over all ranks."""
@@ -312,26 +313,26 @@ class Writers:
         return [sink for sink, _ in self.exporters]
 
     def write(self, record: StepRecord) -> None:
-        """Have every exporter write a record."""
+        """Write a record with every exporter."""
         for sink, exporter in self.exporters:
             sink.submit(partial(exporter.write, record), record.step, record.nbytes)
         for sink, _ in self.exporters:
             sink.settle()
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Have numbers written that belong to no record, by the exporters that show them."""
+        """Write numbers that belong to no record, with the exporters that show them."""
         for sink, exporter in self.exporters:
             if isinstance(exporter, ScalarExporter):
                 _do(sink, partial(exporter.write_scalars, step, scalars), step)
 
     def write_incident(self, incident: Incident) -> None:
-        """Have an incident written beside the records, by the exporters that show it."""
+        """Write an incident with the exporters that show incidents."""
         for sink, exporter in self.exporters:
             if isinstance(exporter, IncidentExporter):
                 _do(sink, partial(exporter.write_incident, incident), incident.last_seen)
 
     def write_settings(self, run: Mapping[str, Any], step: int) -> None:
-        """Have the content of `run.json` written beside the records, by the exporters that show it."""
+        """Write the content of `run.json` with the exporters that show it."""
         for sink, exporter in self.exporters:
             if isinstance(exporter, SettingsExporter):
                 _do(sink, partial(exporter.write_settings, run), step)

@@ -61,9 +61,9 @@ def test_a_replay_tells_data_from_device_and_leaves_everything_as_it_was(out, tm
     assert torch.equal(rng, plain_rng)
     if not bad:
         assert all(torch.equal(state[n].nan_to_num(7), plain[n].nan_to_num(7)) for n in plain)
-        assert "equal to the bit: it comes of data or numerics, not of the device" in action
+        assert "bitwise equal: the cause is data or numerics, not the device" in action
     else:
-        assert "part at" in action
+        assert "first differ at" in action
         assert "the device, or an operation that is not deterministic" in action
     for i in range(2):
         folder = out / "dump" / f"step{FLIP}" / "rank0" / f"replay{i}"

@@ -113,12 +113,12 @@ def test_without_overflow_check_there_is_none(out):
 
 def test_incidents_of_a_recorder_that_took_over_are_acted_on_although_it_counts_from_one_again():
     guard, seen = Guard(), []
-    common = Consensus.of_one(Schedule(MonitorConfig()), guard)
-    triggers = Triggers(None, common, SimpleNamespace(send=lambda *_, **__: True), guard)
+    consensus = Consensus.of_single_rank(Schedule(MonitorConfig()), guard)
+    triggers = Triggers(None, consensus, SimpleNamespace(send=lambda *_, **__: True), guard)
     triggers.callbacks.append(lambda incident: seen.append(incident.id))
     for incident_id, settled in ((1, 0), (1, 1), (2, 2), (3, 1), (3, 1)):
         suspect = (incident_id, 5, 0, "w", "gradient", "nans", "nonfinite", "critical", 9.0, "w is NaN", (), (), 5, 5)
         message = {"type": "incident", "incident": Incident(*suspect).to_json(), "settled": settled}
-        triggers.hear([message])
-        triggers.grant(common.at_boundary(5, triggers.proposal(6)), 6)
+        triggers.receive([message])
+        triggers.act_on(consensus.at_boundary(5, triggers.proposal(6)), 6)
     assert seen == [1, 2, 3]
