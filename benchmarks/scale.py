@@ -117,7 +117,7 @@ def tree(ranks: int) -> tuple[int, int]:
     return most + min(RANKS_A_HOST, ranks) - 1, hops + 1
 
 
-def told_by(ranks: range, world: int) -> Comparison:
+def reports_of(ranks: range, world: int) -> Comparison:
     """Return a recorder that has heard one step of some ranks: their losses and times, and `CALLS` collectives."""
     comparison = Comparison()
     comparison.data_parallel = set(range(world))
@@ -147,11 +147,11 @@ def told_by(ranks: range, world: int) -> Comparison:
 
 def compare_time(ranks: int) -> tuple[float, int]:
     """Return seconds that the root takes to compare all ranks at one step, and the bytes of what comes to it."""
-    root = told_by(range(min(ranks, RANKS_A_HOST)), ranks)
+    root = reports_of(range(min(ranks, RANKS_A_HOST)), ranks)
     rest = range(RANKS_A_HOST, ranks)
     messages = []
     for part in range(FANOUT):
-        below = told_by(rest[part::FANOUT], ranks) if rest else Comparison()
+        below = reports_of(rest[part::FANOUT], ranks) if rest else Comparison()
         list(below.judge(0, final=False))
         messages += [(RANKS_A_HOST + part, json.dumps(message)) for message in below.left(0)]
     began = time.perf_counter()

@@ -71,7 +71,7 @@ class UnwatchedRank:
 
     def step_marked(self) -> None:
         """Take the program's own mark of a step's end, where no optimizer's call has told of it."""
-        told = [steps.have_told() for steps in self.steps]  # each is asked
+        told = [steps.ended_step() for steps in self.steps]  # each is asked
         if not any(told):
             self.boundary()
 

@@ -103,7 +103,7 @@ class Outbox:
         """Send a record to the recorder and keep it for a while."""
         record.forget_columns()
         self.recorded.append(record)
-        self.recorded_bytes += record.held_bytes
+        self.recorded_bytes += record.memory_bytes
         while self.recorded_bytes > self.keep_bytes and len(self.recorded) > 1:
-            self.recorded_bytes -= self.recorded.popleft().held_bytes
+            self.recorded_bytes -= self.recorded.popleft().memory_bytes
         self.link.send_record(record)

@@ -141,7 +141,7 @@ class StepLoop:
 
     def boundary(self) -> None:
         """End a step that has no optimizer, or whose end is told by somebody else than its optimizers."""
-        if self.guard.held:  # nothing happens now but the recording of a graph
+        if self.guard.suspended:  # nothing happens now but the recording of a graph
             return
         if not self.updated:
             self._run(self._without_optimizer)

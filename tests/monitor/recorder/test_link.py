@@ -24,7 +24,7 @@ def test_the_flight_recorder_is_bounded(out):
         train(model, optimizer, 600, monitor)
         loop = monitor._loop
         assert loop.records.recorded_bytes <= 2**20
-        assert loop.records.recorded_bytes == sum(r.held_bytes for r in loop.records.recorded)
+        assert loop.records.recorded_bytes == sum(r.memory_bytes for r in loop.records.recorded)
         assert len(set(monitor.records()["step"])) < 600
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
 
