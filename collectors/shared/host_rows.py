@@ -107,12 +107,12 @@ class ParameterIds:
             found = self._state_ids[key] = (ids, named)
         return found[0]
 
-    def id_before_reduction(self, named: Any, micro_step: int, holds: str) -> int:
-        """Return the series id of a gradient before reduction; `holds` names the micro-batches that it sums."""
-        key = (id(named), GRADIENT_UNREDUCED, micro_step, holds)
+    def id_before_reduction(self, named: Any, micro_step: int, summed: str) -> int:
+        """Return the series id of a gradient before reduction; `summed` names the micro-batches that it sums."""
+        key = (id(named), GRADIENT_UNREDUCED, micro_step, summed)
         found = self._ids.get(key)
         if found is None:
-            series = Series(named.name, GRADIENT_UNREDUCED, micro_step, holds, named.module, named.vpp_stage)
+            series = Series(named.name, GRADIENT_UNREDUCED, micro_step, summed, named.module, named.vpp_stage)
             found = self._ids[key] = (self.table.series_id(series), named)
         return found[0]
 
