@@ -1,4 +1,4 @@
-"""The model of the cost benchmarks: a GPT on a random Markov chain, in two sizes; and one training step of it."""
+"""The model of the cost benchmarks, a GPT on a random Markov chain in two sizes, and its training step."""
 
 import time
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Preset:
-    """A model, its batch, and the threads it is measured with."""
+    """The sizes of a model and its batch, and the number of threads."""
 
     layers: int
     width: int
@@ -61,7 +61,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual."""
+    """Attention and MLP, each after a norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Gpt(nn.Module):
 
 
 class Chain:
-    """Batches from a fixed random Markov chain with four successors a token, so that the loss really falls."""
+    """Batches from a fixed random Markov chain with four successors a token, so that the loss can fall."""
 
     def __init__(self, preset: Preset, seed: int) -> None:
         self.preset = preset
@@ -120,7 +120,7 @@ class Chain:
 
 
 class Training:
-    """One model with its optimizer and data, and perhaps a monitor."""
+    """One model with its optimizer and data, and an optional monitor."""
 
     def __init__(self, preset: Preset, seed: int = 0) -> None:
         torch.manual_seed(seed)
@@ -131,7 +131,7 @@ class Training:
         self.monitor: Any = None
 
     def step(self) -> float:
-        """Train one step; return its seconds, without the making of the batch."""
+        """Train one step; return its seconds, without those of making the batch."""
         inputs, targets = self.data.batch()
         start = time.perf_counter()
         logits = self.model(inputs)

@@ -1,4 +1,4 @@
-"""A Llama-like model, and AdamW with bf16 weights and float32 moments: the training of the GPU benchmark."""
+"""The training of the GPU benchmark: a Llama-like model, and AdamW with bf16 weights and float32 moments."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP behind RMS norms."""
+    """Attention and MLP, each after an RMS norm."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Llama(nn.Module):
                 nn.init.normal_(p, 0.0, 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss, computed in pieces so that the logits never exist as a whole."""
+        """Return the loss, computed in pieces so that all logits are never in memory."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -98,7 +98,7 @@ class Llama(nn.Module):
 
 
 class WideMoments(torch.optim.Optimizer):
-    """AdamW whose moments are float32 whatever the weights are."""
+    """AdamW with float32 moments for weights of any dtype."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 1e-4) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -112,7 +112,7 @@ class WideMoments(torch.optim.Optimizer):
                 if not self.state[p]:
                     self.state[p]["exp_avg"] = torch.zeros_like(p, dtype=torch.float32)
                     self.state[p]["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
-            for p in weights:  # one at a time, so that float32 copies of gradients do not add up
+            for p in weights:  # one at a time, so that only one float32 copy of a gradient exists
                 gradient = p.grad.float()
                 mean, square = self.state[p]["exp_avg"], self.state[p]["exp_avg_sq"]
                 mean.lerp_(gradient, 0.1)

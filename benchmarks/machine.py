@@ -1,4 +1,4 @@
-"""Describes the machine a benchmark ran on."""
+"""Describes the machine that runs a benchmark."""
 
 import os
 import platform

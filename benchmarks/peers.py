@@ -1,4 +1,4 @@
-"""A virtual environment that holds this project and the monitors it is measured beside, made once."""
+"""Makes, once, a virtual environment with this project and the monitors that it is compared with."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ PEERS = ["mindstudio-probe==26.2.0"]
 
 
 def peers_python() -> str:
-    """Return the interpreter that TRAINSENTRY_PEERS names, or else that of an environment made once."""
+    """Return the interpreter in TRAINSENTRY_PEERS, else that of an environment made on the first call."""
     given = os.environ.get("TRAINSENTRY_PEERS")
     if given:
         return given

@@ -1,4 +1,4 @@
-"""Step records of made-up series: correlated noise with heavy tails, on a log scale."""
+"""Makes step records of synthetic series: correlated noise with heavy tails, on a log scale."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ SCALARS = ("loss", "grad_norm")
 class Stream:
     """`count` series of four quantities, and two scalars; noise is Student's t of four degrees of freedom.
 
-    A fifth of its variance is common to a quantity, and it is autocorrelated (0.5 from step to step); scales differ
-    threefold between series. `deviation` is that of the scalars, on a log scale.
+    A fifth of its variance is common to all series of a quantity; its autocorrelation is 0.5 from step to step; scales
+    differ threefold between series. `deviation` is that of the scalars, on a log scale.
     """
 
     def __init__(self, count: int, seed: int, deviation: float = 0.2) -> None:
@@ -32,7 +32,7 @@ class Stream:
         self.step = 0
 
     def sizes(self) -> np.ndarray:
-        """Return the sizes of the next step."""
+        """Return the next step's value of each series."""
         noise = self.random.standard_t(4, len(self.ids)) / 2**0.5  # of variance one
         common = self.random.standard_t(4, 6) / 2**0.5
         fresh = 0.8**0.5 * noise + 0.2**0.5 * common[self.kind]
@@ -40,7 +40,7 @@ class Stream:
         return np.exp(self.level + self.scale * self.state)
 
     def record(self, sizes: np.ndarray) -> StepRecord:
-        """Return a record of these sizes as norms."""
+        """Return a record with these values as norms."""
         values = np.zeros((len(self.ids), COLUMNS))
         values[:, NORM] = sizes
         values[:, MAX], values[:, MIN] = sizes / 16, -sizes / 16

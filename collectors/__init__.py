@@ -1,1 +1,1 @@
-"""What is observed and how it becomes numbers: series, step records, statistics, hooks."""
+"""Observes a training process and turns tensors into numbers: hooks, statistics, series, step records."""

@@ -1,6 +1,6 @@
-"""What the monitor asks of a framework: `collectors/torch` and `collectors/mindspore` each answer it with a `backend`.
+"""Defines the interface of a framework, which `torch/backend.py` and `mindspore/backend.py` implement.
 
-`Model`, `Optimizer` and `Tensor` are the framework's own, so their type here is Any.
+Models, optimizers and tensors are the framework's own objects, so their type here is Any.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,36 +18,36 @@ from trainsentry.collectors.shared.model_graph import DataFlow
 
 
 class StepListener(Protocol):
-    """What is told about the steps of the watched optimizers. Its methods contain their own failures."""
+    """Receives the events of the watched optimizers' steps. Its methods contain their own failures."""
 
     def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
-        """An optimizer is about to update; with a closure its gradients are not there yet."""
+        """An optimizer is about to update; with a closure it has not computed its gradients yet."""
 
     def after_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has updated."""
+        """An optimizer has updated its parameters."""
 
     def after_part(self, optimizer: Any) -> None:
-        """An optimizer has updated a part of its parameters; more may follow before `after_optimizer`."""
+        """An optimizer has updated some of its parameters; more may follow before `after_optimizer`."""
 
     def update_refused(self, optimizer: Any) -> None:
-        """An optimizer met a value that is not finite and did not update, though it searches for no loss scale."""
+        """An optimizer found a non-finite value and did not update, although its loss scale is fixed."""
 
     def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
-        """A loss scaler is about to step an optimizer, or to skip it."""
+        """A loss scaler is about to step or skip an optimizer."""
 
     def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
         """A loss scaler has decided not to call the optimizer."""
 
 
 class OptimizerSteps(Protocol):
-    """Hooks that tell a `StepListener` where each optimizer's step begins and ends."""
+    """Hooks that report the begin and end of each optimizer's step to a `StepListener`."""
 
     @property
     def optimizers(self) -> Sequence[Any]:
-        """The optimizers whose steps are told."""
+        """The optimizers whose steps are reported."""
 
-    def have_told(self) -> bool:
-        """Whether the optimizers tell where steps end; asked once a step."""
+    def ended_step(self) -> bool:
+        """Whether the optimizers' own calls end the training step; read once a step."""
 
     def close(self) -> None:
         """Remove every hook."""
@@ -57,21 +57,21 @@ class OptimizerSteps(Protocol):
 
 
 class Store(Protocol):
-    """Where ranks leave texts for each other that are read without waiting for anyone's training."""
+    """Keeps texts that ranks write and read without waiting for each other's training."""
 
     @property
     def size(self) -> int:
         """The number of ranks."""
 
     def put(self, key: str, text: str) -> None:
-        """Leave a text."""
+        """Store a text."""
 
     def all(self, prefix: str) -> dict[int, str]:
-        """Return the texts that ranks left under `<prefix>/<rank>`, by rank."""
+        """Return the texts that ranks stored under `<prefix>/<rank>`, by rank."""
 
 
 class Rendezvous(Protocol):
-    """The ranks of a run, all of which take part, watched or not. `secret` is known to no one else."""
+    """Connects all ranks of a run, watched or not. Only they know `secret`."""
 
     rank: int
     size: int
@@ -79,30 +79,30 @@ class Rendezvous(Protocol):
 
     @property
     def store(self) -> Store:
-        """Where ranks leave texts for each other."""
+        """The texts that ranks store for each other."""
 
     @property
     def name(self) -> str:
-        """The name of the group that the monitor talks over, "" for none of the framework's."""
+        """The name of the framework's group that the monitor uses, "" where it uses none."""
 
     def exchange(self, mine: Any) -> list[Any]:
-        """Return what every rank gives, in the order of ranks."""
+        """Return every rank's `mine`, in the order of ranks."""
 
     def close(self, *, broken: bool = False) -> None:
-        """Leave; after a failed exchange (`broken`) without waiting for anyone."""
+        """Leave; after a failed exchange (`broken`) wait for no other rank."""
 
 
 class MaxReduce(Protocol):
-    """Finds the element-wise maximum of what the ranks propose, while their steps go on."""
+    """Finds the element-wise maximum of the ranks' proposals, while their steps go on."""
 
     def propose(self, values: Sequence[float]) -> None:
-        """Begin to agree on values, as many on every rank."""
+        """Propose values; every rank proposes the same number of them."""
 
     def result(self) -> list[float] | None:
         """Return the maximum of each value, waiting for the other ranks; None when nothing was proposed.
 
         Raises:
-            RuntimeError: when a rank has not proposed anything in time.
+            RuntimeError: when a rank does not propose in time.
 
         """
 
@@ -116,27 +116,27 @@ class StepRows(Protocol):
     def __len__(self) -> int: ...
 
     def peek(self) -> PendingRows:
-        """Return the rows so far and keep them."""
+        """Return the rows so far, without removing them."""
 
     def drop(self) -> None:
-        """Start anew."""
+        """Discard the rows."""
 
 
 class TensorCapture(Protocol):
-    """Whole tensors of chosen modules, for a targeted dump."""
+    """Saves whole tensors of chosen modules, for a targeted dump."""
 
     @property
     def framework(self) -> str:
         """The framework's name in `dump.json`."""
 
     def attach(self, modules: Collection[str], writer: EntryWriter, may_save: Callable[[str, Any], bool]) -> None:
-        """Describe the calls of modules, and save the tensors that `may_save` admits."""
+        """Describe the modules' calls, and save the tensors that `may_save` accepts."""
 
     def check_overflow(self, writer: EntryWriter) -> Any:
         """Record every call of the coming step that overflows."""
 
-    def held(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[DumpedTensorPlace]:
-        """Yield parameters, gradients and optimizer state of modules as they stand."""
+    def model_tensors(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[DumpedTensorPlace]:
+        """Yield the current parameters, gradients and optimizer state of modules."""
 
     def describe(self, tensor: Any) -> dict[str, Any]:
         """Return a tensor's entry in `dump.json`."""
@@ -149,11 +149,11 @@ class Replay(Protocol):
     """Runs the last forward pass again."""
 
     def run(self, modules: Collection[str], writers: Collection[EntryWriter]) -> str:
-        """Write what modules gave in each run; return what the runs show."""
+        """Write the modules' outputs of each run; return the conclusion."""
 
 
 class ModelWatch(Protocol):
-    """A watched model: reads it around the steps of its optimizers.
+    """Reads a watched model around the steps of its optimizers.
 
     The order of calls: `add`, `listen`, then in each step `open_step`, `before_update` and `after_update` for each
     optimizer, `end_step`, `take`.
@@ -168,31 +168,31 @@ class ModelWatch(Protocol):
 
     @property
     def flow(self) -> DataFlow:
-        """Which module feeds which, as far as it is known."""
+        """The known edges between modules: which module's output is another's input."""
 
     @property
     def capture(self) -> TensorCapture:
-        """Whole tensors of chosen modules."""
+        """Saves whole tensors of chosen modules."""
 
     @property
     def on_host(self) -> bool:
-        """Whether the host holds every parameter, so that values are there without waiting."""
+        """Whether every parameter is in host memory, so that its values are read without waiting."""
 
     @property
     def takes_boundaries(self) -> bool:
-        """Whether only the optimizers' calls tell where steps end."""
+        """Whether only the optimizers' calls mark the ends of steps."""
 
     @property
     def step_has_ended(self) -> bool:
-        """Whether the optimizers' calls have ended the step already; asked once a step."""
+        """Whether the optimizers' calls have already ended the step; read once a step."""
 
     @property
     def data_parallel(self) -> bool:
-        """Whether every rank has data of its own."""
+        """Whether each rank trains on its own data."""
 
     @property
     def seconds_waited(self) -> float | None:
-        """Seconds of this step spent in waiting for collectives; None where they are not seen."""
+        """Seconds that this step waited for collectives; None where they are not watched."""
 
     @property
     def micro_steps(self) -> int:
@@ -200,50 +200,50 @@ class ModelWatch(Protocol):
 
     @property
     def left_out(self) -> int:
-        """Passes and calls beyond what a record holds."""
+        """Passes and calls not recorded, because they exceed the limits of a record."""
 
     def add(self, model: Any, optimizer: Any, grad_scaler: Any) -> None:
-        """Check and take models and optimizers.
+        """Check models and optimizers, and watch them.
 
         Raises:
-            TypeError: for objects of another kind.
-            ValueError: for a model without parameters, one that is watched already, an optimizer of another model, or
-                a pattern that matches nothing.
+            TypeError: for objects that are no models, optimizers or loss scalers of the framework.
+            ValueError: for a model without parameters, a model already watched, an optimizer of another model, or a
+                pattern that matches nothing.
 
         """
 
     def listen(self, listener: StepListener) -> None:
-        """Tell a listener of the optimizers' steps from here on, those of models that are added later included."""
+        """Report the optimizers' steps to a listener from now on, also those of models added later."""
 
     def watch_communication(self) -> None:
-        """Watch collectives too, but for those of the monitor's own group."""
+        """Watch collectives too, except those of the monitor's own group."""
 
     def replay(self) -> Replay | None:
-        """Return what keeps the last forward pass and runs it again, None where the framework cannot."""
+        """Return a `Replay` of the last forward pass, None where the framework cannot replay."""
 
     def graph(self) -> dict[str, Any]:
         """Return the content of `graph.json`."""
 
     def open_step(self, plan: Plan) -> None:
-        """Prepare the next step: attach the hooks that its plan needs."""
+        """Attach the hooks that the next step's plan needs."""
 
     def before_update(self, optimizer: Any, *, gradients_ready: bool = True) -> None:
-        """Read the gradients, parameters and state that the coming update starts from."""
+        """Read gradients, parameters and optimizer state before an update."""
 
     def after_update(self, optimizer: Any, *, gradients_ready: bool = False) -> None:
-        """Read the update; also the gradients, where a closure computed them inside the step."""
+        """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
 
     def after_part(self, optimizer: Any) -> None:
-        """Read the update of a part of an optimizer's parameters."""
+        """Read how an update of some of an optimizer's parameters changed them."""
 
     def skipped(self, optimizer: Any) -> None:
-        """Read a step that was skipped: as before an update, with none to follow."""
+        """Read a skipped step: everything that is read before an update, and no update."""
 
     def without_optimizer(self) -> None:
-        """Read a step that ends without any optimizer's call."""
+        """Read a step that ends without an optimizer's call."""
 
     def examine(self) -> None:
-        """Read, out of turn, every parameter and all optimizer state not yet read in this step."""
+        """Read now every parameter and all optimizer state not yet read in this step."""
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
@@ -252,19 +252,19 @@ class ModelWatch(Protocol):
         """Append the scaler's current scale."""
 
     def take_call_order(self) -> int | None:
-        """Return a number that stands for this step's collectives, the same on every rank; None when unknown."""
+        """Return a hash of this step's sequence of collectives, equal on every rank; None when unknown."""
 
     def doing(self) -> dict[str, Any]:
-        """Return the collective that this rank waits in, and those that are open; called from another thread."""
+        """Return the collective that this rank waits for, and the open ones; called from another thread."""
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
 
     def take(self) -> PendingRows:
-        """Return the rows of the step, or of its part since the last call."""
+        """Remove and return the rows since the last call."""
 
     def stop_reading(self) -> None:
-        """Remove every hook but those that tell of the optimizers' steps."""
+        """Remove every hook except those on the optimizers' steps."""
 
     def close(self) -> None:
         """Remove every hook and patch."""
@@ -274,17 +274,17 @@ class ModelWatch(Protocol):
 
 
 class TensorFiles(Protocol):
-    """How tensors are saved."""
+    """Saves tensors to files."""
 
     @property
     def SUFFIX(self) -> str:  # noqa: N802 - a constant of a module
-        """Of the files' names."""
+        """The suffix of the files' names."""
 
     def save_tensor(self, tensor: Any, path: Path) -> None:
         """Write a tensor to a file."""
 
     def stored_bytes(self, tensor: Any) -> int:
-        """Return how many bytes a tensor's file has, without its header."""
+        """Return the bytes of a tensor's file without its header."""
 
 
 class Framework(Protocol):
@@ -292,13 +292,13 @@ class Framework(Protocol):
 
     @property
     def saving(self) -> TensorFiles:
-        """How tensors are saved."""
+        """The module that saves tensors to files."""
 
     def new_watch(self, table: SeriesTable, guard: Guard, settings: CollectSettings) -> ModelWatch:
-        """Return a watch that watches nothing yet."""
+        """Return a watch without models."""
 
     def follow(self, model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:
-        """Tell a listener of the optimizers' steps, on a rank where nothing is read.
+        """Report the optimizers' steps to a listener, on a rank that reads no tensors.
 
         Raises:
             TypeError, ValueError: as `ModelWatch.add` does.
@@ -312,7 +312,7 @@ class Framework(Protocol):
         """Return the framework, its version and the accelerator, for `run.json`."""
 
     def meet(self) -> Rendezvous | None:
-        """Wait until every rank has come; return None for a single rank, or where ranks cannot talk."""
+        """Wait until every rank has joined; return None for a single rank, or where ranks cannot connect."""
 
     def max_reduce(self, rendezvous: Any, max_wait: float) -> MaxReduce:
-        """Return a maximum over the ranks that waits at most `max_wait` seconds."""
+        """Return a `MaxReduce` that waits at most `max_wait` seconds for other ranks."""

@@ -1,4 +1,4 @@
-"""How hooks stay harmless: an exception of ours stops at the guard, and a copied model carries inert hooks."""
+"""Keeps hooks harmless: the guard contains the monitor's exceptions, and a copied model carries inert hooks."""
 
 import logging
 import os
@@ -17,11 +17,11 @@ logger = logging.getLogger("trainsentry")
 
 
 class PassThrough(RuntimeError):
-    """An exception that is meant for the training loop and goes through every guard."""
+    """An exception for the training loop, which every guard lets through."""
 
 
 class _Everything(set[str]):
-    """A set that contains every part: what a forked child has switched off."""
+    """A set that contains every part, so that all are switched off."""
 
     def __contains__(self, part: object) -> bool:
         return True
@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass
 class Failure:
-    """How often a part failed and what it said last; the traceback is logged once."""
+    """A part's failures: how many, the last message, and the first one's time in seconds since the epoch."""
 
     count: int
     last: str
@@ -50,12 +50,12 @@ class Failure:
 
 
 class Guard:
-    """Runs parts of the monitor so that their failures are logged once, counted, and contained.
+    """Runs parts of the monitor, contains their failures, counts them, and logs the first of each part.
 
-    A part that fails is switched off. With `strict`, exceptions go through. While `held` is above zero nothing runs,
-    as when a device records what it is asked to do instead of doing it. `interrupted` names what has ended a part in
-    the middle, such as a Ctrl-C, and stays until somebody has cleared up. In a forked child every part is off: the
-    child of a training process (a data loader's worker) is not the training process.
+    A part that fails is switched off. With `strict`, exceptions go through. While `suspended` is above zero no part
+    runs, as while a device captures a graph. `interrupted` names the exception that ended a part in the middle, such
+    as KeyboardInterrupt, until the caller has recovered. In a forked child every part is off: a data loader's worker
+    is not the training process.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -65,7 +65,7 @@ class Guard:
         self.spent_ns = 0
         self.spent_by: Counter[str] = Counter()
         self.in_training_process = True
-        self.held = 0
+        self.suspended = 0
         self.interrupted: str | None = None
         self._depth = 0
         self._since = 0
@@ -76,7 +76,7 @@ class Guard:
         known = self.failures.get(part)
         message = f"{type(error).__name__}: {error}"
         if known is None:
-            # What the file system says needs no traceback.
+            # The message of a file system error is enough.
             trace = message if isinstance(error, OSError) else "".join(traceback.format_exception(error))
             self.failures[part] = Failure(1, message, time())
             logger.error("trainsentry: %s failed and is switched off; training goes on. %s", part, trace)
@@ -86,33 +86,33 @@ class Guard:
         self.disabled.add(part)
 
     def refuse(self, part: str, error: Exception) -> None:
-        """Count something that could not be taken, log the first of its kind, and go on."""
+        """Count an object that cannot be read, and log the first of each kind; the part stays on."""
         part = f"{part} ({type(error).__name__})"
         if part not in self.failures:
-            logger.warning("trainsentry: %s: left out, and so are others like it. %s", part, error)
+            logger.warning("trainsentry: %s: skipped, as are all later ones of this kind. %s", part, error)
         self.note_failure(part, str(error))
 
     def warn_once(self, part: str, message: str) -> None:
-        """Log something that the user should know, once, and keep it for `status.json`."""
+        """Log a message for the user once, and keep it for `status.json`."""
         if part not in self.failures:
             logger.warning("trainsentry: %s", message)
         self.note_failure(part, message)
 
     def note_failure(self, part: str, message: str) -> None:
-        """Count a failure that was logged elsewhere and stays where it was, such as an exporter's."""
+        """Count a failure that another component logged, such as an exporter's; the part stays on."""
         known = self.failures.setdefault(part, Failure(0, message, time()))
         known.count += 1
         known.last = message
 
     def run(self, part: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function(*args)`; return None when the part is off or fails, or the guard is held.
+        """Call `function(*args)`; return None when the part is off or fails, or the guard is suspended.
 
         Raises:
-            PassThrough: always let through.
-            Exception: whatever was raised, when the guard is strict.
+            PassThrough: always.
+            Exception: any that the function raises, when the guard is strict.
 
         """
-        if self.held or part in self.disabled:
+        if self.suspended or part in self.disabled:
             return None
         start = perf_counter_ns()
         if self._depth == 0:
@@ -127,7 +127,7 @@ class Guard:
                 raise
             self.report(part, error)
             return None
-        except BaseException as error:  # Ctrl-C: whatever was under way is half done
+        except BaseException as error:  # Ctrl-C: the function is half done
             self.interrupted = type(error).__name__
             raise
         finally:
@@ -139,7 +139,7 @@ class Guard:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Have every part off for a while."""
+        """Switch every part off inside the `with` block."""
         disabled, self.disabled = self.disabled, _Everything()
         try:
             yield
@@ -147,20 +147,20 @@ class Guard:
             self.disabled = disabled
 
     def spent_ns_so_far(self) -> int:
-        """Return the nanoseconds spent in guarded calls, with those of the call under way."""
+        """Return the nanoseconds spent in guarded calls, including the current one."""
         return self.spent_ns + (perf_counter_ns() - self._since if self._depth else 0)
 
 
 INERT: Final = partial(sys.audit, "trainsentry.hook_of_a_copy")
-"""What a copy of a watched model carries in the place of a hook.
+"""Replaces a hook in a copy of a watched model.
 
-It takes any arguments, does nothing and returns None. It is made of the standard library alone, so that a
-pickled model loads on a machine without trainsentry.
+It takes any arguments, does nothing and returns None. It uses only the standard library, so that a pickled model
+loads on a machine without trainsentry.
 """
 
 
 class InertWhenCopied:
-    """Base of callable hooks: `copy.deepcopy` and `pickle` put `INERT` in their place."""
+    """Base of callable hooks, which `copy.deepcopy` and `pickle` replace by `INERT`."""
 
     __slots__ = ()
 

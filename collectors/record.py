@@ -1,4 +1,4 @@
-"""The step record: everything one rank saw in one step (or in one part of it)."""
+"""The step record: all rows of one rank in one step, or in one part of it."""
 
 import struct
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from trainsentry.collectors.statistics import COLUMNS
 _HEADER: Final = struct.Struct("=qqiiiid")
 _ROW_BYTES: Final = 4 + 4 + 8 * COLUMNS
 _OBJECT_BYTES: Final = 640
-"""Bytes of a record beside its rows: itself, its arrays and the allocator's rounding; tracemalloc says 510 to 590."""
+"""Bytes of a record without its rows: object, arrays and the allocator's rounding; tracemalloc measures 510 to 590."""
 
 
 def as_index(ids: npt.NDArray[np.int32]) -> Any:
-    """Return ids as a slice where they are consecutive, else as they are."""
+    """Return ids as a slice where they are consecutive, else unchanged."""
     n = len(ids)
     if n and int(ids[-1]) - int(ids[0]) == n - 1 and (np.diff(ids) == 1).all():
         return slice(int(ids[0]), int(ids[0]) + n)
@@ -26,12 +26,12 @@ def as_index(ids: npt.NDArray[np.int32]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Rows seen in one step of one rank, in execution order.
+    """The rows of one rank in one step, in execution order.
 
-    `ids` and `layouts` are int32 of shape (n,), indices into the rank's `SeriesTable`; `values` is float64 of
-    shape (n, COLUMNS). A step may come in several parts, whose orders continue: `first_order` is the order of
-    row 0. `skipped` says that the loss scaler skipped the update; `examined`, that parameters and optimizer
-    state were read out of turn because something was wrong. `time` is seconds since the epoch.
+    `ids` and `layouts` are int32 of shape (n,), indices into the rank's `SeriesTable`; `values` is float64 of shape
+    (n, COLUMNS). A step may have several records, which number their rows consecutively: `first_order` is the number
+    of row 0. `skipped`: the loss scaler skipped the update. `examined`: parameters and optimizer state were read at an
+    unplanned step because of an anomaly. `time` is seconds since the epoch.
     """
 
     step: int
@@ -48,21 +48,21 @@ class StepRecord:
 
     @property
     def where(self) -> Any:
-        """The ids as an index into arrays over series: a slice where they are consecutive, which makes no copy."""
+        """The ids as an index into arrays over series; a slice, which copies nothing, where they are consecutive."""
         if self._where is None:
             object.__setattr__(self, "_where", as_index(self.ids))
         return self._where
 
     @property
     def columns(self) -> npt.NDArray[np.float64]:
-        """The values with a line for each statistic, shape (COLUMNS, n), made once: columns are slow to read."""
+        """The transposed values, shape (COLUMNS, n), contiguous so that a statistic reads fast; made once."""
         if self._columns is None:
             object.__setattr__(self, "_columns", np.ascontiguousarray(self.values.T))
         lines: npt.NDArray[np.float64] = self._columns
         return lines
 
     def forget_columns(self) -> None:
-        """Let go of what `columns` has made: records are kept for a while."""
+        """Free the array of `columns`, as the flight recorder keeps records for many steps."""
         object.__setattr__(self, "_columns", None)
 
     def __len__(self) -> int:
@@ -74,12 +74,12 @@ class StepRecord:
         return _HEADER.size + len(self) * _ROW_BYTES
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of memory that the record takes, once `forget_columns` was called."""
+    def memory_bytes(self) -> int:
+        """Bytes of the record in memory, after `forget_columns`."""
         return self.nbytes + _OBJECT_BYTES
 
     def encode(self) -> list[bytes]:
-        """Return the record as buffers to be written one behind the other."""
+        """Return the encoded record as consecutive buffers."""
         flags = int(self.skipped) | int(self.examined) << 1
         head = _HEADER.pack(self.step, self.first_order, self.rank, len(self), flags, 0, self.time)
         return [head, self.ids.tobytes(), self.layouts.tobytes(), self.values.tobytes()]
@@ -89,15 +89,15 @@ class StepRecord:
         """Rebuild a record from the bytes of `encode`; the arrays are read-only views of `data`.
 
         Raises:
-            ValueError: when there are fewer or more bytes than those of the rows that it has.
+            ValueError: when the number of bytes does not match the number of rows.
 
         """
         at = _HEADER.size
         if len(data) < at:
-            raise ValueError(f"a record of {len(data)} bytes, which has no room for its head")
+            raise ValueError(f"a record of {len(data)} bytes, shorter than its header of {at}")
         step, first_order, rank, n, flags, _, time = _HEADER.unpack_from(data)
         if n < 0 or len(data) != at + n * _ROW_BYTES:
-            raise ValueError(f"a record of {n} rows in {len(data)} bytes")
+            raise ValueError(f"a record of {n} rows has {len(data)} bytes instead of {at + n * _ROW_BYTES}")
         return cls(
             step=step,
             rank=rank,
@@ -111,7 +111,7 @@ class StepRecord:
         )
 
     def select(self, rows: "npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice") -> "StepRecord":
-        """Return a record with some of the rows; a slice keeps their orders."""
+        """Return a record with some of the rows; a slice keeps the numbers of its rows."""
         first = self.first_order + (rows.start or 0 if isinstance(rows, slice) else 0)
         return replace(
             self,
@@ -122,7 +122,7 @@ class StepRecord:
         )
 
     def parts(self, max_bytes: int) -> Iterator["StepRecord"]:
-        """Cut the record into consecutive parts of at most `max_bytes` each (never less than one row)."""
+        """Split the record into consecutive parts of at most `max_bytes` each, but at least one row."""
         rows = max(1, (max_bytes - _HEADER.size) // _ROW_BYTES)
         if len(self) <= rows:
             yield self

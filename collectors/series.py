@@ -1,4 +1,4 @@
-"""Series: what is observed over time, and the tables that give each one a small integer id."""
+"""Series, each a quantity over time, and the table that numbers them."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -18,40 +18,40 @@ COMMUNICATION_INPUT = "communication_input"
 COMMUNICATION_OUTPUT = "communication_output"
 
 COMMUNICATION_CALL = "communication_call"
-"""Numbers of a collective call, in the place of statistics: its order in its group, seconds, bytes. It has no table."""
+"""A collective call; its row holds the number of the call in its group, seconds and bytes. It has no CSV table."""
 
 STEP_SECONDS = "step_seconds"
-"""The scalar that says how long a step took, with several ranks."""
+"""The scalar of a step's seconds, with several ranks."""
 
 COMMUNICATION_SECONDS = "communication_seconds"
-"""The scalar that says how much of it a rank has waited in collectives."""
+"""The scalar of the seconds of a step that a rank waited for collectives."""
 
 COMMUNICATION_ORDER = "communication_order"
-"""The scalar that stands for the collectives of a step and their order, equal on all ranks. It has no curve."""
+"""The scalar of a hash of a step's sequence of collectives, equal on all ranks. It has no curve."""
 
 UNKNOWN_REGION = "?"
-"""The region of a tensor whose place in the whole is not known."""
+"""The region of a tensor whose place in the whole tensor is unknown."""
 
 TRAINING_MODE = "training_mode"
-"""With a dot and a module's name behind it, the scalar of a module that was switched to training (1), or away (0)."""
+"""Prefix of `training_mode.<module>`, the scalar of a module switched to training (1) or evaluation (0)."""
 
 UPDATED_PARAMETERS = "updated_parameters"
-"""The scalar that says of a step whose updates are sampled how many parameters the optimizers took."""
+"""The scalar of how many parameters the optimizers updated, in steps that sample updates."""
 
 STEP_COUNTER = "step"
-"""The optimizer's state that counts the updates of a parameter."""
+"""The optimizer-state key that counts a parameter's updates."""
 
 LEARNING_RATE = "learning_rate"
 
 OPTIMIZER_RATE = "optimizer_learning_rate"
-"""The scalar that says at which rate an update was taken, where the training loop logs a `learning_rate` of its own:
-many log it behind the step, when it is the next one's."""
+"""The scalar of an update's learning rate, where the training loop logs its own `learning_rate`: many loops log that
+after the scheduler has already set the next step's."""
 
 FOUND_INF = "found_inf"
-"""The scalar by which a fused optimizer tells that the loss scaler makes it skip; 0 or 1."""
+"""The scalar of whether the loss scaler makes a fused optimizer skip; 0 or 1."""
 
 SKIPPED = "skipped"
-"""The scalar that says that the loss scaler skipped a step; 1 where it did, else no row."""
+"""The scalar of a step that the loss scaler skipped: 1; other steps have no row."""
 
 ACTIVATION_QUANTITIES = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT})
 """Quantities whose names are `<module>.input.<i>` or `<module>.output.<i>`."""
@@ -59,15 +59,15 @@ ACTIVATION_QUANTITIES = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, ACTIVATI
 COMMUNICATION_QUANTITIES = frozenset({COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, COMMUNICATION_CALL})
 
 TENSOR_QUANTITIES = ACTIVATION_QUANTITIES | COMMUNICATION_QUANTITIES | {GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE}
-"""Every quantity that is not a logged scalar and not the optimizer's own state."""
+"""Every quantity that is neither a logged scalar nor optimizer state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One observed quantity over time.
+    """One quantity of one tensor or scalar over time.
 
-    `name` is what the files say; `module` is the module that owns it ("" for the root). `index` tells apart
-    the tensors of one call ("0", "1.hidden"). A logged scalar has its own name as its quantity.
+    `name` is its name in files; `module` is the module that owns it ("" for the root). `index` distinguishes the
+    tensors of one call ("0", "1.hidden"). The quantity of a logged scalar is its name.
     """
 
     name: str
@@ -80,18 +80,18 @@ class Series:
 
     @property
     def is_state(self) -> bool:
-        """Whether this is a tensor of the optimizer's state (`exp_avg`, `momentum_buffer`, …)."""
+        """Whether this is a tensor of optimizer state (`exp_avg`, `momentum_buffer`, …)."""
         return not self.scalar and self.quantity not in TENSOR_QUANTITIES
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape and dtype of an observed tensor; a record names them by id because they can change over time.
+    """Shape and dtype of a tensor; a record refers to them by id because they can change over time.
 
-    `numel` counts elements (of the local shard when sharded); `dtype` is written without the framework's name.
-    Of a tensor that several ranks hold together, `whole` is the shape of all of it and `region` says which part this
-    is: "" for all, "a:b" for elements of the flattened tensor, "a:b,c:d" for a box, `UNKNOWN_REGION` for what is no
-    part of it that could be put together, such as a sum that is still to be reduced.
+    `numel` counts the elements of the tensor, or of its local shard; `dtype` omits the framework's name. For a sharded
+    tensor, `whole` is the shape of the whole tensor and `region` the part of it on this rank: "" for all, "a:b" for
+    elements of the flattened tensor, "a:b,c:d" for a box, `UNKNOWN_REGION` for a tensor that cannot be assembled with
+    others, such as a partial sum before reduction.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +105,7 @@ _UNWRITABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 
 def writable(name: str) -> str:
-    r"""Return a name as every file can have it: NUL and halves of surrogate pairs are spelt out.
+    r"""Return a name that every file format can hold: NUL and halves of surrogate pairs are escaped.
 
     >>> writable("fc\ud800.weight")
     'fc\\ud800.weight'
@@ -116,7 +116,7 @@ def writable(name: str) -> str:
 
 
 def _as_written(series: Series) -> Series:
-    """Return a series under names that every exporter can write."""
+    """Return a series whose names every exporter can write."""
     texts = (series.name, series.quantity, series.index, series.module)
     if _UNWRITABLE.search("".join(texts)) is None:
         return series
@@ -125,7 +125,7 @@ def _as_written(series: Series) -> Series:
 
 
 class SeriesTable:
-    """Gives series and layouts their ids, in the order they are first met.
+    """Numbers series and layouts in the order of their first use.
 
     >>> table = SeriesTable()
     >>> table.series_id(Series("fc.weight", "gradient"))
@@ -141,7 +141,7 @@ class SeriesTable:
         self._layout_ids: dict[Layout, int] = {}
 
     def series_id(self, series: Series) -> int:
-        """Return the id of `series`, defining it on first sight."""
+        """Return the id of `series`; the first call defines it."""
         found = self._series_ids.get(series)
         if found is None:
             found = self._series_ids[series] = len(self.series)
@@ -153,7 +153,7 @@ class SeriesTable:
         return self._series_ids.get(series)
 
     def layout_id(self, layout: Layout) -> int:
-        """Return the id of `layout`, defining it on first sight."""
+        """Return the id of `layout`; the first call defines it."""
         found = self._layout_ids.get(layout)
         if found is None:
             found = self._layout_ids[layout] = len(self.layouts)
@@ -165,7 +165,7 @@ class SeriesTable:
         return ((i, s) for i, s in enumerate(self.series) if s.quantity == quantity)
 
     def definitions(self, series_from: int = 0, layouts_from: int = 0, at_most: int | None = None) -> dict[str, Any]:
-        """Return what was defined from the given counts on, as plain data for another process."""
+        """Return the definitions from the given ids on, `at_most` of each kind, as plain data for another process."""
         series_to, layouts_to = None, None
         if at_most is not None:
             series_to, layouts_to = series_from + at_most, layouts_from + at_most
@@ -177,7 +177,7 @@ class SeriesTable:
         }
 
     def define(self, definitions: dict[str, Any]) -> None:
-        """Take over definitions made elsewhere; those already known are skipped."""
+        """Add another process's definitions; skip the known ones."""
         new_series = definitions["series"][len(self.series) - definitions["series_from"] :]
         for item in new_series:
             self.series_id(Series(**item))

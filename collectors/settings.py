@@ -1,4 +1,4 @@
-"""What to collect, as plain data: made from the user's configuration, read by the collectors."""
+"""The collectors' settings as plain data, made from the user's configuration."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,16 +10,16 @@ UPDATES: Final = "updates"
 ACTIVATIONS: Final = "activations"
 COMMUNICATION: Final = "communication"
 PARTS: Final = (GRADIENTS, PARAMETERS, OPTIMIZER_STATE, UPDATES, ACTIVATIONS)
-"""The parts of a step that can be collected of a model, as the configuration names them."""
+"""The parts of a step that can be collected from a model, by their names in the configuration."""
 
 
 @dataclass(frozen=True)
 class CollectSettings:
     """Targets of each part (shell-style patterns), and how the parts are read.
 
-    `inside_graphs` asks for activations inside compiled graphs also where reading them may change the last bits of
-    results. `eps` is the bound of zeros; `call_sites` are patterns over the places in the code whose communication is
-    recorded, `reducer` asks for what DistributedDataParallel calls in C++ too.
+    `inside_graphs` reads activations inside compiled graphs even where that may change the last bits of results.
+    Elements with |x| <= `eps` count as zeros. `call_sites` are patterns over the source lines whose collectives are
+    recorded; `reducer` also records the collectives that DistributedDataParallel calls in C++.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
@@ -34,4 +34,4 @@ class CollectSettings:
 
 
 Plan = frozenset[str]
-"""The parts that are collected at one step."""
+"""The parts to collect at one step."""

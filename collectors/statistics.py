@@ -1,4 +1,4 @@
-"""The statistics of a tensor: what each one means, in NumPy; of parts combined exactly; and fingerprints of rows.
+"""Defines the statistics of a tensor in NumPy, combines those of its parts exactly, and fingerprints rows.
 
 Every faster path (host, device, fused kernels) is tested against `reference`.
 """
@@ -16,8 +16,8 @@ MIN, MAX, MEAN, NORM, NANS, INFS, ZEROS, VALUE = range(8)
 COLUMNS: Final = 8
 """Columns of a record: the seven statistics and `VALUE`.
 
-`VALUE` holds the ratio ‖Δ‖/‖w‖ of an update, the value of a scalar, and of any other tensor a fingerprint of its bits
-(a whole number below 2^53: XOR and sum of its words, folded), or NaN where none was made.
+`VALUE` holds the ratio ‖Δ‖/‖w‖ of an update, the value of a scalar, or the fingerprint of another tensor's bits (a
+whole number below 2^53: XOR and sum of its words, folded), or NaN where none was computed.
 """
 
 COUNTS: Final = frozenset({"nans", "infs"})
@@ -27,13 +27,13 @@ COUNTS: Final = frozenset({"nans", "infs"})
 def reference(values: npt.ArrayLike, eps: float = 0.0) -> dict[str, float]:
     """Return the seven statistics of `values`, computed in float64.
 
-    - `nans`, `infs`: how many elements are NaN, and how many are +Inf or -Inf.
+    - `nans`, `infs`: numbers of elements that are NaN, and that are +Inf or -Inf.
     - `min`, `max`, `mean`: over the finite elements; NaN when there is none.
     - `norm`: L2 norm of the finite elements, scaled so that it does not overflow; 0 when there is none.
     - `zeros`: share of all elements with |x| <= `eps`; NaN for an empty tensor.
 
-    Integers and bool count as numbers. An element of a complex tensor counts by its magnitude, and is NaN or
-    Inf when a part of it is.
+    Integers and bool count as numbers. A complex element counts as its magnitude, and as NaN or Inf when its real or
+    imaginary part is.
 
     >>> reference([3.0, -4.0, float("nan")])["norm"]
     5.0
@@ -60,11 +60,11 @@ def reference(values: npt.ArrayLike, eps: float = 0.0) -> dict[str, float]:
 
 
 BLOCK: Final = 65_536
-"""Elements that are widened to float64 at a time: half a megabyte."""
+"""Elements widened to float64 at a time: half a megabyte."""
 
 
 def row_of_array(array: npt.NDArray[Any], eps: float = 0.0) -> npt.NDArray[np.float64]:
-    """Return the statistics of a floating point array that is not empty, shape (COLUMNS,).
+    """Return the statistics of a non-empty floating-point array, shape (COLUMNS,).
 
     >>> row_of_array(np.array([3.0, -4.0], np.float32)).tolist()[:4]
     [-4.0, 3.0, -0.5, 5.0]
@@ -89,11 +89,11 @@ Floats = npt.NDArray[np.float64]
 def combine(
     values: Floats, numel: npt.NDArray[np.int64], starts: npt.NDArray[np.intp], ratios: npt.NDArray[np.bool_]
 ) -> Floats:
-    """Return the statistics of tensors whose parts stand in consecutive rows, shape (groups, COLUMNS).
+    """Combine the statistics of parts in consecutive rows into those of whole tensors, shape (groups, COLUMNS).
 
     `values` has shape (n, COLUMNS) and `numel` (n,) counts each part's elements; group i begins at row `starts[i]`.
-    Where `ratios` is set the value column holds ‖Δ‖/‖w‖ of each part, and that of the whole is computed from both
-    norms; elsewhere it becomes NaN.
+    Where `ratios`, of shape (groups,), is set, the value column holds ‖Δ‖/‖w‖ of each part and becomes that of the
+    whole; elsewhere it becomes NaN.
 
     >>> parts = np.array([[-1.0, 3.0, 1.0, 3.0, 0, 0, 0.0, np.nan], [0.0, 0.0, 0.0, 0.0, 1, 0, 0.5, np.nan]])
     >>> combine(parts, np.array([4, 2]), np.array([0]), np.array([False]))[0, :7].round(3).tolist()
@@ -109,7 +109,7 @@ def combine(
     size = np.add.reduceat(numel, starts)
     finite = numel - values[:, NANS] - values[:, INFS]
     with np.errstate(divide="ignore", invalid="ignore"):
-        # Weighted by shares, which no number of elements can make overflow.
+        # Weighted by shares, so that large element counts cannot overflow.
         shares = finite / np.repeat(np.add.reduceat(finite, starts), _lengths(starts, len(values)))
         means = np.where(finite > 0, values[:, MEAN] * shares, 0.0)
         whole[:, MEAN] = np.where(np.add.reduceat(finite, starts) > 0, np.add.reduceat(means, starts), np.nan)
@@ -135,7 +135,7 @@ def _norms(norms: Floats, starts: npt.NDArray[np.intp]) -> Floats:
 
 
 def _ratios(values: Floats, norms: Floats, starts: npt.NDArray[np.intp]) -> Floats:
-    """Return ‖Δ‖/‖w‖ of wholes. A part that has not moved does not tell its ‖w‖, so then it is NaN, or 0 for all."""
+    """Return ‖Δ‖/‖w‖ of wholes: NaN where a part has not moved, which hides its ‖w‖; 0 where no part has."""
     ratio, norm = values[:, VALUE], values[:, NORM]
     with np.errstate(divide="ignore", invalid="ignore"):
         weights = np.where(norm > 0, norm / ratio, 0.0)  # a ratio of Inf: the weights were zero
@@ -145,9 +145,9 @@ def _ratios(values: Floats, norms: Floats, starts: npt.NDArray[np.intp]) -> Floa
 
 
 def fingerprints(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return a fingerprint of each row's tensor, of shape (n,): of its bits where it is known, else of its statistics.
+    """Return a fingerprint of each row's tensor, shape (n,): of its bits where known, else of its statistics.
 
-    Statistics are sums in float64, which the change of a single bit moves.
+    Statistics are float64 sums, which a single flipped bit changes.
     """
     bits = values[:, VALUE]
     words = np.ascontiguousarray(values[:, :VALUE]).view(np.int64)

@@ -1,4 +1,4 @@
-"""Which modules and parameters the user's patterns select."""
+"""Applies the user's patterns to the names of modules and parameters."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from fnmatch import translate
 
 @dataclass(frozen=True)
 class Selection:
-    """Names that were selected, and the patterns that matched nothing."""
+    """The selected names, and the patterns that matched nothing."""
 
     modules: frozenset[str]
     parameters: frozenset[str]
@@ -18,7 +18,7 @@ class Selection:
 def select(patterns: Sequence[str], modules: Iterable[str], parameters: Iterable[str]) -> Selection:
     """Apply shell-style patterns to module and parameter names.
 
-    A pattern that matches a module takes its sub-modules and parameters along; the root is matched by `*`.
+    A pattern that matches a module also selects its sub-modules and parameters; only `*` matches the root.
 
     >>> sorted(select(["layers.0"], ["", "layers", "layers.0", "layers.0.fc"], ["layers.0.fc.weight"]).modules)
     ['layers.0', 'layers.0.fc']
@@ -45,7 +45,7 @@ def select(patterns: Sequence[str], modules: Iterable[str], parameters: Iterable
 def checked_targets(
     targets: Mapping[str, Sequence[str]], modules: Sequence[str], parameters: Sequence[str], kind: str = "module"
 ) -> dict[str, Selection]:
-    """Return what each part's patterns select; `kind` is what the framework calls its modules.
+    """Return each part's selection; `kind` is the framework's word for modules, for the error message.
 
     Raises:
         ValueError: when a pattern matches nothing.

@@ -1,4 +1,4 @@
-"""What the watches of all frameworks do alike: the parts of a step that need nothing of the framework."""
+"""Implements the parts of a `ModelWatch` that are the same for every framework."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from trainsentry.collectors.targets import Selection
 
 
 def refused_by(guard: Guard) -> Callable[[Exception], None]:
-    """Return what is called with the error of a tensor that cannot be read: it costs its own row and no other."""
+    """Return a callback for the error of an unreadable tensor; only that tensor's row is lost."""
 
     def refuse(error: Exception) -> None:
         if guard.strict:
@@ -36,8 +36,8 @@ def refused_by(guard: Guard) -> Callable[[Exception], None]:
 class WatchedModel:
     """The part of a `ModelWatch` that every framework shares.
 
-    `names` has `modules`, `parameters` and `chunks` of what is watched. `communication` is None where no collectives
-    are watched. `_updates` reads what updates did, and counts the parameters that they `moved`.
+    `names` has the `modules`, `parameters` and `chunks` of the watched model. `communication` is None where no
+    collectives are watched. `_updates` reads how updates changed the weights; `moved` counts updated parameters.
     """
 
     communication: Any = None
@@ -61,22 +61,22 @@ class WatchedModel:
         self._read_state_of: set[int] = set()
         self._plan: Plan = frozenset()
 
-    # ------------------------------------------------------------------ what each framework does
+    # ------------------------------------------------------------------ implemented by each framework
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
-        """Return hooks that tell a listener of the steps of all optimizers."""
+        """Return hooks that report the steps of all optimizers to a listener."""
         raise NotImplementedError
 
     def _read_parameters(self, parameters: Sequence[Any]) -> None:
         """Append a row for each parameter."""
         raise NotImplementedError
 
-    def _read_state(self, optimizer: Any, part: str, turn: int = 0) -> None:
-        """Append the rows of an optimizer's state, of the parameters that a part selects; "" for all."""
+    def _read_state(self, optimizer: Any, part: str, micro_step: int = 0) -> None:
+        """Append the rows of optimizer state for the parameters that `part` selects ("" for all)."""
         raise NotImplementedError
 
     def _learning_rate(self) -> float | None:
-        """Return the optimizers' learning rate, None where it is no plain number."""
+        """Return the optimizers' learning rate, None where it is not a plain number."""
         raise NotImplementedError
 
     @property
@@ -85,13 +85,13 @@ class WatchedModel:
         raise NotImplementedError
 
     def stop_reading(self) -> None:
-        """Remove every hook but those that tell of the optimizers' steps."""
+        """Remove every hook except those on the optimizers' steps."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------------ what all do alike
+    # ------------------------------------------------------------------ common to all frameworks
 
     def listen(self, listener: StepListener) -> None:
-        """Tell a listener of the optimizers' steps from here on, those of models that are added later included."""
+        """Report the optimizers' steps to a listener from now on, also those of models added later."""
         self._listener = listener
         if self._steps is not None:
             self._steps.close()
@@ -104,7 +104,7 @@ class WatchedModel:
         self.stop_reading()
 
     def take(self) -> PendingRows:
-        """Return the rows of the step, or of its part since the last call."""
+        """Remove and return the rows since the last call."""
         pending: PendingRows = self.rows.take()
         return pending
 
@@ -113,7 +113,7 @@ class WatchedModel:
         self._scalars.log(name, value, micro_step)
 
     def examine(self) -> None:
-        """Read, out of turn, every parameter and all optimizer state that has not been read in this step."""
+        """Read now every parameter and all optimizer state not yet read in this step."""
         unread = [p for p in self.names.parameters if id(p.parameter) not in self._read]
         self._read.update(id(p.parameter) for p in unread)
         self.guard.run(PARAMETERS, self._read_parameters, unread)
@@ -139,7 +139,7 @@ class WatchedModel:
 
     @property
     def left_out(self) -> int:
-        """Passes and calls beyond what a record holds."""
+        """Passes and calls not recorded, because they exceed the limits of a record."""
         calls: int = self.communication.left_out if self.communication is not None else 0
         return self._passes.left_out + calls
 
@@ -150,10 +150,10 @@ class WatchedModel:
         self._read_state_of.clear()
 
     def _note_updates(self) -> None:
-        """Append how many parameters the step's updates moved, and at which learning rate."""
+        """Append the number of parameters that the step updated, and the learning rate."""
         moved, self._updates.moved = self._updates.moved, 0
         self._scalars.updates(moved, self._learning_rate())
 
-    def _turn(self, optimizer: Any) -> int:
-        """Return how often an optimizer has stepped before in this step: its rows' micro-step."""
+    def _micro_step_of(self, optimizer: Any) -> int:
+        """Return how many steps an optimizer has already taken in this training step: the micro-step of its rows."""
         return self._optimizer_steps[id(optimizer)]

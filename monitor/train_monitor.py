@@ -316,7 +316,7 @@ class TrainMonitor:
         if self._closed or not self._guard.in_training_process:
             return
         self._closed = True
-        self._guard.held = 0  # a graph capture that never ended must not block the closing
+        self._guard.suspended = 0  # a graph capture that never ended must not block the closing
         if self._loop is not None:
             loop = self._loop
             self._saved_state = state_of(loop.step)

@@ -1,9 +1,9 @@
-"""What watching costs a collective: microseconds of the training process a call, on steps that are sampled and not.
+"""Measures what watching adds to a collective: µs of the training process per call, in sampled and other steps.
 
     python benchmarks/cost/collective_calls.py [--calls 3000] [--rounds 7]
 
-The process group is torch's fake one, which does nothing: what is measured is Python, here and in torch. Tensors have
-64 elements, so that a sampled call reads next to nothing. Bare and watched rounds alternate; the least of each counts.
+torch's fake process group does nothing, so only Python time is measured, the monitor's and torch's. Tensors have 64
+elements, so that a sampled call reads almost nothing. Bare and watched rounds alternate; the minimum of each counts.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def microseconds(call: Callable[[], object], calls: int) -> float:
 
 
 def watched(call: Callable[[], object], calls: int, *, sampling: bool) -> float:
-    """Return the mean time of a call that is watched; a step has as many calls as a record holds."""
+    """Return the mean time of a watched call; a step has as many calls as a record holds."""
     rows = StepRows(SeriesTable())
     watch = CollectiveRows(rows, Guard(), own="")
     watch.open_step(sampling=sampling)

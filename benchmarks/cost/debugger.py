@@ -1,8 +1,8 @@
-"""What dumping costs, beside msprobe's PrecisionDebugger: `python benchmarks/cost/debugger.py [--pairs N] [--flat]`.
+"""Compares the cost of a dump with msprobe's: `python benchmarks/cost/debugger.py [--pairs N] [--flat]`.
 
-Each figure comes of a process of its own, a bare one before each (msprobe patches torch for the whole process). The
-ratio of a pair is median(dumped steps) / median(bare steps); the first step, which builds what both build once, is left
-out. Both subjects run in the environment of the peers, which `peers.py` makes.
+Each figure comes from a separate process, after a bare one (msprobe patches torch for the whole process). The ratio of
+a pair is median(dumped steps) / median(bare steps), without the first step, in which both build their caches. Both
+subjects run in the virtual environment that `peers.py` makes.
 """
 
 import argparse
@@ -28,7 +28,7 @@ STEPS = 4
 
 
 def make_debugger(subject: str, folder: Path, task: str, level: str) -> Any:
-    """Return a debugger with the defaults of both: every call but those that only move values."""
+    """Return a debugger with the defaults of both: it dumps every call except those that only move values."""
     config = {"task": task, "dump_path": str(folder / "dump"), "rank": [], "step": [], "level": level}
     path = folder / "config.json"
     path.write_text(json.dumps({**config, task: {"scope": [], "list": [], "data_mode": ["all"]}}))
@@ -40,7 +40,7 @@ def make_debugger(subject: str, folder: Path, task: str, level: str) -> Any:
 
 
 def worker(subject: str, task: str, level: str) -> dict[str, Any]:
-    """Train a few steps, dumped or bare; return milliseconds of each and what was written."""
+    """Train a few steps, dumped or bare; return the milliseconds of each, and tensors and bytes written per step."""
     torch.set_num_threads(1)
     training = Training(PRESETS["default"])
     training.step()
@@ -64,7 +64,7 @@ def worker(subject: str, task: str, level: str) -> dict[str, Any]:
 
 
 def flat(subject: str) -> dict[str, float]:
-    """Return microseconds a call after so many calls in one step."""
+    """Return the microseconds of a call after a number of calls in one step."""
     torch.set_num_threads(1)
     found = {}
     with tempfile.TemporaryDirectory() as name:
@@ -84,7 +84,7 @@ def flat(subject: str) -> dict[str, float]:
 
 
 def run(*arguments: str) -> Any:
-    """Run this script in a process of its own, in the environment of the peers."""
+    """Run this script in a separate process, in the peers' environment."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         command = [peers_python(), __file__, "--worker", *arguments, "--result", file.name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -113,7 +113,7 @@ def compare(pairs: int, tasks: list[str]) -> None:
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the chosen measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--task", action="append", choices=["statistics", "tensor"])

@@ -1,4 +1,4 @@
-"""What the detectors cost on the background: time of one core for a record, and memory of a series.
+"""Measures the detectors' cost: milliseconds of one core per record, and bytes of memory per series.
 
 python benchmarks/cost/detection_cost.py [--series 10000] [--steps 60]
 """
@@ -20,7 +20,7 @@ from trainsentry.anomaly.detection import Detection
 
 
 def main() -> None:
-    """Print milliseconds a record and bytes a series."""
+    """Print milliseconds per record and bytes per series."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=10000)
     parser.add_argument("--steps", type=int, default=60)
@@ -29,7 +29,7 @@ def main() -> None:
     records = [stream.record(stream.sizes()) for _ in range(options.steps + 80)]
     tracemalloc.start()
     detection = Detection(stream.table)
-    for record in records[:80]:  # past the warm-up: from here on a record costs what it will cost
+    for record in records[:80]:  # past the warm-up: later records cost the same
         detection.judge(record)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()

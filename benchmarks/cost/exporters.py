@@ -1,4 +1,4 @@
-"""CSV writing and conversion to TensorBoard: statistics a second, memory, and the same files through msprobe.
+"""Measures CSV writing and conversion to TensorBoard: statistics a second and memory, also of msprobe on equal files.
 
     python benchmarks/cost/exporters.py write                      # CSV, one core
     python benchmarks/cost/exporters.py convert --peers PYTHON     # msprobe's files, msprobe and ours in turn
@@ -50,7 +50,7 @@ QUANTITIES = ("gradient", "parameter", "update", "exp_avg", "exp_avg_sq", "activ
 
 
 def table_of(count: int, kinds: tuple[str, ...] = ("gradient",)) -> tuple[SeriesTable, int]:
-    """Return a table of so many weights, and the id of their layout."""
+    """Return a table of `count` weights, and the id of their layout."""
     table = SeriesTable()
     for i in range(count):
         table.series_id(Series(f"model.layers.{i // 9}.mlp.{i % 9}.weight", kinds[i * len(kinds) // count]))
@@ -80,7 +80,7 @@ def write() -> None:
 
 
 def convert(peers: str | None, params: int, steps: int) -> None:
-    """Measure the conversion of files as msprobe writes them: a file a step."""
+    """Measure the conversion of msprobe's files, one for each step."""
     rng = np.random.default_rng(0)
     names = [f"blocks.{i // 12}.{'abcdefghijkl'[i % 12]}.weight" for i in range(params)]
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +143,7 @@ def memory() -> None:
 
 
 def page(series: int, steps: int) -> None:
-    """Measure how long TensorBoard takes until the run can be looked at, with its own reader."""
+    """Measure how long TensorBoard's own reader takes until it shows the run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
@@ -177,7 +177,7 @@ def page(series: int, steps: int) -> None:
 
 
 def _load_page(folder: str) -> None:
-    """Measure how long the page takes in a browser: from TensorBoard's start, and from the address on."""
+    """Measure how long a browser takes to show the page: from TensorBoard's start, and from opening the address."""
     from browser import seconds_until
 
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", "6127"]
@@ -202,7 +202,7 @@ def _load_page(folder: str) -> None:
 
 
 def history(megabytes: int) -> None:
-    """Measure what reading a history takes, for two sizes, so that it can be scaled to one that fits on no machine."""
+    """Measure reading a history in two sizes, from which the cost of one larger than memory can be extrapolated."""
     count, rng = 2000, np.random.default_rng(0)
     table, layout = table_of(count)
     a_step = 212_000  # bytes of CSV
@@ -227,7 +227,7 @@ def history(megabytes: int) -> None:
 
 
 def _peak_memory(process: "subprocess.Popen[bytes]") -> float:
-    """Wait for a process; return the largest resident memory of it or one of its children, in MB."""
+    """Wait for a process; return the peak resident memory, in MB, of the largest among it and its children."""
     import psutil
 
     most = 0.0
@@ -242,7 +242,7 @@ def _peak_memory(process: "subprocess.Popen[bytes]") -> float:
 
 
 def main() -> None:
-    """Run one part."""
+    """Run the chosen part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("write", "convert", "memory", "page", "history"))
     parser.add_argument("--peers")

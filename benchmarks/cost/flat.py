@@ -1,12 +1,11 @@
-"""Long runs stay flat: memory of trainer and recorder, and the cost of a step, over thousands of steps.
+"""Measures memory of trainer and recorder, and the cost of a step, over thousands of steps: all must stay flat.
 
     python benchmarks/cost/flat.py [--steps 10000] [--parameters 2500]
 
-A model of `--parameters` small tensors is trained by AdamW; gradients, weights and both moments of each are recorded at
-every step: four series a parameter, 10,000 in all, judged and written as CSV under a disk quota of 2 GiB. Shown at
-intervals: resident memory of both processes, the median step, the time the monitor added to it (waiting for room in the
-ring included), and the size of all files. At the end: the median step while the recorder was at work and while it
-was made to rest.
+AdamW trains a model of `--parameters` small tensors; gradients, weights and both moments of each are recorded at every
+step: four series a parameter, 10,000 in all, scored and written as CSV under a disk quota of 2 GiB. At intervals it
+prints resident memory of both processes, the median step, the time the monitor added to it (including waits for space
+in the ring), and the size of all files; at the end, the median step with the recorder busy and with it idle.
 """
 
 import argparse
@@ -33,7 +32,7 @@ def resident_mb(pid: int | str) -> float:
 
 
 class Many(nn.Module):
-    """Many small weights; the loss is the sum of their squared distances to a random target."""
+    """Many small weights; the loss is the sum of their squared distances from a random target."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

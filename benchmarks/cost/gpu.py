@@ -1,12 +1,12 @@
-"""What the monitor costs on a GPU: a Llama-like model of about a billion parameters, and the kernel's bandwidth.
+"""Measures the monitor's cost on a GPU with a Llama-like model of a billion parameters, and the kernel's bandwidth.
 
     python benchmarks/cost/gpu.py [--rounds 6] [--steps 10] [--tiny] [--device cuda]
 
 Training: bf16 weights with float32 moments, 32,768 tokens a step, no recomputation. Blocks of steps alternate between
-the bare training, gradients + weights + optimizer state at every step, and those with all activations at every tenth.
-Shown are the median, least and greatest ratio to the bare block of the same round, kernel launches of a step, and
+bare training, gradients + weights + optimizer state at every step, and those with all activations at every tenth.
+Prints the median, minimum and maximum ratio to the bare block of the same round, kernel launches of a step, and
 whether a monitored step passes `torch.cuda.set_sync_debug_mode("error")`.
-Bandwidth: bytes the kernel reads a second, as a share of what a plain copy on the device reads and writes.
+Bandwidth: bytes that the kernel reads a second, as a share of the bytes that a device copy reads and writes.
 `--tiny --device cpu` checks the script itself, in Triton's interpreter when TRITON_INTERPRET=1 is set.
 """
 
@@ -107,9 +107,9 @@ def measure_training(training: Training, rounds: int, steps: int) -> None:
     for collect in ARMS.values():
         training.block(collect, 2)
     blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in ARMS}
-    for turn in range(rounds):
+    for round_number in range(rounds):
         names = list(ARMS)
-        at = turn % len(names)
+        at = round_number % len(names)
         for name in names[at:] + names[:at]:
             blocks[name].append(training.block(ARMS[name], steps))
     print("| arm | step (ms) | ÷ bare | launches a step |\n|---|---|---|---|")
@@ -123,7 +123,7 @@ def measure_training(training: Training, rounds: int, steps: int) -> None:
 
 
 def measure_bandwidth(device: str, sizes: list[int]) -> None:
-    """Print the kernel's bandwidth beside that of a copy."""
+    """Print the bandwidths of the kernel and of a copy."""
     print("\n| tensor | dtype | kernel (GB/s) | copy (GB/s) | share |\n|---|---|---|---|---|")
     for megabytes in sizes:
         for dtype in (torch.float32, torch.bfloat16):

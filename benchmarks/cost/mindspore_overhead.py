@@ -1,8 +1,8 @@
-"""What the monitor adds to a MindSpore step on CPU: all gradients at every step, a transformer of six layers.
+"""Measures what the monitor adds to a MindSpore step on CPU: all gradients at every step, a transformer of six layers.
 
 Run with the environment that `make mindspore` builds: .venv-mindspore/bin/python benchmarks/cost/mindspore_overhead.py
-Blocks of bare and of monitored steps take turns in one process; the figure is the median over pairs of blocks of
-monitored ÷ bare.
+Bare and monitored blocks of steps alternate in one process; the figure is the median ratio monitored ÷ bare over pairs
+of blocks.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What a busy, niced process costs a training step, in a session of its own and in the trainer's session.
+"""Measures what a busy, niced process adds to a training step, in a session of its own and in the trainer's session.
 
     python benchmarks/cost/niced_neighbour.py
 
-Why the recorder takes a process group of its own and not a session. Two torch threads run on two cores beside a process
-that spins with `nice` 10. Printed is the mean step time of each arrangement, measured twice.
+The result is why the recorder gets its own process group, not its own session. Two torch threads share two cores with
+a process that spins at `nice` 10. Prints the mean step time of each arrangement, measured twice.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from machine import describe_machine
 
 SPIN = "import os, sys\nos.nice(10)\nif sys.argv[1] == 'group': os.setpgid(0, 0)\nwhile True: pass"
-"""The neighbour: never idle."""
+"""The neighbour, which is never idle."""
 
 model = torch.nn.Sequential(*(torch.nn.Linear(192, 192) for _ in range(12)))
 batch = torch.randn(768, 192)
@@ -33,7 +33,7 @@ def step_ms(steps: int = 60) -> float:
 
 
 def main() -> None:
-    """Measure alone and beside each kind of neighbour, and print the table."""
+    """Measure alone and with each kind of neighbour, and print the table."""
     torch.set_num_threads(2)
     step_ms(10)
     print(f"{describe_machine()}\n\n| neighbour | step (ms), twice |\n|---|---|")

@@ -1,19 +1,18 @@
-"""What a monitor costs on a CPU, beside msprobe's two generations.
+"""Compares the monitor's cost on a CPU with that of msprobe's two generations.
 
     python benchmarks/cost/overhead.py [--subject none,trainsentry,trainsentry7,msprobe_v1,msprobe_v2]
         [--preset default,many_small] [--workload gradients,…] [--rounds 8] [--steps 3] [--only time|count]
 
 Subjects: `trainsentry` computes and writes the five statistics of the peers, `trainsentry7` all seven; both with
-detection on. msprobe is installed from PyPI into a virtual environment of its own, `.venv-peers`, beside this project.
+detection on. msprobe is installed from PyPI into a separate virtual environment, `.venv-peers`, in this project.
 
-Times: all subjects train in one process (a workload each), in blocks of steps that alternate; the order turns with
-the rounds. The ratio of a round is a subject's mean step ÷ the bare one's of that round; shown are the median of the
-rounds, the least and the greatest, and the median of the milliseconds added. `quick` compares the tenth percentile of
-all steps instead, which a noisy machine moves least. Rounds whose bare block took more than
-1.5 times the quickest one (a neighbour had a core) are left out and counted. CPU time is that of all processes, until
-everything is written.
-Counts: each subject trains in a process of its own; what one step does more than the bare one's. `calls` are Python
-and C calls, `read` the bytes that operations and kernels touch, `memory` the greatest resident memory of all processes.
+Times: for each workload all subjects train in one process, in alternating blocks of steps whose order rotates with the
+rounds. The ratio of a round is a subject's mean step ÷ the bare mean step of that round; printed are the median,
+minimum and maximum over the rounds, and the median of the milliseconds added. `quick` compares the tenth percentile of
+all steps instead, which noise affects least. Rounds whose bare block took more than 1.5 times the quickest one
+(another process used a core) are left out and counted. CPU time is that of all processes, until everything is written.
+Counts: each subject trains in a separate process; its step's counts minus the bare step's. `calls` are Python and C
+calls, `read` the bytes that operations and kernels touch, `memory` the peak resident memory of all processes.
 """
 
 import argparse
@@ -31,13 +30,13 @@ from peers import ROOT, peers_python
 from subjects import WORKLOADS
 
 NOISY = 1.5
-"""A bare block this many times the quickest one had a neighbour."""
+"""A bare block that takes this many times the quickest one was disturbed by another process."""
 
 COUNTS = ("operations", "host_reads", "calls", "bytes_read", "bytes_written", "peak_mb")
 
 
 def run_worker(asked: dict[str, Any]) -> Any:
-    """Run the worker in the peers' environment; return what it printed last."""
+    """Run the worker in the peers' environment; return its last line, decoded."""
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT / "benchmarks")}
     command = [peers_python(), ROOT / "benchmarks" / "cost" / "overhead_worker.py", json.dumps(asked)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -50,7 +49,7 @@ Block = tuple[list[float], float]
 
 
 def kept_rounds(bare: list[Block]) -> list[int]:
-    """Return the rounds in which no neighbour held the bare training up."""
+    """Return the rounds in which no other process disturbed the bare training."""
     walls = [statistics.fmean(steps) for steps, _ in bare]
     return [i for i, wall in enumerate(walls) if wall <= NOISY * min(walls)]
 
@@ -62,7 +61,7 @@ def quick_step(blocks: list[Block], rounds: list[int]) -> float:
 
 
 def summarise(blocks: dict[str, list[Block]]) -> dict[str, dict[str, float]]:
-    """Return, for each subject, the ratio to the bare step and what is added, by rounds and by quick steps."""
+    """Return each subject's ratio to the bare step and added time, by rounds and by quick steps."""
     bare = blocks["none"]
     rounds = kept_rounds(bare)
     mean = {name: [statistics.fmean(steps) for steps, _ in of_subject] for name, of_subject in blocks.items()}
@@ -85,7 +84,7 @@ def summarise(blocks: dict[str, list[Block]]) -> dict[str, dict[str, float]]:
 
 
 def measure_times(preset: str, workloads: list[str], subjects: list[str], rounds: int, steps: int) -> dict[str, Any]:
-    """Measure each workload; print a table row for each subject as it comes."""
+    """Measure each workload; print each subject's table row."""
     print(f"\n### {preset}: time\n", flush=True)
     print(
         "| workload | subject | step (ms) | ÷ bare | added (ms) | quick ÷ bare | added (ms) | CPU added (ms) | rounds |"
@@ -107,7 +106,7 @@ def measure_times(preset: str, workloads: list[str], subjects: list[str], rounds
 
 
 def print_shares(preset: str, results: dict[str, Any]) -> None:
-    """Print what each of ours adds as a share of what each peer adds."""
+    """Print the time that each trainsentry subject adds as a share of the time that each peer adds."""
     print(f"\n### {preset}: time added by ours ÷ time added by msprobe: by rounds, by quick steps (aim)\n")
     print("| workload | " + " | ".join(f"{ours} ÷ {peer}" for ours in OURS for peer in PEERS_BOUND) + " |")
     print("|---|" + "---|" * (len(OURS) * len(PEERS_BOUND)))
@@ -129,7 +128,7 @@ PEERS_BOUND = {"msprobe_v1": 0.1, "msprobe_v2": 0.25}
 
 
 def measure_counts(preset: str, workloads: list[str], subjects: list[str]) -> dict[str, Any]:
-    """Count what a step of each subject does more than a bare one."""
+    """Print the counts of each subject's step minus those of a bare step."""
     print(f"\n### {preset}: counts of a step, beyond the bare one's\n", flush=True)
     columns = ["workload", "subject", "operations", "host reads", "calls", "read (MB)", "written (kB)", "memory (MB)"]
     print("| " + " | ".join([*columns, "same result"]) + " |")

@@ -1,4 +1,4 @@
-"""Measures subjects in one process: times in interleaved blocks, or counts over single steps. See overhead.py."""
+"""Measures subjects in one process: times in alternating blocks, or counts of single steps. See overhead.py."""
 
 import gc
 import hashlib
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def children() -> list[int]:
-    """Return the processes that this one has started."""
+    """Return the child processes of this one."""
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         found += [int(pid) for pid in (task / "children").read_text().split()]
@@ -32,7 +32,7 @@ def children() -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """Return the processor time of this process and of those it has started."""
+    """Return the CPU seconds of this process and its children."""
     ticks = 0
     for pid in children():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -41,7 +41,7 @@ def cpu_seconds() -> float:
 
 
 def written_bytes() -> int:
-    """Return the bytes that this process and those it has started have handed to write()."""
+    """Return the bytes that this process and its children have passed to write()."""
     total = 0
     for pid in [os.getpid(), *children()]:
         text = Path(f"/proc/{pid}/io").read_text()
@@ -50,7 +50,7 @@ def written_bytes() -> int:
 
 
 def peak_mb() -> float:
-    """Return the greatest resident memory of this process plus that of those it has started."""
+    """Return the peak resident memory of this process and its children together, in MB."""
     total = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     for pid in children():
         total += int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
@@ -58,7 +58,7 @@ def peak_mb() -> float:
 
 
 class Arm:
-    """One training with one subject."""
+    """A training run with one subject."""
 
     def __init__(self, subject: str, preset: str, workload: str, directory: Path) -> None:
         self.training = Training(PRESETS[preset])
@@ -68,7 +68,7 @@ class Arm:
         self.training.monitor = self.subject
 
     def block(self, steps: int) -> tuple[list[float], float]:
-        """Train some steps; return the wall seconds of each, and CPU seconds a step until everything is written."""
+        """Train some steps; return the wall seconds of each, and CPU seconds per step until everything is written."""
         gc.collect()
         cpu = cpu_seconds()
         walls = [self.training.step() for _ in range(steps)]
@@ -78,7 +78,7 @@ class Arm:
 
 
 def measure_time(subjects: list[str], preset: str, workload: str, rounds: int, steps: int) -> dict[str, Any]:
-    """Return wall and CPU seconds of each subject's blocks; blocks alternate, their order turns with the rounds."""
+    """Return wall and CPU seconds of each subject's blocks, which alternate; their order rotates with the rounds."""
     with tempfile.TemporaryDirectory() as directory:
         names = ["none", *subjects]
         arms = {name: Arm(name, preset, workload, Path(directory)) for name in names}
@@ -86,9 +86,9 @@ def measure_time(subjects: list[str], preset: str, workload: str, rounds: int, s
             arm.block(3)
         blocks: dict[str, list[tuple[list[float], float]]] = {name: [] for name in names}
         if workload == "default configuration":
-            steps = 10  # its whole cycle
-        for turn in range(rounds):
-            at = turn % len(names)
+            steps = 10  # a whole cycle of its schedule
+        for round_number in range(rounds):
+            at = round_number % len(names)
             for name in names[at:] + names[:at]:
                 blocks[name].append(arms[name].block(steps))
         for arm in arms.values():
@@ -116,7 +116,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 def count_kernel_bytes() -> list[int]:
-    """Have the bytes that trainsentry's compiled kernel reads counted in the list that is returned."""
+    """Patch trainsentry's compiled kernel to append the bytes that it reads to the returned list."""
     read = [0]
     try:
         from trainsentry.collectors.torch.rows import host_statistics, step_rows
@@ -153,7 +153,7 @@ def count_calls(training: Training) -> int:
 
 
 def measure_counts(subject: str, preset: str, workload: str) -> dict[str, Any]:
-    """Return what one step of a subject does: operations, host reads, calls, bytes; and a digest of the weights."""
+    """Return the counts of one step of a subject: operations, host reads, calls, bytes; and a digest of the weights."""
     with tempfile.TemporaryDirectory() as directory:
         kernel = count_kernel_bytes()
         arm = Arm(subject, preset, workload, Path(directory))
@@ -183,7 +183,7 @@ def measure_counts(subject: str, preset: str, workload: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what the JSON object in the first argument asks for; print the result as the last line."""
+    """Run the measurement given as JSON in the first argument; print the result as the last line."""
     asked = json.loads(sys.argv[1])
     torch.set_num_threads(PRESETS[asked["preset"]].threads)
     mode = asked.pop("mode")

@@ -1,13 +1,12 @@
-"""The recorder as a process beside the recorder as a thread: step time, start-up time, memory.
+"""Compares the recorder as a process with the recorder as a thread: step time, start-up time, memory.
 
     python benchmarks/cost/recorder.py [--rounds 5] [--steps 300] [--ops 1200] [--series 2000] [--matmul] [--threads 1]
 
-A launch-bound loop (`--ops` small torch operations a step, one thread; with `--matmul` large products instead, on as
-many threads as there are cores, say) hands over a record of `--series` rows at
-every step, which the recorder judges and writes as CSV: a writer that is always busy. Three arms alternate in
-blocks: no recorder, a thread, a process. Printed are the mean step time, the ratio to the bare loop of
-the same round (median, least, greatest), the time until `start` returns, the time until the first record is
-written, and the memory the recorder takes.
+A launch-bound loop (`--ops` small torch operations a step on one thread, or large products with `--matmul`, on
+`--threads` threads) sends a record of `--series` rows at every step, which the recorder scores and writes as CSV, so
+that the writer is always busy. Three arms alternate in blocks: no recorder, a thread, a process. Prints the mean step
+time, the ratio to the bare loop of the same round (median, minimum, maximum), the time until `start` returns, the time
+until the first record is written, and the recorder's memory.
 """
 
 import argparse
@@ -54,7 +53,7 @@ def make_record(table: SeriesTable, series: int) -> StepRecord:
 
 
 def loop(steps: int, ops: int, link: RecorderLink | None, record: StepRecord, first: int) -> float:
-    """Run the loop; return its mean step time in milliseconds. With `ops` 0 it multiplies large matrices."""
+    """Run the loop; return its mean step time in milliseconds. With `ops` = 0 it multiplies large matrices."""
     x, weight = torch.ones(16), torch.randn(192, 192)
     batch = torch.randn(768, 192)
     times = []
@@ -73,7 +72,7 @@ def loop(steps: int, ops: int, link: RecorderLink | None, record: StepRecord, fi
 
 
 class Arm:
-    """One way to record, kept running over all rounds."""
+    """One kind of recorder, which runs through all rounds."""
 
     def __init__(self, mode: str, series: int, directory: str) -> None:
         self.table = SeriesTable()
@@ -97,7 +96,7 @@ class Arm:
 
 
 def main() -> None:
-    """Run the arms in turn and print the table."""
+    """Run the arms alternately and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rounds", 5), ("steps", 300), ("ops", 1200), ("series", 2000)):
         parser.add_argument(f"--{name}", type=int, default=default)

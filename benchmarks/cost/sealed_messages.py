@@ -1,7 +1,7 @@
-"""What the seals cost on what recorders and ranks say to each other: `python benchmarks/cost/sealed_messages.py`.
+"""Measures the cost of sealed messages between recorders and ranks: `python benchmarks/cost/sealed_messages.py`.
 
-Ratios within one run: sealing and checking a step's record beside what a parent does with it once it is there; a
-handshake beside a connection of this host without one. Best of several turns each.
+Ratios within one run: sealing and checking a step's record to a parent's work on that record; a handshake to a
+connection on this host without one. Each time is the best of several.
 """
 
 import itertools
@@ -29,7 +29,7 @@ TURNS = 7
 
 @dataclass(frozen=True)
 class Message:
-    """A step's record of so many series, as bytes."""
+    """A step's record of `series` rows, as bytes."""
 
     series: int
 
@@ -40,7 +40,7 @@ class Message:
 
 
 def best(work: Callable[[], object], times: int) -> float:
-    """Return seconds of one call, in the best of several turns."""
+    """Return the seconds of one call, the best of several measurements."""
     found = []
     for _ in range(TURNS):
         began = time.perf_counter()
@@ -50,34 +50,34 @@ def best(work: Callable[[], object], times: int) -> float:
     return min(found)
 
 
-def taking_in(series: int) -> Callable[[], object]:
-    """Return what a parent does with a step of two ranks that hold as many gradients each."""
-    gathering, table = ShardAssembly(0, {0, 1}, final=True), SeriesTable()
+def parent_work(series: int) -> Callable[[], object]:
+    """Return a function that does a parent's work on a step of two ranks with `series` gradients each."""
+    assembly, table = ShardAssembly(0, {0, 1}, final=True), SeriesTable()
     for i in range(series):
         table.series_id(Series(f"layer{i}.weight", "gradient"))
     table.layout_id(Layout((64, 64), "float32", 4096))
     for rank in (0, 1):
-        gathering.use_table(rank, table)
+        assembly.use_table(rank, table)
     record, steps = Message(series).record(), itertools.count()
 
     def work() -> None:
         step = next(steps)
         for rank in (0, 1):
-            gathering.take(rank, replace(record, step=step, rank=rank))
-        list(gathering.complete())
+            assembly.take(rank, replace(record, step=step, rank=rank))
+        list(assembly.complete())
 
     return work
 
 
 def shake_hands() -> None:
-    """Do both sides of a handshake."""
+    """Run both sides of a handshake."""
     caller, callee = Caller(b"s" * 32, "recorder of rank 0", 1), Callee(b"s" * 32, "recorder of rank 0")
     proof, _ = callee.admit(caller.answer(callee.challenge(caller.hello())))
     caller.confirm(proof)
 
 
 def connect() -> None:
-    """Make a connection of this host and end it."""
+    """Open a connection on this host and close it."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
         server.accept()[0].close()
         one.close()
@@ -92,7 +92,7 @@ def main() -> None:
         one, other = Seals(b"up", b"down"), Seals(b"down", b"up")
         times = max(3, 2_000 // series)
         both = best(lambda o=one, t=other, d=data: t.check(o.seal(d), d), times)  # type: ignore[misc]
-        taken = best(taking_in(series), max(2, times // 4)) / 2
+        taken = best(parent_work(series), max(2, times // 4)) / 2
         speed = len(data) / both * 2 / 1e6
         print(f"| {series:,} | {len(data):,} | {both * 1e3:.3f} | {speed:.0f} | {both / taken:.2f} |", flush=True)
     hands, plain = best(shake_hands, 500), best(connect, 200)

@@ -1,9 +1,9 @@
-"""What works under each way of distributing a model, and what it costs: the table of strategies in RESULTS.md.
+"""Checks which features work under each distribution strategy, and their cost: the table of strategies in RESULTS.md.
 
-Two ranks of this machine (four for the hybrid ones), gloo, one thread each. Every column is found out here, by the
-same means as in the tests: whole tensors are gathered and compared, a NaN is planted, a stop is asked for. The overhead
-is the ratio of median step times of one process, with the default configuration and without a monitor in turns, for an
-MLP of 4.6 million parameters.
+Two ranks on this machine (four for the hybrid strategies), gloo, one thread each. Every column is measured as in the
+tests: by gathering and comparing whole tensors, planting a NaN, requesting a stop. The overhead is the ratio of median
+step times with the default configuration and without a monitor, in alternating rounds of one process, for an MLP of
+4.6 million parameters.
 
     python benchmarks/cost/strategies.py [Ddp Fsdp2 …]
 """
@@ -33,7 +33,7 @@ QUANTITIES = ("activation_output", "activation_grad_output", "gradient", "parame
 
 
 def collected(pool: RankPool, name: str, out: Path) -> tuple[str, str]:
-    """Return how many quantities every rank wrote, and whether the tables of whole tensors are right."""
+    """Return the number of quantities that every rank wrote, and whether the tables of whole tensors are right."""
     steps = pool.run(sharded_training.train, name, out)[0]
     written = [sum(any((out / f"rank{r}").glob(f"{q}_*.csv")) for q in QUANTITIES) for r in range(pool.size)]
     try:
@@ -44,7 +44,7 @@ def collected(pool: RankPool, name: str, out: Path) -> tuple[str, str]:
 
 
 def before_reduction(pool: RankPool, name: str, out: Path) -> str:
-    """Return whether a NaN in rank 1's own gradient shows before reduction on rank 1 alone."""
+    """Return whether a NaN in rank 1's own gradient appears before reduction on rank 1 alone."""
     if name in NOT_REDUCED:
         return "nothing is reduced"
     pool.run(sharded_training.train, name, out, steps=1, config=reduction.CONFIG, poison=reduction.poison, gather=False)

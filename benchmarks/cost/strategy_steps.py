@@ -1,4 +1,4 @@
-"""Step times of one strategy, with and without a monitor; run on every rank by `strategies.py`."""
+"""Measures the step times of one strategy with and without a monitor; `strategies.py` runs it on every rank."""
 
 import statistics
 import time
@@ -17,7 +17,7 @@ STEPS = 25
 
 
 class Wide(small_model.Net):
-    """The tests' model with layers wide enough that a step takes some 50 ms."""
+    """The tests' model with layers so wide that a step takes about 50 ms."""
 
     def __init__(self, hidden: int = 0) -> None:
         del hidden
@@ -30,7 +30,7 @@ class Wide(small_model.Net):
 
 
 def overhead(name: str, out: Path) -> float:
-    """Return median step time with the default configuration over that without a monitor, of rounds in turn."""
+    """Return the ratio of median step times, default configuration ÷ no monitor, in alternating rounds."""
     net = small_model.Net
     small_model.Net = Wide  # type: ignore[misc]
     try:
@@ -49,7 +49,7 @@ def overhead(name: str, out: Path) -> float:
             began = time.perf_counter()
             strategy.step(batch)
             strategy.update()
-            if step >= 5:  # the first ones define series and warm up
+            if step >= 5:  # the first steps define series and warm up
                 times[monitored].append(time.perf_counter() - began)
         if monitor is not None:
             monitor.close()

@@ -1,7 +1,7 @@
-"""The monitors that are measured beside each other, each behind `step`, `settle` and `close`.
+"""The monitors to compare, each with the methods `step`, `settle` and `close`.
 
-A subject is made with (model, optimizer, directory, workload, statistics). `step` is called after each update,
-`settle` when a block of steps ends: what a monitor has put off is done then, so that it falls into no other's block.
+A subject is made with (model, optimizer, directory, workload, statistics). `step` is called after each update, `settle`
+at the end of a block of steps: a monitor finishes its deferred work then, not in another subject's block.
 """
 
 import json
@@ -29,17 +29,17 @@ class Subject(Protocol):
     """A monitor that watches a model."""
 
     def step(self) -> None:
-        """Follow an update."""
+        """Process an update."""
 
     def settle(self) -> None:
-        """Finish what was put off."""
+        """Finish all deferred work."""
 
     def close(self) -> None:
         """Stop watching."""
 
 
 class Trainsentry:
-    """This project, with detection on; it takes the step boundary from the optimizer."""
+    """This project, with detection on; the optimizer's calls mark the ends of steps."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, directory: Path, config: dict[str, Any]) -> None:
         import trainsentry
@@ -47,7 +47,7 @@ class Trainsentry:
         self.monitor = trainsentry.TrainMonitor({"output_dir": str(directory), **config}).watch(model, optimizer)
 
     def step(self) -> None:
-        """Do nothing: the optimizer's own hook has told the monitor."""
+        """Do nothing: the optimizer's hook has already called the monitor."""
 
     def settle(self) -> None:
         """Wait until the recorder has written everything."""
@@ -75,7 +75,7 @@ class MsprobeV1:
         from msprobe.pytorch import TrainerMon
         from torch.utils.hooks import BackwardHook
 
-        # It wraps these anew for every monitor and never puts them back, which would slow its neighbours.
+        # It wraps these again for every monitor and never restores them, which would slow the other subjects.
         self.patched = BackwardHook, BackwardHook.setup_input_hook, BackwardHook.setup_output_hook
         os.environ["MONITOR_OUTPUT_DIR"] = str(directory)
         config = {
@@ -96,13 +96,13 @@ class MsprobeV1:
         self.monitor.set_monitor(model, optimizer=optimizer, grad_acc_steps=1)
 
     def step(self) -> None:
-        """Do nothing: the patched optimizer has told the monitor."""
+        """Do nothing: the patched optimizer has already called the monitor."""
 
     def settle(self) -> None:
         """Do nothing: it writes at once."""
 
     def close(self) -> None:
-        """Take its hooks and patches away."""
+        """Remove its hooks and patches."""
         self.monitor._remove_all_hooks(self.optimizer)
         self.optimizer.step = self.original  # type: ignore[method-assign]
         hook, self_input, self_output = self.patched
@@ -141,7 +141,7 @@ class MsprobeV2:
         self.monitor.start(model=model, optimizer=optimizer, grad_acc_steps=1)
 
     def step(self) -> None:
-        """Tell it that a step has ended."""
+        """Mark the end of a step."""
         self.monitor.step()
 
     def settle(self) -> None:
@@ -166,7 +166,7 @@ SUBJECTS: dict[str, Callable[..., Subject]] = {
 
 
 def make_subject(name: str, model: nn.Module, optimizer: Optimizer, directory: Path, workload: str) -> Subject | None:
-    """Watch a model with the subject of that name; `none` watches nothing, `trainsentry7` has all seven statistics."""
+    """Return the named subject for a model; `none` watches nothing, `trainsentry7` computes all seven statistics."""
     if name == "none":
         return None
     directory.mkdir(parents=True, exist_ok=True)

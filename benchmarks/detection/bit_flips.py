@@ -1,11 +1,11 @@
-"""How often the first suspect is the parameter that a bit was flipped in.
+"""Measures how often the first suspect of an incident is the parameter with the flipped bit.
 
     python benchmarks/detection/bit_flips.py [--seeds 20] [--clean 5] [--steps 150] [--out FILE.json]
 
 Trains the demo's byte-level GPT under the default configuration, which samples gradients at every step and
 weights at every tenth. At step 75 one bit of one weight flips: bit 30 (a factor of 2^128), or with `hard` bit 25
-or 26 (a factor of 16 or 256). The parameter, the element and the bit come from the seed. Prints a line per run
-and a table; the clean runs must report nothing.
+or 26 (a factor of 16 or 256). The seed chooses the parameter, the element and the bit. Prints a line per run and a
+table; clean runs must have no incident.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from trainsentry.monitor.demo.training import train
 
 
 def run(fault: str, seed: int, steps: int) -> dict[str, object]:
-    """Train once and return what was found, as one row."""
+    """Train once and return the outcome as one row."""
     with tempfile.TemporaryDirectory() as directory:
         outcome = train({"output_dir": directory, "on_incident": {"stop": True}}, steps=steps, seed=seed, fault=fault)
     row = describe(outcome, fault, seed)

@@ -1,10 +1,10 @@
-"""What the monitor reports on runs in which nothing is wrong: every incident is a false alarm.
+"""Counts the incidents of healthy runs: every one is a false alarm.
 
     python benchmarks/detection/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images]
         [--collect default] [--larger]
 
 Trains the models of `clean_tasks.py`, each with four optimizers and schedules, under the default configuration and with
-everything collected at every step, in two processes; with `--larger` those of `larger_tasks.py`, with three.
+everything collected at every step, in two processes; `--larger` trains those of `larger_tasks.py`, with three.
 """
 
 import argparse
@@ -38,17 +38,17 @@ COLLECT: dict[str, dict[str, Any]] = {"default": {}, "everything": EVERYTHING}
 
 
 def _warm_then_drop(step: int, steps: int) -> float:
-    """Return the rate's factor of a warm-up of 20 steps, and a tenfold drop at 70 %."""
+    """Return the learning-rate factor: a warm-up of 20 steps, and a tenfold drop at 70 %."""
     return min((step + 1) / 20, 1) * (0.1 if step > steps * 0.7 else 1)
 
 
 def _one_cycle(step: int, steps: int) -> float:
-    """Return the rate's factor of one rise and one fall to nothing."""
+    """Return the learning-rate factor: one rise, and one fall to zero."""
     return max(math.sin(math.pi * (step + 1) / (steps + 1)), 1e-3)
 
 
 def _restarts(step: int, steps: int) -> float:
-    """Return the rate's factor of three cosine falls, each begun anew at full rate."""
+    """Return the learning-rate factor: three cosine falls, each from the full rate."""
     return 0.05 + 0.475 * (1 + math.cos(math.pi * (step % (steps // 3)) / (steps // 3)))
 
 

@@ -1,4 +1,4 @@
-"""Small models of many kinds with data of their own, each a healthy run: what is reported on them is a false alarm."""
+"""Small models of many kinds with their data; each run is healthy, so every incident is a false alarm."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 
 @dataclass(frozen=True)
 class Task:
-    """A model, the loss of its next batch, and how it is trained."""
+    """A model, the loss of its next batch, and its training settings."""
 
     model: nn.Module
     loss: Callable[[], Tensor]
@@ -73,7 +73,7 @@ def images() -> Task:
 
 
 class Residual(nn.Module):
-    """A block whose last norm starts at zero gain, as large residual networks are trained."""
+    """A block whose last norm starts at zero gain, as in large residual networks."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Residual(nn.Module):
         nn.init.zeros_(self.body[-1].weight)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the body makes of x, (batch, width, height, width), to it."""
+        """Return x, (batch, width, height, width), plus the body's output."""
         return F.relu(x + self.body(x))
 
 
@@ -116,7 +116,7 @@ def autoencoder() -> Task:
 
 
 def variational_autoencoder() -> Task:
-    """Return a variational autoencoder, some of whose latent units collapse, as they do."""
+    """Return a variational autoencoder, some of whose latent units collapse, as is usual."""
     model = nn.ModuleDict(
         {
             "encoder": nn.Sequential(nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 32)),
@@ -135,7 +135,7 @@ def variational_autoencoder() -> Task:
 
 
 def markov_chain(size: int, length: int, following: Tensor) -> Tensor:
-    """Return sequences of tokens, (size, length), each of which has a few successors."""
+    """Return sequences of tokens, (size, length); each token has a few possible successors."""
     tokens = [torch.randint(0, len(following), (size,))]
     for _ in range(length - 1):
         tokens.append(following[tokens[-1], torch.randint(0, following.shape[1], (size,))])
@@ -260,7 +260,7 @@ def denoiser() -> Task:
 
 
 def recommender() -> Task:
-    """Return a factorisation with embeddings of users and items drawn by a power law: most rows are seldom met."""
+    """Return a factorisation with embeddings of users and items drawn by a power law: most rows are rarely used."""
     model = nn.ModuleDict({"user": nn.Embedding(2000, 16), "item": nn.Embedding(500, 16), "top": nn.Linear(16, 1)})
     likes, rank = torch.randn(2000, 500).sign(), 1.0 / torch.arange(1, 501)
 
@@ -304,7 +304,7 @@ class Experts(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the experts make of x, (tokens, width), and the loss of an even load."""
+        """Return the experts' output for x, (tokens, width), and the load-balancing loss."""
         share = self.router(x).softmax(1)
         best, chosen = share.max(1)
         out = torch.zeros_like(x)
@@ -330,7 +330,7 @@ def experts() -> Task:
 
 
 def q_learning() -> Task:
-    """Return a value network that chases its own slow copy: its targets move as it learns."""
+    """Return a value network whose targets come from its own slowly updated copy, so that they move as it learns."""
     model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
     target = [p.detach().clone() for p in model.parameters()]
     names = [name for name, _ in model.named_parameters()]
@@ -353,7 +353,7 @@ def q_learning() -> Task:
 
 
 def policy_gradient() -> Task:
-    """Return a policy trained by REINFORCE on noisy rewards: its gradients are nearly noise, its loss has no level."""
+    """Return a policy trained by REINFORCE on noisy rewards: its gradients are nearly noise, its loss has no trend."""
     model = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 4))
     best = torch.randn(5, 4)
 
@@ -369,7 +369,7 @@ def policy_gradient() -> Task:
 
 
 def adapters() -> Task:
-    """Return a frozen network with low-rank adapters, the second factor of which starts at zero."""
+    """Return a frozen network with low-rank adapters, whose second factor starts at zero."""
     model = nn.ModuleDict({
         "body": nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)),
         "down": nn.Linear(16, 4, bias=False), "up": nn.Linear(4, 16, bias=False),
@@ -386,7 +386,7 @@ def adapters() -> Task:
 
 
 def two_heads() -> Task:
-    """Return a trunk whose two heads are trained in turns: a head has a gradient every other step."""
+    """Return a trunk with two heads that train alternately: each has a gradient every other step."""
     model = nn.ModuleDict(
         {
             "trunk": nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), nn.GELU()),

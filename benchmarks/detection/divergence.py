@@ -1,8 +1,8 @@
-"""A real divergence, among ten thousand series of noise; whether it is flagged at its second value.
+"""Measures how soon a real divergence is flagged among ten thousand series of noise; the aim is its second value.
 
     python benchmarks/detection/divergence.py [--seeds 200] [--series 10000]
 
-The gradient norm and the loss of BLOOM's published log (tr11, from iteration 31214 on) behind a calm history of 500
+The gradient norm and the loss of BLOOM's published log (tr11, from iteration 31214 on) follow a calm history of 500
 values (log-deviation 0.2, Student's t noise of four degrees of freedom) whose median is `--level`.
 """
 
@@ -25,7 +25,7 @@ HISTORY = 500
 
 
 def first_flags(series: int, seed: int, level: float) -> tuple[int | None, int | None]:
-    """Return at which value the gradient norm was flagged, and at which an alarm was given; counted from one."""
+    """Return the number, from one, of the value that flagged the gradient norm, and of the one that raised an alarm."""
     stream = Stream(series, seed)
     detection = Detection(stream.table)
     flag = alarm = None
@@ -46,7 +46,7 @@ def first_flags(series: int, seed: int, level: float) -> tuple[int | None, int |
 
 
 def main() -> None:
-    """Print how often which value was flagged."""
+    """Print how often each value was the first flagged."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--series", type=int, default=10000)

@@ -1,8 +1,8 @@
-"""Is the allowed rate of false alarms kept, and used? On noise that is correlated and has heavy tails.
+"""Compares the rate of false alarms with the allowed one, on correlated noise with heavy tails.
 
     python benchmarks/detection/false_alarms.py [--series 1000] [--steps 10000]
 
-Every incident is false. The rate that was asked for is a bound; to be useful it must not be far below it either.
+Every incident is a false alarm. The allowed rate is an upper bound; a rate far below it would lose sensitivity.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from trainsentry.anomaly.incidents.incident_log import IncidentLog
 
 
 def count(series: int, steps: int, asked: float, seed: int) -> int:
-    """Return the number of incidents in a run without faults; `asked` is the allowed number in a thousand steps."""
+    """Return the number of incidents in a healthy run; `asked` is the allowed number in a thousand steps."""
     stream = Stream(series, seed)
     detection = Detection(stream.table, Allowed(per_step=asked / 1000))
     log = IncidentLog(stream.table)

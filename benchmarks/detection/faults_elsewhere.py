@@ -1,11 +1,11 @@
-"""Faults planted in models that the fault benchmark was not made for: whether the culprit is found and named.
+"""Plants faults in models outside the fault benchmark, and measures whether incidents name the culprit.
 
     python benchmarks/detection/faults_elsewhere.py [--seeds 0] [--tasks spirals,images] [--faults flip]
         [--collect default]
 
-Trains the models of `clean_tasks.py` with AdamW or SGD, and harms each at a step of 180 to 200: the middle one of the
-model's weight matrices, or of its layers. A tensor is the right first suspect when it belongs to the layer that was
-harmed; what is done to the whole optimizer or batch has no layer, and only its quantity is asked for.
+Trains the models of `clean_tasks.py` with AdamW or SGD, and harms the middle weight matrix or layer of each at a step
+of 180 to 200. A tensor is the right first suspect when it belongs to the harmed layer; a fault in the whole optimizer
+or batch has no layer, so only the suspect's quantity must be right.
 """
 
 import argparse
@@ -44,7 +44,7 @@ CALLED = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.LSTM)
 
 
 class Subject:
-    """A training run, and what of it is harmed."""
+    """A training run, with its harmed layer and parameter."""
 
     def __init__(self, task: Task, optimizer: torch.optim.Optimizer, onset: int) -> None:
         self.task, self.optimizer, self.onset, self.step = task, optimizer, onset, 0
@@ -71,7 +71,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Fault:
-    """How a run is harmed, and what a right first suspect is: its quantities, and whose layer it belongs to."""
+    """A fault, and the right first suspect: its quantities, and whether it must belong to the harmed layer."""
 
     quantities: tuple[str, ...]
     of: str = ""
@@ -178,7 +178,7 @@ FAULTS: dict[str, Fault] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said of one run; `delay` in steps, None where nothing was found."""
+    """The incidents of one run; `delay` is in steps, None where nothing was found."""
 
     who: tuple[str, ...]
     delay: int | None
@@ -216,7 +216,7 @@ def _train(task: Task, fault: Fault, run: Subject, config: dict[str, Any]) -> No
 
 
 def _undo_updates(run: Subject) -> None:
-    """Have every update undone as soon as it is made."""
+    """Undo every update immediately."""
     kept: list[Tensor] = []
     weights = list(run.task.model.parameters())
 
@@ -240,7 +240,7 @@ def _is_right(suspect: dict[str, Any], fault: Fault, run: Subject) -> bool:
 
 
 def trial(who: tuple[str, str, str, str, int]) -> Outcome:
-    """Train and harm one model; return what was said."""
+    """Train and harm one model; return the outcome."""
     name, optimizer_name, collect, fault_name, seed = who
     logging.getLogger("trainsentry").setLevel(logging.CRITICAL + 1)
     os.environ["TRAINSENTRY_REPORT"] = "0"

@@ -1,4 +1,4 @@
-"""Models of one to six million parameters, on real text (the source of Python's own library) and on drawn images."""
+"""Models of one to six million parameters, on real text (the source of Python's library) and on drawn images."""
 
 import sys
 import sysconfig
@@ -27,14 +27,14 @@ def library_text() -> Tensor:
 
 
 def text_batch(size: int, length: int) -> tuple[Tensor, Tensor]:
-    """Return random windows of the text and what follows each byte, shape (size, length) each."""
+    """Return random windows of the text and the next bytes, shape (size, length) each."""
     text = library_text()
     at = torch.randint(0, len(text) - length - 1, (size, 1)) + torch.arange(length + 1)
     return text[at[:, :-1]], text[at[:, 1:]]
 
 
 def language_model(model: nn.Module, size: int, length: int, clip: float) -> Task:
-    """Return the training of a model of bytes that returns logits."""
+    """Return the task of training a byte-level model that returns logits."""
 
     def loss() -> Tensor:
         x, y = text_batch(size, length)
@@ -82,12 +82,12 @@ class Lstm(nn.Module):
 
 
 def text_lstm() -> Task:
-    """Return an LSTM on text, clipped at a quarter as such models are."""
+    """Return an LSTM on text, with gradients clipped at norm 0.25, as is usual."""
     return language_model(Lstm(), 16, 64, 0.25)
 
 
 def drawings(size: int) -> tuple[Tensor, Tensor]:
-    """Return images of discs, rings, squares and crosses, shape (size, 3, 32, 32), and which it is."""
+    """Return images of discs, rings, squares and crosses, shape (size, 3, 32, 32), and their labels."""
     label, grid = torch.randint(0, 4, (size,)), torch.linspace(-1, 1, 32)
     centre, radius = torch.rand(size, 2, 1, 1) - 0.5, 0.25 + 0.3 * torch.rand(size, 1, 1)
     dx, dy = (grid - centre[:, 0]).abs().expand(size, 32, 32), (grid[:, None] - centre[:, 1]).abs().expand(size, 32, 32)
@@ -105,7 +105,7 @@ def drawings(size: int) -> tuple[Tensor, Tensor]:
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch norms beside a shortcut."""
+    """Two convolutions with batch norms, and a shortcut."""
 
     def __init__(self, into: int, out: int, stride: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Residual(nn.Module):
 
 
 def image_task(model: nn.Module, size: int) -> Task:
-    """Return the training of a classifier of drawings."""
+    """Return the task of training a classifier of drawings."""
 
     def loss() -> Tensor:
         x, label = drawings(size)
@@ -137,7 +137,7 @@ def image_resnet() -> Task:
 
 
 class Vit(nn.Module):
-    """A vision transformer whose mean token is classified."""
+    """A vision transformer that classifies the mean of its tokens."""
 
     def __init__(self, width: int = 192, depth: int = 4) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def image_vit() -> Task:
 
 
 class Unet(nn.Module):
-    """Predicts the noise in an image, told how much there is; its last layer starts at zero."""
+    """Predicts the noise in an image, given its level; the last layer starts at zero."""
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Unet(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """Return the noise, shaped as x, (batch, 3, 32, 32); t has the shape (batch,)."""
+        """Return the noise, of the shape of x, (batch, 3, 32, 32); t has shape (batch,)."""
         waves = t[:, None] * 2.0 ** torch.arange(8)
         first = F.silu(self.into(x))
         y = self.down(first) + self.time(torch.cat([waves.sin(), waves.cos()], 1))[:, :, None, None]

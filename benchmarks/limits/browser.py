@@ -1,4 +1,4 @@
-"""Loads a page in headless Chromium and says how long it took until something was there."""
+"""Measures how long headless Chromium takes to load a page up to a given content."""
 
 import asyncio
 import base64
@@ -17,9 +17,9 @@ PORT = 9333
 
 
 def seconds_until(url: str, expression: str, limit: float, picture: Path | None = None) -> float | None:
-    """Return the seconds until a JavaScript expression is true on a page; None when it is not within `limit` seconds.
+    """Return the seconds until a JavaScript expression is true on a page; None after `limit` seconds.
 
-    `picture` takes a screenshot three seconds later.
+    `picture` is the file of a screenshot taken three seconds later.
     """
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:

@@ -1,4 +1,4 @@
-"""Changes inputs so that they stay JSON, or CSV: what only flips bytes seldom gets behind the parser."""
+"""Changes inputs so that they stay JSON or CSV, because flipped bytes seldom get past the parser."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ ODD: tuple[Any, ...] = (
     None, True, 0, -1, 2**31, 2**53 + 1, 2**64, 10**400, 1e308, float("nan"), float("inf"), "", "x", "[x]", "\x1b[2J",
     "\ud800", "\x00", "../../x", "nan", [], {}, [[]], [None], {"a": None}, [1, "b", {}], {"type": "slice", "value": 1},
 )  # fmt: skip
-"""Values that are something else than what was expected."""
+"""Values of unexpected types and sizes."""
 
 CELLS = (
     b"", b"-1", b"9" * 400, b"9223372036854775807", b"1e400", b"nan", b"inf", b'"', b'"a\nb"', b"[x]", b"\x1b[2J",
@@ -18,11 +18,11 @@ CELLS = (
 )  # fmt: skip
 
 Mutate = Callable[[bytes, int], bytes]
-"""Changes bytes, to at most so many: the fuzzer's own way."""
+"""The fuzzer's own mutator of bytes; takes the largest size of its result."""
 
 
 def json_mutator(mutate: Mutate) -> Callable[[bytes, int, int], bytes]:
-    """Return what puts an odd value somewhere into JSON, or moves a part of it."""
+    """Return a mutator that inserts an odd value somewhere in JSON, or moves a part of it."""
 
     def change(data: bytes, most: int, seed: int) -> bytes:
         dice = random.Random(seed)
@@ -62,7 +62,7 @@ def _change_one(value: Any, dice: random.Random) -> None:
 
 
 def csv_mutator(mutate: Mutate) -> Callable[[bytes, int, int], bytes]:
-    """Return what puts an odd cell somewhere into a table, or moves a line."""
+    """Return a mutator that inserts an odd cell somewhere in a table, or moves a line."""
 
     def change(data: bytes, most: int, seed: int) -> bytes:
         dice = random.Random(seed)

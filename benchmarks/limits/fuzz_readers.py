@@ -2,9 +2,8 @@
 
     python benchmarks/limits/fuzz_readers.py --seconds 600 [--only csv dump] [--keep FOLDER]
 
-Each reader begins with small files of our own, made on the spot. It stops at the first input that raises what is not
-the reader's own error, takes longer than SLOW seconds, or more than MEGABYTES; the input is kept in a folder that is
-named.
+Each reader begins with small valid files, made on the spot. It stops at the first input that raises an error other
+than the reader's own, takes longer than SLOW seconds, or more than MEGABYTES; the input is kept in the printed folder.
 Needs `pip install 'trainsentry[fuzz]'`.
 """
 
@@ -18,17 +17,17 @@ from pathlib import Path
 from fuzz_targets import TARGETS, seeds_of
 
 SLOW = 10
-"""Seconds that one input may take: a reader needs milliseconds for the kilobytes that are tried."""
+"""Seconds allowed for one input: a reader needs milliseconds for inputs of kilobytes."""
 
 MEGABYTES = 2048
-"""Resident memory of a reader; torch and pandas take some 400 of them."""
+"""MB of resident memory allowed for a reader; torch and pandas alone take about 400."""
 
 LONGEST = 4096
-"""Bytes of the longest input: longer ones are tried in the tests."""
+"""Bytes of the longest input; the tests cover longer ones."""
 
 
 def run_target(name: str, seconds: int, keep: Path) -> tuple[int, str]:
-    """Fuzz one reader in a process of its own; return how many inputs were tried, and what was found."""
+    """Fuzz one reader in a separate process; return the number of inputs tried, and the finding or "none"."""
     corpus = keep / name / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(seeds_of(name)):

@@ -1,4 +1,4 @@
-"""What is fuzzed: each reader as a function of bytes, with its own errors, and what it begins with.
+"""The targets of the fuzzer: each reader as a function of bytes, with its own errors and its first inputs.
 
 Called by `fuzz_readers.py`, in a process for each reader: `fuzz_targets.py NAME CORPUS [libFuzzer's options]`.
 """
@@ -35,7 +35,7 @@ def _fresh(name: str) -> Path:
 
 
 def csv_tables(data: bytes) -> None:
-    """Read tables of ours as rows and as records."""
+    """Read CSV tables as rows and as records."""
     from trainsentry.collectors.series import SeriesTable
     from trainsentry.exporters.csv.reader import read_table, table_files
     from trainsentry.monitor.offline.history import records_of
@@ -52,7 +52,7 @@ def csv_tables(data: bytes) -> None:
 
 
 def zstd_table(data: bytes) -> None:
-    """Read a table under zstd."""
+    """Read a table compressed by zstd."""
     _one_table("gradient_0-9.csv.zst", data)
 
 
@@ -73,7 +73,7 @@ def _one_table(name: str, data: bytes) -> None:
 
 
 def conversion(data: bytes) -> None:
-    """Convert tables of msprobe's two generations, and go on from a state."""
+    """Convert tables of msprobe's two generations, and continue from a saved state."""
     from trainsentry.exporters.convert.csv2tb import csv2tb
 
     folder = _fresh("convert")
@@ -86,7 +86,7 @@ def conversion(data: bytes) -> None:
 
 
 def state(data: bytes) -> None:
-    """Go on converting from the state that a file tells."""
+    """Continue a conversion from the state in a file."""
     from trainsentry.exporters.convert.csv2tb import csv2tb
 
     folder = ROOT / "state"
@@ -148,7 +148,7 @@ def dumps(data: bytes) -> None:
 
 
 def replays(data: bytes) -> None:
-    """Judge the first overflow of a dump: its call is run again where it can be."""
+    """Replay the call of a dump's first overflow where possible, and judge it."""
     from trainsentry.anomaly.dumps.first_overflow import first_overflows
     from trainsentry.exporters.dumps.dump_reader import read_dumps
     from trainsentry.monitor.cli.overflow import verdict_on
@@ -195,7 +195,7 @@ def configurations(data: bytes) -> None:
 
 
 def _quiet(*_: Any) -> None:
-    """Hear of a problem."""
+    """Ignore a warning."""
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -218,11 +218,11 @@ MUTATED = {
     **dict.fromkeys(("csv", "csv2tb"), "csv"),
     **dict.fromkeys(("run", "report", "dump", "replay", "state", "config"), "json"),
 }
-"""What the inputs of a reader are, where they are changed as such."""
+"""The kind of mutator for each reader whose inputs are JSON or CSV."""
 
 
 def seeds_of(name: str) -> Iterator[bytes]:
-    """Yield small files of our own that a reader begins with."""
+    """Yield the small valid files that a reader begins with."""
     if name == "csv":
         yield from (LINES, SCALARS)
     elif name == "zstd":
@@ -301,7 +301,7 @@ def _array_seeds(name: str) -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Fuzz the reader that is named."""
+    """Fuzz the named reader."""
     import atheris
 
     name = sys.argv[1]
@@ -311,7 +311,7 @@ def main() -> None:
         import trainsentry.monitor.cli.app
         import trainsentry.monitor.debugger.debugger_config
 
-        if name in {"pt", "replay"}:  # torch takes seconds, which would be counted against an input
+        if name in {"pt", "replay"}:  # importing torch takes seconds, which would count against an input
             import trainsentry.collectors.torch.calls.replay_call  # noqa: F401
     from trainsentry.exporters.files.foreign_files import InputError
 

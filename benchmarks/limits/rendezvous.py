@@ -1,6 +1,6 @@
-"""What an exchange of many ranks costs the rank with the rendezvous server: `python benchmarks/limits/rendezvous.py`.
+"""Measures what an exchange of many ranks costs rank 0's rendezvous server: `python benchmarks/limits/rendezvous.py`.
 
-The other ranks are connections of a second process, which says what they would say.
+A second process opens the connections of all other ranks, and sends their messages.
 """
 
 import multiprocessing
@@ -21,12 +21,12 @@ from trainsentry.collectors.ranks.rendezvous_server import LONGEST_LINE
 from trainsentry.collectors.ranks.run_secret import SECRET
 
 EXCHANGES = 50
-WISHES = [0.0, 1.0, -5.0, 10.0, -10.0, *[0.1] * 7]
-"""As many numbers as the monitor's ranks tell each other with an overhead budget."""
+PROPOSAL = [0.0, 1.0, -5.0, 10.0, -10.0, *[0.1] * 7]
+"""The numbers that each rank sends in an exchange with an overhead budget."""
 
 
 def call(endpoint: Endpoint) -> socket.socket:
-    """Return a connection to rank 0, which may not listen yet."""
+    """Connect to rank 0, again until it listens."""
     while True:
         try:
             return socket.create_connection((endpoint.host, endpoint.ports[0]), 5)
@@ -35,14 +35,14 @@ def call(endpoint: Endpoint) -> socket.socket:
 
 
 def enter(endpoint: Endpoint, rank: int, size: int) -> tuple[socket.socket, SealedLines]:
-    """Return the connection of a rank that has proven itself."""
+    """Return a rank's connection after the handshake."""
     sock = call(endpoint)
     caller = Caller(os.environ[SECRET].encode(), f"meeting {endpoint.run} of {size}", rank)
     return sock, SealedLines(prove(sock, caller, 60), LONGEST_LINE)
 
 
 def play_others(endpoint: Endpoint, size: int) -> None:
-    """Say what ranks 1 to `size` - 1 say, and read what they are told."""
+    """Send the messages of ranks 1 to `size` - 1, and read the answers."""
     lines = [enter(endpoint, rank, size) for rank in range(1, size)]
     unread = [b""] * len(lines)
 
@@ -60,12 +60,12 @@ def play_others(endpoint: Endpoint, size: int) -> None:
     tell({"ready": 1})
     read_until(b'"here"')
     for number in range(1, EXCHANGES + 1):
-        tell({"greatest": number, "given": WISHES})
+        tell({"greatest": number, "given": PROPOSAL})
         read_until(b'"greatest": %d' % number)
 
 
 def measure(size: int) -> tuple[float, float]:
-    """Return milliseconds of rank 0's process, and of the clock, for an exchange."""
+    """Return the CPU milliseconds of rank 0's process, and the wall milliseconds, of an exchange."""
     endpoint = Endpoint.at("127.0.0.1", str(os.getpid()))
     others = multiprocessing.get_context("spawn").Process(target=play_others, args=(endpoint, size))
     others.start()
@@ -73,7 +73,7 @@ def measure(size: int) -> tuple[float, float]:
     max_reduce = SocketMaxReduce(rendezvous, 60)
     processor, clock = time.process_time(), time.perf_counter()
     for _ in range(EXCHANGES):
-        max_reduce.propose(WISHES)
+        max_reduce.propose(PROPOSAL)
         max_reduce.result()
     spent = time.process_time() - processor, time.perf_counter() - clock
     others.join()

@@ -1,9 +1,9 @@
-"""What several ranks cost at sizes that no test reaches: measured where it can be, modelled where it cannot.
+"""Estimates the cost of up to thousands of ranks: measures the parts that one machine can run, models the network.
 
-Measured here: the host time of a step's exchange in the training process (with torch's fake process group of as many
-ranks: nothing is sent, so that is the time of the call, not of communication), the bytes of a rank's records, and the
-time a recorder takes to put together what its children send. Modelled: the wire, from latency and bandwidth that are
-stated; the training process does not wait for it, unless an exchange takes longer than a step.
+Measured: the host time of a step's exchange in the training process (torch's fake process group of that size sends
+nothing, so this is the time of the call, not of communication), the bytes of a rank's records, and the time a recorder
+takes to assemble its children's records. Modelled: the network, from the latency and bandwidth below; the training
+process does not wait for it, unless an exchange takes longer than a step.
 
     python benchmarks/limits/scale.py
 """
@@ -45,7 +45,7 @@ from trainsentry.monitor.recorder.ranks.tree_position import FANOUT, Address, po
 from trainsentry.monitor.schedule import Schedule
 
 LATENCY = 50e-6
-"""Seconds for a small message between hosts: TCP in one data centre."""
+"""Seconds of a small message between hosts: TCP in one data centre."""
 
 BANDWIDTH = 1.25e9
 """Bytes a second: 10 Gbit/s, the management network, not the accelerators'."""
@@ -53,14 +53,14 @@ BANDWIDTH = 1.25e9
 RANKS_A_HOST = 8
 SECONDS_A_STEP = 1.0
 CALLS = 200
-"""Collectives of a step that are sampled: those of FSDP on 60 layers."""
+"""Sampled collectives of a step: those of FSDP on 60 layers."""
 
 NUMBERS = 5
-"""What ranks agree on, without an overhead budget."""
+"""The numbers that ranks agree on, without an overhead budget."""
 
 
 def host_time(ranks: int, steps: int = 400) -> float:
-    """Return the median seconds that the exchange of one step takes the training process."""
+    """Return the median seconds of one step's exchange in the training process."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     rendezvous = GroupRendezvous(dist.group.WORLD, 0, ranks, None)
     common = Consensus(
@@ -86,21 +86,21 @@ def record_of(table: SeriesTable, count: int, rank: int, ranks: int) -> StepReco
 
 
 def combine_time(children: int, count: int, steps: int = 5) -> tuple[float, int]:
-    """Return seconds that a recorder takes for one step of its children's records, and the bytes of one."""
+    """Return the seconds in which a recorder assembles one step of its children's records, and one record's bytes."""
     ranks = children + 1
-    gathering = ShardAssembly(0, set(range(ranks)), final=True)
+    assembly = ShardAssembly(0, set(range(ranks)), final=True)
     records = []
     for rank in range(ranks):
         table = SeriesTable()
         records.append(record_of(table, count, rank, ranks))
-        gathering.use_table(rank, table)
+        assembly.use_table(rank, table)
     times = []
     for step in range(steps):
         began = time.perf_counter()
         for rank, record in enumerate(records):
-            gathering.take(rank, replace(record, step=step))
-            gathering.finish(rank, step)
-        found = list(gathering.complete())
+            assembly.take(rank, replace(record, step=step))
+            assembly.finish(rank, step)
+        found = list(assembly.complete())
         times.append(time.perf_counter() - began)
         if len(found) != 1 or len(found[0]) != count:
             raise AssertionError("a step is not whole")
@@ -108,7 +108,7 @@ def combine_time(children: int, count: int, steps: int = 5) -> tuple[float, int]
 
 
 def tree(ranks: int) -> tuple[int, int]:
-    """Return the most children that a recorder has, and how many hops the longest way to the root is."""
+    """Return the largest number of children of a recorder, and the hops of the longest path to the root."""
     hosts = -(-ranks // RANKS_A_HOST)
     heads = [Address(h * RANKS_A_HOST, f"host{h}", "", 0, "") for h in range(hosts)]
     positions = {head.rank: position_of(head.rank, heads) for head in heads} if hosts <= 1024 else {}
@@ -122,8 +122,8 @@ def tree(ranks: int) -> tuple[int, int]:
     return most + min(RANKS_A_HOST, ranks) - 1, hops + 1
 
 
-def told_by(ranks: range, world: int) -> Comparison:
-    """Return a recorder that has heard one step of some ranks: their losses and times, and `CALLS` collectives."""
+def reports_of(ranks: range, world: int) -> Comparison:
+    """Return the comparison of one step with some ranks' losses and times, and `CALLS` collectives of each."""
     comparison = Comparison()
     comparison.data_parallel = set(range(world))
     table, noise = SeriesTable(), np.random.default_rng(ranks.start)
@@ -135,9 +135,9 @@ def told_by(ranks: range, world: int) -> Comparison:
         for quantity in (COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT):
             name = f"world.all_reduce.{call}"
             ids.append(table.series_id(Series(name, quantity, index=f"all_reduce|world|{name}")))
-            told = numbers.copy()
-            told[:6] = call, 0.01, 4096, world, 0, 1
-            rows.append(told if quantity == COMMUNICATION_CALL else both)
+            row = numbers.copy()
+            row[:6] = call, 0.01, 4096, world, 0, 1
+            rows.append(row if quantity == COMMUNICATION_CALL else both)
             kinds.append(layouts[0])
     for name in ("loss", STEP_SECONDS, COMMUNICATION_SECONDS):
         ids.append(table.series_id(Series(name, name, scalar=True)))
@@ -151,12 +151,12 @@ def told_by(ranks: range, world: int) -> Comparison:
 
 
 def compare_time(ranks: int) -> tuple[float, int]:
-    """Return seconds that the root takes to compare all ranks at one step, and the bytes of what comes to it."""
-    root = told_by(range(min(ranks, RANKS_A_HOST)), ranks)
+    """Return the seconds in which the root compares all ranks at one step, and the bytes that it receives."""
+    root = reports_of(range(min(ranks, RANKS_A_HOST)), ranks)
     rest = range(RANKS_A_HOST, ranks)
     messages = []
     for part in range(FANOUT):
-        below = told_by(rest[part::FANOUT], ranks) if rest else Comparison()
+        below = reports_of(rest[part::FANOUT], ranks) if rest else Comparison()
         list(below.judge(0, final=False))
         messages += [(RANKS_A_HOST + part, json.dumps(message)) for message in below.left(0, {})]
     began = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Memory stays flat: resident memory of trainer and recorder over a hundred thousand steps.
+"""Measures resident memory of trainer and recorder over a hundred thousand steps; it must stay flat.
 
     python benchmarks/limits/soak.py [--steps 100000] [--settings default|everything]
 
-A small model is trained on the CPU and watched with the default configuration, or with everything: every quantity at
-every step, CSV and TensorBoard, under a disk quota. Shown at 1,000 steps and at every tenth of the run: resident
-memory of both processes, and what of it is private (the ring is shared: it counts in both, and is there once). The run
-passes when both processes end within `ALLOWED_GROWTH` of what they had at 1,000 steps.
+A small model trains on the CPU under the default configuration, or with everything: every quantity at every step, CSV
+and TensorBoard, under a disk quota. Prints at 1,000 steps and at every tenth of the run: resident memory of both
+processes, and its private part (the shared ring counts in both, but exists once). The run passes when both processes
+end within `ALLOWED_GROWTH` of their memory at 1,000 steps.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from torch.nn import functional
 import trainsentry
 
 BASE_STEP: Final = 1000
-"""The step from which on memory must not grow: caches are warm, and every part has run a hundred times."""
+"""Memory must not grow after this step: caches are warm, and every part has run a hundred times."""
 
 ALLOWED_GROWTH: Final = 0.05
-"""Share by which resident memory may grow from BASE_STEP to the end."""
+"""Allowed growth of resident memory from BASE_STEP to the end, as a share."""
 
 QUANTITIES: Final = ("gradients", "parameters", "optimizer_state", "updates", "activations")
 
@@ -47,7 +47,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def memory_mb(pid: int | str) -> tuple[float, float]:
-    """Return the resident memory of a process in MB, and what of it is its own."""
+    """Return a process's resident memory in MB, and its private part."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     sizes = {name: int(rest.split()[0]) / 1024 for name, _, rest in (line.partition(":") for line in lines)}
     return sizes["Rss"], sizes["Private_Clean"] + sizes["Private_Dirty"]
@@ -67,7 +67,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, monitor: trainsent
 
 
 def soak(steps: int, settings: Mapping[str, Any], directory: str) -> dict[str, tuple[float, float]]:
-    """Train and print a line at each stop; return resident memory at BASE_STEP and at the end, by process."""
+    """Train and print a line at each stop; return each process's resident memory at BASE_STEP and at the end."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -90,7 +90,7 @@ def soak(steps: int, settings: Mapping[str, Any], directory: str) -> dict[str, t
 
 
 def main() -> None:
-    """Run the benchmark; the exit status is 1 where memory has grown."""
+    """Run the benchmark; exit with status 1 if memory has grown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--settings", choices=sorted(SETTINGS), default="default")

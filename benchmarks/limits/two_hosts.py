@@ -1,11 +1,11 @@
-"""Ranks on two hosts: whether they are compared, the one at fault is named, and all stop together.
+"""Checks that ranks on two hosts are compared, that the incident names the faulty one, and that all stop together.
 
     sudo python benchmarks/limits/two_hosts.py [--strategy ddp|fsdp2]
 
-Makes two hosts of this machine, each with a network and a name of its own (Linux namespaces; needs root, `ip` and
-`unshare`), joined by a virtual cable. Four ranks train over gloo, two on each; on the last one a bit of a weight flips
-at step 40, and an incident stops the run: of replicas (ddp) the others' bits tell, of a shard (fsdp2) that it is not
-what it was plus its update. Prints what each rank said, and the incident.
+Makes two hosts on this machine, each with its own network and name (Linux namespaces; needs root, `ip` and `unshare`),
+joined by a virtual cable. Four ranks train over gloo, two on each host; a bit of the last rank's weight flips at step
+40, and an incident stops the run: a replica (ddp) differs from the others, a shard (fsdp2) from its previous value plus
+its update. Prints each rank's output and the incident.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def sh(command: str) -> None:
 
 
 def make_hosts() -> None:
-    """Make two network namespaces with a cable between them."""
+    """Make two network namespaces and a virtual cable between them."""
     remove_hosts()
     for host in HOSTS:
         sh(f"ip netns add {host}")
@@ -41,7 +41,7 @@ def make_hosts() -> None:
 
 
 def remove_hosts() -> None:
-    """Remove the namespaces, if there are any."""
+    """Remove the namespaces if they exist."""
     for host in HOSTS:
         subprocess.run(f"ip netns del {host}", shell=True, check=False, stderr=subprocess.DEVNULL)
 
@@ -120,7 +120,7 @@ def _mesh() -> object:
 
 
 def main() -> None:
-    """Make the hosts, train, and print what was found."""
+    """Make the hosts, train, and print the outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", default="ddp", choices=["ddp", "fsdp2"])
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)

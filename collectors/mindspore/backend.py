@@ -1,4 +1,4 @@
-"""MindSpore's answer to what the monitor asks of a framework: see `collectors.backend.Framework`."""
+"""Implements `collectors.backend.Framework` for MindSpore."""
 
 from typing import Any
 
@@ -18,17 +18,17 @@ __all__ = ["describe_environment", "follow", "max_reduce", "meet", "new_watch", 
 
 
 def new_watch(table: SeriesTable, guard: Guard, settings: CollectSettings) -> ModelWatch:
-    """Return a watch that watches nothing yet."""
+    """Return a watch without models."""
     return MindSporeWatch(table, guard, settings)
 
 
 def max_reduce(rendezvous: SocketRendezvous | None, max_wait: float) -> SocketMaxReduce:
-    """Return a maximum over the ranks that waits at most `max_wait` seconds."""
+    """Return a `MaxReduce` that waits at most `max_wait` seconds for other ranks."""
     return SocketMaxReduce(rendezvous, max_wait)
 
 
 def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener) -> OptimizerSteps:
-    """Tell `listener` of the optimizers' steps, after the checks of `watch`; nothing of them is read.
+    """Check the arguments as `watch` does, and report the optimizers' steps to `listener`; read no tensors.
 
     Raises:
         TypeError, ValueError: as `watch` does.

@@ -32,7 +32,7 @@ class TensorCapture:
         """Whether calls are watched."""
         return bool(self._dumps)
 
-    def held(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[DumpedTensorPlace]:
+    def model_tensors(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[DumpedTensorPlace]:
         """Yield the current weights, gradients and optimizer state of the named cells' own parameters."""
         by_name = {m.name: m for m in self.names.modules}
         gradients = self.steps.gradients if self.steps is not None else ()

@@ -42,7 +42,7 @@ from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
 
 class MindSporeWatch(WatchedModel):
-    """Reads a MindSpore model around the steps of its optimizers, as `TorchWatch` does one of torch.
+    """Reads a MindSpore model around the steps of its optimizers.
 
     In compiled steps no call is intercepted: `TrainMonitor.step` is the step boundary, weights and state are read from
     the parameters, and an update is the difference from the weights at the end of the previous step.
@@ -67,12 +67,12 @@ class MindSporeWatch(WatchedModel):
     # ------------------------------------------------------------------ watching
 
     def add(self, model: Any, optimizer: Any, grad_scaler: Any) -> None:
-        """Check and take models and optimizers.
+        """Check models and optimizers, and watch them.
 
         Raises:
             TypeError: for objects that are not cells, optimizers or loss scalers of MindSpore.
-            ValueError: for a model without parameters, one that is watched already, an optimizer of another
-                model, or a pattern that matches nothing.
+            ValueError: for a model without parameters, a model already watched, an optimizer of another model, or a
+                pattern that matches nothing.
 
         """
         chunks = checked_models(model)
@@ -97,11 +97,11 @@ class MindSporeWatch(WatchedModel):
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
         steps = self.capture.steps = OptimizerSteps(self.optimizers, listener)
         if self._scaler is not None:
-            self._look_at(self._scaler, steps, listener)
+            self._watch_scaler(self._scaler, steps, listener)
         return steps
 
-    def _look_at(self, scaler: Any, steps: OptimizerSteps, listener: StepListener) -> None:
-        """Look at the loss scaler before each pass that is seen and each update, for a step that it has skipped."""
+    def _watch_scaler(self, scaler: Any, steps: OptimizerSteps, listener: StepListener) -> None:
+        """Report the steps that the loss scaler skipped, before each watched pass and each update."""
         wait()
         known = ScalerWatch(scaler)
 
@@ -118,7 +118,7 @@ class MindSporeWatch(WatchedModel):
             report_skipped()
             listener.scaler_entered(scaler, self.optimizers[0])
 
-        if rank_and_world_size()[1] == 1:  # several ranks count alike, also those on which no pass is seen
+        if rank_and_world_size()[1] == 1:  # several ranks must count alike, even where some see no pass
             self._cells.pass_begins = report_skipped
         steps.check_scaler = before_update
 
@@ -139,7 +139,7 @@ class MindSporeWatch(WatchedModel):
     @property
     def step_has_ended(self) -> bool:
         """Whether an optimizer's call has already ended the step that `TrainMonitor.step` marks; read once a step."""
-        ended = self._steps is not None and self._steps.have_told()
+        ended = self._steps is not None and self._steps.ended_step()
         if ended:
             self.guard.warn_once("step()", "monitor.step(): the optimizer's call has ended the step; leave it out")
         return ended
@@ -167,7 +167,7 @@ class MindSporeWatch(WatchedModel):
     # ------------------------------------------------------------------ one step
 
     def open_step(self, plan: Plan) -> None:
-        """Prepare the next step: watch the cells that its plan needs."""
+        """Watch the cells that the next step's plan needs."""
         intercepted = self._intercepts_updates
         self._begin_step(plan)
         self._cells.open_step(sampling=ACTIVATIONS in plan)
@@ -185,21 +185,21 @@ class MindSporeWatch(WatchedModel):
         self.communication.open_step(sampling=sampling)
 
     def before_update(self, optimizer: Any, *, gradients_ready: bool = True) -> None:
-        """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
-        del gradients_ready  # they are the update's own arguments
-        turn = self._turn(optimizer)
+        """Read gradients, parameters and optimizer state before an update; copy the weights that it will change."""
+        del gradients_ready  # the update gets gradients as arguments
+        micro_step = self._micro_step_of(optimizer)
         if GRADIENTS in self._plan and self._steps is not None:
             owned = self._owned(GRADIENTS, optimizer)
-            self.guard.run(GRADIENTS, self._reader.gradients, owned, self._steps.gradients, optimizer, turn)
+            self.guard.run(GRADIENTS, self._reader.gradients, owned, self._steps.gradients, optimizer, micro_step)
         if PARAMETERS in self._plan:
             weights = [named for _, named in self._owned(PARAMETERS, optimizer)]
             if not self._read:  # weights without an optimizer can break too; they are read with the first optimizer
-                weights = [*self._without_owner(PARAMETERS), *weights]
+                weights = [*self._unoptimized(PARAMETERS), *weights]
             self._read.update(id(named.parameter) for named in weights)
-            self.guard.run(PARAMETERS, self._reader.parameters, weights, turn)
+            self.guard.run(PARAMETERS, self._reader.parameters, weights, micro_step)
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
-            self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, turn)
+            self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.keep, [named for _, named in self._owned(UPDATES, optimizer)])
 
@@ -258,7 +258,7 @@ class MindSporeWatch(WatchedModel):
         return None
 
     def doing(self) -> dict[str, Any]:
-        """Return the collective that this rank waits for: none is known."""
+        """Return the collective that this rank waits for: unknown."""
         return {"waits_for": None, "call": None, "open": []}
 
     def end_step(self) -> None:
@@ -297,8 +297,8 @@ class MindSporeWatch(WatchedModel):
     def _read_parameters(self, parameters: Sequence[NamedParameter]) -> None:
         self._reader.parameters(parameters)
 
-    def _read_state(self, optimizer: Any, part: str, turn: int = 0) -> None:
-        self._reader.state(optimizer, self._owned(part, optimizer), turn)
+    def _read_state(self, optimizer: Any, part: str, micro_step: int = 0) -> None:
+        self._reader.state(optimizer, self._owned(part, optimizer), micro_step)
 
     def _selected(self, part: str) -> list[Any]:
         chosen = self._selections[part].parameters
@@ -314,6 +314,6 @@ class MindSporeWatch(WatchedModel):
             self._owned_by[key] = [(i, p) for i, p in owned if p.name in chosen]
         return self._owned_by[key]
 
-    def _without_owner(self, part: str) -> list[Any]:
+    def _unoptimized(self, part: str) -> list[Any]:
         owned = {id(p) for optimizer in self.optimizers for p in parameters_of(optimizer)}
         return [p for p in self._selected(part) if id(p.parameter) not in owned]

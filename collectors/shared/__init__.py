@@ -1,1 +1,1 @@
-"""What the collectors of every framework need: rows, names, the model as a graph."""
+"""Shared by the collectors of every framework: rows, forward passes, the model as a graph, private files."""

@@ -1,11 +1,11 @@
-"""Recognises MSAdapter and mindtorch: packages that are called torch, and whose tensors are MindSpore's."""
+"""Recognises MSAdapter and mindtorch, packages named `torch` whose tensors are MindSpore's."""
 
 import sys
 from types import ModuleType
 
 
 def adapted_torch() -> ModuleType | None:
-    """Return the imported `torch` if it is provided by MindSpore, else None; nothing is imported."""
+    """Return the imported `torch` if its tensors are MindSpore's, else None; import nothing."""
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", None)
     if torch is None or not isinstance(tensor, type):

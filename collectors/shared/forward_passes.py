@@ -1,4 +1,4 @@
-"""Forward passes and calls of modules within a step: what is recorded of them, and the series that they make."""
+"""Counts the forward passes of a step and the module calls in each, and numbers the series of activations."""
 
 from collections import Counter
 from typing import Final
@@ -14,10 +14,10 @@ from trainsentry.collectors.series import (
 from trainsentry.collectors.shared.model_graph import NamedModule
 
 MAX_MICRO_STEPS: Final = 64
-"""Forward passes recorded in one step; more are no accumulation but, say, an evaluation with gradients on."""
+"""Forward passes recorded in one step; more are not accumulation, but for example evaluation with gradients on."""
 
 MAX_CALLS: Final = 16
-"""Calls of a module recorded in one pass; a cell that is called for each token would fill the record."""
+"""Calls of a module recorded in one pass; a cell called for each token would fill the record."""
 
 _QUANTITIES: Final = {
     ("input", False): ACTIVATION_INPUT,
@@ -28,10 +28,10 @@ _QUANTITIES: Final = {
 
 
 class ForwardPasses:
-    """Counts the passes through each outermost module (each is a micro-step), and a module's calls within one.
+    """Counts the passes through each outermost module (each is a micro-step), and each module's calls in a pass.
 
-    A pass counts when gradients are recorded as its outermost module is entered. Passes and calls beyond the bounds
-    above are not recorded; `left_out` counts them. A module's second call in one pass is named `<module>@1`.
+    A pass counts if gradients are enabled when its outermost module is entered. `left_out` counts passes and calls
+    beyond the limits above, which are not recorded. A module's second call in a pass is named `<module>@1`.
     """
 
     def __init__(self, table: SeriesTable) -> None:
@@ -50,11 +50,11 @@ class ForwardPasses:
         self._passes.clear()
 
     def begins_with(self, named: NamedModule) -> bool:
-        """Return whether a pass begins as this module is entered: nothing else is under way, or it is a root."""
+        """Return whether entering this module begins a pass: no other module is running, or it is a root."""
         return self._depth == 0 or not named.name
 
     def begin(self, named: NamedModule, *, training: bool) -> None:
-        """Note that an outermost module is entered; a pass behind one that raised takes its place."""
+        """Note that an outermost module is entered; a pass after one that raised replaces it."""
         aborted = self._depth > 0
         self._depth = 0
         self._calls.clear()
@@ -78,7 +78,7 @@ class ForwardPasses:
         self._depth = max(self._depth - 1, 0)
 
     def call_of(self, named: NamedModule) -> int | None:
-        """Return which call of a module this is in its pass; None for one that is not recorded."""
+        """Return the number of a module's current call in the pass; None for a call beyond the limit."""
         call = self._calls[named.name, named.vpp_stage]
         if call < MAX_CALLS:
             return call
@@ -91,11 +91,11 @@ class ForwardPasses:
 
     @property
     def micro_steps(self) -> int:
-        """The most passes that one outermost module has had in this step."""
+        """The largest number of passes through one outermost module in this step."""
         return max(self._passes.values(), default=0)
 
     def series(self, named: NamedModule, side: str, path: str, call: int, micro_step: int, *, gradient: bool) -> int:
-        """Return the id of the series of a module's input or output (`side`), or of its gradient."""
+        """Return the series id of a module's input or output (`side`), or of its gradient."""
         key = (named.name, named.vpp_stage, side, path, call, micro_step, gradient)
         found = self._ids.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""The rows of a step in host memory, the ids of their series and layouts, and rows that a device still copies."""
+"""Holds a step's rows in host memory with the ids of their series and layouts, and rows still being copied there."""
 
 import math
 from collections.abc import Callable
@@ -21,10 +21,10 @@ from trainsentry.collectors.statistics import COLUMNS
 
 
 class HostRows:
-    """Ids, layouts and numbers of the rows of the current step, in execution order.
+    """Ids, layouts and values of the current step's rows, in execution order.
 
-    The numbers stand in one float64 array of shape (room, COLUMNS) whose address kernels write to. `parameter_ids` has
-    the series of parameters. A tensor whose statistics cannot be computed gives no row; `refused` gets the error.
+    Kernels write the values into one float64 array of shape (capacity, COLUMNS). `parameter_ids` numbers the series of
+    parameters. A tensor whose statistics cannot be computed has no row; `refused` gets the error.
     """
 
     def __init__(self, table: SeriesTable, eps: float, refused: Callable[[Exception], None] | None) -> None:
@@ -44,7 +44,7 @@ class HostRows:
         self._layout_ids: list[int] = []
 
     def _append(self, series_id: int, layout_id: int) -> int:
-        """Append a row to the record, whose numbers are written elsewhere; return its position."""
+        """Append a row whose values the caller writes; return its position."""
         position = len(self._ids)
         self._make_room(position + 1)
         self._ids.append(series_id)
@@ -61,7 +61,7 @@ class HostRows:
         return found
 
     def _kept(self) -> npt.NDArray[np.bool_]:
-        """Return which rows stand: of those of one series the last."""
+        """Return a mask, shape (n,), of the last row of each series."""
         kept = np.ones(len(self), bool)
         if len(set(self._ids)) < len(self):
             last = {series_id: position for position, series_id in enumerate(self._ids)}
@@ -77,11 +77,11 @@ class HostRows:
 
     def _make_host(self, rows: int) -> None:
         self._host = np.zeros((rows, COLUMNS))
-        self._host_address = self._host.ctypes.data  # asked for once: it costs as much as reading a small tensor
+        self._host_address = self._host.ctypes.data  # read once: it costs as much as reading a small tensor
 
 
 class ParameterIds:
-    """Gives the quantities of parameters their series; a named parameter has `name`, `module` and `vpp_stage`."""
+    """Numbers the series of parameters; a named parameter has `name`, `module` and `vpp_stage`."""
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
@@ -89,7 +89,7 @@ class ParameterIds:
         self._state_ids: dict[tuple[int, tuple[Any, ...], int], tuple[list[int], Any]] = {}
 
     def id_of(self, named: Any, quantity: str, micro_step: int = 0, path: str = "") -> int:
-        """Return the id of a quantity of a parameter; `path` tells apart the tensors that one key of state holds."""
+        """Return the series id of a parameter's quantity; `path` distinguishes the tensors in one state entry."""
         key = (id(named), quantity, micro_step, path)
         found = self._ids.get(key)
         if found is None:
@@ -99,7 +99,7 @@ class ParameterIds:
         return found[0]
 
     def ids_of_state(self, named: Any, keys: tuple[Any, ...], micro_step: int = 0) -> list[int]:
-        """Return the ids of the tensors that the optimizer's state holds under `keys`."""
+        """Return the series ids of the optimizer-state tensors under `keys`."""
         key = (id(named), keys, micro_step)
         found = self._state_ids.get(key)
         if found is None:
@@ -107,12 +107,12 @@ class ParameterIds:
             found = self._state_ids[key] = (ids, named)
         return found[0]
 
-    def id_of_unreduced(self, named: Any, micro_step: int, holds: str) -> int:
-        """Return the id of a gradient before reduction, of which `holds` says what it is the sum of."""
-        key = (id(named), GRADIENT_UNREDUCED, micro_step, holds)
+    def id_before_reduction(self, named: Any, micro_step: int, summed: str) -> int:
+        """Return the series id of a gradient before reduction; `summed` names the micro-batches that it sums."""
+        key = (id(named), GRADIENT_UNREDUCED, micro_step, summed)
         found = self._ids.get(key)
         if found is None:
-            series = Series(named.name, GRADIENT_UNREDUCED, micro_step, holds, named.module, named.vpp_stage)
+            series = Series(named.name, GRADIENT_UNREDUCED, micro_step, summed, named.module, named.vpp_stage)
             found = self._ids[key] = (self.table.series_id(series), named)
         return found[0]
 
@@ -121,12 +121,12 @@ _FIXED: Final = frozenset({GRADIENT, PARAMETER, UPDATE})
 
 
 def state_quantity(key: Any) -> str:
-    """Return the quantity of a state key; one that a fixed quantity already has gets a prefix."""
+    """Return the quantity of a state key, with the prefix `state_` where the key is another quantity's name."""
     return f"state_{key}" if key in _FIXED else str(key)
 
 
 def row_of_number(value: float) -> tuple[Any, ...]:
-    """Return the row of one number, without its value column."""
+    """Return the statistics of one number, without the value column."""
     nan = math.nan
     if math.isnan(value):
         return (nan, nan, nan, 0.0, 1.0, 0.0, 0.0)
@@ -137,9 +137,9 @@ def row_of_number(value: float) -> tuple[Any, ...]:
 
 @dataclass
 class PendingRows:
-    """Rows on their way to the host; on CPU they are there at once. `kept` masks rows that were read anew later.
+    """Rows that a device may still be copying to the host. `kept` masks out rows that a later row replaces.
 
-    A copy is the positions of its rows, what returns them once its event has come, and that event (or None).
+    A copy is the positions of its rows, a function that returns the rows after the copy, and its event (or None).
     """
 
     ids: npt.NDArray[np.int32]
@@ -150,17 +150,17 @@ class PendingRows:
     aliases: list[tuple[int, int]]
 
     def ready(self) -> bool:
-        """Whether every copy has arrived; asks the device without waiting for it."""
+        """Whether every copy is complete; does not wait for the device."""
         return all(event is None or event.query() for _, _, event in self.copies)
 
     def wait(self) -> None:
-        """Wait until every copy has arrived."""
+        """Wait until every copy is complete."""
         for _, _, event in self.copies:
             if event is not None:
                 event.synchronize()
 
     def resolve(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-        """Return ids, layouts and values (float64 of shape (n, COLUMNS)); call once the copies are ready."""
+        """Return ids, layouts and values (float64 of shape (n, COLUMNS)); call it only when `ready`."""
         for positions, read, _ in self.copies:
             self.values[positions] = read()
         for position, source in self.aliases:

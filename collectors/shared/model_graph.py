@@ -1,4 +1,4 @@
-"""The model as a graph: named modules in the order they run, who feeds whom, which parameter belongs where."""
+"""Describes the model as a graph: modules in execution order, the edges between them, and their parameters."""
 
 import weakref
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class NamedModule:
-    """A module (or cell) with its clean name and the model chunk (`vpp_stage`) that it belongs to."""
+    """A module (or cell), its name in the user's model, and the number of its model chunk (`vpp_stage`)."""
 
     name: str
     module: Any
@@ -15,7 +15,7 @@ class NamedModule:
 
 
 class DataFlow:
-    """Learns, from the tensors that hooks see in the first sampled step, which module feeds which."""
+    """Learns the edges between modules from the tensors that hooks see in the first sampled step."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -26,7 +26,7 @@ class DataFlow:
 
     @property
     def learning(self) -> bool:
-        """Whether the first sampled step is still running; later ones add nothing and cost nothing."""
+        """Whether the first sampled step is running; later ones add nothing and cost nothing."""
         return self.passes <= 1
 
     def begin(self) -> None:
@@ -49,7 +49,7 @@ class DataFlow:
             self.edges[producer[1], module] = None
 
     def produced(self, module: str, tensor: Any) -> None:
-        """Note that `module` returns `tensor`; the outermost module that returns it is kept."""
+        """Note that `module` returns `tensor`; the outermost module that returns it counts as its producer."""
         if self.learning:
             self._producers[id(tensor)] = (weakref.ref(tensor), module)
 
@@ -59,12 +59,11 @@ def describe(
 ) -> dict[str, Any]:
     """Return the content of `graph.json`; `names` are those of the watched model.
 
-    `data_parallel`: this rank is to have data of its own.
-
-    Modules come in execution order once a pass was seen, before that in the order of registration.
+    `data_parallel`: each rank trains on its own data. Modules are in execution order after the first sampled pass,
+    before it in registration order.
     """
     ran = {name: i for i, name in enumerate(flow.order)}
-    ordered = sorted(names.modules, key=lambda m: ran.get(m.name, len(ran)))  # stable: as registered within
+    ordered = sorted(names.modules, key=lambda m: ran.get(m.name, len(ran)))  # stable: modules not run stay in order
     return {
         "order": "execution" if flow.order else "registration",
         "modules": [

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 Kind = TypeVar("Kind")
 
 MAX_DEPTH: Final = 8
-"""Levels of nesting that are searched: deep enough for any model output, and an end for cyclic objects."""
+"""Levels of nesting to search: deep enough for any model output, and a bound for cyclic objects."""
 
 
 def objects_in(value: Any, kind: type[Kind], path: str = "", depth: int = 0) -> Iterator[tuple[str, Kind]]:

@@ -1,18 +1,18 @@
-"""Files that hold tensors: for this user alone, and never another name of a file that is to stay as it is."""
+"""Creates files for tensors that only this user can read, without following links to other files."""
 
 import os
 from pathlib import Path
 from typing import BinaryIO, Final
 
 PRIVATE_FOLDER: Final = 0o700
-"""The mode of a folder of tensors; a narrower umask holds all the same."""
+"""The mode of a folder of tensors; the umask may narrow it."""
 
 PRIVATE_FILE: Final = 0o600
-"""The mode of a file that holds a tensor: weights, activations and what went into the model can be read from it."""
+"""The mode of a file of tensors, which shows weights, activations and training data to any reader."""
 
 
 def new_private_file(path: Path) -> BinaryIO:
-    """Open a new file, for this user alone; a file that has the name, or a link, is taken away first."""
+    """Open a new file that only this user can read; remove an existing file or link of that name first."""
     try:
         return _created(path)
     except FileExistsError:
@@ -26,5 +26,5 @@ def _created(path: Path) -> BinaryIO:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder for this user alone, where there is none; those above it are as the umask has them."""
+    """Create a folder that only this user can enter, unless it exists; its parents get the umask's mode."""
     path.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Scalars of a step: logged values, counts of updates, and switches between training and evaluation."""
+"""Appends the scalars of a step: logged values, update counts, switches between training and evaluation."""
 
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from trainsentry.collectors.series import (
 
 
 class ScalarSink(Protocol):
-    """Where rows are appended."""
+    """Takes rows of scalars."""
 
     table: SeriesTable
 
@@ -22,25 +22,25 @@ class ScalarSink(Protocol):
 
 
 class ScalarRows:
-    """Appends a row for each scalar, and remembers until the step ends which were logged."""
+    """Appends a row for each scalar, and remembers the logged names until the step ends."""
 
     def __init__(self, rows: ScalarSink) -> None:
         self.rows = rows
         self._logged: set[str] = set()
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
-        """Append a scalar that was logged."""
+        """Append a logged scalar."""
         self._logged.add(name)
         self._append(name, value, micro_step)
 
     def updates(self, moved: int, rate: float | None) -> None:
-        """Append how many parameters were updated, and at which learning rate, where that is known."""
+        """Append the number of updated parameters, and the learning rate if known."""
         self._append(UPDATED_PARAMETERS, float(moved))
         if rate is not None:
             self._append(OPTIMIZER_RATE if LEARNING_RATE in self._logged else LEARNING_RATE, rate)
 
     def end_step(self) -> None:
-        """Forget what was logged."""
+        """Forget the logged names."""
         self._logged.clear()
 
     def _append(self, name: str, value: Any, micro_step: int = 0) -> None:
@@ -49,7 +49,7 @@ class ScalarRows:
 
 
 class TrainingModes:
-    """Appends a row for each module whose mode at the end of a step is another than at the last look."""
+    """Appends a row for each module whose train/eval mode has changed since the last read."""
 
     def __init__(self, names: Any, rows: Any) -> None:
         self.names = names
@@ -57,7 +57,7 @@ class TrainingModes:
         self._known: list[bool] = []
 
     def read(self) -> None:
-        """Look at every module; the first time only note its mode."""
+        """Compare the mode of every module; the first call only notes it."""
         modes = [m.module.training for m in self.names.modules]
         if modes != self._known and len(modes) == len(self._known):
             for named, now, before in zip(self.names.modules, modes, self._known, strict=True):

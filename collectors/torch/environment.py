@@ -1,4 +1,4 @@
-"""What is known of this process: its rank, and the framework's version."""
+"""Reports this process's rank, torch's version and the accelerator."""
 
 import os
 from typing import Any
@@ -8,19 +8,19 @@ import torch.distributed as dist
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return rank and number of ranks: of the process group, else of the launcher's variables, else 0 of 1."""
+    """Return rank and number of ranks, from the process group, else RANK and WORLD_SIZE, else (0, 1)."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def several_ranks() -> bool:
-    """Whether a process group is there; of one rank too, for wrappers work with it."""
+    """Whether a process group exists; one rank is enough, because wrappers work with it too."""
     return dist.is_available() and dist.is_initialized()
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return the framework and the devices, for `run.json`."""
+    """Return the framework, its version and the accelerator, for `run.json`."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return {
         "framework": "pytorch",

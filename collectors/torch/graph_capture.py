@@ -67,7 +67,7 @@ class GraphCaptures:
 
     def captures_step(self, optimizer: Any) -> bool:
         """Whether a device captures this optimizer step instead of running it; its replays are then the steps."""
-        if not self.guard.held and not stream_is_captured():
+        if not self.guard.suspended and not stream_is_captured():
             return False
         self.captured_step = True
         self._replays = 0
@@ -171,9 +171,9 @@ def _without_hooks(original: Any) -> Any:
 
 def _hold() -> None:
     for captures in _watching:
-        captures.guard.held += 1
+        captures.guard.suspended += 1
 
 
 def _release() -> None:
     for captures in _watching:
-        captures.guard.held = max(captures.guard.held - 1, 0)
+        captures.guard.suspended = max(captures.guard.suspended - 1, 0)

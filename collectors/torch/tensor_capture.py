@@ -39,7 +39,7 @@ class TensorCapture:
         """Whether calls are watched."""
         return self._watcher is not None or self._checker is not None
 
-    def held(self, modules: Collection[str], optimizers: Sequence[Optimizer]) -> Iterator[DumpedTensorPlace]:
+    def model_tensors(self, modules: Collection[str], optimizers: Sequence[Optimizer]) -> Iterator[DumpedTensorPlace]:
         """Yield the current weights, gradients and optimizer state of the named modules' own parameters."""
         by_name = {m.name: m for m in self.names.modules}
         for named in self.names.parameters:

@@ -1,4 +1,4 @@
-"""A watched torch model: what of it is read at a step, and when."""
+"""Watches a torch model: reads its tensors at each step, as the step's plan says."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ class TorchWatch(WatchedModel):
     """Reads a torch model around the steps of its optimizers.
 
     The order of calls in a step: `open_step`, then `before_update` and `after_update` for each optimizer, then
-    `take`. Only `open_step` attaches hooks, and only for the parts that are in the plan.
+    `take`. Only `open_step` attaches hooks, and only for the parts in the plan.
     """
 
     communication: CollectiveRows | None = None
@@ -81,17 +81,17 @@ class TorchWatch(WatchedModel):
         self._state_count = StateCount()
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._additions = AddedModules(guard)
-        self._captures = GraphCaptures(guard, self._activations.lay_down, self._activations.take_up)
+        self._captures = GraphCaptures(guard, self._activations.detach_all, self._activations.reattach)
 
     # ------------------------------------------------------------------ watching
 
     def add(self, model: Any, optimizer: Any, grad_scaler: Any) -> None:
-        """Check and take models and optimizers.
+        """Check models and optimizers, and watch them.
 
         Raises:
-            TypeError: for objects that are not torch modules or optimizers.
-            ValueError: for a model without parameters, one that is watched already, an optimizer of another
-                model, or a pattern that matches nothing.
+            TypeError: for objects that are not torch modules, optimizers or loss scalers.
+            ValueError: for a model without parameters, a model already watched, an optimizer of another model, or a
+                pattern that matches nothing.
 
         """
         chunks = checked_models(model)
@@ -119,7 +119,7 @@ class TorchWatch(WatchedModel):
         return steps
 
     def _take_names(self, names: ModelNames) -> None:
-        """Watch modules and parameters under these names.
+        """Watch the modules and parameters of `names`.
 
         Raises:
             ValueError: for a pattern that matches nothing.
@@ -138,14 +138,14 @@ class TorchWatch(WatchedModel):
             self._gradients.learn_order(self._optimized.selected(GRADIENTS))
 
     def _follow_additions(self) -> None:
-        """Watch modules and parameters too that have come since the last step."""
+        """Watch modules and parameters that were added since the last step."""
         names = self._additions.new_names(self.names)
         if names is not None:
             self._take_names(names)
             self._hook_modules()
 
     def watch_communication(self) -> None:
-        """Watch collectives too, but for those of the monitor's own group."""
+        """Watch collectives too, except those of the monitor's own group."""
         reducer = has_reducer(self.names.chunks)
         self.communication = CollectiveRows(
             self.rows, self.guard, self.own_group, self.settings.call_sites, reducer=self.settings.reducer and reducer
@@ -157,21 +157,21 @@ class TorchWatch(WatchedModel):
 
     @property
     def on_host(self) -> bool:
-        """Whether every parameter lies on the CPU."""
+        """Whether every parameter is in host memory."""
         return all(p.parameter.device.type == "cpu" for p in self.names.parameters)
 
     @property
     def takes_boundaries(self) -> bool:
-        """Whether the optimizers' steps tell where steps end; those inside a captured graph do not."""
+        """Whether the optimizers' calls mark the ends of steps; calls inside a captured graph do not."""
         return bool(self.optimizers) and not self._captures.captured_step
 
     @property
     def step_has_ended(self) -> bool:
-        """Whether the step that `TrainMonitor.step` is told of has ended already: never without an optimizer."""
+        """Whether an optimizer's call has already ended the step that `TrainMonitor.step` marks: never."""
         return False
 
     def replay(self) -> Replay:
-        """Return what keeps the last forward pass, and runs it again."""
+        """Return a `Replay` of the last forward pass."""
         communication = self.communication
         count = None if communication is None else lambda: communication.calls_so_far
         self._replay = Replay(self.names, self.guard, count, several_ranks=several_ranks())
@@ -182,7 +182,7 @@ class TorchWatch(WatchedModel):
         return describe(self.names, self.flow, known_groups(self.own_group), data_parallel=self.data_parallel)
 
     def stop_reading(self) -> None:
-        """Remove every hook but those that tell of the optimizers' steps."""
+        """Remove every hook except those on the optimizers' steps."""
         self._gradients.detach()
         self._activations.close()
         for check in self._late_wrap_checks:
@@ -198,7 +198,7 @@ class TorchWatch(WatchedModel):
     # ------------------------------------------------------------------ one step
 
     def open_step(self, plan: Plan) -> None:
-        """Prepare the next step: attach the hooks that its plan needs."""
+        """Attach the hooks that the next step's plan needs."""
         self.guard.run("additions", self._follow_additions)
         self._begin_step(plan)
         self._scale.forget()
@@ -212,41 +212,41 @@ class TorchWatch(WatchedModel):
         )
 
     def before_update(self, optimizer: Optimizer, *, gradients_ready: bool = True) -> None:
-        """Read what the coming update works with: gradients, parameters, state; keep weights for the update."""
-        turn = self._turn(optimizer)
-        self.guard.run(OPTIMIZER_STATE, self._look_for_state, optimizer)
+        """Read gradients, parameters and optimizer state before an update; copy the weights that it will change."""
+        micro_step = self._micro_step_of(optimizer)
+        self.guard.run(OPTIMIZER_STATE, self._check_lost_state, optimizer)
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if PARAMETERS in self._plan:
             owned = self._optimized.owned(PARAMETERS, optimizer)
-            if not self._read:  # weights that no optimizer moves break too: they are read with the first
-                owned = [*self._optimized.nobodys(PARAMETERS, self.optimizers), *owned]
+            if not self._read:  # weights without an optimizer can break too; they are read with the first optimizer
+                owned = [*self._optimized.unoptimized(PARAMETERS, self.optimizers), *owned]
             self._read.update(id(p.parameter) for p in owned)
-            self.guard.run(PARAMETERS, read_parameters, self.rows, owned, turn)
+            self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step)
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
-            self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, turn)
+            self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
             self.guard.run(UPDATES, self._updates.keep, moving)
 
     def after_update(self, optimizer: Optimizer, *, gradients_ready: bool = False) -> None:
-        """Read what the update did; also the gradients, where a closure computed them inside the step."""
+        """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if UPDATES in self._plan:
-            self.guard.run(UPDATES, self._updates.read, self._turn(optimizer))
+            self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
         self.guard.run(OPTIMIZER_STATE, self._state_count.updated, optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Optimizer) -> None:
-        """Read what the update of a part of an optimizer's parameters did."""
+        """Read how an update of some of an optimizer's parameters changed them."""
         if UPDATES in self._plan:
-            self.guard.run(UPDATES, self._updates.read, self._turn(optimizer))
+            self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
 
     def skipped(self, optimizer: Optimizer) -> None:
-        """Read a step that was skipped: as before an update, with none to follow."""
+        """Read a skipped step: everything that is read before an update, and no update."""
         self.before_update(optimizer)
         if GRADIENTS in self._plan and self._steps is not None and self._steps.gradients:
             selected = self._optimized.selected(GRADIENTS)
@@ -255,7 +255,7 @@ class TorchWatch(WatchedModel):
         self._optimizer_steps[id(optimizer)] += 1
 
     def without_optimizer(self) -> None:
-        """Read a step that ends without any optimizer's call: gradients, parameters and state as they stand."""
+        """Read a step that ends without an optimizer's call: the current gradients, parameters and optimizer state."""
         if GRADIENTS in self._plan:
             self.guard.run(GRADIENTS, self._gradients.read, self._optimized.selected(GRADIENTS), None, 0)
         if PARAMETERS in self._plan:
@@ -266,20 +266,20 @@ class TorchWatch(WatchedModel):
 
     @property
     def data_parallel(self) -> bool:
-        """Whether every rank is to have data of its own."""
+        """Whether each rank trains on its own data."""
         return any(is_data_parallel(chunk) for chunk in self.names.chunks)
 
     @property
     def seconds_waited(self) -> float | None:
-        """Seconds of this step in which collectives were waited for, as far as they are seen; None where none was."""
+        """Seconds that this step waited for collectives; None where they are not watched."""
         return self.communication.seconds_waited if self.communication is not None else None
 
     def take_call_order(self) -> int | None:
-        """Return a number that stands for the collectives of this step, the same on every rank; None when unknown."""
+        """Return a hash of this step's sequence of collectives, equal on every rank; None when unknown."""
         return self.communication.take_order() if self.communication is not None else None
 
     def doing(self) -> dict[str, Any]:
-        """Return the collective that is waited in, and those that are open; called from another thread."""
+        """Return the collective that this rank waits for, and the open ones; called from another thread."""
         if self.communication is None:
             return {"waits_for": None, "call": None, "open": []}
         return self.communication.doing()
@@ -290,7 +290,7 @@ class TorchWatch(WatchedModel):
         super().end_step()
 
     def note_loss_scale(self, scaler: Any) -> None:
-        """Take the scaler's current scale as a scalar, without asking the device for its value."""
+        """Append the scaler's current scale as a scalar, without waiting for the device."""
         if not scaler.is_enabled():
             return
         self._scale.use(scaler)
@@ -310,15 +310,15 @@ class TorchWatch(WatchedModel):
     def _read_parameters(self, parameters: Sequence[NamedParameter]) -> None:
         read_parameters(self.rows, parameters)
 
-    def _read_state(self, optimizer: Optimizer, part: str, turn: int = 0) -> None:
-        read_state(self.rows, optimizer, self._optimized.owned(part, optimizer), turn)
+    def _read_state(self, optimizer: Optimizer, part: str, micro_step: int = 0) -> None:
+        read_state(self.rows, optimizer, self._optimized.owned(part, optimizer), micro_step)
 
-    def _look_for_state(self, optimizer: Optimizer) -> None:
-        """Where state has gone, read weights and state at this step: by the next sample it may have grown again."""
-        if self._plan and self._state_count.are_fewer(optimizer):
+    def _check_lost_state(self, optimizer: Optimizer) -> None:
+        """If optimizer state was lost, read weights and state now: before the next sample it may be rebuilt."""
+        if self._plan and self._state_count.has_fewer(optimizer):
             self._plan |= {PARAMETERS, OPTIMIZER_STATE} & set(self._selections)
 
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
             scale = getattr(optimizer, "grad_scale", None)
-            self._gradients.read(self._optimized.owned(GRADIENTS, optimizer), scale, self._turn(optimizer))
+            self._gradients.read(self._optimized.owned(GRADIENTS, optimizer), scale, self._micro_step_of(optimizer))

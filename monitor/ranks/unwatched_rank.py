@@ -71,7 +71,7 @@ class UnwatchedRank:
 
     def step_marked(self) -> None:
         """End a step that the program marks, unless the optimizers' calls end the steps."""
-        seen = [steps.have_told() for steps in self.steps]  # a list, so that each is asked once per step
+        seen = [steps.ended_step() for steps in self.steps]  # a list, so that each is asked once per step
         if not any(seen):
             self.boundary()
 

@@ -103,7 +103,7 @@ class Outbox:
         """Send a record to the recorder, and keep it among the newest records."""
         record.forget_columns()
         self.records.append(record)
-        self.held_bytes += record.held_bytes
+        self.held_bytes += record.memory_bytes
         while self.held_bytes > self.keep_bytes and len(self.records) > 1:
-            self.held_bytes -= self.records.popleft().held_bytes
+            self.held_bytes -= self.records.popleft().memory_bytes
         self.link.send_record(record)

@@ -141,7 +141,7 @@ class StepLoop:
 
     def boundary(self) -> None:
         """End a step that has no optimizer, or whose end a trainer's callback reports."""
-        if self.guard.held:  # a graph is being captured: no step runs
+        if self.guard.suspended:  # a graph is being captured: no step runs
             return
         if not self.updated:
             self._run(self._without_optimizer)

@@ -187,7 +187,7 @@ class TargetedDump:
 
     def _take_held(self) -> None:
         for module in self._modules():
-            for piece in self.capture.held({module}, self.optimizers):
+            for piece in self.capture.model_tensors({module}, self.optimizers):
                 self._keep(piece)
 
     def _modules(self) -> list[str]:

@@ -35,7 +35,7 @@ class OptimizerSteps:
             unwatch_calls(optimizer, self)
         self.optimizers.clear()
 
-    def have_told(self) -> bool:
+    def ended_step(self) -> bool:
         """Whether an update was reported since the last call of this method."""
         reported, self._reported = self.called > self._reported, self.called
         return reported

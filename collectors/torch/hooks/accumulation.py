@@ -1,4 +1,4 @@
-"""Gradients as they are accumulated in the backward pass: their order, and each micro-step's running sum."""
+"""Hooks each gradient's accumulation in the backward pass, for the order and the running sum of each micro-step."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ PART = "gradients"
 
 
 class AccumulationHooks:
-    """Calls `arrived(parameter, micro_step)` whenever a gradient has been accumulated, while attached.
+    """Calls `arrived(parameter, micro_step)` after each accumulation of a gradient, while attached.
 
     `order` holds each parameter once, in the order in which the backward pass first reached it.
     """
@@ -29,7 +29,7 @@ class AccumulationHooks:
         self._handles: list[RemovableHandle] = []
 
     def attach(self, parameters: Iterable[NamedParameter]) -> None:
-        """Hook the parameters that train."""
+        """Hook the trainable parameters."""
         for named in parameters:
             parameter = named.own
             lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
@@ -50,7 +50,7 @@ class AccumulationHooks:
         return bool(self._handles)
 
     def note(self, named: NamedParameter) -> None:
-        """Take note of one accumulated gradient."""
+        """Count one accumulated gradient, and report it."""
         self.order.setdefault(named.own, len(self.order))
         micro_step = self._counts[id(named)]
         self._counts[id(named)] += 1
@@ -58,7 +58,7 @@ class AccumulationHooks:
             self._arrived(named, micro_step)
 
     def last_micro_step(self, named: NamedParameter) -> int:
-        """Return the micro-step that reached a parameter last."""
+        """Return the last micro-step in which a parameter got a gradient."""
         return min(max(self._counts[id(named)] - 1, 0), MAX_MICRO_STEPS - 1)
 
 

@@ -1,4 +1,4 @@
-"""Activations of modules and their gradients, through forward hooks and tensor hooks."""
+"""Reads modules' inputs and outputs, and their gradients, through forward hooks and tensor hooks."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,16 +33,15 @@ PART = "activations"
 
 
 class ActivationHooks:
-    """Hooks modules, and reads what passes through them in the steps that `open_step` says are sampled.
+    """Hooks modules, and reads their inputs and outputs in the sampled steps.
 
-    A forward pass counts when gradients are enabled as its outermost module is entered, so an evaluation
-    under `no_grad` leaves no rows; nor does a forward that is computed anew in the backward pass, but that the
-    gradients of calls which had no graph before (those inside a reentrant checkpoint) are read then.
+    A forward pass counts if gradients are enabled when its outermost module is entered, so evaluation under `no_grad`
+    has no rows. A forward that is recomputed in the backward pass has none either; only the gradients of calls that
+    had no graph the first time (those inside a reentrant checkpoint) are read then.
 
-    Eager modules carry hooks only while steps are sampled. Those that a compiler has inlined keep theirs, also when
-    this object is closed: they are part of its graphs, one with sampling and one without, chosen by `switch`, and a
-    hook more or less would have it compile anew. Which modules that are shows in the first step: they never run
-    eagerly. So then every module is hooked.
+    Eager modules have hooks only in sampled steps. Modules that a compiler has inlined keep their hooks, even after
+    `close`: the hooks are part of its graphs, one with sampling and one without, which `switch` selects, and adding or
+    removing a hook would recompile them. The first step hooks every module: inlined modules never run eagerly in it.
     """
 
     def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, settings: CollectSettings) -> None:
@@ -74,16 +73,16 @@ class ActivationHooks:
     # ------------------------------------------------------------------ hooks
 
     def choose(self, modules: Sequence[NamedModule], observed: frozenset[str]) -> None:
-        """Hook the modules that are `observed`, and the roots, which tell micro-steps apart.
+        """Hook the `observed` modules, and the roots, whose passes are the micro-steps.
 
-        TorchScript modules take no hooks and are passed over.
+        TorchScript modules take no hooks and are left out.
         """
         self.close()
         self._modules, self._observed = modules, observed
         self._left_out_before = left_out.copy()
         allow_for_hooks()
         if not stay_out_of_graphs(m.module for m in modules):
-            self._tell_untraced()
+            self._warn_untraced()
             return
         hooked = [m for m in modules if (m.name in observed or not m.name) and _can_be_called(m.module)]
         self._hooks = ModuleHooks(self, self.switch, hooked, observed)
@@ -91,9 +90,9 @@ class ActivationHooks:
         self._attach()
 
     def open_step(self, *, sampling: bool) -> None:
-        """Begin a step: read in it or not."""
+        """Begin a step; read activations in it if `sampling`."""
         if self.sampling and (not self._inner_ran or self.flow.passes.bit_count() == 1):
-            self._tell_silent()  # now and then: after the first sampled step, the second, the fourth, …
+            self._warn_unseen_modules()  # rarely: after sampled steps 1, 2, 4, 8, …
         self.generation += 1
         self.switch.sampling = sampling
         self._inner_ran = False
@@ -105,7 +104,7 @@ class ActivationHooks:
             self.flow.begin()
             self._attach()
         elif self._attached and (self.flow.passes or self.flow.seen):
-            self._detach(keep_inlined=True)  # once: further steps without a sample look at no module
+            self._detach(keep_inlined=True)  # once: later unsampled steps read no module
 
     @property
     def sampling(self) -> bool:
@@ -113,7 +112,7 @@ class ActivationHooks:
         return self.switch.sampling
 
     def close(self) -> None:
-        """Remove every hook, but for those inside graphs; they, and hooks on tensors of the step, fall silent."""
+        """Remove every hook except those inside graphs; these and the step's tensor hooks do nothing from now on."""
         self.generation += 1
         self.switch.sampling = False
         self._drop_leaf_hooks()
@@ -122,12 +121,12 @@ class ActivationHooks:
             self._hooks.release()
         self._hooks = None
 
-    def lay_down(self) -> None:
-        """Take every hook off for a while."""
+    def detach_all(self) -> None:
+        """Remove every hook until `reattach`."""
         self._detach(keep_inlined=False)
 
-    def take_up(self) -> None:
-        """Put the hooks back that this step needs."""
+    def reattach(self) -> None:
+        """Attach the hooks that this step needs."""
         if self.sampling or not self.eager:
             self._attach()
 
@@ -137,7 +136,7 @@ class ActivationHooks:
             self._hooks.attach()
 
     def _detach(self, *, keep_inlined: bool, closing: bool = False) -> None:
-        """Take hooks off; those that may be parts of graphs stay: at the end, only where some graph is known."""
+        """Remove hooks, except those that may be part of a graph; at `closing`, of a known graph."""
         self._attached = False
         compiled = [m for m in self._modules if is_compiled(m.module)] if closing else []
         inside = tuple(f"{m.name}." if m.name else "" for m in compiled)
@@ -153,15 +152,15 @@ class ActivationHooks:
         if self._hooks is not None:
             self._hooks.detach(stays)
 
-    def _tell_silent(self) -> None:
-        """Say which modules nothing is seen of, and what inside compiled graphs this torch does not show."""
+    def _warn_unseen_modules(self) -> None:
+        """Warn about modules without any recorded activation, and about gradients that this torch cannot show."""
         if self.compiled and self.backward and not TRACES_GRADIENTS:
-            self._tell_untraced_gradients()
+            self._warn_untraced_gradients()
         if self._hooked_gradients and not self._gradients_came and backward_is_compiled():
             self.guard.warn_once(
                 "gradients under compiled autograd",
-                "no gradients of activations are recorded: compiled autograd makes one graph of the backward pass, in "
-                "which they are not read. Gradients of parameters, and everything else, are recorded.",
+                "gradients of activations are not recorded: compiled autograd compiles the backward pass into one "
+                "graph, in which they cannot be read. Everything else is recorded.",
             )
         hooked = [m for m in self._hooks.modules if m.name] if self._hooks is not None else []
         if self._inner_ran:
@@ -173,38 +172,38 @@ class ActivationHooks:
         fusing = sorted(left_out - self._left_out_before)
         if fusing:
             why = (
-                f"{', '.join(fusing)} fuses what its graphs compute, and reading values inside them "
-                "would change the last bits of the results. collect.activations.inside_graphs: true reads them "
-                "nonetheless; inputs and outputs of what is compiled,"
+                f"{', '.join(fusing)} fuses the operations of its graphs, and reading values inside them would change "
+                "the last bits of the results. collect.activations.inside_graphs: true reads them nonetheless. Inputs "
+                "and outputs of the compiled module are recorded"
             )
         else:
             why = (
-                "their graphs were compiled before watch(), or after the first steps. They are recorded where watch() "
-                "comes first, then torch.compile, then the first step;"
+                "their graphs were compiled before watch(), or after the first steps. To record them, call watch() "
+                "first, then torch.compile, then train"
             )
         self.guard.warn_once(
             "activations of compiled modules",
-            f"no activation of {len(hooked)} modules is seen, the first is {hooked[0].name!r}: {why} gradients, "
-            "weights, updates and optimizer state are recorded all the same.",
+            f"activations of {len(hooked)} modules are not recorded, the first is {hooked[0].name!r}: {why}. Gradients "
+            "of parameters, weights, updates and optimizer state are recorded.",
         )
 
-    def _tell_untraced_gradients(self) -> None:
+    def _warn_untraced_gradients(self) -> None:
         needed = ".".join(map(str, GRADIENTS_FROM))
         self.guard.warn_once(
             "gradients of compiled activations",
-            f"gradients of activations inside compiled graphs need torch {needed} or later, this is "
-            f"{torch.__version__}; they are not recorded, everything else is.",
+            f"gradients of activations inside compiled graphs are not recorded: they need torch {needed} or later, "
+            f"this is {torch.__version__}. Everything else is recorded.",
         )
 
-    def _tell_untraced(self) -> None:
+    def _warn_untraced(self) -> None:
         self.guard.warn_once(
             "activations",
-            f"this torch ({torch.__version__}) does not let hooks stay out of its compiler's way: no activations are "
-            "recorded; gradients, weights, updates and optimizer state are.",
+            f"activations are not recorded: this torch ({torch.__version__}) cannot keep hooks out of compiled graphs. "
+            "Gradients, weights, updates and optimizer state are recorded.",
         )
 
     def note_gradient(self) -> None:
-        """Note that gradients come: the backward pass runs hooks."""
+        """Note that the backward pass runs gradient hooks."""
         self._gradients_came = True
 
     def _drop_leaf_hooks(self) -> None:
@@ -214,18 +213,18 @@ class ActivationHooks:
 
     @property
     def attached(self) -> int:
-        """How many modules carry hooks."""
+        """The number of modules with hooks."""
         return self._hooks.attached if self._hooks is not None else 0
 
-    # ------------------------------------------------------------------ what eager modules tell
+    # ------------------------------------------------------------------ events of eager modules
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note that a module is entered, and observe its inputs."""
+        """Note that a module is entered, and read its inputs."""
         self.flow.entered(named.name)
         if not self.switch.sampling:
             return
-        if in_backward():  # a forward that is computed anew may end without `leave`
-            self._enter_again(named, tensors_in_call(args, kwargs))
+        if in_backward():  # a recomputed forward may end without `leave`
+            self._enter_recomputed(named, tensors_in_call(args, kwargs))
             return
         if torch.is_grad_enabled():
             self._recomputed.with_graph()
@@ -238,11 +237,11 @@ class ActivationHooks:
             self._observe(named, "input", tensors_in_call(args, kwargs))
 
     def leave(self, named: NamedModule, output: Any) -> None:
-        """Note that a module is left, and observe its outputs."""
+        """Note that a module is left, and read its outputs."""
         if not self.sampling:
             return
         if in_backward():
-            self._leave_again(named, tensors_in(output))
+            self._leave_recomputed(named, tensors_in(output))
             return
         self.passes.leave()
         if self.passes.recording and named.name in self._observed:
@@ -271,8 +270,8 @@ class ActivationHooks:
             if with_graph:
                 self._hook_gradient(named, side, path, tensor, self.passes.micro_step, call)
 
-    def _enter_again(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Hook the gradients at the inputs of a call that is computed anew, where it had no graph the first time."""
+    def _enter_recomputed(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Hook the input gradients of a recomputed call that had no graph the first time."""
         if torch.is_grad_enabled():
             self._recomputed.with_graph()
         place = self._recomputed.entered(named) if named.name in self._observed else None
@@ -280,8 +279,8 @@ class ActivationHooks:
             for path, tensor in tensors:
                 self._hook_gradient(named, "input", path, tensor, *place)
 
-    def _leave_again(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Hook the gradients at its outputs; inside another checkpoint it has no graph, and is computed once more."""
+    def _leave_recomputed(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Hook the output gradients of a recomputed call; one without a graph yet will be recomputed again."""
         place = self._recomputed.left(named)
         if place is None:
             return
@@ -299,20 +298,20 @@ class ActivationHooks:
         series_id = self.passes.series(named, side, path, call, micro_step, gradient=True)
         self._hooked_gradients = True
         handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
-        if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
+        if tensor.is_leaf:  # freeing the graph frees the hooks of other tensors
             self._leaf_handles.append(handle)
 
-    # ------------------------------------------------------------------ what compiled graphs tell
+    # ------------------------------------------------------------------ events of compiled graphs
 
     def compiled_pass(self, named: NamedModule) -> None:
-        """Begin a pass through an outermost module that is compiled."""
+        """Begin a pass through a compiled outermost module."""
         self.compiled.add(named.name)
         self.flow.entered(named.name)
         if self.sampling and not in_backward():
             self.guard.run(PART, lambda: self._begin_pass(named, training=True))
 
     def compiled_tensor(self, site: Site, path: str, tensor: Tensor, *, hooked: bool) -> None:
-        """Take an input or output inside a compiled graph."""
+        """Read an input or output inside a compiled graph."""
         self._inner_ran = self._inner_ran or bool(site.named.name)
         if site.named.name not in self.compiled:
             self.compiled.add(site.named.name)
@@ -321,7 +320,7 @@ class ActivationHooks:
             self.guard.run(PART, self._take_compiled, site, path, tensor, hooked)
 
     def compiled_gradient(self, site: Site, path: str, gradient: Tensor) -> None:
-        """Take the gradient at an input or output inside a compiled graph."""
+        """Read the gradient of an input or output inside a compiled graph."""
         if self.sampling:
             self.guard.run(PART, self._take_compiled_gradient, site, path, gradient)
 
@@ -333,7 +332,7 @@ class ActivationHooks:
         if not self.forward:
             return
         side, _, within = path.partition(".")
-        # Compilers use buffers again without a trace in the tensor, so that none is known to be one that was read.
+        # Compilers reuse buffers without changing the tensor's version, so a tensor read before may hold new values.
         self.rows.add(
             self.passes.series(site.named, side, within, call, self.passes.micro_step, gradient=False), tensor
         )
@@ -346,7 +345,7 @@ class ActivationHooks:
 
 
 def _can_be_called(module: nn.Module) -> bool:
-    """Return whether a module takes hooks and has a forward of its own, as a list of modules has not."""
+    """Return whether a module takes hooks and defines `forward`, unlike for example a ModuleList."""
     return not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward
 
 
@@ -357,7 +356,7 @@ class _GradientHook(InertWhenCopied):
     generation: int
 
     def __call__(self, gradient: Tensor) -> None:
-        if torch.compiler.is_compiling():  # compiled autograd would make the number of the step a constant
+        if torch.compiler.is_compiling():  # compiled autograd would make `generation` a constant
             return
         if self.generation == self.owner.generation:
             self.owner.note_gradient()

@@ -27,7 +27,7 @@ _LEAVES: Final = frozenset({int, float, str, bool, bytes, type(None)})
 
 
 def list_tensors(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors in values, in the order of `tensors_in`; fast where they are not nested."""
+    """Return the tensors in values, in the order of `tensors_in`; fast for values that are not nested."""
     found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Where an optimizer's step begins and ends, and what a GradScaler does around it."""
+"""Hooks the begin and end of each optimizer's step, and the steps that a GradScaler skips."""
 
 import functools
 import weakref
@@ -19,11 +19,11 @@ from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 
 class OptimizerSteps:
-    """Tells a listener where each optimizer's step begins and ends; `close` undoes everything.
+    """Reports the begin and end of each optimizer's step to a listener, until `close`.
 
-    `outer` holds, by the id of an optimizer, the one around it that steps it: once for each group of parameters, or
-    not at all when it finds an overflow, so that only its own step is the whole one. It has no hooks, so its `step` is
-    wrapped, on the instance. A step that a device only records (`is_captured`) does not count.
+    `outer` maps the id of an optimizer to the wrapper that steps it: once for each parameter group, or never when it
+    finds an overflow, so that only the wrapper's step is a whole step. Wrappers have no hooks, so the instance's `step`
+    is wrapped. A step that a device only captures into a graph (`is_captured`) does not count.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class OptimizerSteps:
         self.outer.clear()
         unwatch_scalers(self)
 
-    def have_told(self) -> bool:
-        """Whether the optimizers tell where steps end: where there are any, and no graph has captured their steps."""
+    def ended_step(self) -> bool:
+        """Whether the optimizers' own calls end the training step: there are some, and no graph has captured them."""
         return bool(self.optimizers) and not self.captured
 
     def owns(self, optimizer: Any) -> bool:
-        """Whether `optimizer` is one of those watched."""
+        """Whether `optimizer` is watched."""
         return any(optimizer is known for known in self.optimizers)
 
 
@@ -135,10 +135,10 @@ _patched: dict[type, Callable[..., Any]] = {}
 
 
 def watch_scalers(steps: OptimizerSteps, grad_scaler: Any = None) -> None:
-    """Learn of the steps that a GradScaler skips.
+    """Report the steps that a GradScaler skips to the listener of `steps`.
 
-    A scaler that skips calls no hook at all, so `GradScaler.step` is wrapped on its class while someone
-    watches; an attribute of the instance would make the scaler impossible to pickle.
+    A skipping scaler calls no hook, so `GradScaler.step` is patched on its class while an `OptimizerSteps` watches; an
+    attribute of the instance would make the scaler impossible to pickle.
     """
     _scaler_watchers.append(weakref.ref(steps))
     for cls in {torch.amp.GradScaler, *([_definer(grad_scaler)] if grad_scaler is not None else [])}:
@@ -148,7 +148,7 @@ def watch_scalers(steps: OptimizerSteps, grad_scaler: Any = None) -> None:
 
 
 def unwatch_scalers(steps: OptimizerSteps) -> None:
-    """Undo `watch_scalers`; the class gets its own `step` back when nobody watches any more."""
+    """Undo `watch_scalers`; after the last watcher, restore the class's own `step`."""
     _scaler_watchers[:] = [ref for ref in _scaler_watchers if ref() is not None and ref() is not steps]
     if not _scaler_watchers:
         for cls, original in _patched.items():
@@ -163,7 +163,7 @@ def _definer(grad_scaler: Any) -> type:
 def _watched_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        # A subclass that calls its parent's step is told once.
+        # A subclass that calls its parent's step is reported once.
         alive = [w for ref in _scaler_watchers if (w := ref()) is not None]
         watchers = [w for w in alive if w.owns(optimizer) and optimizer not in w.in_scaler]
         watchers = [w for w in watchers if not w.is_captured(optimizer)]

@@ -1,7 +1,7 @@
-"""Gradients of one micro-batch before any rank's part is added to another's, where the sum never stands alone.
+"""Hooks each rank's own gradient of a micro-batch before reduction, for sharded parameters.
 
-Under DDP a parameter's own gradient is the local sum until its bucket is reduced, and the hooks of `accumulation`
-see it. Sharded parameters have no such moment: their gradient exists only on its way to the reduction.
+Under DDP, `parameter.grad` is the local sum until its bucket is reduced, and the hooks of `accumulation` read it. A
+sharded parameter never stores its local sum: its gradient exists only on its way to the reduction.
 """
 
 import weakref
@@ -22,7 +22,7 @@ from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 PART = "gradients before reduction"
 
 MICRO_BATCH: Final = "micro_batch"
-"""A row is what one micro-batch added."""
+"""A row is the gradient of one micro-batch."""
 
 RUNNING_SUM: Final = "running_sum"
 """A row is the sum over the micro-batches so far."""
@@ -31,8 +31,8 @@ RUNNING_SUM: Final = "running_sum"
 class PreReductionHooks:
     """Calls `arrived(parameter, micro_step, gradient)` for each gradient on its way to the reduction, while attached.
 
-    Where the model's own parameters stay in the graph, a hook on them sees the gradient before it is accumulated. Where
-    other tensors stand for them as a module is entered, those are hooked then.
+    Where the autograd graph contains the model's own parameters, a hook on them sees each gradient before it is
+    accumulated. Where a module's forward pass uses other tensors in their place, those are hooked at its entry.
     """
 
     def __init__(self, guard: Guard, arrived: Callable[[NamedParameter, int, Tensor], None]) -> None:
@@ -43,7 +43,7 @@ class PreReductionHooks:
         self._hooked: dict[int, weakref.ref[Tensor]] = {}
 
     def attach(self, parameters: Iterable[NamedParameter], modules: Sequence[NamedModule]) -> None:
-        """Hook sharded parameters that train, or the modules that own them."""
+        """Hook the trainable sharded parameters, or the modules that own them."""
         owners = {(m.name, m.vpp_stage): m.module for m in modules}
         inside: dict[int, tuple[nn.Module, list[NamedParameter]]] = {}
         for named in parameters:
@@ -55,8 +55,8 @@ class PreReductionHooks:
             module = owners.get((named.module, named.vpp_stage))
             if module is not None:
                 inside.setdefault(id(module), (module, []))[1].append(named)
-        for module, held in inside.values():
-            self._handles.append(module.register_forward_pre_hook(_Entered(self, tuple(held))))
+        for module, members in inside.values():
+            self._handles.append(module.register_forward_pre_hook(_Entered(self, tuple(members))))
 
     def detach(self) -> None:
         """Remove the hooks and forget the counts of the step."""
@@ -71,9 +71,9 @@ class PreReductionHooks:
         """Whether hooks are in place."""
         return bool(self._handles)
 
-    def entered(self, module: nn.Module, held: Sequence[NamedParameter]) -> None:
-        """Hook the tensors that stand for a module's parameters in its forward pass."""
-        for named in held:
+    def entered(self, module: nn.Module, parameters: Sequence[NamedParameter]) -> None:
+        """Hook the tensors that a module's forward pass uses in place of its parameters."""
+        for named in parameters:
             tensor = named.sharding.in_forward(module, named.leaf) if named.sharding is not None else None
             if tensor is None or not tensor.requires_grad:
                 continue
@@ -83,7 +83,7 @@ class PreReductionHooks:
                 self._hook(named, tensor)
 
     def note(self, named: NamedParameter, gradient: Tensor) -> None:
-        """Take note of one gradient on its way."""
+        """Count one gradient, and report it."""
         micro_step = self._counts[id(named)]
         self._counts[id(named)] += 1
         if micro_step < MAX_MICRO_STEPS:
@@ -91,18 +91,18 @@ class PreReductionHooks:
 
     def _hook(self, named: NamedParameter, tensor: Tensor) -> None:
         handle = tensor.register_hook(_Passing(self, named))
-        if tensor.is_leaf:  # any other tensor takes its hooks along when the graph is freed
+        if tensor.is_leaf:  # freeing the graph frees the hooks of other tensors
             self._handles.append(handle)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entered(InertWhenCopied):
     owner: PreReductionHooks
-    held: tuple[NamedParameter, ...]
+    parameters: tuple[NamedParameter, ...]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.owner.guard.run(PART, self.owner.entered, module, self.held)
+            self.owner.guard.run(PART, self.owner.entered, module, self.parameters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Parameters, gradients and optimizer state, read around an optimizer's step."""
+"""Reads parameters, gradients and optimizer state around an optimizer's step."""

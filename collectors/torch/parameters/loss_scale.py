@@ -1,4 +1,4 @@
-"""The loss scale as a tensor that nobody waits for."""
+"""Reads the loss scale as a tensor, without waiting for the device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 
 class LossScale:
-    """Knows the loss scale of a `GradScaler`, or of an optimizer around another; asks for it once a step."""
+    """Reads the loss scale of a `GradScaler` or of an outer optimizer once a step."""
 
     def __init__(self) -> None:
         self.scaler: Any = None
@@ -18,16 +18,16 @@ class LossScale:
         self._value: Tensor | None = None
 
     def use(self, scaler: Any, outer: Sequence[OuterOptimizer] = ()) -> None:
-        """Take a scaler, or optimizers around others, from here on."""
+        """Set the scaler, or the outer optimizers, to read from now on."""
         self.scaler = scaler or self.scaler
         self._outer = next(iter(outer), self._outer)
 
     def forget(self) -> None:
-        """Ask anew in the coming step."""
+        """Forget the step's value, so that the next step reads it again."""
         self._value = None
 
     def value(self, device: torch.device) -> Tensor | None:
-        """Return the scale, a tensor on `device` of shape (); None where the loss is not scaled."""
+        """Return the scale, a tensor of shape () on `device`; None where the loss is not scaled."""
         if self._value is None and self._outer is not None:
             self._value = torch.full((), self._outer.loss_scale, device=device)
         if self._value is None and self.scaler is not None and self.scaler.is_enabled():

@@ -1,4 +1,4 @@
-"""Reads parameters, their updates and the optimizer's state around an optimizer's step."""
+"""Reads parameters, their updates and optimizer state around an optimizer's step."""
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 
 
 def learning_rate_of(optimizers: Sequence[Optimizer]) -> float | None:
-    """Return the learning rate of the first group of all; None where it is no plain number."""
+    """Return the learning rate of the first parameter group; None where it is not a plain number."""
     rate = next((group.get("lr") for optimizer in optimizers for group in optimizer.param_groups), None)
     return rate if isinstance(rate, (int, float)) else None
 
@@ -37,7 +37,7 @@ def read_parameters(rows: StepRows, parameters: Sequence[NamedParameter], micro_
 
 
 def read_state(rows: StepRows, optimizer: Optimizer, parameters: Sequence[NamedParameter], micro_step: int = 0) -> None:
-    """Append a row for each tensor of the optimizer's state, under its own key."""
+    """Append a row for each tensor of optimizer state; its key is the quantity."""
     ids: list[int] = []
     tensors: list[Tensor] = []
     fragments: list[Fragment | None] = []
@@ -60,13 +60,13 @@ def read_state(rows: StepRows, optimizer: Optimizer, parameters: Sequence[NamedP
 
 
 def state_of(optimizer: Optimizer) -> Mapping[Any, Any]:
-    """Return an optimizer's state; that of a `ZeroRedundancyOptimizer` is its local optimizer's."""
+    """Return an optimizer's state; a `ZeroRedundancyOptimizer` keeps it in its local optimizer."""
     local_optimizer = getattr(optimizer, "optim", None)
     return local_optimizer.state if isinstance(local_optimizer, Optimizer) else optimizer.state
 
 
 class UpdateReader:
-    """Keeps the weights of a sampled step from before the update, and reads what it added; `moved` counts them."""
+    """Copies the weights before an update, and reads the difference after it; `moved` counts updated parameters."""
 
     def __init__(self, rows: StepRows) -> None:
         self.rows = rows
@@ -74,9 +74,9 @@ class UpdateReader:
         self.moved = 0
 
     def keep(self, parameters: Sequence[NamedParameter]) -> None:
-        """Copy the weights, negated, on their device; the copies live until the step has ended.
+        """Copy the weights, negated, on their device, until `read` or `forget`.
 
-        Copies of an update that never came (it raised) are dropped.
+        Drops the copies of an earlier update that raised.
         """
         self._kept.clear()
         by_device: dict[torch.device, list[NamedParameter]] = {}
@@ -88,7 +88,7 @@ class UpdateReader:
             self._kept[device] = (moving, list(torch._foreach_neg(weights)), self.rows.norms(weights))
 
     def read(self, micro_step: int = 0) -> None:
-        """Append a row of new − old for each weight that was kept, which is new + (−old) to the bit."""
+        """Append a row of new − old for each copied weight, computed as new + (−old), which is equal to the bit."""
         kept, self._kept = self._kept, {}
         for moving, negated, norms in kept.values():
             torch._foreach_add_(negated, [named.part_of(local(named.parameter)) for named in moving])
@@ -97,20 +97,20 @@ class UpdateReader:
             self.rows.add_many(ids, negated, norms=norms, layouts=self.rows.layouts_of(moving))
 
     def forget(self) -> None:
-        """Drop the copies of a step that had no update."""
+        """Drop the copies of a step without an update."""
         self._kept.clear()
 
 
 class StateCount:
-    """Remembers for how many parameters each optimizer had state when its last update ended."""
+    """Remembers the number of parameters with optimizer state after each optimizer's last update."""
 
     def __init__(self) -> None:
         self._after_update: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def updated(self, optimizer: Optimizer) -> None:
-        """Take what an optimizer has after its update as what it is to have before the next."""
+        """Note the number of parameters that have state after an update."""
         self._after_update[optimizer] = len(state_of(optimizer))
 
-    def are_fewer(self, optimizer: Optimizer) -> bool:
-        """Whether state has gone since the last update: cleared, or loaded from where there was none."""
+    def has_fewer(self, optimizer: Optimizer) -> bool:
+        """Whether state was lost since the last update: cleared, or replaced by an empty one from a checkpoint."""
         return len(state_of(optimizer)) < self._after_update.get(optimizer, 0)

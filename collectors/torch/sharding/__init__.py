@@ -1,1 +1,1 @@
-"""Where a rank's part of each parameter lies: one file for each kind of sharding."""
+"""Locates this rank's part of each parameter; each kind of sharding has one file."""

@@ -1,4 +1,4 @@
-"""Dotted names as the user's model gives them, whatever wraps it."""
+"""Removes the parts that wrappers add to the names of a user's modules and parameters."""
 
 from typing import Final
 
@@ -7,11 +7,11 @@ from torch import nn
 from trainsentry.collectors.torch.sharding.registry import held_as, is_holder, name_parts
 
 WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
-"""Attributes under which a compiled or checkpointed module keeps the user's; they are no part of a user's name."""
+"""Attributes under which compiled and checkpointed modules keep the user's module; clean names omit them."""
 
 
 class CleanNames:
-    """Drops the parts of dotted names that wrappers added.
+    """Removes the wrappers' parts from dotted names.
 
     >>> wrapped = nn.DataParallel(nn.Sequential(nn.Linear(1, 1)))
     >>> CleanNames(wrapped).of("module.0.weight")
@@ -23,7 +23,7 @@ class CleanNames:
         self._wrappers = WRAPPERS | name_parts()
 
     def of(self, raw: str) -> str:
-        """Return the name without the wrappers' parts."""
+        """Return a name without the wrappers' parts."""
         kept: list[str] = []
         path = ""
         for part in raw.split("."):
@@ -33,10 +33,10 @@ class CleanNames:
         return ".".join(kept)
 
     def is_inside(self, raw: str) -> bool:
-        """Whether a module stands for one that is listed already: a compiler's or a checkpoint's inner module."""
+        """Whether a module is the inner module of a compiler's or checkpoint's wrapper, and so listed already."""
         outer, _, part = raw.rpartition(".")
         return part in self._wrappers and outer not in self._held_as
 
     def is_holder(self, raw: str) -> bool:
-        """Whether the module of this name is a wrapper that what it holds stands for."""
+        """Whether the module of this name is a distributing wrapper, which its inner module represents."""
         return raw in self._held_as

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: every rank holds the whole model, and buckets of gradients are averaged."""
+"""DistributedDataParallel: every rank has the whole model, and gradients are averaged in buckets."""
 
 import gc
 import weakref
@@ -20,7 +20,7 @@ class _Ddp(Sharding):
         return [weakref.ref(wrapper) for wrapper in _living_wrappers()]
 
     def wrapped_since(self, snapshot: Any, running: nn.Module) -> str:
-        """DistributedDataParallel says which of its wrappers runs."""
+        """Compare the running wrapper, which DistributedDataParallel stores, with those of the snapshot."""
         active = getattr(DistributedDataParallel, "_active_ddp_module", None)
         late = active is not None and all(known() is not active for known in snapshot)
         return self.name if late else ""
@@ -30,14 +30,15 @@ DDP = _Ddp()
 
 
 def has_reducer(chunks: Iterable[nn.Module]) -> bool:
-    """Whether a model is wrapped so that C++ reduces its gradients."""
+    """Whether DistributedDataParallel, which reduces gradients in C++, wraps a model."""
     return any(isinstance(module, DistributedDataParallel) for chunk in chunks for module in chunk.modules())
 
 
 def _living_wrappers() -> list[nn.Module]:
-    """Return every DistributedDataParallel that exists: a later one is too late.
+    """Return every existing DistributedDataParallel.
 
-    There are hundreds of thousands of objects, so each is asked for its type alone, and none where no wrapper can be.
+    A process has hundreds of thousands of objects, so the search compares only their types, and is left out without a
+    process group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return []

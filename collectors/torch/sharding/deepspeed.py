@@ -1,7 +1,7 @@
-"""DeepSpeed with ZeRO 0 to 3: parameters, gradients and optimizer state lie in flat fp32 partitions.
+"""DeepSpeed with ZeRO 0 to 3: parameters, gradients and optimizer state are in flat fp32 partitions.
 
-Its public functions (`safe_get_full_*`) gather whole tensors, which no monitor may do at every step, so its own
-tables are read. Known: 0.17 to 0.19.8; `check` compares the partitions' values with the model's own weights.
+Its public functions (`safe_get_full_*`) gather whole tensors, which is too slow at every step, so its private tables
+are read. Known: 0.17 to 0.19.8; `_check` compares the partitions' values with the model's weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, LocalShard
 from trainsentry.collectors.torch.sharding.sharding import BeforeReduction, OuterOptimizer, Sharding
 
-Held = dict[int, tuple[Any, Fragment | None]]
-"""By the id of a model's parameter: the tensor that the optimizer moves, and this rank's fragment in it."""
+Partitions = dict[int, tuple[Any, Fragment | None]]
+"""Maps the id of a model's parameter to the tensor that the optimizer updates, and this rank's fragment of it."""
 
 
 class _DeepSpeed(Sharding):
@@ -34,7 +34,7 @@ class _DeepSpeed(Sharding):
         owners = {id(parameter): parameter for parameter in model.parameters()}
         for each in outer:
             if each.sharding is self:
-                for key, (flat, fragment) in _held_by(each.optimizer, model).items():
+                for key, (flat, fragment) in _partitions_of(each.optimizer, model).items():
                     if key in owners:
                         found[key] = (LocalShard(flat, fragment, owner=owners[key]),)
         return found
@@ -70,26 +70,26 @@ class _DeepSpeed(Sharding):
 DEEPSPEED = _DeepSpeed()
 
 
-def _held_by(optimizer: Any, model: nn.Module) -> Held:
-    """Return where an optimizer of DeepSpeed's holds each parameter of its model.
+def _partitions_of(optimizer: Any, model: nn.Module) -> Partitions:
+    """Return the place of each parameter of a model in DeepSpeed's optimizer.
 
     Raises:
-        RuntimeError: when the tables are not where they are expected, or say what is not so.
+        RuntimeError: when the tables are missing, or do not match the model's weights.
 
     """
     for attribute, tables in _KINDS.items():
         if hasattr(optimizer, attribute):
             try:
-                held = dict(tables(optimizer))
-                _check(model, held)
+                found = dict(tables(optimizer))
+                _check(model, found)
             except (AttributeError, IndexError, RuntimeError, TypeError) as error:
                 raise _unexpected(optimizer, f"{type(error).__name__}: {error}") from error
-            return held
-    raise _unexpected(optimizer, "none of its tables is known")
+            return found
+    raise _unexpected(optimizer, "it has none of the known tables")
 
 
 def _place(parameter: Any) -> int | None:
-    """Return where a partition's list of gradients has that of a parameter; None where it has none of it."""
+    """Return a parameter's index in its partition's list of gradients; None where the partition has none of it."""
     return parameter._index_in_param_group if getattr(parameter, "_hp_mapping", None) is not None else None
 
 
@@ -146,13 +146,13 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "fp32_groups_flat": _flat_copies,
     "fp32_groups": _copies,
 }
-"""The attribute by which each of DeepSpeed's optimizers is known, and how its tables are read."""
+"""Maps the attribute that identifies each DeepSpeed optimizer to the reader of its tables."""
 
 
-def _check(model: nn.Module, held: Held) -> None:
-    """Check that what the tables point at are the model's weights: rounded to their dtype, equal to the bit."""
+def _check(model: nn.Module, partitions: Partitions) -> None:
+    """Check that the partitions, rounded to the weights' dtype, equal the model's weights to the bit."""
     for parameter in model.parameters():
-        flat, fragment = held.get(id(parameter), (None, None))
+        flat, fragment = partitions.get(id(parameter), (None, None))
         if flat is None:
             continue
         if hasattr(parameter, "ds_tensor"):
@@ -160,18 +160,18 @@ def _check(model: nn.Module, held: Held) -> None:
         else:
             own, start = parameter.detach().reshape(-1), fragment.offset if fragment is not None else 0
         if own.is_meta or flat.device != own.device or not own.numel() or not flat.numel():
-            continue  # offloaded: its place is all that can be known
+            continue  # offloaded: its values cannot be compared
         wide = flat.detach().reshape(-1) if fragment is None else fragment.of(flat)
         narrow = own.narrow(0, start, wide.numel())
         if not torch.equal(wide.to(narrow.dtype).nan_to_num(), narrow.nan_to_num()):
-            raise RuntimeError("a partition does not hold the weights it is said to hold")
+            raise RuntimeError("a partition's values differ from the model's weights")
 
 
 def _unexpected(optimizer: Any, what: str) -> RuntimeError:
     import deepspeed
 
     return RuntimeError(
-        f"watch(model): {type(optimizer).__name__} of DeepSpeed {deepspeed.__version__} keeps its partitions in a way "
-        f"that is not known ({what}); allowed: DeepSpeed 0.17 to 0.19.8, or watch(engine.module), which reads "
-        "activations and the gradients before reduction, with monitor.step() after engine.step()"
+        f"watch(model): {type(optimizer).__name__} of DeepSpeed {deepspeed.__version__} has an unknown layout of "
+        f"partitions ({what}); allowed: DeepSpeed 0.17 to 0.19.8, or watch(engine.module), which reads activations and "
+        "the gradients before reduction, with monitor.step() after engine.step()"
     )

@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`) and tensor parallelism: each parameter is a DTensor, which knows its own placements."""
+"""FSDP2 (`fully_shard`) and tensor parallelism: each parameter is a DTensor, which stores its placements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ class _DTensor(Sharding):
         return any(map(_is_managed, model.modules())) or has_dtensors(model)
 
     def is_data_parallel(self, model: nn.Module) -> bool | None:
-        """Two sharded dimensions are tensor parallelism, as are DTensors in no module that `fully_shard` manages."""
+        """Return False for tensor parallelism: two sharded dimensions, or DTensors without `fully_shard`."""
         parameters: list[Any] = [x for x in model.parameters() if is_dtensor(x)]
         sharded = [sum(p.is_shard() for p in x.placements) for x in parameters]
         if any(dimensions > 1 for dimensions in sharded):
@@ -35,17 +35,17 @@ DTENSOR = _DTensor()
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Whether a tensor is a DTensor; torch.distributed is not imported to find out."""
+    """Whether a tensor is a DTensor; does not import torch.distributed."""
     return hasattr(tensor, "placements")
 
 
 def has_dtensors(model: nn.Module) -> bool:
-    """Whether parameters of a model are DTensors."""
+    """Whether any parameter of a model is a DTensor."""
     return any(map(is_dtensor, model.parameters()))
 
 
 def region_of(tensor: Any, whole: tuple[int, ...]) -> str:
-    """Return the region of the whole that a rank's shard of a DTensor covers, as torch's checkpoints see it."""
+    """Return the region of a rank's shard of a DTensor, computed as torch's checkpoints do; `whole` is its shape."""
     if any(placement.is_partial() for placement in tensor.placements):
         return UNKNOWN_REGION
     chunks = tensor.__create_chunk_list__()

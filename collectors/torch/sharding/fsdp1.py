@@ -1,7 +1,7 @@
-"""FSDP1 (`FullyShardedDataParallel`): a rank's part of each parameter lies in one flat tensor a unit.
+"""FSDP1 (`FullyShardedDataParallel`): each unit keeps the rank's parts of its parameters in one flat tensor.
 
-No public function says where; the tables read here were the same from torch 2.1 to 2.13, and are checked as they are
-read.
+No public function returns their places, so private tables are read, and checked; they are the same in torch 2.1 to
+2.13.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class _Fsdp1(Sharding):
     before_reduction: BeforeReduction = "in_forward"
 
     def local_shards(self, model: nn.Module, outer: Sequence[OuterOptimizer]) -> Mapping[int, Sequence[LocalShard]]:
-        """Flat parameters stand for those inside them; original parameters (`use_orig_params=True`) for themselves."""
+        """Return the fragments of flat parameters, and of original parameters (`use_orig_params=True`)."""
         found = _originals(model)
         for parameter in model.parameters():
             if _is_flat(parameter):
@@ -38,15 +38,15 @@ FSDP1 = _Fsdp1()
 
 
 def _is_flat(parameter: Tensor) -> bool:
-    """Whether a parameter is a flat one, which holds others (`use_orig_params=False`)."""
+    """Whether a parameter is flat, and contains others (`use_orig_params=False`)."""
     return bool(getattr(parameter, "_is_flat_param", False))
 
 
 def _inside(flat: Any) -> Iterator[tuple[str, Fragment]]:
-    """Yield the name, within its unit, of each parameter that a flat one holds, and the rank's fragment of it.
+    """Yield the name within its unit, and the rank's fragment, of each parameter in a flat one.
 
     Raises:
-        RuntimeError: when the flat parameter is not laid out as it is expected.
+        RuntimeError: when the flat parameter has an unknown layout.
 
     """
     for info, shard, shape in _entries(flat):
@@ -56,19 +56,19 @@ def _inside(flat: Any) -> Iterator[tuple[str, Fragment]]:
             continue
         fragment = Fragment(shard.offset_in_shard, shard.numel_in_shard, shard.intra_param_start_idx, tuple(shape))
         if fragment.start + fragment.numel > flat.numel():
-            raise _unexpected(f"{name} ends after the shard's {flat.numel()} elements")
+            raise _unexpected(f"{name} ends after the {flat.numel()} elements of its shard")
         yield name, fragment
 
 
 def _originals(model: nn.Module) -> dict[int, Sequence[LocalShard]]:
-    """Return, by id, the fragment that each original parameter object stands for."""
+    """Map the id of each original parameter object to its fragment."""
     found: dict[int, Sequence[LocalShard]] = {}
     for unit in _units(model):
         flat = unit._handle.flat_param if unit._handle is not None else None
         for parameter, (_, shard, shape) in zip(getattr(flat, "_params", None) or (), _entries(flat), strict=False):
             numel = shard.numel_in_shard if shard.in_shard else 0
             if numel != parameter.numel():
-                raise _unexpected(f"a parameter of {parameter.numel()} elements instead of {numel}")
+                raise _unexpected(f"a parameter has {parameter.numel()} elements instead of {numel}")
             fragment = Fragment(0, numel, shard.intra_param_start_idx if numel else 0, tuple(shape))
             found[id(parameter)] = [LocalShard(parameter, fragment)]
     return found
@@ -96,6 +96,6 @@ def _entries(flat: Any) -> list[tuple[Any, Any, Any]]:
 
 def _unexpected(what: str) -> RuntimeError:
     return RuntimeError(
-        f"watch(model): FullyShardedDataParallel of torch {torch.__version__} is not laid out as it was up to 2.13 "
-        f"({what}); allowed: use_orig_params=True with a version that is known, or fully_shard"
+        f"watch(model): FullyShardedDataParallel of torch {torch.__version__} has an unknown layout ({what}); "
+        "allowed: use_orig_params=True with torch 2.1 to 2.13, or fully_shard"
     )

@@ -1,4 +1,4 @@
-"""Detects a model that was wrapped after `watch`, so that the watched model is not the one that trains."""
+"""Detects a model that was wrapped after `watch`, which trains in place of the watched one."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from trainsentry.collectors.torch.sharding.registry import snapshots
 
 
 class WrappedLate(ValueError):
-    """A model was wrapped or sharded after it was given to `watch`."""
+    """A model was wrapped or sharded after `watch`."""
 
 
 class LateWrapCheck(InertWhenCopied):
-    """Forward pre-hook of a root: checks in the first pass that what runs is what was watched, and removes itself."""
+    """A forward pre-hook of a root; checks in the first pass that the watched model runs, then removes itself."""
 
     def __init__(self, chunk: nn.Module) -> None:
         self._snapshots = snapshots(chunk)
@@ -24,23 +24,23 @@ class LateWrapCheck(InertWhenCopied):
         """Check once.
 
         Raises:
-            WrappedLate: when the model was wrapped since.
+            WrappedLate: when the model was wrapped after `watch`.
 
         """
         if torch.compiler.is_compiling():
             return
         self.close()
-        what = self._what_happened(module)
-        if what:
+        wrapper = self._late_wrapper(module)
+        if wrapper:
             raise WrappedLate(
-                f"watch(model): the model was given to {what} after watch(); allowed: wrap and shard it first, make "
-                "the optimizer from what comes out, and then call watch(model, optimizer)"
+                f"watch(model): the model was given to {wrapper} after watch(); allowed: wrap and shard it first, "
+                "create the optimizer from the wrapped model's parameters, then call watch(model, optimizer)"
             )
 
     def close(self) -> None:
         """Remove the hook."""
         self._handle.remove()
 
-    def _what_happened(self, module: nn.Module) -> str:
+    def _late_wrapper(self, module: nn.Module) -> str:
         found = (sharding.wrapped_since(snapshot, module) for sharding, snapshot in self._snapshots)
         return next(filter(None, found), "")

@@ -1,4 +1,4 @@
-"""A parameter's name, and the part of it that lies on this rank: all of it, a shard, or a fragment of a flat tensor."""
+"""A parameter's name and its part on this rank: the whole, a shard, or a fragment of a flat tensor."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Elements `start` to `start + numel` of a flat tensor, which are those from `offset` on of the flattened whole.
+    """A parameter's elements in a flat tensor: `numel` elements from `start` on, from `offset` on in the whole.
 
-    `whole` is the parameter's own shape. A parameter of which this rank holds nothing has `numel` 0. Where the
-    parameter object itself is the rank's part, `start` is 0 and the flat tensor is that object.
+    `whole` is the shape of the whole parameter; `offset` counts in its flattened elements. `numel` is 0 where this rank
+    has no part of it. Where the parameter object itself is the rank's part, it is the flat tensor, and `start` is 0.
     """
 
     start: int
@@ -25,20 +25,20 @@ class Fragment:
 
     @property
     def region(self) -> str:
-        """The part of the whole, as layouts write it."""
+        """The region of the whole, as in `Layout.region`."""
         return "" if self.numel == math.prod(self.whole) else f"{self.offset}:{self.offset + self.numel}"
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return the fragment of a flat tensor, or of one as long as it (its gradient, a tensor of its state)."""
+        """Return the fragment of the flat tensor, or of its gradient or state tensor of the same length."""
         return flat.detach().reshape(-1).narrow(0, self.start, self.numel)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:
-    """What a rank holds of a parameter: `parameter` is what the optimizer moves, all of it or a `fragment`.
+    """A rank's part of a parameter: the tensor `parameter` that the optimizer updates, or a `fragment` of it.
 
-    `name` is the parameter's name inside its unit where a flat parameter holds several. `owner` is the model's own
-    parameter where the optimizer moves another.
+    `name` is the parameter's name inside its unit where a flat parameter contains several. `owner` is the model's own
+    parameter where the optimizer updates another tensor.
     """
 
     parameter: nn.Parameter
@@ -51,9 +51,8 @@ class LocalShard:
 class NamedParameter:
     """A parameter with its clean name, the module that owns it, and its model chunk.
 
-    `parameter` is what the optimizer moves: the model's own parameter, or a flat tensor that holds a `fragment` of
-    it together with others. `owner` is the model's own parameter where that is another. `sharding` is None where every
-    rank holds the whole.
+    The optimizer updates `parameter`: the model's own parameter, or a flat tensor with a `fragment` of it. `owner` is
+    the model's own parameter where that is another tensor. `sharding` is None where every rank has the whole.
     """
 
     name: str
@@ -75,5 +74,5 @@ class NamedParameter:
         return self.parameter if self.owner is None else self.owner
 
     def part_of(self, flat: Tensor) -> Tensor:
-        """Return this parameter's part of a tensor that is laid out like `parameter`."""
+        """Return this parameter's part of a tensor with the layout of `parameter`."""
         return flat if self.fragment is None else self.fragment.of(flat)

@@ -1,4 +1,4 @@
-"""Names of the modules and parameters of everything that is watched, and what a rank holds of each parameter."""
+"""Names the modules and parameters of the watched model, with this rank's part of each parameter."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 def parameters_of_chunk(
     chunk: nn.Module, stage: int, names: CleanNames, outer: Sequence[OuterOptimizer] = ()
 ) -> Iterator[NamedParameter]:
-    """Yield the parameters of a model chunk by the user's names, each with its part on this rank.
+    """Yield the parameters of a model chunk under the user's names, each with its part on this rank.
 
-    `outer` are the optimizers that may hold the values in the place of the model.
+    `outer` are the optimizers that may store the values in place of the model.
     """
     shards = local_shards(chunk, outer)
     for raw, parameter in chunk.named_parameters():
@@ -31,16 +31,16 @@ def parameters_of_chunk(
 
 @dataclass
 class ModelNames:
-    """Every module and parameter of the watched model chunks, in registration order; shared ones once."""
+    """Every module and parameter of the watched model chunks, in registration order, shared ones once."""
 
     modules: list[NamedModule] = field(default_factory=list)
     parameters: list[NamedParameter] = field(default_factory=list)
     chunks: list[nn.Module] = field(default_factory=list)
 
     def add(self, chunks: Sequence[nn.Module], optimizers: Iterable[Any] = ()) -> None:
-        """Add model chunks; a list of several numbers them as virtual pipeline stages.
+        """Add model chunks; a chunk's position is its virtual pipeline stage.
 
-        `optimizers` may hold the values of sharded parameters in the place of the model.
+        `optimizers` may store the values of sharded parameters in place of the model.
         """
         outer = outer_optimizers(chunks, optimizers)
         for stage, chunk in enumerate(chunks):
@@ -50,11 +50,11 @@ class ModelNames:
             self.chunks.append(chunk)
 
     def copy(self) -> "ModelNames":
-        """Return a copy that can be added to."""
+        """Return a copy with lists of its own."""
         return ModelNames(list(self.modules), list(self.parameters), list(self.chunks))
 
     def by_parameter(self) -> dict[nn.Parameter, list[NamedParameter]]:
-        """Map each parameter object to those that it holds."""
+        """Map each parameter object to the named parameters that it contains."""
         found: dict[nn.Parameter, list[NamedParameter]] = {}
         for named in self.parameters:
             found.setdefault(named.parameter, []).append(named)

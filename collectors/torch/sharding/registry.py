@@ -1,4 +1,4 @@
-"""The kinds of sharding, and the questions that are put to all of them."""
+"""Registers the kinds of sharding, and combines their answers about a model."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from trainsentry.collectors.torch.sharding.local_shards import LocalShard
 from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer, Sharding
 
 _shardings: list[Sharding] = [DEEPSPEED, FSDP1, DTENSOR, DDP]
-"""Of several that know a parameter the first is asked: the outermost, which moves it."""
+"""Ordered from the outermost: where several shard a parameter, the first one's part is used."""
 
 
 def register_sharding(sharding: Sharding) -> None:
-    """Have a kind of sharding asked before all that are known; called before `watch`.
+    """Add a kind of sharding before all others; call it before `watch`.
 
     Raises:
         ValueError: when a kind of that name is registered.
@@ -25,7 +25,7 @@ def register_sharding(sharding: Sharding) -> None:
     """
     if any(known.name == sharding.name for known in _shardings):
         names = ", ".join(known.name for known in _shardings)
-        raise ValueError(f"register_sharding: {sharding.name!r} is registered; allowed: a name that is none of {names}")
+        raise ValueError(f"register_sharding: {sharding.name!r} is registered; allowed: any name except {names}")
     _shardings.insert(0, sharding)
 
 
@@ -40,31 +40,31 @@ def name_parts() -> frozenset[str]:
 
 
 def held_as(module: nn.Module) -> str:
-    """Return the attribute under which a wrapper keeps the user's model, "" for a module that is no wrapper."""
+    """Return the attribute under which a wrapper keeps the user's model, "" for other modules."""
     return next((sharding.held_as for sharding in _shardings if sharding.holds_model(module)), "")
 
 
 def is_holder(module: nn.Module) -> bool:
-    """Whether a module is a wrapper that distributes the model it holds."""
+    """Whether a module is a wrapper that distributes its inner model."""
     return any(sharding.holds_model(module) for sharding in _shardings)
 
 
 def libraries() -> tuple[str, ...]:
-    """Return the packages whose frames are not the user's code."""
+    """Return the packages whose stack frames are not the user's code."""
     return tuple({sharding.library for sharding in _shardings})
 
 
 def is_data_parallel(model: nn.Module) -> bool:
-    """Whether each rank trains on data of its own: under DDP, FSDP or ZeRO, and without tensor parallelism."""
+    """Whether each rank trains on its own data: under DDP, FSDP or ZeRO, without tensor parallelism."""
     answers = [sharding.is_data_parallel(model) for sharding in _shardings]
     return True in answers and False not in answers
 
 
 def local_shards(model: nn.Module, outer: Sequence[OuterOptimizer]) -> dict[int, tuple[Sharding, Sequence[LocalShard]]]:
-    """Return, by the id of each sharded parameter object, its kind of sharding and what this rank holds of it.
+    """Map the id of each sharded parameter object to its kind of sharding and its parts on this rank.
 
     Raises:
-        RuntimeError: when a library keeps its shards in a way that is not known.
+        RuntimeError: when the layout of a library's shards is unknown.
 
     """
     found: dict[int, tuple[Sharding, Sequence[LocalShard]]] = {}
@@ -80,13 +80,13 @@ def snapshots(model: nn.Module) -> list[tuple[Sharding, Any]]:
 
 
 def engine_optimizers(chunks: Iterable[nn.Module]) -> list[Any]:
-    """Return the optimizers that engines among model chunks bring along."""
+    """Return the optimizers of the engines among model chunks."""
     found = (sharding.engine_optimizer(chunk) for chunk in chunks for sharding in _shardings)
     return [optimizer for optimizer in found if optimizer is not None]
 
 
 def outer_optimizers(chunks: Iterable[nn.Module], given: Iterable[Any] = ()) -> list[OuterOptimizer]:
-    """Return the optimizers around those of torch: those of engines among model chunks, and those that were given."""
+    """Return the optimizers that wrap one of torch, among those of engines and those in `given`."""
     found = {id(o): o for o in (*engine_optimizers(chunks), *given)}
     return list(_outer(found.values()))
 

@@ -1,7 +1,7 @@
-"""One way to spread a model over ranks: what the collectors ask of it, whichever it is.
+"""Defines the interface of a kind of sharding.
 
-A kind of sharding is one file with one object that says how its part differs from a model that is not sharded,
-and one line in `registry`.
+Each kind is one file with one object, which overrides the methods where it differs from an unsharded model, and one
+line in `registry`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,18 @@ from torch.optim import Optimizer
 from trainsentry.collectors.torch.sharding.local_shards import LocalShard
 
 BeforeReduction = Literal["accumulated", "on_owner", "in_forward"]
-"""Where a rank's own gradient can be read before it is reduced: in the parameter's `grad` as it accumulates (DDP), by
-a hook on the model's own parameter (DeepSpeed), or on the tensor that stands for it in the forward pass (FSDP)."""
+"""Where a rank's own gradient is read before reduction: in the parameter's `grad` as it accumulates (DDP), by a hook on
+the model's own parameter (DeepSpeed), or by a hook on the tensor that the forward pass uses in its place (FSDP)."""
 
 NOTHING: Final[Mapping[int, Sequence[LocalShard]]] = {}
 
 
 class Sharding:
-    """A kind of sharding; the methods here describe a model that is not sharded at all.
+    """A kind of sharding; the methods of this base class describe an unsharded model.
 
-    `name_parts` are parts of dotted names that its wrappers add. `holders` are the names of its classes that hold a
-    user's model, under the attribute `held_as`. `library` is the package whose frames are not the user's code.
+    `name_parts` are the parts of dotted names that its wrappers add. `holders` are the class names of its wrappers,
+    which keep the user's model in the attribute `held_as`. `library` is its package, whose stack frames are not the
+    user's code.
     """
 
     name: str = ""
@@ -37,70 +38,70 @@ class Sharding:
     # ------------------------------------------------------------------ the model
 
     def holds_model(self, module: nn.Module) -> bool:
-        """Whether a module is a wrapper of this kind, around the user's model."""
+        """Whether a module is a wrapper of this kind around the user's model."""
         return any(
             c.__name__ in self.holders and c.__module__.partition(".")[0] == self.library for c in type(module).__mro__
         )
 
     def is_sharded(self, model: nn.Module) -> bool:
-        """Whether parameters of a model are sharded in this way."""
+        """Whether any parameter of a model is sharded in this way."""
         return False
 
     def is_data_parallel(self, model: nn.Module) -> bool | None:
-        """Whether each rank trains on data of its own; False speaks for all kinds, None says nothing."""
+        """Whether each rank trains on its own data; False overrules all other kinds, None abstains."""
         return True if any(self.holds_model(m) for m in model.modules()) else None
 
     def local_shards(self, model: nn.Module, outer: Sequence["OuterOptimizer"]) -> Mapping[int, Sequence[LocalShard]]:
-        """Return, by the id of each sharded parameter object, what this rank holds of it.
+        """Map the id of each sharded parameter object to its parts on this rank.
 
         Raises:
-            RuntimeError: when the library keeps its shards in a way that is not known.
+            RuntimeError: when the layout of the library's shards is unknown.
 
         """
         return NOTHING
 
     def in_forward(self, module: nn.Module, leaf: str) -> Tensor | None:
-        """Return the tensor that stands for a module's parameter `leaf` in its forward pass."""
+        """Return the tensor that a module's forward pass uses in place of its parameter `leaf`."""
         tensor = getattr(module, leaf, None)
         return tensor if isinstance(tensor, Tensor) else None
 
     def snapshot(self, model: nn.Module) -> Any:
-        """Return what `wrapped_since` compares with: whether `model` is sharded now."""
+        """Return the state that `wrapped_since` compares with; by default, whether `model` is sharded now."""
         return self.is_sharded(model)
 
     def wrapped_since(self, snapshot: Any, running: nn.Module) -> str:
-        """Return what wrapped the running model after the snapshot was taken, "" for nothing."""
+        """Return the name of the wrapper that the running model got after the snapshot, "" for none."""
         return f"{self.name} or another wrapper that shards it" if self.is_sharded(running) and not snapshot else ""
 
     # ------------------------------------------------------------------ its optimizer
 
     def engine_optimizer(self, model: nn.Module) -> Any:
-        """Return the optimizer that an engine around the model brings along, None where there is none."""
+        """Return the optimizer of an engine around the model, None where there is none."""
         return None
 
     def inner_optimizer(self, optimizer: Any) -> Optimizer | None:
-        """Return the optimizer of torch that one of this kind steps, None where it is none of this kind."""
+        """Return the torch optimizer inside an optimizer of this kind, None for any other optimizer."""
         return None
 
     def loss_scale(self, optimizer: Any) -> float:
-        """Return the factor by which an optimizer of this kind has the loss multiplied."""
+        """Return the loss scale of an optimizer of this kind."""
         return 1.0
 
     def adapts_loss_scale(self, optimizer: Any) -> bool:
-        """Whether an optimizer of this kind searches for a loss scale, and so skips a step now and then by design."""
+        """Whether an optimizer of this kind adapts its loss scale, and so skips some steps by design."""
         return False
 
     def reduced_gradients(self, optimizer: Any) -> dict[int, Tensor]:
-        """Return, by the id of a parameter, references to this rank's reduced gradients before a step.
+        """Return references to this rank's reduced gradients before a step, by parameter id.
 
-        A step that overflows frees the optimizer's own references; then these are all that is left.
+        An overflowing step frees the optimizer's own references; these keep the gradients alive.
         """
         return {}
 
 
 @dataclass(frozen=True)
 class OuterOptimizer:
-    """An optimizer around one of torch's: it alone knows when a step begins, ends or is skipped."""
+    """An optimizer around a torch optimizer; only the outer one determines when a step begins, ends or is skipped."""
 
     optimizer: Any
     inner: Optimizer
@@ -108,14 +109,14 @@ class OuterOptimizer:
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which it has the loss multiplied."""
+        """Its loss scale."""
         return self.sharding.loss_scale(self.optimizer)
 
     @property
     def adapts_loss_scale(self) -> bool:
-        """Whether it searches for a loss scale."""
+        """Whether it adapts its loss scale, and so skips some steps by design."""
         return self.sharding.adapts_loss_scale(self.optimizer)
 
     def reduced_gradients(self) -> dict[int, Tensor]:
-        """Return references to this rank's reduced gradients, by the ids of their parameters."""
+        """Return references to this rank's reduced gradients, by parameter id."""
         return self.sharding.reduced_gradients(self.optimizer)

@@ -178,8 +178,8 @@ def test_two_monitors_are_held_and_released_together(graphs):
     guards = [Guard(), Guard()]
     both = [GraphCaptures(guard, lambda: None, lambda: None) for guard in guards]
     with Captured(Graph()):
-        assert [guard.held for guard in guards] == [1, 1]
-    assert [guard.held for guard in guards] == [0, 0]
+        assert [guard.suspended for guard in guards] == [1, 1]
+    assert [guard.suspended for guard in guards] == [0, 0]
     for each in both:
         each.close()
     assert not graph_capture._patched

@@ -16,7 +16,7 @@ class Steps:
         self.optimizers = optimizers
         self.seen = seen
 
-    def have_told(self):
+    def ended_step(self):
         return self.seen and bool(self.optimizers)
 
 

@@ -24,7 +24,7 @@ def test_the_flight_recorder_is_bounded(out):
         train(model, optimizer, 600, monitor)
         loop = monitor._loop
         assert loop.outbox.held_bytes <= 2**20
-        assert loop.outbox.held_bytes == sum(r.held_bytes for r in loop.outbox.records)
+        assert loop.outbox.held_bytes == sum(r.memory_bytes for r in loop.outbox.records)
         assert len(set(monitor.records()["step"])) < 600
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
 

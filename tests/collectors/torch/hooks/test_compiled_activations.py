@@ -203,7 +203,7 @@ def test_a_model_that_was_compiled_first_is_told_of_in_plain_words(tmp_path, cap
             forward = torch.compile(model, backend="aot_eager")
         train(model, forward, optimizer, 5)
         assert "block.fc1.weight" in monitor.metrics("gradient")
-    told = [r.message for r in caplog.records if "watch() comes first, then torch.compile" in r.message]
+    told = [r.message for r in caplog.records if "call watch() first, then torch.compile" in r.message]
     assert len(told) == 1
 
 

@@ -79,7 +79,7 @@ def test_a_close_inside_a_capture_that_never_ends_closes(tmp_path):
     model, optimizer = make()
     monitor = monitor_at(tmp_path).watch(model, optimizer)
     step(model, optimizer)
-    monitor._guard.held += 1
+    monitor._guard.suspended += 1
     monitor.close()
     assert not hooks_of(model)
     assert not optimizer._optimizer_step_pre_hooks
