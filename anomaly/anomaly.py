@@ -92,13 +92,15 @@ class Detector(Protocol):
 
     `name` is the `detector` of its anomalies. `compares_ranks`: it needs the records of several ranks, so the tables of
     one rank cannot reproduce its anomalies. `leaves_ties`: where `value` equals `expected`, its anomalies name every
-    rank of a tie. `settles_ties`: its anomalies show which rank of such a tie is at fault.
+    rank of a tie. `settles_ties`: its anomalies show which rank of such a tie is at fault. `speaks_for`: the kind whose
+    sentence a user's own function gets from this rule.
     """
 
     name: ClassVar[str]
     compares_ranks: ClassVar[bool] = False
     leaves_ties: ClassVar[bool] = False
     settles_ties: ClassVar[bool] = False
+    speaks_for: ClassVar[str | None] = None
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str, /) -> str:

@@ -39,8 +39,32 @@ class StepListener(Protocol):
         """A loss scaler has decided not to call the optimizer."""
 
 
+class NoListener:
+    """A `StepListener` that ignores every report: it stands in until the step loop exists."""
+
+    def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
+        """Ignore it."""
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """Ignore it."""
+
+    def after_part(self, optimizer: Any) -> None:
+        """Ignore it."""
+
+    def update_refused(self, optimizer: Any) -> None:
+        """Ignore it."""
+
+    def scaler_entered(self, scaler: Any, optimizer: Any) -> None:
+        """Ignore it."""
+
+    def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
+        """Ignore it."""
+
+
 class OptimizerSteps(Protocol):
     """Hooks that report the begin and end of each optimizer's step to a `StepListener`."""
+
+    listener: StepListener
 
     @property
     def optimizers(self) -> Sequence[Any]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainsentry.collectors.backend import OptimizerSteps, StepListener
+from trainsentry.collectors.backend import NoListener, OptimizerSteps, StepListener
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
@@ -51,7 +51,7 @@ class WatchedModel:
         self.optimizers: list[Any] = []
         self.own_group = ""
         self.flow = DataFlow()
-        self._listener: StepListener | None = None
+        self._listener: StepListener = NoListener()
         self._steps: OptimizerSteps | None = None
         self._selections: dict[str, Selection] = {}
         self._scalars = ScalarRows(rows)
@@ -64,7 +64,7 @@ class WatchedModel:
     # ------------------------------------------------------------------ implemented by each framework
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
-        """Return hooks that report the steps of all optimizers to a listener."""
+        """Return hooks that report the steps of all optimizers to a listener; a failure leaves no hook."""
         raise NotImplementedError
 
     def _read_parameters(self, parameters: Sequence[Any]) -> None:
@@ -94,8 +94,14 @@ class WatchedModel:
         """Report the optimizers' steps to a listener from now on, also those of models added later."""
         self._listener = listener
         if self._steps is not None:
+            self._steps.listener = listener
+
+    def _hook_all_steps(self) -> None:
+        """Hook the optimizers, also those that were added last, in the place of earlier hooks."""
+        if self._steps is not None:
             self._steps.close()
-        self._steps = self._hook_steps(listener)
+            self._steps = None
+        self._steps = self._hook_steps(self._listener)
 
     def close(self) -> None:
         """Remove every hook and patch."""

@@ -119,10 +119,17 @@ def missing_package(entry: ExporterEntry, block: Any) -> str | None:
     for needed in entry.needs:
         if needed.setting is not None and getattr(block, needed.setting) != needed.value:
             continue
-        if find_spec(needed.module) is None:
+        if not _is_installed(needed.module):
             key = f"export.{entry.key}" if needed.setting is None else f"export.{entry.key}.{needed.setting}"
             return f"{key}: {needed.missing}"
     return None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # a package above it is missing
+        return False
 
 
 def make_exporter(entry: ExporterEntry, block: Any, place: ExportPlace) -> Any:
@@ -148,19 +155,19 @@ class Unmade:
 
     def __call__(self, _: Any) -> None:
         """Raise the reason."""
-        raise self._error
+        raise self._error.with_traceback(None)
 
     def write(self, _: StepRecord) -> None:
         """Raise the reason."""
-        raise self._error
+        raise self._error.with_traceback(None)
 
     def begin(self) -> None:
         """Raise the reason."""
-        raise self._error
+        raise self._error.with_traceback(None)
 
     def renew(self, *, now: bool = False) -> None:
         """Raise the reason."""
-        raise self._error
+        raise self._error.with_traceback(None)
 
     def close(self) -> None:
         """Do nothing: nothing was opened."""

@@ -1,14 +1,11 @@
 """The webhook exporter: a separate process posts each incident and logs the result; nothing waits for it."""
 
 import contextlib
-import http.client
 import json
 import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,14 +41,17 @@ class Webhook:
     retries: int = setting(5, "Tries after the first one.", unit="tries", ge=0, le=20)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the token belongs to one address, and a redirected POST would arrive as a GET."""
+def _opener() -> Any:
+    """Return what opens requests and follows no redirect: the token belongs to one address."""
+    from urllib.request import HTTPRedirectHandler, build_opener  # loads ssl, which only the sending process needs
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Return nothing, so that the redirect's own status is the answer."""
+    class NoRedirect(HTTPRedirectHandler):
+        """Makes the redirect's own status the answer."""
 
+        def redirect_request(self, *_: Any, **__: Any) -> None:
+            """Return nothing."""
 
-_opener = urllib.request.build_opener(_NoRedirect)
+    return build_opener(NoRedirect)
 
 
 def payload_of(incident: Mapping[str, Any], style: str) -> bytes:
@@ -64,6 +64,11 @@ def payload_of(incident: Mapping[str, Any], style: str) -> bytes:
 
 def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[bool, int, str]:
     """Send an incident; return whether it arrived, the number of tries, and the result of the last one."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request
+
+    opener = _opener()
     url = os.environ.get(settings["url_env"], "")
     if not url.startswith(("http://", "https://")):
         return False, 0, f"{settings['url_env']} holds no http address"
@@ -73,15 +78,15 @@ def deliver(settings: Mapping[str, Any], incident: Mapping[str, Any]) -> tuple[b
         headers["Authorization"] = f"Bearer {token}"
     result, pause = "", FIRST_PAUSE * settings.get("pause", 1.0)
     for attempt in range(1, settings["retries"] + 2):
-        request = urllib.request.Request(url, payload_of(incident, settings["style"]), headers)  # noqa: S310 - checked
+        request = Request(url, payload_of(incident, settings["style"]), headers)  # noqa: S310 - checked
         try:
-            with _opener.open(request, timeout=settings["timeout"]) as answer:
+            with opener.open(request, timeout=settings["timeout"]) as answer:
                 return True, attempt, f"status {answer.status}"
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             result = f"status {error.code}"
             if error.code < 500 and error.code not in {408, 429}:
                 return False, attempt, result  # another try would end the same
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, ValueError, HTTPException) as error:
             result = type(error).__name__  # its text may hold the address
         if attempt <= settings["retries"]:
             time.sleep(min(pause, MAX_PAUSE))

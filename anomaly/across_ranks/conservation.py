@@ -32,6 +32,7 @@ class ConservationRule(Detector):
     """
 
     name: ClassVar[str] = "conservation"
+    speaks_for: ClassVar[str | None] = COMMUNICATION_MISMATCH
     compares_ranks: ClassVar[bool] = True
 
     _votes: dict[tuple[str, int, str, int], int] = field(default_factory=dict)

@@ -14,6 +14,7 @@ class HangRule(Detector):
     """Makes the anomaly of a hang from the report that a rank writes of it."""
 
     name: ClassVar[str] = "hang"
+    speaks_for: ClassVar[str | None] = HANG
     compares_ranks: ClassVar[bool] = True
 
     @staticmethod

@@ -161,6 +161,7 @@ class PeerRule(Detector):
     """Compares the reports of ranks; each finding is reported once, until it ends."""
 
     name: ClassVar[str] = "peers"
+    speaks_for: ClassVar[str | None] = STRAGGLER
     compares_ranks: ClassVar[bool] = True
 
     _slow: dict[int, deque[bool]] = field(default_factory=dict)

@@ -45,6 +45,7 @@ class ReplicaRule(Detector):
     """
 
     name: ClassVar[str] = "replicas"
+    speaks_for: ClassVar[str | None] = REPLICA_MISMATCH
     compares_ranks: ClassVar[bool] = True
     leaves_ties: ClassVar[bool] = True
 

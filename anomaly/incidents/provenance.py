@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
 from trainsentry.anomaly.baselines.late_scalars import LateScalars
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.series_arrays import Mask
@@ -18,6 +19,7 @@ from trainsentry.collectors.series import (
     GRADIENT,
     GRADIENT_UNREDUCED,
     LEARNING_RATE,
+    STEP_COUNTER,
     TRAINING_MODE,
     UPDATE,
     UPDATED_PARAMETERS,
@@ -99,11 +101,14 @@ def quantity_of(series: Series, finding: Finding) -> str:
     """Return the quantity at fault: the finding's own, or that of its series; the model's inputs are data."""
     if finding.quantity is not None:
         return finding.quantity
+    if finding.kind == FROZEN:
+        return UPDATE
     if series.quantity == ACTIVATION_INPUT and series.module == "":
         return DATA
     if series.quantity.startswith(TRAINING_MODE):
         return "training"
-    return "optimizer" if series.name == LEARNING_RATE else series.quantity
+    is_counter = finding.kind == STATE_RESET and series.quantity == STEP_COUNTER
+    return "optimizer" if series.name == LEARNING_RATE or is_counter else series.quantity
 
 
 def name_of(series: Series, finding: Finding) -> str:

@@ -13,7 +13,7 @@ from trainsentry.anomaly.anomaly import (
     Anomaly,
 )
 from trainsentry.anomaly.incidents.ranking import Ranked
-from trainsentry.anomaly.rules.registry import detector
+from trainsentry.anomaly.rules.registry import detector, speaker_for
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_INPUT,
@@ -60,6 +60,8 @@ def subject(name: str, quantity: str) -> str:
 def evidence(anomaly: Anomaly) -> str:
     """Return one sentence on an anomaly: that of its rule, or that of the baselines."""
     known = detector(anomaly.detector)
+    if known is None and anomaly.detector != ALL_AT_ONCE and anomaly.kind not in _CHANGES:
+        known = speaker_for(anomaly.kind)  # a user's own function
     words = subject(anomaly.name, anomaly.quantity)
     said = _change(anomaly, words) if known is None else known.sentence(anomaly, words)
     if known is not None and known.compares_ranks:

@@ -18,6 +18,7 @@ class DtypeChangeRule(Rule):
     """Compares the layouts of a record with the last ones of the same series."""
 
     name: ClassVar[str] = "dtype_change"
+    speaks_for: ClassVar[str | None] = DTYPE_CHANGE
     quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, PARAMETER, OPTIMIZER_STATE})
     statistics: ClassVar[frozenset[str]] = frozenset()
 

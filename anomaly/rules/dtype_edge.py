@@ -54,6 +54,7 @@ class DtypeEdgeRule(Rule):
     """
 
     name: ClassVar[str] = "dtype_edge"
+    speaks_for: ClassVar[str | None] = OVERFLOW
     quantities: ClassVar[frozenset[str]] = frozenset({EVERY_TENSOR})
     statistics: ClassVar[frozenset[str]] = frozenset({"min", "max"})
 

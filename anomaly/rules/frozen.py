@@ -94,12 +94,14 @@ class CalledModules:
         if not self._called.values.any():
             return None
         name = series.module
-        while name not in self._number:
+        called = self._called.values
+        # A module that this record names first has no place in the arrays yet: its calls were never sampled before.
+        while self._number.get(name, len(called)) >= len(called):
             if not name:
                 return None
             name = name.rpartition(".")[0]
         number = self._number[name]
-        if self._called.values[number]:
+        if called[number]:
             return True
         return False if number < len(self._before) and self._before[number] else None
 
@@ -112,6 +114,7 @@ class FrozenRule(Rule):
     """
 
     name: ClassVar[str] = "frozen"
+    speaks_for: ClassVar[str | None] = FROZEN
     quantities: ClassVar[frozenset[str]] = (
         frozenset({GRADIENT, PARAMETER, UPDATE, UPDATED_PARAMETERS, LEARNING_RATE, OPTIMIZER_RATE})
         | ACTIVATION_QUANTITIES

@@ -30,6 +30,7 @@ class LearningRateRule(Rule):
     """Compares each rate with the largest one so far."""
 
     name: ClassVar[str] = "learning_rate"
+    speaks_for: ClassVar[str | None] = UPDATE_SIZE
     quantities: ClassVar[frozenset[str]] = frozenset(RATES)
     statistics: ClassVar[frozenset[str]] = frozenset()
     state_key: ClassVar[str | None] = "learning_rate"

@@ -22,6 +22,7 @@ class LossScaleRule(Rule):
     """Counts the steps that the loss scaler skips, and reports a collapse once until it ends."""
 
     name: ClassVar[str] = "loss_scale_collapse"
+    speaks_for: ClassVar[str | None] = LOSS_SCALE_COLLAPSE
     quantities: ClassVar[frozenset[str]] = frozenset()
     statistics: ClassVar[frozenset[str]] = frozenset()
 

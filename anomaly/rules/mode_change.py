@@ -19,6 +19,7 @@ class ModeChangeRule(Rule):
     """Reports each row of a `training_mode` scalar: the collector makes one only when a mode has changed."""
 
     name: ClassVar[str] = "mode_change"
+    speaks_for: ClassVar[str | None] = MODE_CHANGE
     quantities: ClassVar[frozenset[str]] = frozenset({TRAINING_MODE})
     statistics: ClassVar[frozenset[str]] = frozenset()
 

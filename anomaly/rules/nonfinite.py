@@ -24,6 +24,7 @@ class NonfiniteRule(Rule):
     """
 
     name: ClassVar[str] = "nonfinite"
+    speaks_for: ClassVar[str | None] = NONFINITE
     quantities: ClassVar[frozenset[str]] = frozenset({EVERY_TENSOR, "loss", "grad_norm"})
     statistics: ClassVar[frozenset[str]] = frozenset({"nans", "infs"})
 

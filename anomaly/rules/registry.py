@@ -69,6 +69,11 @@ def detector(name: str) -> type[Detector] | None:
     return _BY_NAME.get(name)
 
 
+def speaker_for(kind: str) -> type[Detector] | None:
+    """Return the rule whose sentence tells of a kind, for detectors that are only functions."""
+    return next((d for d in detectors() if d.speaks_for == kind), None)
+
+
 def register(rule: type[Rule]) -> None:
     """Add a rule: every `Detection` made from now on runs it, after the others.
 

@@ -36,6 +36,7 @@ class RepeatedDataRule(Rule):
     """
 
     name: ClassVar[str] = "repeated_data"
+    speaks_for: ClassVar[str | None] = DUPLICATE_DATA
     quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT})
     statistics: ClassVar[frozenset[str]] = frozenset(STATISTICS)
 

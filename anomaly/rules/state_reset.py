@@ -38,6 +38,7 @@ class StateResetRule(Rule):
     """
 
     name: ClassVar[str] = "state_reset"
+    speaks_for: ClassVar[str | None] = STATE_RESET
     quantities: ClassVar[frozenset[str]] = frozenset({OPTIMIZER_STATE})
     statistics: ClassVar[frozenset[str]] = frozenset({"norm", "min"})
     state_key: ClassVar[str | None] = "squares"

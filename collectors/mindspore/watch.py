@@ -89,18 +89,21 @@ class MindSporeWatch(WatchedModel):
         self.capture.names = self.names
         self._owned_by.clear()
         self._scaler = grad_scaler if grad_scaler is not None else self._scaler
-        if self._listener is not None:
-            self.listen(self._listener)
+        self._hook_all_steps()
         if ACTIVATIONS in self._selections:
             self._cells.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
         steps = self.capture.steps = OptimizerSteps(self.optimizers, listener)
         if self._scaler is not None:
-            self._watch_scaler(self._scaler, steps, listener)
+            try:
+                self._watch_scaler(self._scaler, steps)
+            except BaseException:
+                steps.close()
+                raise
         return steps
 
-    def _watch_scaler(self, scaler: Any, steps: OptimizerSteps, listener: StepListener) -> None:
+    def _watch_scaler(self, scaler: Any, steps: OptimizerSteps) -> None:
         """Report the steps that the loss scaler skipped, before each watched pass and each update."""
         wait()
         known = ScalerWatch(scaler)
@@ -110,13 +113,13 @@ class MindSporeWatch(WatchedModel):
             for _ in range(known.skipped()):
                 for optimizer in list(self.optimizers):
                     self._scale = scale
-                    listener.scaler_entered(scaler, optimizer)
-                    listener.scaler_skipped(scaler, optimizer)
+                    steps.listener.scaler_entered(scaler, optimizer)
+                    steps.listener.scaler_skipped(scaler, optimizer)
             self._scale = known.last
 
         def before_update() -> None:
             report_skipped()
-            listener.scaler_entered(scaler, self.optimizers[0])
+            steps.listener.scaler_entered(scaler, self.optimizers[0])
 
         if rank_and_world_size()[1] == 1:  # several ranks must count alike, even where some see no pass
             self._cells.pass_begins = report_skipped

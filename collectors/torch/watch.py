@@ -107,15 +107,18 @@ class TorchWatch(WatchedModel):
         self.optimizers += optimizers
         self._outer.update({id(each.inner): each for each in outer})
         self._scale.use(grad_scaler, outer)
-        if self._listener is not None:
-            self.listen(self._listener)
+        self._hook_all_steps()
         if several_ranks():
             self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
         self._hook_modules()
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
         steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.captures_step)
-        watch_scalers(steps, self._scale.scaler)
+        try:
+            watch_scalers(steps, self._scale.scaler)
+        except BaseException:
+            steps.close()
+            raise
         return steps
 
     def _take_names(self, names: ModelNames) -> None:

@@ -54,9 +54,10 @@ class Triggers:
         self._suspicion = False
         self._new: list[int] = []
         self._proposed: list[int] = []
-        self._settled: dict[int, int] = {}
+        self._settled_ids: set[int] = set()
+        self._last_settled = 0
+        self._waiting: dict[int, int] = {}
         self._just_settled: list[int] = []
-        self._acted = 0
 
     # ------------------------------------------------------------------ receive
 
@@ -80,10 +81,11 @@ class Triggers:
         self.incidents[incident.id] = incident
         if known is None:
             self._new.append(incident.id)
-        if message["settled"] and incident.id not in self._settled.values():
+        if message["settled"] and incident.id not in self._settled_ids:
             # A recorder that took over from one that died counts from 1 again.
-            number = max(message["settled"], max(self._settled, default=0) + 1)
-            self._settled[number] = incident.id
+            self._last_settled = max(message["settled"], self._last_settled + 1)
+            self._waiting[self._last_settled] = incident.id
+            self._settled_ids.add(incident.id)
             self._just_settled.append(incident.id)
 
     def _report_trouble(self, message: dict[str, Any]) -> None:
@@ -117,7 +119,7 @@ class Triggers:
             steps = 1 if suspicion and rested else 0
             self._suspected_at = next_step if steps else self._suspected_at
         dense = next_step + self.consensus.delay + steps if steps else 0
-        return Proposal(kind_of(self.stop), dense, -max(self._settled, default=0), costs)
+        return Proposal(kind_of(self.stop), dense, -self._last_settled, costs)
 
     def act_before_update(self, step: int) -> None:
         """Act on incidents that settled in `step`, whose update has not happened yet.
@@ -145,15 +147,16 @@ class Triggers:
         if agreed is None:
             return
         self._note_dense_sampling(agreed.dense_until - next_step, next_step)
-        for number in sorted(self._settled):
-            if self._acted < number <= -agreed.minus_settled:
-                self._acted = number
-                self._act(self.incidents[self._settled[number]], next_step, under_way)
+        for number in [n for n in self._waiting if n <= -agreed.minus_settled]:
+            self._act(self.incidents[self._waiting.pop(number)], next_step, under_way)
 
     def _note_dense_sampling(self, steps: int, next_step: int) -> None:
         """Add the next `steps` of dense sampling to their incidents; a suspicion's single step has none."""
-        newest = [max(self.incidents)] if steps > 1 and self.incidents else []
-        for incident_id in (self._proposed or newest) if steps > 0 else ():
+        if self.consensus.is_single_rank:
+            about = self._proposed if steps > 0 else []
+        else:  # the answer is to an earlier proposal, perhaps of another rank
+            about = [max(self.incidents)] if steps > 1 and self.incidents else []
+        for incident_id in about:
             self.note_action(incident_id, f"sampling every step from step {next_step} on, for {counted(steps, 'step')}")
 
     def _act(self, incident: Incident, next_step: int, under_way: int | None) -> None:
@@ -189,10 +192,8 @@ class Triggers:
 
     def announce_rest(self) -> None:
         """Announce the incidents that settled as the run ended, too late to act on them."""
-        for number in sorted(self._settled):
-            if number > self._acted:
-                self._acted = number
-                self._announce(self.incidents[self._settled[number]])
+        while self._waiting:
+            self._announce(self.incidents[self._waiting.pop(next(iter(self._waiting)))])
 
     # ------------------------------------------------------------------ stop
 

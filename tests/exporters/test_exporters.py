@@ -10,8 +10,8 @@ from step_records import Records
 
 from trainsentry import ConfigError, MonitorConfig
 from trainsentry.exporters import registry
-from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Moment, Place
-from trainsentry.exporters.registry import EXPORTERS, load_entry, make_exporter
+from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Moment, Needed, Place
+from trainsentry.exporters.registry import EXPORTERS, load_entry, make_exporter, missing_package
 from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.trainer.wiring import check_installed
 
@@ -110,3 +110,8 @@ def test_no_entry_imports_what_it_needs_before_it_runs():
     code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_package_inside_one_that_is_missing_is_missing():
+    entry = ExporterEntry("toy", lambda *_: None, needs=(Needed("not_there.inside", "toy is missing"),))
+    assert missing_package(entry, None) == "export.toy: toy is missing"

@@ -134,3 +134,25 @@ def test_each_part_can_be_off(out, part):
         model(torch.ones(2, 8)).sum().backward()
         optimizer.step()
         assert not monitor.records().empty
+
+
+class Unhookable(torch.optim.SGD):
+    """An optimizer that takes no hooks, as one that skips torch's own constructor."""
+
+    def register_step_post_hook(self, hook):
+        raise AttributeError("no hooks here")
+
+
+def test_a_watch_that_fails_at_an_optimizers_hooks_starts_no_recorder_and_leaves_no_hook(out):
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+    good = torch.optim.SGD(model["a"].parameters(), 0.1)
+    bad = Unhookable(model["b"].parameters(), 0.1)
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out)})
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="no hooks here"):
+            monitor.watch(model, [good, bad])
+    assert not good._optimizer_step_pre_hooks
+    assert not good._optimizer_step_post_hooks
+    assert not bad._optimizer_step_pre_hooks
+    assert not out.exists(), "no recorder was started"
+    monitor.close()

@@ -43,12 +43,19 @@ class OptimizerSteps:
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.in_scaler: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._handles: list[RemovableHandle] = []
-        for optimizer in optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(_Before(self)))
-            self._handles.append(optimizer.register_step_post_hook(_After(self)))
-            if id(optimizer) in self.outer:
-                wrapper = self.outer[id(optimizer)].optimizer
-                wrapper.step = _watched_outer(self, optimizer, wrapper.step)
+        try:
+            for optimizer in optimizers:
+                self._hook(optimizer)
+        except BaseException:
+            self.close()  # an optimizer that takes no hook leaves none on the others
+            raise
+
+    def _hook(self, optimizer: Optimizer) -> None:
+        self._handles.append(optimizer.register_step_pre_hook(_Before(self)))
+        self._handles.append(optimizer.register_step_post_hook(_After(self)))
+        if id(optimizer) in self.outer:
+            wrapper = self.outer[id(optimizer)].optimizer
+            wrapper.step = _watched_outer(self, optimizer, wrapper.step)
 
     def close(self) -> None:
         """Remove every hook."""

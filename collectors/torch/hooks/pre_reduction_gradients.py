@@ -47,7 +47,7 @@ class PreReductionHooks:
         owners = {(m.name, m.vpp_stage): m.module for m in modules}
         inside: dict[int, tuple[nn.Module, list[NamedParameter]]] = {}
         for named in parameters:
-            if named.sharding is None or not named.own.requires_grad:
+            if named.sharding is None or named.accumulates or not named.own.requires_grad:
                 continue
             if named.sharding.before_reduction == "on_owner":
                 self._hook(named, named.own)

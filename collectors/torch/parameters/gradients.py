@@ -180,12 +180,12 @@ class GradientRows:
         self._reader.read_tensors(known, [gradients[id(p.own)] for p in known], self.loss_scale())
 
     def _arrived(self, named: NamedParameter, micro_step: int) -> None:
-        if not self.sampling or named.parameter.grad is None:
+        if not self.sampling:
             return
-        if self.settings.before_reduction and named.sharding is None:
+        if self.settings.before_reduction and named.accumulates and named.own.grad is not None:
             series_id = self.rows.parameter_ids.id_before_reduction(named, micro_step, RUNNING_SUM)
-            self.rows.add_many([series_id], [named.parameter.grad], self.loss_scale())
-        if self.settings.per_micro_step:
+            self.rows.add_many([series_id], [named.own.grad], self.loss_scale())
+        if self.settings.per_micro_step and named.parameter.grad is not None:
             self._reader.read([(named, micro_step)], self.loss_scale())
 
     def _arrived_before_reduction(self, named: NamedParameter, micro_step: int, gradient: Tensor) -> None:

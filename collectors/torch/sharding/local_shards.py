@@ -73,6 +73,11 @@ class NamedParameter:
         """The model's own parameter, which takes part in the forward pass."""
         return self.parameter if self.owner is None else self.owner
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether `own.grad` holds this rank's gradient as it accumulates, before any reduction."""
+        return self.sharding is None or self.sharding.before_reduction == "accumulated"
+
     def part_of(self, flat: Tensor) -> Tensor:
         """Return this parameter's part of a tensor with the layout of `parameter`."""
         return flat if self.fragment is None else self.fragment.of(flat)

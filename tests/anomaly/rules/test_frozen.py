@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.frozen import FrozenRule
 from trainsentry.collectors.series import Layout
 
@@ -101,3 +102,14 @@ def test_heads_that_are_trained_in_turns_are_not_frozen(records, rule):
 def test_a_module_that_was_never_seen_while_it_trained_does_not_excuse_its_parameter(records, rule, judged):
     found = judged(rule, records, range(24), lambda s: expert(called=s < 2, moved=s < 20))
     assert [f.step for f in found] == [20]
+
+
+def test_a_module_that_is_first_called_in_the_step_where_its_updates_come_back_is_judged():
+    """The optimizer leaves an expert out at a step, and a token first reaches it at the next."""
+    records = Records()
+    detection = Detection(records.table)
+    router = {("router.output.0", "activation_output"): 1.0, ("router.weight", "update"): 1e-3}
+    for step in range(30):
+        called = {("expert.output.0", "activation_output"): 1.0} if step >= 26 else {}
+        moved = {("expert.weight", "update"): 1e-3} if step != 25 else {}
+        assert detection.judge(records.step(step, {**router, **called, **moved})) == []

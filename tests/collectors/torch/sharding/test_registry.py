@@ -128,3 +128,26 @@ def test_without_it_the_same_optimizer_is_refused():
     model = HalfOwner(nn.Linear(4, 4))
     with pytest.raises(TypeError, match="FlatSgd"):
         trainsentry.TrainMonitor({}).watch(model, FlatSgd(model, 0.1))
+
+
+def test_gradients_that_accumulate_are_read_as_running_sums(out, monkeypatch):
+    kind = Halves()
+    kind.before_reduction = "accumulated"
+    registry.register_sharding(kind)
+    try:
+        model = HalfOwner(nn.Linear(4, 4))
+        config = {"output_dir": str(out), "strict": True, "collect": {"gradients": {"before_reduction": True}}}
+        optimizer = FlatSgd(model, lr=0.1)
+        with trainsentry.TrainMonitor(config).watch(model, optimizer):
+            for _ in range(2):
+                model.zero_grad()
+                for _ in range(2):  # two micro-steps
+                    (model(torch.ones(2, 4)).sum() * SCALE).backward()
+                whole = float(model.user_model.weight.grad.norm()) / SCALE
+                optimizer.step()
+    finally:
+        registry.unregister_sharding(kind)
+    rows = pd.read_csv(out / "rank0" / "gradient_unreduced_0-999.csv")
+    assert set(rows.holds) == {"running_sum"}
+    last = rows[(rows.name == "weight") & (rows.step == 1) & (rows.micro_step == 1)]
+    assert float(last.norm.iloc[0]) == pytest.approx(whole)
