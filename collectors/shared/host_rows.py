@@ -108,7 +108,7 @@ class ParameterIds:
         return found[0]
 
     def id_before_reduction(self, named: Any, micro_step: int, summed: str) -> int:
-        """Return the series id of a gradient before reduction; `summed` names the micro-batches that it sums."""
+        """Return the series id of a gradient before reduction; `summed` is MICRO_BATCH or RUNNING_SUM."""
         key = (id(named), GRADIENT_UNREDUCED, micro_step, summed)
         found = self._ids.get(key)
         if found is None:
