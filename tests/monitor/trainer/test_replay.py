@@ -64,7 +64,7 @@ def test_a_replay_tells_data_from_device_and_leaves_everything_as_it_was(out, tm
         assert "bitwise equal: the cause is data or numerics, not the device" in action
     else:
         assert "first differ at" in action
-        assert "the device, or an operation that is not deterministic" in action
+        assert "the device is faulty, or an operation is not deterministic" in action
     for i in range(2):
         folder = out / "dump" / f"step{FLIP}" / "rank0" / f"replay{i}"
         data = json.loads((folder / "dump.json").read_text())["data"]
