@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.pre_update_check import PreUpdateCheck
 from trainsentry.collectors.backend import ModelWatch
-from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.guard import Guard, PassThrough
 from trainsentry.collectors.series import (
     COMMUNICATION_ORDER,
     COMMUNICATION_SECONDS,
@@ -90,6 +90,7 @@ class StepLoop:
         self._has_closure = False
         self._began: float | None = None
         self._shut = False
+        self._unfinished = False
         self.ends_at_callback = False
 
     def go_to(self, step: int) -> None:
@@ -118,8 +119,7 @@ class StepLoop:
 
     def after_optimizer(self, optimizer: Any) -> None:
         """Collect the update's results; end the step after the last optimizer."""
-        self._run(self._after, optimizer)
-        self._stepped(optimizer)
+        self._finish(self._after, optimizer)
 
     def after_part(self, optimizer: Any) -> None:
         """Collect the results of updating a part of an optimizer's parameters."""
@@ -131,13 +131,11 @@ class StepLoop:
 
     def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
         """Record a step that the loss scaler skipped."""
-        self._run(self._skip, optimizer)
-        self._stepped(optimizer)
+        self._finish(self._skip, optimizer)
 
     def update_refused(self, optimizer: Any) -> None:
         """Record a step whose optimizer refused to update, though it searches for no loss scale."""
-        self._run(self._refused, optimizer)
-        self._stepped(optimizer)
+        self._finish(self._refused, optimizer)
 
     def boundary(self) -> None:
         """End a step that has no optimizer, or whose end a trainer's callback reports."""
@@ -150,6 +148,23 @@ class StepLoop:
     def log(self, scalars: dict[str, Any]) -> None:
         """Log scalars; the second value of a name within a step belongs to the second micro-step."""
         self.guard.run("log", self.scalars.take, scalars)
+
+    def _finish(self, function: Callable[..., None], optimizer: Any) -> None:
+        """Run the last part of an optimizer's step, and the boundary if it is the last optimizer's.
+
+        A Ctrl-C may also arrive between the guarded parts. Then the boundary is missing, so that the rows of two steps
+        stand together: the next boundary leaves them out.
+        """
+        if self._unfinished:
+            self.guard.interrupted = self.guard.interrupted or "an interruption"
+        self._unfinished = True
+        try:
+            self._run(function, optimizer)
+            self._stepped(optimizer)
+        except PassThrough:
+            self._unfinished = False
+            raise
+        self._unfinished = False
 
     def _run(self, function: Callable[..., None], *args: Any) -> None:
         """Run a part of the boundary; if it fails for good, detach the monitor from the model."""

@@ -25,8 +25,11 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 
 def learning_rate_of(optimizers: Sequence[Optimizer]) -> float | None:
     """Return the learning rate of the first parameter group; None where it is not a plain number."""
-    rate = next((group.get("lr") for optimizer in optimizers for group in optimizer.param_groups), None)
-    return rate if isinstance(rate, (int, float)) else None
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            return rate if isinstance(rate, (int, float)) else None
+    return None
 
 
 def read_parameters(rows: StepRows, parameters: Sequence[NamedParameter], micro_step: int = 0) -> None:

@@ -10,13 +10,13 @@ from trainsentry.anomaly.rules.user_detectors import load_detectors
 
 
 def test_a_detector_of_the_users_own(tmp_path, monkeypatch):
-    (tmp_path / "rules_of_mine.py").write_text(
+    (tmp_path / "detectors_of_a_file.py").write_text(
         "from trainsentry.anomaly.finding import Finding\n\n\n"
         "def too_large(record, table):\n"
         "    rows = (record.values[:, 3] > 1e3).nonzero()[0].tolist()\n"
         "    return [Finding(int(record.ids[r]), r, 'shift', 'mine', 'norm', 1.0, 0.0, 9.0) for r in rows]\n"
     )
-    [own] = load_detectors(["rules_of_mine:too_large"], [str(tmp_path)])
+    [own] = load_detectors(["detectors_of_a_file:too_large"], [str(tmp_path)])
     records = Records()
     found = Detection(records.table, own=[own]).judge(records.step(0, {("fc.weight", "gradient"): 2e3}))
     assert [(a.detector, a.name) for a in found] == [("mine", "fc.weight")]
