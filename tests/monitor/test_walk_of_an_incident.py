@@ -26,7 +26,7 @@ CHANGES = {
     ("incident.py", "from_json"): "and reads it",
     ("consensus.py", "at_boundary"): "the ranks agree on it",
     ("targeted_dump.py", "now"): "a dump begins",
-    ("tensor_capture.py", "held"): "the suspects' tensors are found",
+    ("tensor_capture.py", "model_tensors"): "the suspects' tensors are found",
     ("tensor_facts.py", "describe"): "described",
     ("private_files.py", "new_private_file"): "and saved, each in a file",
     ("step_dump.py", "close"): "dump.json is complete",

@@ -67,7 +67,7 @@ def test_what_is_refused_is_tried_again_in_order(position):
     sink.close()
     assert position.taken == list(range(9))
     assert listed(gaps) == []
-    assert [news.what for news in sink.take_events()] == ["trouble", "goes_on"]
+    assert [event.kind for event in sink.take_events()] == ["trouble", "goes_on"]
 
 
 def test_what_finds_no_room_while_it_is_refused_is_a_gap_with_a_beginning_and_an_end(position):
@@ -117,7 +117,7 @@ def test_a_clock_that_says_so_makes_a_write_late(position):
     position.wait_until_asked()
     now[0] = 6.0
     sink.settle()
-    assert [news.what for news in sink.take_events()] == ["trouble"]
+    assert [event.kind for event in sink.take_events()] == ["trouble"]
     position.gate.set()
     sink.close()
 
@@ -138,7 +138,7 @@ def test_a_fault_of_the_writer_costs_one_record_and_the_third_in_a_row_the_sink(
     sink.close()
     assert position.taken == [1, 2, 3]
     assert [(first, last) for first, last, _ in listed(gaps)] == [(0, 0), (4, 11)]
-    assert [news.what for news in sink.take_events()][-1] == "off"
+    assert [event.kind for event in sink.take_events()][-1] == "off"
     assert sink.off == "ValueError: not a number"
 
 
@@ -150,7 +150,7 @@ def test_trouble_that_comes_again_and_again_is_not_told_every_time(position):
         position.error = None
         wait_until_idle(sink, position)
     sink.close()
-    assert sum(news.what == "trouble" for news in sink.take_events()) == MAX_REPORTED
+    assert sum(event.kind == "trouble" for event in sink.take_events()) == MAX_REPORTED
     assert len(position.taken) == 2 * MAX_REPORTED
 
 
