@@ -31,7 +31,8 @@ class StepRecord:
     `ids` and `layouts` are int32 of shape (n,), indices into the rank's `SeriesTable`; `values` is float64 of shape
     (n, COLUMNS). A step may have several records, which number their rows consecutively: `first_order` is the number
     of row 0. `skipped`: the loss scaler skipped the update. `examined`: parameters and optimizer state were read at an
-    unplanned step because of an anomaly. `time` is seconds since the epoch.
+    unplanned step because of an anomaly. `time` is seconds since the epoch. `overwritten` counts the tensors without a
+    row because they changed before they were read.
     """
 
     step: int
@@ -43,6 +44,7 @@ class StepRecord:
     skipped: bool = False
     examined: bool = False
     time: float = 0.0
+    overwritten: int = 0
     _where: Any = field(default=None, init=False, repr=False, compare=False)
     _columns: Any = field(default=None, init=False, repr=False, compare=False)
 
@@ -81,7 +83,7 @@ class StepRecord:
     def encode(self) -> list[bytes]:
         """Return the encoded record as consecutive buffers."""
         flags = int(self.skipped) | int(self.examined) << 1
-        head = _HEADER.pack(self.step, self.first_order, self.rank, len(self), flags, 0, self.time)
+        head = _HEADER.pack(self.step, self.first_order, self.rank, len(self), flags, self.overwritten, self.time)
         return [head, self.ids.tobytes(), self.layouts.tobytes(), self.values.tobytes()]
 
     @classmethod
@@ -95,7 +97,7 @@ class StepRecord:
         at = _HEADER.size
         if len(data) < at:
             raise ValueError(f"a record of {len(data)} bytes, shorter than its header of {at}")
-        step, first_order, rank, n, flags, _, time = _HEADER.unpack_from(data)
+        step, first_order, rank, n, flags, overwritten, time = _HEADER.unpack_from(data)
         if n < 0 or len(data) != at + n * _ROW_BYTES:
             raise ValueError(f"a record of {n} rows has {len(data)} bytes instead of {at + n * _ROW_BYTES}")
         return cls(
@@ -108,6 +110,7 @@ class StepRecord:
             skipped=bool(flags & 1),
             examined=bool(flags & 2),
             time=time,
+            overwritten=overwritten,
         )
 
     def select(self, rows: "npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice") -> "StepRecord":
@@ -128,4 +131,5 @@ class StepRecord:
             yield self
             return
         for start in range(0, len(self), rows):
-            yield self.select(slice(start, start + rows))
+            part = self.select(slice(start, start + rows))
+            yield replace(part, overwritten=0) if start else part

@@ -12,6 +12,12 @@ COMMUNICATION: Final = "communication"
 PARTS: Final = (GRADIENTS, PARAMETERS, OPTIMIZER_STATE, UPDATES, ACTIVATIONS)
 """The parts of a step that can be collected from a model, by their names in the configuration."""
 
+READ_TOGETHER: Final = 64
+"""Activations that an accelerator reads in one launch: a launch costs ten times as much as reading a small tensor."""
+
+READ_TOGETHER_BYTES: Final = 256 * 2**20
+"""Bytes of memory that activations keep in use while they wait: 0.2 % of a device of 139 GB, read in 0.1 ms."""
+
 
 @dataclass(frozen=True)
 class CollectSettings:
@@ -19,7 +25,8 @@ class CollectSettings:
 
     `inside_graphs` reads activations inside compiled graphs even where that may change the last bits of results.
     Elements with |x| <= `eps` count as zeros. `call_sites` are patterns over the source lines whose collectives are
-    recorded; `reducer` also records the collectives that DistributedDataParallel calls in C++.
+    recorded; `reducer` also records the collectives that DistributedDataParallel calls in C++. On an accelerator,
+    `read_together` activations wait to be read in one launch, or fewer if they hold `read_together_bytes` of memory.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
@@ -31,6 +38,8 @@ class CollectSettings:
     eps: float = 0.0
     call_sites: tuple[str, ...] = ("*",)
     reducer: bool = False
+    read_together: int = READ_TOGETHER
+    read_together_bytes: int = READ_TOGETHER_BYTES
 
 
 Plan = frozenset[str]

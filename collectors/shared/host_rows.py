@@ -42,6 +42,7 @@ class HostRows:
     def _clear_rows(self) -> None:
         self._ids: list[int] = []
         self._layout_ids: list[int] = []
+        self._dropped: set[int] = set()
 
     def _append(self, series_id: int, layout_id: int) -> int:
         """Append a row whose values the caller writes; return its position."""
@@ -61,10 +62,11 @@ class HostRows:
         return found
 
     def _kept(self) -> npt.NDArray[np.bool_]:
-        """Return a mask, shape (n,), of the last row of each series."""
+        """Return a mask, shape (n,), of the last row of each series among those that were not dropped."""
         kept = np.ones(len(self), bool)
+        kept[list(self._dropped)] = False
         if len(set(self._ids)) < len(self):
-            last = {series_id: position for position, series_id in enumerate(self._ids)}
+            last = {self._ids[position]: position for position in np.flatnonzero(kept).tolist()}
             kept[:] = False
             kept[list(last.values())] = True
         return kept
@@ -139,6 +141,8 @@ def row_of_number(value: float) -> tuple[Any, ...]:
 class PendingRows:
     """Rows that a device may still be copying to the host. `kept` masks out rows that a later row replaces.
 
+    `overwritten` counts the rows that are missing because their tensors changed before they were read.
+
     A copy is the positions of its rows, a function that returns the rows after the copy, and its event (or None).
     """
 
@@ -148,6 +152,7 @@ class PendingRows:
     kept: npt.NDArray[np.bool_]
     copies: list[tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]]
     aliases: list[tuple[int, int]]
+    overwritten: int = 0
 
     def ready(self) -> bool:
         """Whether every copy is complete; does not wait for the device."""

@@ -39,6 +39,7 @@ from trainsentry.collectors.torch.parameters.readers import (
     read_state,
 )
 from trainsentry.collectors.torch.replaying import Replay
+from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.ddp import has_reducer
 from trainsentry.collectors.torch.sharding.late_wrap_check import LateWrapCheck
@@ -56,6 +57,11 @@ from trainsentry.collectors.torch.validation import (
 from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
 
+def _rows(table: SeriesTable, guard: Guard, settings: CollectSettings) -> StepRows:
+    limits = GatherLimits(settings.read_together, settings.read_together_bytes)
+    return StepRows(table, settings.eps, refused_by(guard), limits)
+
+
 class TorchWatch(WatchedModel):
     """Reads a torch model around the steps of its optimizers.
 
@@ -69,7 +75,7 @@ class TorchWatch(WatchedModel):
         self.rows: StepRows
         self.names: ModelNames
         self._steps: OptimizerSteps | None
-        super().__init__(guard, settings, ModelNames(), StepRows(table, settings.eps, refused_by(guard)))
+        super().__init__(guard, settings, ModelNames(), _rows(table, guard, settings))
         self.capture = TensorCapture(self.names, guard)
         self._outer: dict[int, OuterOptimizer] = {}
         self._late_wrap_checks: list[LateWrapCheck] = []
@@ -217,6 +223,7 @@ class TorchWatch(WatchedModel):
     def before_update(self, optimizer: Optimizer, *, gradients_ready: bool = True) -> None:
         """Read gradients, parameters and optimizer state before an update; copy the weights that it will change."""
         micro_step = self._micro_step_of(optimizer)
+        self.guard.run(ACTIVATIONS, self.rows.read_gathered)  # an activation may share the memory of a weight
         self.guard.run(OPTIMIZER_STATE, self._check_lost_state, optimizer)
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)

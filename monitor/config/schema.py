@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 from typing_extensions import Self
 
-from trainsentry.collectors.settings import PARTS, CollectSettings
+from trainsentry.collectors.settings import PARTS, READ_TOGETHER, READ_TOGETHER_BYTES, CollectSettings
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.registry import EXPORTERS, table
 from trainsentry.monitor.config.blocks import Block, Every, Size, Targets, Unit, all_of, as_list, as_text, optional
@@ -63,6 +63,16 @@ class Activations(Collected):
         default=False,
         description="Also record inside compiled graphs of backends that fuse operations, such as inductor. This may "
         "change the last bits of results. Other backends, and the inputs and outputs of every graph, are always read.",
+    )
+    read_together: int = Field(
+        default=READ_TOGETHER,
+        ge=1,
+        description="On an accelerator: tensors read in one launch, which costs more than reading a small tensor. They "
+        "are kept until then. 1 reads each at once: code needs that which overwrites tensors without telling autograd.",
+    )
+    read_together_bytes: Size = Field(
+        default=READ_TOGETHER_BYTES,
+        description="On an accelerator: most memory that tensors keep in use while they wait to be read together.",
     )
 
 
@@ -283,6 +293,8 @@ class MonitorConfig(Block):
             before_reduction=gradients is not None and gradients.before_reduction,
             per_micro_step=gradients is not None and gradients.per_micro_step,
             eps=self.eps,
+            read_together=READ_TOGETHER if activations is None else activations.read_together,
+            read_together_bytes=READ_TOGETHER_BYTES if activations is None else activations.read_together_bytes,
             reducer=self.collect.communication is not None and self.collect.communication.reducer,
             call_sites=tuple(self.collect.communication.call_sites if self.collect.communication else ()),
         )

@@ -13,8 +13,10 @@ from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import detection_for
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.settings import ACTIVATIONS
 from trainsentry.exporters.csv.writer import next_restart
 from trainsentry.exporters.files.json_files import append_lines, replace_json, write_run
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.hang_report import HangReport
 from trainsentry.monitor.recorder.publisher import IncidentPublisher
@@ -111,6 +113,11 @@ class Session:
         if record.examined and self.is_root:
             self.send({"type": messages.EXAMINED, "step": record.step})
         self.writers.write(record)
+        if record.overwritten:
+            reason = (
+                f"{counted(record.overwritten, 'tensor')} changed before being read; from now on each is read at once"
+            )
+            self.gaps.add(ACTIVATIONS, record.step, record.step, reason)
         if self.settings.quiet:
             self._kept.append(record)
         if self.rank_tree is not None:

@@ -97,7 +97,9 @@ class Outbox:
         ids, layouts, values = rows.resolve()
         found_inf = self.table.known_id(_FOUND_INF)
         skipped = skipped or (found_inf is not None and bool(np.any(values[ids == found_inf, VALUE] > 0)))
-        return StepRecord(step, self.rank, ids, layouts, values, first_order, skipped, examined, time.time())
+        return StepRecord(
+            step, self.rank, ids, layouts, values, first_order, skipped, examined, time.time(), rows.overwritten
+        )
 
     def send(self, record: StepRecord) -> None:
         """Send a record to the recorder, and keep it among the newest records."""

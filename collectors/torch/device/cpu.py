@@ -54,6 +54,18 @@ class Cpu(Device):
         """Return None: work runs at once."""
         return None
 
+    def stream_number(self, device: torch.device) -> int:
+        """Return 0: there is no stream."""
+        return 0
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    def follow(self, earlier: Any, device: torch.device) -> Any:
+        """Return None: work runs at once."""
+        return None
+
     def synchronize(self, device: torch.device) -> None:
         """Do nothing: work has run."""
 

@@ -27,6 +27,10 @@ class Cuda(Device):
             found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
         return {name: version for name, version in found.items() if version}
 
+    def stream_number(self, device: torch.device) -> int:
+        """Return the address of the current stream's handle: without the object that torch makes of it."""
+        return int(torch._C._cuda_getCurrentRawStream(device.index))
+
     def has_triton(self) -> bool:
         """Whether Triton is installed."""
         return find_spec("triton") is not None

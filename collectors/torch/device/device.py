@@ -160,6 +160,15 @@ class Device:
         """Return the current stream of a device, None where work runs at once."""
         return self.module.current_stream(device)
 
+    def stream_number(self, device: torch.device) -> int:
+        """Return the number of a device's current stream; quick, as it is asked for each tensor."""
+        return int(self.current_stream(device).stream_id)
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which `stream` is the current one."""
+        context: AbstractContextManager[Any] = self.module.stream(stream)
+        return context
+
     def follow(self, earlier: Any, device: torch.device) -> Any:
         """Let the device's current stream wait for all work of `earlier` (or None); return the current stream."""
         stream = self.current_stream(device)

@@ -235,6 +235,8 @@ class ActivationHooks:
         self.passes.enter()
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
+        if getattr(named.module, "inplace", False):
+            self.rows.read_gathered()
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Note that a module is left, and read its outputs."""
@@ -250,6 +252,7 @@ class ActivationHooks:
 
     def _begin_pass(self, named: NamedModule, *, training: bool) -> None:
         """Note that an outermost module is entered."""
+        self.rows.read_gathered()  # a captured graph overwrites its outputs at its next replay
         self._visits.begin_pass()
         self.passes.begin(named, training=training)
 

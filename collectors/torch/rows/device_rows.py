@@ -10,71 +10,104 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
-from trainsentry.collectors.torch.rows.device_statistics import device_row, row_dtype
-from trainsentry.collectors.torch.rows.fused_rows import FusedRows, kernels_for
+from trainsentry.collectors.torch.device.device import Device
+from trainsentry.collectors.torch.device.registry import device_of
+from trainsentry.collectors.torch.rows.chunks import MOST_AT_ONCE
+from trainsentry.collectors.torch.rows.device_statistics import device_row
+from trainsentry.collectors.torch.rows.fused_rows import (
+    DenseTensors,
+    FusedRows,
+    address_in_place,
+    addresses_in_place,
+    kernels_for,
+)
+from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits
 
 logger = logging.getLogger("trainsentry")
-
-MOST_AT_ONCE: Final = 32_768
-"""Tensors per launch: half the number of partial rows, so that each tensor has room."""
 
 FIRST_ROWS: Final = 256
 """Rows of the first buffer (16 kB), which doubles when a step has more."""
 
 
 class DeviceRows:
-    """Rows of one device in one buffer, in the order in which they were added."""
+    """Rows of one device in one buffer; `positions` says which row of the record each of them is.
 
-    def __init__(self, device: torch.device) -> None:
+    `overwritten` are the positions of tensors that changed before they were read, and `lost` those of rows that no
+    kernel could write: their values mean nothing.
+    """
+
+    def __init__(self, device: torch.device, eps: float = 0.0, limits: GatherLimits | None = None) -> None:
         self.device = device
-        self.dtype = row_dtype(device)
+        self.eps = eps
+        self.seam = device_of(device)
+        self.dtype = self.seam.row_dtype
         self.positions: list[int] = []
+        self.overwritten: list[int] = []
+        self.lost: list[int] = []
         self._rows = torch.empty(FIRST_ROWS, COLUMNS, dtype=self.dtype, device=device)
         kernels = kernels_for(device)
         self.fused = FusedRows(device, kernels) if kernels is not None else None
+        self._gathered = GatheredTensors(limits or GatherLimits())
+        self._gathering_on: tuple[int, Any] = (0, None)
+        self._has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
+        if self.fused is not None and not self._has_private_formats:
+            self.address_in_place = address_in_place  # type: ignore[method-assign]  # a call less for each tensor
 
-    def add(self, position: int, x: Tensor, eps: float, implicit_zeros: int = 0) -> None:
+    def __bool__(self) -> bool:
+        """Whether there are rows, or tensors that wait to be read."""
+        return bool(self.positions or self._gathered.positions)
+
+    def address_in_place(self, x: Tensor) -> int:
+        """Return the address at which the fused kernels read a plain tensor of this device, 0 where they cannot."""
+        if self.fused is None or (self._has_private_formats and not self.seam.has_plain_format(x)):
+            return 0
+        return address_in_place(x)
+
+    def addresses_in_place(self, tensors: Sequence[Tensor]) -> list[int] | None:
+        """Return the addresses of many such tensors; None where one cannot be read in place."""
+        if self.fused is None or (self._has_private_formats and not all(map(self.seam.has_plain_format, tensors))):
+            return None
+        return addresses_in_place(tensors)
+
+    def gather(self, position: int, x: Tensor, address: int) -> None:
+        """Read a tensor at an address in place, later and with others: by `read_gathered`, or once enough wait."""
+        number = self.seam.stream_number(self.device)
+        if number != self._gathering_on[0]:
+            self.read_gathered()
+        if not self._gathered.positions:
+            self._gathering_on = number, self.seam.current_stream(self.device)
+        if self._gathered.add(position, x, address):
+            self.read_gathered()
+
+    def read_gathered(self) -> None:
+        """Read the tensors that wait, on the stream on which they were made; note those that were overwritten."""
+        if self._gathered.positions:
+            positions, dense, overwritten = self._gathered.take()
+            self.overwritten += overwritten
+            if positions:
+                with self.seam.on_stream(self._gathering_on[1]):
+                    self.add_many(positions, dense)
+
+    def add(self, position: int, x: Tensor, implicit_zeros: int = 0) -> None:
         """Write the statistics of `x` to the next row."""
-        if not implicit_zeros and self.reads(x) and self._fuse([position], [x], eps):
+        address = 0 if implicit_zeros else self.address_in_place(x)
+        if address and self._fuse([position], DenseTensors([x], [address], [x.numel()])):
             return
-        row = device_row(x, eps, implicit_zeros)  # before a row is reserved, as this may fail
+        plain = self.seam.in_plain_format(x)
+        row = device_row(plain, self.eps, implicit_zeros)  # before a row is reserved, as this may fail
         self._reserve([position])[0].copy_(row)
 
-    def add_many(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> None:
+    def add_many(self, positions: Sequence[int], dense: DenseTensors) -> None:
         """Write the statistics of tensors that the fused kernels read to the next rows."""
-        for start in range(0, len(tensors), MOST_AT_ONCE):
+        for start in range(0, len(positions), MOST_AT_ONCE):
             some = slice(start, start + MOST_AT_ONCE)
-            if not self._fuse(positions[some], tensors[some], eps):
-                for position, x in zip(positions[some], tensors[some], strict=True):
-                    self.add(position, x, eps)
+            if not self._fuse(positions[some], dense[some]):
+                for position, x in zip(positions[some], dense.tensors[some], strict=True):
+                    self.add(position, x)
 
-    def reads(self, x: Tensor) -> bool:
-        """Whether the fused kernels run on this device and can read a tensor in place."""
-        return self.fused is not None and self.fused.reads(x)
-
-    def _fuse(self, positions: Sequence[int], tensors: Sequence[Tensor], eps: float) -> bool:
-        """Read tensors by the fused kernels; False when they cannot run, and then they are not tried again."""
-        if self.fused is None:
-            return False
-        slot = len(self.positions)
-        self._reserve(positions)
-        try:
-            if len(tensors) == 1:
-                self.fused.begin(slot, tensors[0], eps, self._rows)
-            else:
-                self.fused.begin_many(range(slot, slot + len(tensors)), tensors, eps, self._rows)
-        except Exception as error:  # noqa: BLE001 - whatever the compiler or the driver raises
-            logger.warning("trainsentry: the fused kernels do not run on %s; slower ones do: %s", self.device, error)
-            del self.positions[slot:]
-            self.fused.forget(slot)
-            self._combine()
-            self.fused = None
-            return False
-        return True
-
-    def add_scalar(self, position: int, value: Tensor, eps: float) -> None:
+    def add_scalar(self, position: int, value: Tensor) -> None:
         """Write a scalar to the next row, as its value and as a tensor of one element."""
-        made = device_row(value, eps)
+        made = device_row(value, self.eps)
         made[VALUE] = value
         self._reserve([position])[0].copy_(made)
 
@@ -89,6 +122,57 @@ class DeviceRows:
         if norms is not None:
             rows[:, VALUE] = rows[:, NORM] / norms
 
+    def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]:
+        """Start the step's one copy into pinned memory; return positions, a function that reads it, and its event."""
+        self.read_gathered()
+        self._combine()
+        positions = np.asarray(self.positions, np.intp)
+        rows = self._rows[: len(positions)]
+        copy = self.seam.copy_to_host(rows)
+        return positions, copy.array, copy.event
+
+    def clear(self) -> None:
+        """Drop the rows; copies under way finish before the next row is written."""
+        self._gathered.drop()
+        self.positions, self.overwritten, self.lost = [], [], []
+
+    def _fuse(self, positions: Sequence[int], dense: DenseTensors) -> bool:
+        """Read tensors by the fused kernels; False when they cannot run, and then they are not tried again."""
+        if self.fused is None:
+            return False
+        slot = len(self.positions)
+        self._reserve(positions)
+        try:
+            self.fused.begin(range(slot, slot + len(positions)), dense, self.eps, self._rows)
+        except torch.OutOfMemoryError:  # the slower operations need more memory, and the next step may have some
+            self.fused.forget(slot)
+            del self.positions[slot:]
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the compiler or the driver raises
+            self.fused.forget(slot)
+            del self.positions[slot:]
+            self._combine()
+            self._do_without_kernels(error)
+            return False
+        return True
+
+    def _combine(self) -> None:
+        """Write the rows under way; those of a launch that fails are lost."""
+        if self.fused is None:
+            return
+        try:
+            self.fused.combine(self._rows)
+        except Exception as error:  # noqa: BLE001 - whatever the compiler or the driver raises
+            self.lost += [self.positions[slot] for slot in self.fused.slots_under_way()]
+            self._do_without_kernels(error)
+
+    def _do_without_kernels(self, error: Exception) -> None:
+        """Say that the kernels do not run, once, and never try them again."""
+        if self.fused is not None:
+            logger.warning("trainsentry: the fused kernels do not run on %s; slower ones do: %s", self.device, error)
+        self.fused = None
+        self.address_in_place = _nowhere  # type: ignore[method-assign]
+
     def _reserve(self, positions: Sequence[int]) -> Tensor:
         """Take the next rows for the given positions of the record; return them, shape (n, COLUMNS)."""
         start = len(self.positions)
@@ -101,23 +185,7 @@ class DeviceRows:
         self.positions += positions
         return self._rows[start:end]
 
-    def _combine(self) -> None:
-        if self.fused is not None:
-            self.fused.combine(self._rows)
 
-    def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]:
-        """Start the step's one copy into pinned memory; return positions, a function that reads it, and its event."""
-        self._combine()
-        positions = np.asarray(self.positions, np.intp)
-        rows = self._rows[: len(positions)]
-        if self.device.type == "cpu":
-            return positions, rows.clone().numpy, None
-        host = torch.empty(rows.shape, dtype=self.dtype, pin_memory=True)
-        host.copy_(rows, non_blocking=True)
-        event = torch.Event(self.device)
-        event.record()
-        return positions, host.numpy, event
-
-    def clear(self) -> None:
-        """Drop the rows; copies under way finish before the next row is written."""
-        self.positions = []
+def _nowhere(_: Tensor) -> int:
+    """Return 0 for any tensor: no kernel reads it in place."""
+    return 0

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.collectors.torch.device.registry import device_of
 
 _NAN: Final = math.nan
 _EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
@@ -18,11 +19,12 @@ def device_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> Tensor:
     No operation waits for the device or branches on a value. The row is float64 where the device has it, else float32;
     sums are of scaled values, so that neither overflows.
     """
-    dtype = row_dtype(x.device)
+    device = device_of(x)
+    dtype = device.row_dtype
     size = x.numel() + implicit_zeros
     if x.numel() == 0:
         return torch.tensor(_EMPTY, dtype=dtype, device=x.device)
-    wide = _as_float(x).to(dtype)
+    wide = (x.to(device.wide_dtype(x.dtype)).abs() if x.is_complex() else x).to(dtype)
     finite = torch.isfinite(wide)
     inside = torch.where(finite, wide, torch.zeros_like(wide))
     low = torch.where(finite, wide, torch.full_like(wide, math.inf)).amin()
@@ -49,17 +51,6 @@ def device_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> Tensor:
             nothing,
         ]
     )
-
-
-def row_dtype(device: torch.device) -> torch.dtype:
-    """Return float64 where the device has it, else float32 (Ascend and Apple chips have no float64)."""
-    return torch.float32 if device.type in {"npu", "mps"} else torch.float64
-
-
-def _as_float(x: Tensor) -> Tensor:
-    if x.is_complex():
-        return x.to(torch.complex128).abs()
-    return x if x.is_floating_point() else x.double()
 
 
 assert len(_EMPTY) == COLUMNS

@@ -1,38 +1,29 @@
 """Launches the fused kernels, keeps their partial rows, and combines those at the step's end or when space runs out."""
 
-import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.rows.device_statistics import row_dtype
-from trainsentry.collectors.torch.rows.host_statistics import PLAIN
+from trainsentry.collectors.torch.device.registry import device_of
+from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, LANES, UNROLL, chunk_of, cut
+from trainsentry.collectors.torch.rows.pinned_tables import PinnedTables
 
-DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes that the kernels read; plain tensor operations read any other."""
 
-CHUNK: Final = 16_384
-"""Elements per program: some million elements fill a device with programs, and their rows are few enough to combine."""
-
-MAX_PROGRAMS: Final = 1_024
-"""Programs per tensor, a few for each multiprocessor of a large device; larger tensors have larger chunks."""
-
-ARENA_ROWS: Final = 65_536
-"""Partial rows (8 MB in float64) kept before they are combined."""
-
-BLOCK: Final = 1_024
-"""Elements a program loads at a time: eight for each of 128 threads, so that accumulators fit into registers."""
-
-DEVICES = frozenset({"cuda", "npu"})
-"""Device types that Triton compiles for; Ascend needs triton-ascend."""
+EMPTY: Final = -1
+"""The address of a tensor without elements."""
 
 
 def kernels_for(device: torch.device) -> Any:
     """Return the module of the kernels, None when they do not run on `device`."""
-    if device.type not in DEVICES:
+    if not device_of(device).has_triton():
         return None
     try:
         from trainsentry.collectors.torch.rows import triton_kernels
@@ -41,135 +32,186 @@ def kernels_for(device: torch.device) -> Any:
     return triton_kernels
 
 
+@dataclass(frozen=True, slots=True)
+class DenseTensors:
+    """Tensors that the kernels read in place, with the address and the number of elements of each.
+
+    `groups`, where known, are the places of the tensors of each dtype.
+    """
+
+    tensors: Sequence[Tensor]
+    addresses: Sequence[int]
+    sizes: Sequence[int]
+    groups: Sequence[Sequence[int]] | None = None
+
+    def __getitem__(self, some: slice) -> "DenseTensors":
+        return DenseTensors(self.tensors[some], self.addresses[some], self.sizes[some])
+
+    def at(self, places: Sequence[int]) -> "DenseTensors":
+        """Return the tensors at some places."""
+        addresses = [self.addresses[i] for i in places]
+        return DenseTensors([self.tensors[i] for i in places], addresses, [self.sizes[i] for i in places])
+
+
+def places_by_dtype(dtypes: Sequence[torch.dtype]) -> list[list[int]]:
+    """Return the places of each dtype in a list."""
+    if len(set(dtypes)) == 1:
+        return [list(range(len(dtypes)))]
+    places: dict[torch.dtype, list[int]] = {}
+    for i, dtype in enumerate(dtypes):
+        places.setdefault(dtype, []).append(i)
+    return list(places.values())
+
+
+def address_in_place(x: Tensor) -> int:
+    """Return the address of a plain tensor whose values the kernels can read there, else 0, and EMPTY for no values."""
+    if x.dtype not in DTYPES:
+        return 0
+    try:
+        if not x.is_contiguous() or x.is_neg() or x.is_nested:
+            return 0
+        return x.data_ptr() or (EMPTY if x.numel() == 0 else 0)
+    except RuntimeError:  # sparse tensors and values inside a functorch transform have no address
+        return 0
+
+
+def addresses_in_place(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Return `address_in_place` of many plain tensors of the kernels' dtypes; None if it is 0 for one of them."""
+    try:
+        if False in [x.is_contiguous() for x in tensors] or True in [x.is_neg() for x in tensors]:
+            return None
+        addresses = [x.data_ptr() for x in tensors]
+    except RuntimeError:
+        return None
+    if 0 in addresses:
+        addresses = [address_in_place(x) for x in tensors]
+    return None if 0 in addresses else addresses
+
+
 class FusedRows:
-    """Reads tensors of one device into partial rows; `combine` completes the rows."""
+    """Reads tensors of one device into partial rows; `combine` completes the rows. `launches` counts all launches."""
 
     def __init__(self, device: torch.device, kernels: Any) -> None:
         self.device = device
         self.kernels = kernels
         self.launches = 0
-        self.dtype = row_dtype(device)
+        self.seam = device_of(device)
+        self.dtype = self.seam.row_dtype
+        self.tables = PinnedTables(device)
         self._split = self.dtype is not torch.float64
+        self._accumulator = kernels.tl.float32 if self._split else kernels.tl.float64
         self._partials: Tensor | None = None
         self._used = 0
-        self._under_way: list[tuple[int, int, int, int]] = []
+        self._under_way: list[npt.NDArray[np.int64]] = []
         self._stream: Any = None
 
-    def reads(self, x: Tensor) -> bool:
-        """Whether the kernels can read a tensor in place."""
-        if type(x) not in PLAIN or x.dtype not in DTYPES or not x.is_contiguous() or x.is_neg():
-            return False
-        return x.numel() == 0 or x.data_ptr() != 0
+    def begin(self, slots: Sequence[int], dense: DenseTensors, eps: float, rows: Tensor) -> None:
+        """Read tensors into rows `slots` of `rows`, by one launch per dtype; short space combines earlier ones first.
 
-    def begin(self, slot: int, x: Tensor, eps: float, rows: Tensor) -> None:
-        """Read a tensor into row `slot` of `rows`, by one launch; earlier rows are combined first if space is short."""
+        There are at most `MOST_AT_ONCE` tensors.
+        """
+        with self._entered():
+            if len(slots) == 1:
+                self._begin_one(slots[0], dense.tensors[0], eps, rows)
+            else:
+                groups = dense.groups or places_by_dtype([x.dtype for x in dense.tensors])
+                if len(groups) == 1:
+                    self._begin_list(slots, dense, eps, rows)
+                else:
+                    for places in groups:
+                        self._begin_list([slots[i] for i in places], dense.at(places), eps, rows)
+
+    def combine(self, rows: Tensor) -> None:
+        """Complete all rows under way, by one launch."""
+        if self._under_way:
+            with self._entered():
+                self._combine(rows)
+
+    def slots_under_way(self) -> list[int]:
+        """Return the rows that `combine` has yet to complete."""
+        return [slot for table in self._under_way for slot in table[0].tolist()]
+
+    def forget(self, slot: int) -> None:
+        """Drop the rows under way from `slot` on."""
+        shortened = [table[:, table[0] < slot] for table in self._under_way]
+        self._under_way = [table for table in shortened if table.shape[1]]
+
+    def _begin_one(self, slot: int, x: Tensor, eps: float, rows: Tensor) -> None:
         size = x.numel()
         chunk = chunk_of(size)
         programs = -(-size // chunk)
         first = self._room(programs, rows)
         if programs:
-            self._launch(x, (x, x, x, x), first, size, chunk, eps, programs, many=False)
-        self._under_way.append((slot, first, programs, size))
+            self._launch(programs, x, (x, x, x), first, size, chunk, eps, many=False)
+        self._under_way.append(np.asarray([[slot], [first], [programs], [size]]))
 
-    def begin_many(self, slots: Sequence[int], tensors: Sequence[Tensor], eps: float, rows: Tensor) -> None:
-        """Read many tensors, by one launch per dtype."""
-        for dtype in dict.fromkeys(x.dtype for x in tensors):
-            of_dtype = [(slot, x) for slot, x in zip(slots, tensors, strict=True) if x.dtype is dtype]
-            sizes = np.asarray([x.numel() for _, x in of_dtype], np.int64)
-            chunk = CHUNK
-            while int((-(-sizes // chunk)).sum()) > ARENA_ROWS:
-                chunk *= 2
-            programs = -(-sizes // chunk)
-            first = self._room(int(programs.sum()), rows)
-            self._launch_many([x for _, x in of_dtype], sizes, programs, first, chunk, eps)
-            starts = first + np.cumsum(programs) - programs
-            for (slot, _), start, count, size in zip(of_dtype, starts, programs, sizes, strict=True):
-                self._under_way.append((slot, int(start), int(count), int(size)))
-
-    def combine(self, rows: Tensor) -> None:
-        """Complete all rows under way, by one launch."""
-        if not self._under_way:
-            self._used = 0
-            return
-        table = self._to_device(np.asarray(self._under_way, np.int64).T.copy())
-        slots, firsts, counts, sizes = table
-        with self._on_device():
-            self.kernels.combine_rows[(len(self._under_way),)](
-                self._arena(),
-                firsts,
-                counts,
-                sizes,
-                slots,
-                rows,
-                split=self._split,
-                accumulator=self._accumulator,
-                block=256,
-            )
-        self.launches += 1
-        self._under_way.clear()
-        self._used = 0
-
-    def _launch_many(
-        self, tensors: Sequence[Tensor], sizes: Any, programs: Any, first: int, chunk: int, eps: float
-    ) -> None:
-        total = int(programs.sum())
-        if not total:
-            return
-        addresses = np.asarray([x.data_ptr() for x in tensors], np.int64)
-        tensor_of = np.repeat(np.arange(len(tensors)), programs)
-        chunk_of = np.arange(total) - np.repeat(np.cumsum(programs) - programs, programs)
-        table = self._to_device(np.concatenate([addresses, sizes, tensor_of, chunk_of]))
-        n = len(tensors)
-        parts = table[:n], table[n : 2 * n], table[2 * n : 2 * n + total], table[2 * n + total :]
-        self._launch(tensors[0], parts, first, 0, chunk, eps, total, many=True)
+    def _begin_list(self, slots: Sequence[int], dense: DenseTensors, eps: float, rows: Tensor) -> None:
+        """Read tensors of one dtype."""
+        cutting = cut(tuple(dense.sizes))
+        first = self._room(cutting.total, rows)
+        if cutting.total:
+            n = len(slots)
+            table = self.tables.send((np.asarray(dense.addresses, np.int64), cutting.sizes, cutting.places))
+            parts = table[:n], table[n : 2 * n], table[2 * n :]
+            self._launch(cutting.total, dense.tensors[0], parts, first, 0, cutting.chunk, eps, many=True)
+        self._under_way.append(np.stack((slots, cutting.starts + first, cutting.programs, cutting.sizes)))
 
     def _launch(
         self,
+        programs: int,
         x: Tensor,
         table: tuple[Tensor, ...],
         first: int,
         size: int,
         chunk: int,
         eps: float,
-        programs: int,
         *,
         many: bool,
     ) -> None:
-        with self._on_device():
-            self.kernels.partial_rows[(programs,)](
-                x,
-                *table,
-                self._arena(),
-                first,
-                size,
-                chunk,
-                float_below(eps),
-                many=many,
-                split=self._split,
-                accumulator=self._accumulator,
-                block=BLOCK,
-            )
+        self.kernels.partial_rows[(programs,)](
+            x,
+            *table,
+            self._arena(),
+            first,
+            size,
+            chunk,
+            float_below(eps),
+            many=many,
+            split=self._split,
+            accumulator=self._accumulator,
+            lanes=LANES,
+            unroll=UNROLL,
+        )
         self.launches += 1
 
-    def forget(self, slot: int) -> None:
-        """Drop the rows under way from `slot` on."""
-        self._under_way = [waiting for waiting in self._under_way if waiting[0] < slot]
+    def _combine(self, rows: Tensor) -> None:
+        columns = np.concatenate(self._under_way, axis=1)
+        n = columns.shape[1]
+        table = self.tables.send((columns.reshape(-1),))
+        slots, firsts, counts, sizes = (table[i * n : (i + 1) * n] for i in range(4))
+        self.kernels.combine_rows[(n,)](
+            self._arena(),
+            firsts,
+            counts,
+            sizes,
+            slots,
+            rows,
+            split=self._split,
+            accumulator=self._accumulator,
+            block=256,
+        )
+        self.launches += 1
+        self._under_way, self._used = [], 0
 
-    def _on_device(self) -> Any:
+    def _entered(self) -> AbstractContextManager[Any]:
         """Make the device current, as Triton launches there, and let its stream wait for the one used before."""
-        if self.device.type == "cpu":
-            return contextlib.nullcontext()
-        module = torch.get_device_module(self.device)
-        stream = module.current_stream(self.device)
-        if self._stream is not None and stream != self._stream:
-            stream.wait_stream(self._stream)
-        self._stream = stream
-        return module.device(self.device)
+        self._stream = self.seam.follow(self._stream, self.device)
+        return self.seam.guard(self.device)
 
     def _room(self, programs: int, rows: Tensor) -> int:
         """Reserve partial rows and return the first; combine those under way when there is not enough space."""
-        if self._used + programs > ARENA_ROWS:
-            self.combine(rows)
+        if self._used + programs > ARENA_ROWS and self._under_way:
+            self._combine(rows)
         first, self._used = self._used, self._used + programs
         return first
 
@@ -178,27 +220,6 @@ class FusedRows:
             shape = (ARENA_ROWS, self.kernels.PARTIAL_COLUMNS)
             self._partials = torch.empty(shape, dtype=self.dtype, device=self.device)
         return self._partials
-
-    @property
-    def _accumulator(self) -> Any:
-        language = self.kernels.tl
-        return language.float32 if self._split else language.float64
-
-    def _to_device(self, table: Any) -> Tensor:
-        host = torch.from_numpy(table)
-        if self.device.type == "cpu":
-            return host
-        return host.pin_memory().to(self.device, non_blocking=True)
-
-
-def chunk_of(size: int) -> int:
-    """Return the elements of one program's chunk.
-
-    >>> chunk_of(1000), chunk_of(64 * 2**20)
-    (16384, 65536)
-    """
-    wanted = -(-size // MAX_PROGRAMS)
-    return max(CHUNK, -(-wanted // BLOCK) * BLOCK)
 
 
 def float_below(eps: float) -> float:

@@ -40,7 +40,10 @@ def is_readable(tensor: Tensor) -> bool:
 
 def version_of(tensor: Tensor) -> int | None:
     """Return autograd's count of in-place changes; None for an inference tensor, which has no count."""
-    return None if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
 
 
 def whole_of(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,9 +13,10 @@ from torch import Tensor
 from trainsentry.collectors.series import Layout, SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
-from trainsentry.collectors.torch.graph_capture import stream_is_captured
+from trainsentry.collectors.torch.device.registry import device_of, stream_is_captured
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
-from trainsentry.collectors.torch.rows.device_statistics import row_dtype
+from trainsentry.collectors.torch.rows.fused_rows import DTYPES, DenseTensors, places_by_dtype
+from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
 from trainsentry.collectors.torch.rows.host_statistics import (
     PLAIN,
     ROW_BYTES,
@@ -41,33 +42,46 @@ _NUMBER: Final = torch.zeros((), dtype=torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tensors that are read in one way: what this rank holds of each, and what their rows are divided by."""
+    """Tensors whose rows begin at position `start`, and what the rows are divided by."""
 
-    ids: Sequence[int]
+    start: int
     tensors: Sequence[Tensor]
-    layouts: Sequence[int | None]
     divisor: Tensor | None
     norms: Tensor | None
 
+    def of(self, indices: Sequence[int]) -> tuple[Sequence[Tensor], Sequence[int], Tensor | None]:
+        """Return some of the tensors, the positions of their rows, and their norms."""
+        if len(indices) == len(self.tensors):
+            return self.tensors, range(self.start, self.start + len(self.tensors)), self.norms
+        norms = None if self.norms is None else torch.stack([self.norms[i] for i in indices])
+        return [self.tensors[i] for i in indices], [self.start + i for i in indices], norms
 
-def batches_of(routes: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of consecutive tensors that are read together; those of None stand alone.
 
-    >>> list(batches_of([8, 9, None, None, 7]))
-    [(0, 2), (2, 3), (3, 4), (4, 5)]
+def groups_of(routes: Sequence[Any]) -> dict[Any, list[int]]:
+    """Return the places of tensors that are read together: those in host memory, and those of each device.
+
+    `routes` has an address, a device's rows, or None for a tensor that is read alone.
+
+    >>> groups_of([8, 9, None, None, 7])
+    {<class 'int'>: [0, 1, 4], 2: [2], 3: [3]}
     """
-    if set(map(type, routes)) == {int}:
-        yield 0, len(routes)
-        return
-    start = 0
-    for i in range(1, len(routes) + 1):
-        if i == len(routes) or _together(routes[i - 1]) != _together(routes[i]) or routes[i] is None:
-            yield start, i
-            start = i
+    groups: dict[Any, list[int]] = {}
+    for i, route in enumerate(routes):
+        key = i if route is None else int if isinstance(route, int) else route
+        groups.setdefault(key, []).append(i)
+    return groups
 
 
-def _together(way: Any) -> Any:
-    return int if isinstance(way, int) else way
+@dataclass(frozen=True, slots=True)
+class KnownList:
+    """What follows from the shapes and dtypes of a list of plain tensors, which recur at every step."""
+
+    shapes: list[Any]
+    dtypes: list[torch.dtype]
+    layouts: list[int]
+    sizes: list[int]
+    groups: list[list[int]]
+    readable: bool
 
 
 class StepRows(HostRows):
@@ -82,14 +96,18 @@ class StepRows(HostRows):
         table: SeriesTable,
         eps: float = 0.0,
         refused: Callable[[Exception], None] | None = None,
+        limits: GatherLimits | None = None,
         *,
         device_rows_on_cpu: bool = False,
     ) -> None:
         super().__init__(table, eps, refused)
+        self.limits = limits or GatherLimits()
         self._device_rows_on_cpu = device_rows_on_cpu
         self._shard_layouts = ShardLayouts(table)
         self._devices: dict[torch.device, DeviceRows] = {}
         self._accelerated = torch.accelerator.is_available()
+        self._read_at_once: set[int] = set()
+        self._lists: dict[tuple[int, int], KnownList] = {}
         self._start()
 
     def _start(self) -> None:
@@ -105,7 +123,7 @@ class StepRows(HostRows):
         if address:
             self._attempt(self._add_dense_one, address, series_id, tensor)
         else:
-            self._attempt(self._add_other, series_id, tensor)
+            self._attempt(self._add_alone, series_id, tensor)
 
     def add_many(
         self,
@@ -128,18 +146,24 @@ class StepRows(HostRows):
         if fragments is not None or not PLAIN.issuperset(map(type, tensors)):
             tensors = list(tensors)
             self._attempt(take_local_parts, tensors, fragments or [None] * len(tensors), layouts, self._shard_layouts)
+        batch = Batch(len(self), tensors, divisor, norms)
+        rows = self._only_device(tensors)
+        if rows is not None:
+            known = self._known_list(series_ids, tensors)
+            addresses = rows.addresses_in_place(tensors) if known is not None and known.readable else None
+            if known is not None and addresses is not None:
+                self._attempt(self._add_fused, rows, addresses, batch, series_ids, layouts, known)
+                return
         routes: list[int | DeviceRows | None] = [None] * len(tensors)
         self._attempt(self._find_routes, tensors, routes)
-        for start, end in batches_of(routes):
-            part, route = slice(start, end), routes[start]
-            some = None if norms is None else norms[part]
-            batch = Batch(series_ids[part], tensors[part], layouts[part], divisor, some)
-            if isinstance(route, int):
-                self._attempt(self._add_dense, routes[part], batch)
-            elif route is not None:
-                self._attempt(self._add_fused, route, batch)
-            else:
-                self._attempt(self._add_other, series_ids[start], tensors[start], batch)
+        if set(map(type, routes)) == {int}:
+            self._attempt(self._add_dense, routes, batch, series_ids, layouts)
+            return
+        self._make_room(batch.start + len(tensors))
+        for series_id, x, layout in zip(series_ids, tensors, layouts, strict=True):
+            self._append(series_id, self._layout(x) if layout is None else layout)
+        for key, places in groups_of(routes).items():
+            self._attempt_rows([batch.start + i for i in places], self._read_group, key, routes, places, batch)
 
     def add_parameters(
         self,
@@ -161,24 +185,54 @@ class StepRows(HostRows):
         addresses = [address_of(x) for x in tensors]
         if self._device_rows_on_cpu or not all(addresses):
             wide = [x.abs() if x.is_complex() else x for x in tensors]
-            return torch.stack(torch._foreach_norm(wide, 2, row_dtype(wide[0].device)))
+            return torch.stack(torch._foreach_norm(wide, 2, device_of(wide[0]).row_dtype))
         values = np.zeros((len(tensors), COLUMNS))
         read_many_at(addresses, tensors, self.eps, values.ctypes.data)
         return torch.from_numpy(values[:, NORM])
 
     def add_shared(self, series_id: int, tensor: Tensor) -> None:
-        """Append the statistics of a tensor that several series may share: it is read once a step."""
-        if self._is_captured():
+        """Append the statistics of a tensor that several series may share: it is read once a step.
+
+        A device's kernels read it later, with others; if it changes before that, it has no row.
+        """
+        if self._accelerated and stream_is_captured():
             return
-        whole = whole_of(tensor)
+        whole = tensor if tensor._base is None else whole_of(tensor)
+        version = version_of(whole)
         known = self._seen.get(id(whole))
-        if known is not None and known[0]() is whole and known[1] == version_of(whole) is not None:
+        if known is not None and known[1] == version is not None and known[0]() is whole:
             self._aliases.append((self._append(series_id, self._layout(tensor)), known[2]))
             return
         position = len(self._ids)
-        self.add(series_id, tensor)
+        rows = None if version is None else self._devices.get(tensor.device)
+        address = rows.address_in_place(tensor) if rows is not None and type(tensor) in PLAIN else 0
+        if address:
+            self._gather(series_id, tensor, rows, address)
+        else:
+            self.add(series_id, tensor)
         if len(self._ids) > position:
-            self._seen[id(whole)] = (weakref.ref(whole), version_of(whole), position)
+            self._seen[id(whole)] = (weakref.ref(whole), version, position)
+
+    def _gather(self, series_id: int, tensor: Tensor, rows: Any, address: int) -> None:
+        """Append a tensor that its device's fused kernels will read in place."""
+        position = len(self._ids)
+        layout = self._plain_layouts.get((tensor.shape, tensor.dtype))
+        self._layout_ids.append(self._layout(tensor) if layout is None else layout)
+        self._ids.append(series_id)
+        try:
+            rows.gather(position, tensor, address)
+            if series_id in self._read_at_once:
+                rows.read_gathered()
+        except Exception as error:
+            self._dropped.add(position)
+            if self.refused is None:
+                raise
+            self.refused(error)
+
+    def read_gathered(self) -> None:
+        """Read the tensors that wait to be read together: they may be overwritten from now on."""
+        for rows in self._devices.values():
+            self._attempt(rows.read_gathered)
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
         """Append a scalar: a Python number, or a tensor of one element; never waits for a device."""
@@ -188,7 +242,7 @@ class StepRows(HostRows):
             scalar = local(value).reshape(())
             if not self._on_host(scalar):
                 position = self._append(series_id, self._layout(scalar))
-                self._rows_on(scalar.device).add_scalar(position, scalar, self.eps)
+                self._rows_on(scalar.device).add_scalar(position, scalar)
                 return
             value = scalar.item()
         position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
@@ -214,14 +268,32 @@ class StepRows(HostRows):
 
     def peek(self) -> PendingRows:
         """Return the rows so far, and keep them; starts the same copies as `take`."""
+        self._make_room(len(self))
+        copies = [rows.copy_to_host() for rows in self._devices.values() if rows]
+        overwritten = self._drop_unwritten()
         return PendingRows(
             ids=np.asarray(self._ids, np.int32),
             layouts=np.asarray(self._layout_ids, np.int32),
             values=self._host[: len(self)].copy(),
             kept=self._kept(),
-            copies=[d.copy_to_host() for d in self._devices.values() if d.positions],
+            copies=copies,
             aliases=list(self._aliases),
+            overwritten=overwritten,
         )
+
+    def _drop_unwritten(self) -> int:
+        """Drop rows without values, with their aliases; return how many were overwritten before they were read.
+
+        The series of an overwritten tensor is read at once from now on.
+        """
+        overwritten = {position for rows in self._devices.values() for position in rows.overwritten}
+        lost = overwritten.union(*(rows.lost for rows in self._devices.values()))
+        if not lost:
+            return 0
+        missing = {position for position, source in self._aliases if source in overwritten} | overwritten
+        self._read_at_once.update(self._ids[position] for position in missing)
+        self._dropped |= missing | lost | {position for position, source in self._aliases if source in lost}
+        return len(missing)
 
     def _layout(self, tensor: Tensor) -> int:
         """Return the id of a tensor's layout; of a DTensor, that of its local shard."""
@@ -249,28 +321,87 @@ class StepRows(HostRows):
         read_at(address, tensor, self.eps, self._host_address + ROW_BYTES * position)
         self._append(series_id, self._layout(tensor))  # after reading, so that a failure leaves no row
 
-    def _add_dense(self, addresses: list[int], batch: "Batch") -> None:
+    def _add_dense(
+        self, addresses: list[int], batch: Batch, series_ids: Sequence[int], layouts: Sequence[int | None]
+    ) -> None:
         """Append CPU tensors that the kernel reads in place."""
-        start, count = len(self), len(batch.tensors)
-        self._make_room(start + count)
-        read_many_at(addresses, batch.tensors, self.eps, self._host_address + ROW_BYTES * start)
-        self._finish_on_host(slice(start, start + count), batch.divisor, batch.norms)
-        self._note(batch)
-
-    def _add_fused(self, rows: DeviceRows, batch: "Batch") -> None:
-        """Append tensors of one device that its fused kernels read in place."""
-        start, count = len(self), len(batch.tensors)
-        rows.add_many(range(start, start + count), batch.tensors, self.eps)
-        rows.finish(count, batch.divisor, batch.norms)
-        self._make_room(start + count)
-        self._note(batch)
-
-    def _note(self, batch: "Batch") -> None:
-        """Append the ids and layouts of tensors whose rows are written."""
+        end = batch.start + len(batch.tensors)
+        self._make_room(end)
+        read_many_at(addresses, batch.tensors, self.eps, self._host_address + ROW_BYTES * batch.start)
+        self._finish_on_host(slice(batch.start, end), batch.divisor, batch.norms)
         of = self._plain_layout
-        pairs = zip(batch.layouts, batch.tensors, strict=True)
-        self._layout_ids += [of(x.shape, x.dtype) if n is None else n for n, x in pairs]
-        self._ids += batch.ids
+        self._layout_ids += [
+            of(x.shape, x.dtype) if n is None else n for n, x in zip(layouts, batch.tensors, strict=True)
+        ]
+        self._ids += series_ids
+
+    def _only_device(self, tensors: Sequence[Tensor]) -> "DeviceRows | None":
+        """Return the rows of the device that holds all tensors, None where they are in host memory or apart."""
+        if len({x.get_device() for x in tensors}) != 1 or not PLAIN.issuperset(map(type, tensors)):
+            return None
+        first = tensors[0]
+        return None if self._on_host(first) or first.is_meta else self._rows_on(first.device)
+
+    def _add_fused(
+        self,
+        rows: DeviceRows,
+        addresses: list[int],
+        batch: Batch,
+        series_ids: Sequence[int],
+        layouts: Sequence[int | None],
+        known: "KnownList",
+    ) -> None:
+        """Append tensors of one device that its fused kernels read in place."""
+        count = len(batch.tensors)
+        dense = DenseTensors(batch.tensors, addresses, known.sizes, known.groups)
+        rows.add_many(range(batch.start, batch.start + count), dense)
+        rows.finish(count, batch.divisor, batch.norms)
+        self._layout_ids += [of if n is None else n for n, of in zip(layouts, known.layouts, strict=True)]
+        self._ids += series_ids
+
+    def _known_list(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> "KnownList | None":
+        """Return what follows from the shapes and dtypes of a list; it is found anew where they have changed."""
+        try:
+            shapes, dtypes = [x.shape for x in tensors], [x.dtype for x in tensors]
+        except RuntimeError:  # nested tensors have no shape
+            return None
+        key = (series_ids[0], len(series_ids))
+        known = self._lists.get(key)
+        if known is None or known.shapes != shapes or known.dtypes != dtypes:
+            layouts = [self._plain_layout(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+            sizes, groups = [x.numel() for x in tensors], places_by_dtype(dtypes)
+            known = KnownList(shapes, dtypes, layouts, sizes, groups, readable=DTYPES.issuperset(dtypes))
+            self._lists[key] = known
+        return known
+
+    def _read_group(self, key: Any, routes: Sequence[Any], places: list[int], batch: Batch) -> None:
+        """Write the rows of tensors that are read together; `key` is that of `groups_of`."""
+        tensors, positions, norms = batch.of(places)
+        if isinstance(key, DeviceRows):
+            dense = DenseTensors(tensors, [key.address_in_place(x) for x in tensors], [x.numel() for x in tensors])
+            key.add_many(positions, dense)
+            key.finish(len(tensors), batch.divisor, norms)
+        elif key is int:
+            values = np.zeros((len(tensors), COLUMNS))
+            read_many_at([routes[i] for i in places], tensors, self.eps, values.ctypes.data)
+            self._host[list(positions)] = values
+            self._finish_on_host(list(positions), batch.divisor, norms)
+        else:
+            part = local(tensors[0])
+            if is_readable(part):
+                self._read_alone(positions[0], part, batch.divisor, norms)
+            else:
+                self._dropped.add(positions[0])
+
+    def _attempt_rows(self, positions: Sequence[int], read: Callable[..., None], *args: Any) -> None:
+        """Write rows that were appended; drop them if that fails."""
+        try:
+            read(*args)
+        except Exception as error:
+            self._dropped.update(positions)
+            if self.refused is None:
+                raise
+            self.refused(error)
 
     def _find_routes(self, tensors: Sequence[Tensor], routes: "list[int | DeviceRows | None]") -> None:
         """Set how each tensor is read: by its address, by its device's fused kernels, or alone (None)."""
@@ -280,37 +411,36 @@ class StepRows(HostRows):
         found: list[int | DeviceRows | None] = [address_of(x) or None for x in tensors]
         if None in found:
             for i, x in enumerate(tensors):
-                if found[i] is None and not x.is_cpu:
+                if found[i] is None:
                     found[i] = self._device_route(x)
         routes[:] = found
 
     def _device_route(self, x: Tensor) -> "DeviceRows | None":
-        if type(x) not in PLAIN or x.layout is not torch.strided or x.is_nested or not is_readable(x):
+        """Return the rows of a tensor's device if its fused kernels read the tensor in place."""
+        if type(x) not in PLAIN or self._on_host(x) or x.is_meta:
             return None
         rows = self._rows_on(x.device)
-        return rows if rows.reads(x) else None
+        return rows if rows.address_in_place(x) else None
 
-    def _add_other(self, series_id: int, tensor: Tensor, batch: "Batch | None" = None) -> None:
-        """Append a tensor that no kernel reads in place: on a device, sharded, sparse, or of another dtype."""
+    def _add_alone(self, series_id: int, tensor: Tensor) -> None:
+        """Append a tensor that no kernel reads in place."""
         values = local(tensor)
-        if not is_readable(values):
-            return
-        known = None if batch is None else batch.layouts[0]
-        layout = self._layout(tensor) if known is None else known
-        divisor, norm = (None, None) if batch is None else (batch.divisor, batch.norms)
+        if is_readable(values):
+            position = self._append(series_id, self._layout(tensor))
+            self._attempt_rows([position], self._read_alone, position, values, None, None)
+
+    def _read_alone(self, position: int, values: Tensor, divisor: Tensor | None, norm: Tensor | None) -> None:
+        """Write the row of values that no kernel reads in place: sharded, sparse, or of another dtype or device."""
         stored, implicit = stored_values(values)
         if self._on_host(stored):
-            row = host_row(stored, self.eps, implicit)
-            position = self._append(series_id, layout)
-            self._host[position] = row
-            self._finish_on_host(slice(position, position + 1), divisor, norm)
+            self._host[position] = host_row(stored, self.eps, implicit)
+            self._finish_on_host([position], divisor, norm)
         else:
             rows = self._rows_on(stored.device)
-            rows.add(len(self), stored, self.eps, implicit)
+            rows.add(position, stored, implicit)
             rows.finish(1, divisor, norm)
-            self._append(series_id, layout)
 
-    def _finish_on_host(self, positions: slice, divisor: Tensor | None, norms: Tensor | None) -> None:
+    def _finish_on_host(self, positions: "slice | list[int]", divisor: Tensor | None, norms: Tensor | None) -> None:
         if divisor is not None:
             self._host[positions, : NORM + 1] /= divisor.item()
         if norms is not None:
@@ -318,10 +448,10 @@ class StepRows(HostRows):
                 self._host[positions, VALUE] = self._host[positions, NORM] / norms.double().numpy()
 
     def _on_host(self, tensor: Tensor) -> bool:
-        return tensor.device.type == "cpu" and not self._device_rows_on_cpu
+        return tensor.is_cpu and not self._device_rows_on_cpu
 
     def _rows_on(self, device: torch.device) -> DeviceRows:
         rows = self._devices.get(device)
         if rows is None:
-            rows = self._devices[device] = DeviceRows(device)
+            rows = self._devices[device] = DeviceRows(device, self.eps, self.limits)
         return rows

@@ -1,7 +1,4 @@
-"""The fused kernels agree with the NumPy reference, on a GPU or in Triton's interpreter, and compile for real devices.
-
-Triton interprets only where it finds no driver, so that a machine with a GPU runs the kernels themselves.
-"""
+"""The fused kernels agree with the NumPy reference in Triton's interpreter, and compile for real devices."""
 
 import math
 import subprocess
@@ -15,33 +12,29 @@ from hypothesis import strategies as st
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, STATISTICS, reference
-from trainsentry.collectors.torch.rows import device_rows, fused_rows
+from trainsentry.collectors.torch.device.cpu import CPU
+from trainsentry.collectors.torch.rows import chunks, device_rows, fused_rows
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 pytest.importorskip("triton", minversion="3.4", reason="the kernels need Triton 3.4, which comes with torch 2.8")
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 NAN, INF = math.nan, math.inf
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    monkeypatch.setattr(fused_rows, "DEVICES", {DEVICE.type})  # without a GPU conftest.py has told Triton to interpret
+    monkeypatch.setattr(type(CPU), "has_triton", lambda self: True)  # conftest.py has told Triton to interpret
 
 
 @pytest.fixture(params=["float64", "float32"])
 def accumulator(request, monkeypatch):
     """Sums in float64, and as on a device that has none."""
-    for module in (device_rows, fused_rows):
-        monkeypatch.setattr(module, "row_dtype", lambda _: getattr(torch, request.param))
+    monkeypatch.setattr(CPU, "has_float64", request.param == "float64")
     return request.param
 
 
 def rows_of(tensors, eps=0.0, one_by_one=False, **kwargs):
     rows = StepRows(SeriesTable(), eps, device_rows_on_cpu=True)
-    tensors = [tensor.to(DEVICE) for tensor in tensors]
-    kwargs = {name: None if x is None else x.to(DEVICE) for name, x in kwargs.items()}
     if one_by_one:
         for i, tensor in enumerate(tensors):
             rows.add(i, tensor)
@@ -119,10 +112,9 @@ def test_zeros_within_eps(accumulator):
 @settings(max_examples=40, deadline=None)
 def test_any_float32_values(values):
     tensor = torch.tensor(np.asarray(values, np.float32))
-    for dtype in (torch.float64, torch.float32):
+    for has_float64 in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            for module in (device_rows, fused_rows):
-                patch.setattr(module, "row_dtype", lambda _, dtype=dtype: dtype)
+            patch.setattr(CPU, "has_float64", has_float64)
             got, _ = rows_of([tensor])
             assert_rows([tensor], got)
 
@@ -136,9 +128,9 @@ def test_all_gradients_in_a_few_launches_whatever_their_number():
 
 
 def test_large_tensors_are_cut_into_chunks_and_a_full_arena_is_combined_in_between(monkeypatch):
-    monkeypatch.setattr(fused_rows, "CHUNK", fused_rows.BLOCK)
+    monkeypatch.setattr(chunks, "CHUNK", chunks.TILE)
     monkeypatch.setattr(fused_rows, "ARENA_ROWS", 16)
-    tensors = [torch.randn(9 * fused_rows.BLOCK + 5) for _ in range(3)]
+    tensors = [torch.randn(9 * chunks.TILE + 5) for _ in range(3)]
     values, launches = rows_of(tensors, one_by_one=True)
     assert_rows(tensors, values)
     assert launches == 3 + 3
@@ -162,11 +154,11 @@ def test_rows_outgrow_their_buffer_between_the_beginning_and_the_combining(monke
 
 
 def test_kernels_that_cannot_be_launched_make_way_and_leave_nothing_behind(monkeypatch, caplog):
-    tensors = [torch.randn(5, device=DEVICE), torch.randn(6, device=DEVICE)]
+    tensors = [torch.randn(5), torch.randn(6)]
     rows = StepRows(SeriesTable(), device_rows_on_cpu=True)
     rows.add(0, tensors[0])
     (device,) = rows._devices.values()
-    monkeypatch.setattr(device.fused, "begin_many", lambda *_: 1 / 0)
+    monkeypatch.setattr(device.fused, "begin", lambda *_: 1 / 0)
     rows.add_many([1, 2], tensors)
     rows.add(3, tensors[1])
     assert device.fused is None
@@ -183,7 +175,7 @@ from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from trainsentry.collectors.torch.rows import triton_kernels as kernels
-from trainsentry.collectors.torch.rows.fused_rows import BLOCK
+from trainsentry.collectors.torch.rows.chunks import LANES, UNROLL
 
 def compile(kernel, signature, constants, capability):
     signature |= dict.fromkeys(constants, "constexpr")
@@ -193,10 +185,10 @@ for capability in (80, 90):
     for x in ("*fp32", "*bf16", "*fp16"):
         for many in (False, True):
             table = "*i64" if many else x
-            tables = dict.fromkeys(("addresses", "sizes", "tensor_of", "chunk_of"), table)
+            tables = dict.fromkeys(("addresses", "sizes", "places"), table)
             numbers = {"first": "i32", "size": "i32", "chunk": "i32", "eps": "fp32"}
             signature = {"x_pointer": x, **tables, "partials": "*fp64", **numbers}
-            constants = {"many": many, "split": False, "accumulator": tl.float64, "block": BLOCK}
+            constants = {"many": many, "split": False, "accumulator": tl.float64, "lanes": LANES, "unroll": UNROLL}
             built = compile(kernels.partial_rows, signature, constants, capability)
             assert built.asm["cubin"]
     signature = {"partials": "*fp64", **dict.fromkeys(("firsts", "counts", "sizes", "slots"), "*i64"), "rows": "*fp64"}

@@ -1,0 +1,81 @@
+"""Cuts tensors into the chunks that the programs of a launch read."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+LANES: Final = 1_024
+"""Elements that the kernels keep sums for: eight for each of 128 threads, so that the sums fit into registers."""
+
+UNROLL: Final = 8
+"""Elements that a program loads at a time for each lane, so that enough bytes are under way to keep memory busy."""
+
+TILE: Final = LANES * UNROLL
+"""Elements that a program loads at a time."""
+
+CHUNK: Final = 2 * TILE
+"""Fewest elements per program: some million elements fill a device, and their partial rows are few to combine."""
+
+MAX_PROGRAMS: Final = 2_112
+"""Programs of a launch, unless it reads more tensors: 16 for each multiprocessor of an H200, the fastest of those tried
+(1,056 to 8,448) with tiles of this size."""
+
+ARENA_ROWS: Final = 65_535
+"""Partial rows (8 MB in float64) kept before they are combined, and so most programs of a launch: as an NPU allows."""
+
+MOST_AT_ONCE: Final = 32_768
+"""Tensors per launch: half the number of partial rows, so that each tensor has room."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a launch reads a list of tensors.
+
+    `chunk`: elements per program. `programs`, shape (n,): each tensor's number of programs. `starts`: the first of
+    them. `places`, shape (programs.sum(),): for each program the number of its tensor × 2³² + that of its chunk.
+    """
+
+    chunk: int
+    sizes: npt.NDArray[np.int64]
+    programs: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+
+    @property
+    def total(self) -> int:
+        """The number of programs."""
+        return len(self.places)
+
+
+def chunk_of(elements: int) -> int:
+    """Return the elements per program for a number of elements in all.
+
+    >>> chunk_of(1000), chunk_of(64 * 2**20)
+    (16384, 32768)
+    """
+    wanted = -(-elements // MAX_PROGRAMS)
+    return max(CHUNK, -(-wanted // TILE) * TILE)
+
+
+@lru_cache(maxsize=64)
+def cut(sizes: tuple[int, ...]) -> Cut:
+    """Return how a launch reads tensors of these sizes; a model's lists recur at every step.
+
+    Raises:
+        ValueError: for more than `MOST_AT_ONCE` tensors.
+
+    """
+    if len(sizes) > MOST_AT_ONCE:
+        raise ValueError(f"sizes: {len(sizes)} tensors; allowed: at most {MOST_AT_ONCE}")
+    elements = np.asarray(sizes, np.int64)
+    chunk = chunk_of(int(elements.sum()))
+    while int((-(-elements // chunk)).sum()) > ARENA_ROWS:
+        chunk *= 2
+    programs = -(-elements // chunk)
+    starts = np.cumsum(programs) - programs
+    tensors = np.repeat(np.arange(len(sizes), dtype=np.int64), programs)
+    chunks = np.arange(int(programs.sum()), dtype=np.int64) - np.repeat(starts, programs)
+    return Cut(chunk, elements, programs, starts, tensors << 32 | chunks)
