@@ -84,9 +84,14 @@ class DeviceRows:
         if self._gathered.positions:
             positions, dense, overwritten = self._gathered.take()
             self.overwritten += overwritten
-            if positions:
+            if not positions:
+                return
+            try:
                 with self.seam.on_stream(self._gathering_on[1]):
                     self.add_many(positions, dense)
+            except BaseException:
+                self.lost += positions
+                raise
 
     def add(self, position: int, x: Tensor, implicit_zeros: int = 0) -> None:
         """Write the statistics of `x` to the next row."""

@@ -138,6 +138,34 @@ def test_large_tensors_are_cut_into_chunks_and_a_full_arena_is_combined_in_betwe
     assert_rows(tensors[:1], values)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_views_that_begin_anywhere_and_end_anywhere(dtype, one_by_one, monkeypatch):
+    """The kernel's main loop loads 16 bytes at a time from an aligned address: what is before and after counts too."""
+    monkeypatch.setattr(chunks, "CHUNK", chunks.TILE)
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(2 * chunks.TILE + 100, generator=generator).to(dtype)
+    sizes = [1, 3, 7, 8, 9, chunks.LANES, chunks.TILE - 1, chunks.TILE, chunks.TILE + 1, 2 * chunks.TILE + 13]
+    views = [whole[start : start + size] for start in (0, 1, 3, 7, 8) for size in sizes]
+    values, _ = rows_of(views, one_by_one=one_by_one)
+    assert_rows(views, values)
+
+
+@pytest.mark.parametrize("at", [0, 1, chunks.TILE - 1, chunks.TILE, chunks.TILE + 4, -1])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_one_bad_value_anywhere_is_counted_and_left_out_of_the_rest(at, bad):
+    tensor = torch.randn(2 * chunks.TILE + 5, generator=torch.Generator().manual_seed(0))
+    tensor[at] = bad
+    values, _ = rows_of([tensor], one_by_one=True)
+    assert_rows([tensor], values)
+
+
+def test_squares_of_the_largest_values_do_not_overflow():
+    tensors = [torch.full((chunks.TILE,), 3.4e38), torch.full((chunks.TILE,), 3.3e38).bfloat16()]
+    values, _ = rows_of(tensors)
+    assert_rows(tensors, values)
+
+
 def test_divisor_norms_and_other_dtypes_beside_the_kernels():
     tensors = [torch.ones(4), torch.full((3,), 2.0, dtype=torch.float64), torch.ones(9).bfloat16()]
     norms = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
@@ -168,6 +196,53 @@ def test_kernels_that_cannot_be_launched_make_way_and_leave_nothing_behind(monke
     assert_rows([tensors[0], *tensors, tensors[1]], pending.resolve()[2])
 
 
+class Broken:
+    """A kernel that does not compile."""
+
+    def __getitem__(self, grid):
+        raise RuntimeError("ptxas: unsupported")
+
+
+def test_a_kernel_that_fails_when_rows_are_combined_loses_those_rows_and_no_later_one(monkeypatch, caplog):
+    rows = StepRows(SeriesTable(), device_rows_on_cpu=True)
+    tensors = [torch.randn(5), torch.randn(6)]
+    rows.add_many([1, 2], tensors)
+    rows.add(3, torch.ones(3, dtype=torch.float64))
+    (device,) = rows._devices.values()
+    monkeypatch.setattr(device.fused.kernels, "combine_rows", Broken())
+    ids, _, values = rows.take().resolve()
+    assert ids.tolist() == [3]
+    assert values[0, MAX] == 1.0
+    rows.add_many([1, 2], tensors)
+    ids, _, values = rows.take().resolve()
+    assert ids.tolist() == [1, 2]
+    assert_rows(tensors, values)
+    assert caplog.text.count("slower ones do") == 1
+
+
+def test_a_device_without_memory_for_the_monitor_loses_rows_and_is_asked_again(monkeypatch):
+    refused = []
+    rows = StepRows(SeriesTable(), refused=refused.append, device_rows_on_cpu=True)
+    tensors = [torch.randn(5), torch.randn(6)]
+    rows.add_many([1, 2], tensors)
+    (device,) = rows._devices.values()
+
+    def out_of_memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.fused, "_launch", lambda *args, **kwargs: out_of_memory())
+        rows.add_many([3, 4], tensors)
+        rows.add_shared(5, tensors[0])
+        rows.read_gathered()
+    assert rows.take().resolve()[0].tolist() == [1, 2]
+    assert {type(error) for error in refused} == {torch.OutOfMemoryError}
+    rows.add_many([1, 2, 3], [*tensors, torch.ones(1)])
+    ids, _, values = rows.take().resolve()
+    assert ids.tolist() == [1, 2, 3]
+    assert_rows([*tensors, torch.ones(1)], values)
+
+
 COMPILE = """
 import glob, os, re, subprocess, tempfile
 import triton
@@ -191,6 +266,8 @@ for capability in (80, 90):
             constants = {"many": many, "split": False, "accumulator": tl.float64, "lanes": LANES, "unroll": UNROLL}
             built = compile(kernels.partial_rows, signature, constants, capability)
             assert built.asm["cubin"]
+            wide = re.findall(r"cp\\.async\\.cg\\.shared\\.global \\[[^]]*\\], \\[[^]]*\\], 0x10", built.asm["ptx"])
+            assert len(wide) >= 8, "the main loop loads less than 16 bytes at a time"
     signature = {"partials": "*fp64", **dict.fromkeys(("firsts", "counts", "sizes", "slots"), "*i64"), "rows": "*fp64"}
     constants = {"split": False, "accumulator": tl.float64, "block": 256}
     assert compile(kernels.combine_rows, signature, constants, capability).asm["cubin"]
