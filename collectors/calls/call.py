@@ -77,5 +77,8 @@ class CallTask(Protocol):
     def flush(self) -> None:
         """Write what is still kept."""
 
+    def before_change(self) -> None:
+        """Read what was taken and not yet read: code that may change it is about to run."""
+
     def forget(self) -> None:
         """Forget what is known of tensors: they may have changed unnoticed."""

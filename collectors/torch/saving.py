@@ -1,5 +1,6 @@
 """Saves and loads tensors; loading never runs code from the file."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,13 @@ def save_tensor(tensor: Tensor, path: Path) -> None:
         torch.save(part, file, _use_new_zipfile_serialization=part.dtype not in PLAIN)
 
 
-def save_again(known: Path, path: Path, tensor: Tensor) -> None:
-    """Hard-link a tensor's existing file to another path; write a second file where that fails."""
+def save_again(known: Path, path: Path) -> None:
+    """Hard-link a tensor's existing file to another path; copy it where that fails."""
     try:
         path.hardlink_to(known)
     except OSError:  # the path exists, or the file system has no hard links
-        save_tensor(tensor, path)
+        with new_private_file(path) as file, known.open("rb") as written:
+            shutil.copyfileobj(written, file)
 
 
 def load_tensor(path: Path) -> Tensor:

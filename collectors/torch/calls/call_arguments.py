@@ -100,11 +100,35 @@ def without_buffers(stem: str, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return kept, {name: None if name == filled[1] else value for name, value in kwargs.items()}
 
 
+_OPERATORS: Final = "add sub mul matmul truediv floordiv mod pow and or xor lshift rshift"
+"""Operators that Python also writes in place, as in `x += y`."""
+
+_CHANGING_METHODS: Final = frozenset({"__setitem__", "__set__", *(f"__i{name}__" for name in _OPERATORS.split())})
+
+
 def changed_by(stem: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the arguments that a call changes instead of returning a result; None for any other call."""
     if is_collective(stem):
         return [*args, *kwargs.values()]
     return args[0] if stem == "Tensor.__setitem__" and args else None
+
+
+def may_change_arguments(name: str) -> bool:
+    """Whether an operation changes its arguments, judged by its name: `add_`, `__iadd__`, `__setitem__`, or a setter.
+
+    >>> [name for name in ("add", "add_", "__iadd__", "__init__", "_foreach_mul_") if may_change_arguments(name)]
+    ['add_', '__iadd__', '_foreach_mul_']
+    """
+    if name.endswith("__"):
+        return name in _CHANGING_METHODS
+    return name.endswith("_")
+
+
+def may_change(stem: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call may change tensors; a flag that is set may be `inplace`."""
+    if may_change_arguments(stem.rpartition(".")[2]) or is_collective(stem) or kwargs.get("out") is not None:
+        return True
+    return any(value is True for value in (*args, *kwargs.values()))
 
 
 def has_arrived(output: Any) -> bool:

@@ -105,6 +105,11 @@ def risk_of(name: str) -> str:
     return "LOW" if operation in MOVING else "FOCUS"
 
 
+_RECORDED_FOREACH: Final = frozenset({"_foreach_norm"})
+"""Operations over lists of tensors that are recorded, as by msprobe 26.2. The others are the inside of an optimizer's
+step: recording them would read each weight and state a dozen times."""
+
+
 class CallNames:
     """Names functions; `namespaces` are those of `torch.ops` that are named besides `aten` and `npu`."""
 
@@ -151,6 +156,8 @@ class CallNames:
             # An operator calls a method that Python wraps: `x ** 2` arrives as a function named `pow`.
             wrapped = name == "pow" and not hasattr(function, "__objclass__")
             return f"Tensor.{'__pow__' if wrapped else name}"
+        if name.startswith("_foreach_") and name not in _RECORDED_FOREACH:
+            return None
         public = self._public.get(id(function))
         return _ALIASES.get(public, public) if public is not None else None
 

@@ -20,6 +20,7 @@ from trainsentry.collectors.torch.calls.call_arguments import (
     changed_by,
     has_arrived,
     is_collective,
+    may_change,
     without_buffers,
 )
 from trainsentry.collectors.torch.calls.call_gradients import Edges, GradientsOfCall, ParameterGradients
@@ -106,7 +107,7 @@ class CallWatcher:
                 register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
                 register_optimizer_step_post_hook(lambda *_: self._enter(None)),
             ]
-            self._mode = OperationMode(self.guard, self.part, self.names, self.call_operation)
+            self._mode = OperationMode(self.guard, self.part, self.names, self.call_operation, self._before_change)
             enter_below(self._mode)
 
     def stop(self) -> None:
@@ -197,6 +198,8 @@ class CallWatcher:
         call.traced = torch.is_grad_enabled() and self.selection.may_begin(call, "backward")
         writer = self.task.writer
         if not call.recorded or writer is None:
+            if not is_module and may_change(stem, args, kwargs):
+                self._before_change()
             self._note_edges(call, tensors)
             return call
         with self._quietly:
@@ -207,8 +210,15 @@ class CallWatcher:
             if self.stacks is not None:
                 writer.stack(call.name(), number, self.stacks.text(number))
             self.task.before(call, *without_buffers(stem, args, kwargs))
+        if not is_module and may_change(stem, args, kwargs):
+            self._before_change()
         self._note_edges(call, tensors)
         return call
+
+    def _before_change(self) -> None:
+        """Have the task read what it has taken, before an operation changes it."""
+        with self._quietly:
+            self.task.before_change()
 
     def end(self, call: Call, output: Any, module: nn.Module | None) -> None:
         """Have the task take a call's outputs, and watch its backward pass."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +11,21 @@ from trainsentry.collectors.calls.call import Call
 from trainsentry.collectors.calls.call_selection import CallSelection
 from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
+from trainsentry.collectors.torch.calls.tensor_files import TensorFiles
 from trainsentry.collectors.torch.calls.values import describe
 from trainsentry.collectors.torch.rows.local_tensor import is_readable, local
 from trainsentry.collectors.torch.saving import SUFFIX, save_again, save_tensor
+
+MOST_ENTRIES: Final = 4_096
+"""Entries kept until the values of their tensors arrive (some 10 MB): then the host waits for the device once."""
 
 
 class DumpTask:
     """Describes each call to a writer; `save` also writes its tensors to files, and without `values` no tensor is read.
 
-    With `later`, statistics and tensors stay on their device until `flush`. `may_save(file_name, tensor)` decides
-    whether a file is written.
+    Statistics of tensors on a device are copied to the host at `flush`, or after `MOST_ENTRIES` calls; their files are
+    written from copies while the step goes on. With `later` all entries are written at `flush`, and all files from
+    copies. `may_save(file_name, tensor)` decides whether a file is written.
     """
 
     def __init__(
@@ -40,8 +45,8 @@ class DumpTask:
         self.later = later
         self.may_save = may_save
         self.writer: EntryWriter | None = None
+        self._files = TensorFiles()
         self._entries: list[tuple[str, dict[str, Any]]] = []
-        self._tensors: list[tuple[Tensor, Path]] = []
 
     def before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Describe the inputs, before the call can change them."""
@@ -90,25 +95,30 @@ class DumpTask:
         if self.values:
             self._emit(name, {p: [self._take(g, f"{name}.{p}")] for p, g in gradients.items()})
 
+    def before_change(self) -> None:
+        """Read what was described and not yet read."""
+        self.facts.read_waiting()
+
     def forget(self) -> None:
         """Forget what is known of tensors, so that each is read again."""
         self.facts.forget()
 
     def flush(self) -> None:
-        """Write the entries and tensors that were kept."""
+        """Write the entries that were kept, and wait until the files are written."""
+        self._write_entries()
+        self._files.drain()
+
+    def _write_entries(self) -> None:
         self.facts.settle()
         entries, self._entries = self._entries, []
-        tensors, self._tensors = self._tensors, []
-        for tensor, path in tensors:
-            save_tensor(tensor, path)
         for name, content in entries:
             if self.writer is not None:
                 self.writer.entry(name, content)
 
     def _emit(self, name: str, content: dict[str, Any]) -> None:
         self._entries.append((name, content))
-        if not self.later:
-            self.flush()
+        if len(self._entries) >= MOST_ENTRIES or not (self.later or not self.facts.is_settled):
+            self._write_entries()
 
     def _describe(self, value: Any, stem: str) -> Any:
         return describe(value, "", lambda tensor, path: self._take(tensor, f"{stem}{path}"))
@@ -124,19 +134,16 @@ class DumpTask:
     def _save(self, tensor: Tensor, name: str) -> Path | None:
         """Write a tensor's file, or link the file that already holds the same tensor; None when it may not be saved."""
         assert self.writer is not None
-        if self.later:
-            path = self.writer.tensor_path(name)
-            self._tensors.append((local(tensor).clone(), path))
-            return path
         known = self.facts.file_of(tensor)
         if known is None and self.may_save is not None and not self.may_save(name, tensor):
             return None
         path = self.writer.tensor_path(name)
-        if known is None:
-            save_tensor(tensor, path)
-            self.facts.note_file(tensor, path)
-        else:
-            save_again(known, path, tensor)
+        in_thread = self.later or not local(tensor).is_cpu
+        if known is not None:
+            (self._files.link if in_thread else save_again)(known, path)
+            return path
+        (self._files.write if in_thread else save_tensor)(tensor, path)
+        self.facts.note_file(tensor, path)
         return path
 
 

@@ -1,69 +1,74 @@
 """Records the calls that overflow, with their inputs before the call, and whether each made the overflow itself."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from trainsentry.collectors.calls.call import Call
 from trainsentry.collectors.calls.dump_entries import EntryWriter
+from trainsentry.collectors.torch.calls.call_arguments import may_change
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.values import describe
-from trainsentry.collectors.torch.rows.local_tensor import is_readable, local
+from trainsentry.collectors.torch.device.device import OverflowFlag
+from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, version_of
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
-
-
-class OverflowFlags(Protocol):
-    """The overflow flag of a device in saturation mode, where results stay finite."""
-
-    def clear(self) -> None:
-        """Clear the flag."""
-
-    def is_set(self) -> bool:
-        """Whether an operation has overflowed since the last `clear`; waits for the device."""
-
-
-class NpuFlags:
-    """The overflow flag of an Ascend NPU."""
-
-    def __init__(self, tools: Any) -> None:
-        self._tools = tools
-
-    def clear(self) -> None:
-        """Clear the flag."""
-        self._tools.clear_npu_overflow_flag()
-
-    def is_set(self) -> bool:
-        """Whether an operation has overflowed since the last `clear`."""
-        return bool(self._tools.get_npu_overflow_flag())
-
-
-def flags_of_device() -> OverflowFlags | None:
-    """Return the flag of an NPU in saturation mode; None where an overflow shows in the results."""
-    npu = sys.modules.get("torch_npu")
-    tools = getattr(getattr(npu, "npu", None), "utils", None)
-    if tools is None or tools.is_support_inf_nan():
-        return None
-    return NpuFlags(tools)
-
 
 MADE: Final = "made"
 PASSED_ON: Final = "passed_on"
+MOST_CALLS: Final = 256
+"""Calls on a device that are judged together: the host waits once for all of them."""
+
+MOST_BYTES: Final = 2**28
+"""Bytes of tensors that calls keep in use until they are judged; most of them the backward pass keeps anyway."""
+
 UNSCALE: Final = "Torch._amp_foreach_non_finite_check_and_unscale_"
 """The operation by which a loss scaler finds an overflow, and then skips the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor to save if its call has overflowed, the stem of its file, and its version (None: it is a copy)."""
+
+    tensor: Tensor
+    stem: str
+    version: int | None = None
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether it is as it was when it was kept."""
+        return self.version is None or version_of(self.tensor) == self.version
+
+
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """A call whose values may not have arrived, or gradients of parameters (without `inputs`)."""
+
+    name: str
+    content: dict[str, Any]
+    inputs: tuple[str, ...]
+    outputs: str
+    tensors: list[Kept]
+    flagged: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that are kept for it."""
+        return sum(kept.tensor.nbytes for kept in self.tensors)
 
 
 class OverflowTask:
     """Counts overflowing calls in `calls`; `unscaled` says that a loss scaler found one in this step.
 
     A call overflows when its results hold NaN or Inf, or when the device's flag is set. It made the overflow itself
-    when none of its inputs was NaN or Inf. Passing on an input's −Inf is no overflow: masks are made of −Inf.
+    when none of its inputs was NaN or Inf. Passing on an input's −Inf is no overflow: masks are made of −Inf. Calls on
+    a device are judged together, `MOST_CALLS` at a time, as the host must wait for each verdict.
     """
 
-    def __init__(self, facts: TensorFacts, *, flags: OverflowFlags | None = None, save: bool = True) -> None:
+    def __init__(self, facts: TensorFacts, *, flags: OverflowFlag | None = None, save: bool = True) -> None:
         self.facts = facts
         self.flags = flags
         self.save = save
@@ -71,16 +76,18 @@ class OverflowTask:
         self.calls = 0
         self.first: str | None = None
         self.unscaled = False
+        self._unjudged: list[Unjudged] = []
+        self._bytes = 0
 
     def before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Describe and copy the inputs, before the call can change them."""
-        kept: list[tuple[Tensor, str]] = []
+        """Describe the inputs, and keep them: copies of what the call can change."""
+        kept: list[Kept] = []
         stem = f"{call.name()}.input."
+        copy = call.is_module or may_change(call.stem, args, kwargs)
         content = {
-            "input_args": self._describe(list(args), stem, kept),
-            "input_kwargs": self._describe(dict(kwargs), stem, kept),
+            "input_args": self._describe(list(args), stem, kept, copy=copy),
+            "input_kwargs": self._describe(dict(kwargs), stem, kept, copy=copy),
         }
-        self.facts.settle()
         call.state = (content, kept)
         if self.flags is not None:
             self.flags.clear()
@@ -92,106 +99,114 @@ class OverflowTask:
         (content, kept), call.state = call.state, None
         flagged = self.flags is not None and self.flags.is_set()
         if call.stem == UNSCALE:
+            self.facts.settle()
             self.unscaled |= bool(kinds_in(content["input_args"][:1]))
             return
         given = output if isinstance(output, tuple) else (output,)
-        results: list[tuple[Tensor, str]] = []
-        content["output"] = self._describe(list(given), f"{call.name()}.output.", results, copy=False)
-        self.facts.settle()
-        self._judge(call.name(), content, ("input_args", "input_kwargs"), "output", [*kept, *results], flagged)
+        content["output"] = self._describe(list(given), f"{call.name()}.output.", kept)
+        self._take(Unjudged(call.name(), content, ("input_args", "input_kwargs"), "output", kept, flagged))
 
     def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
         """Return the description of a gradient at an output, and the tensors to save for it."""
-        kept: list[tuple[Tensor, str]] = []
-        facts = self._describe(gradient, "", kept, copy=False, name=f"{call.name('backward')}.input.{place}")
-        self.facts.settle()
+        kept: list[Kept] = []
+        facts = self._describe(gradient, "", kept, name=f"{call.name('backward')}.input.{place}")
         return facts, kept
 
     def gradients(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
         """Write the backward pass of a call if it has overflowed."""
         name = call.name("backward")
-        tensors = [pair for arrived in inputs if arrived is not None for pair in arrived[1]]
+        tensors = [kept for arrived in inputs if arrived is not None for kept in arrived[1]]
         content: dict[str, Any] = {
             "input": [None if arrived is None else arrived[0] for arrived in inputs],
-            "output": self._describe(list(outputs), f"{name}.output.", tensors, copy=False),
+            "output": self._describe(list(outputs), f"{name}.output.", tensors),
         }
-        self.facts.settle()
-        self._judge(name, content, ("input",), "output", tensors, flagged=False)
+        self._take(Unjudged(name, content, ("input",), "output", tensors))
 
     def parameter_gradients(self, name: str, gradients: Mapping[str, Tensor]) -> None:
         """Write the gradients of parameters if one has overflowed."""
-        tensors: list[tuple[Tensor, str]] = []
-        content = {p: [self._describe(g, "", tensors, copy=False, name=f"{name}.{p}")] for p, g in gradients.items()}
-        self.facts.settle()
-        if any(kinds_in(value) for value in content.values()):
-            self._write(name, content, tensors, MADE, counts=False)
+        tensors: list[Kept] = []
+        content = {p: [self._describe(g, "", tensors, name=f"{name}.{p}")] for p, g in gradients.items()}
+        self._take(Unjudged(name, content, (), "", tensors))
+
+    def before_change(self) -> None:
+        """Read what was described and not yet read."""
+        self.facts.read_waiting()
 
     def forget(self) -> None:
-        """Forget what is known of tensors, so that each is read again."""
+        """Judge what was taken, and forget what is known of tensors, so that each is read again."""
+        self._judge_all()
         self.facts.forget()
 
     def flush(self) -> None:
-        """Do nothing: every entry is written at once."""
+        """Judge what was taken."""
+        self._judge_all()
 
     def take_counts(self) -> tuple[int, str | None, bool]:
         """Return the number of overflowing calls, the first one, and whether a loss scaler found one; reset all."""
+        self._judge_all()
         found = (self.calls, self.first, self.unscaled)
         self.calls, self.first, self.unscaled = 0, None, False
         return found
 
-    def _judge(
-        self,
-        name: str,
-        content: dict[str, Any],
-        input_keys: Sequence[str],
-        output_key: str,
-        tensors: list[tuple[Tensor, str]],
-        flagged: bool,
-    ) -> None:
-        in_outputs = kinds_in(content[output_key])
-        if not in_outputs and not flagged:
-            return
-        in_inputs = set().union(*(kinds_in(content[key]) for key in input_keys))
-        if in_outputs == {-math.inf} and -math.inf in in_inputs and not flagged:
-            return
-        self._write(name, content, tensors, PASSED_ON if in_inputs else MADE)
+    def _take(self, unjudged: Unjudged) -> None:
+        """Judge a call, now if its values have arrived."""
+        self._unjudged.append(unjudged)
+        self._bytes += unjudged.nbytes
+        if self.facts.is_settled or len(self._unjudged) >= MOST_CALLS or self._bytes >= MOST_BYTES:
+            self._judge_all()
 
-    def _write(
-        self, name: str, content: dict[str, Any], tensors: list[tuple[Tensor, str]], how: str, *, counts: bool = True
-    ) -> None:
+    def _judge_all(self) -> None:
+        self.facts.settle()
+        waiting, self._unjudged, self._bytes = self._unjudged, [], 0
+        for unjudged in waiting:
+            if unjudged.inputs:
+                self._judge(unjudged)
+            elif kinds_in(list(unjudged.content.values())):
+                self._write(unjudged, MADE, counts=False)
+
+    def _judge(self, call: Unjudged) -> None:
+        in_outputs = kinds_in(call.content[call.outputs])
+        if not in_outputs and not call.flagged:
+            return
+        in_inputs = set().union(*(kinds_in(call.content[key]) for key in call.inputs))
+        if in_outputs == {-math.inf} and -math.inf in in_inputs and not call.flagged:
+            return
+        self._write(call, PASSED_ON if in_inputs else MADE)
+
+    def _write(self, call: Unjudged, how: str, *, counts: bool = True) -> None:
         if counts:
             self.calls += 1
-            self.first = self.first or name
+            self.first = self.first or call.name
         if self.writer is None:
             return
         names = {}
-        for tensor, stem in tensors if self.save else ():
-            path = self.writer.tensor_path(f"{stem}{SUFFIX}")
-            names[f"{stem}{SUFFIX}"] = path.name
-            save_tensor(tensor, path)
-        _rename_files(content, names)
-        self.writer.entry(name, {**content, "overflow": how})
+        for kept in call.tensors if self.save else ():
+            if kept.is_intact:
+                path = self.writer.tensor_path(f"{kept.stem}{SUFFIX}")
+                names[f"{kept.stem}{SUFFIX}"] = path.name
+                save_tensor(kept.tensor, path)
+        _rename_files(call.content, names)
+        self.writer.entry(call.name, {**call.content, "overflow": how})
 
-    def _describe(
-        self, value: Any, stem: str, kept: list[tuple[Tensor, str]], *, copy: bool = True, name: str = ""
-    ) -> Any:
+    def _describe(self, value: Any, stem: str, kept: list[Kept], *, copy: bool = False, name: str = "") -> Any:
         def take(tensor: Tensor, path: str) -> dict[str, Any]:
             facts = self.facts.describe(tensor)
             part = local(tensor)
             if self.save and part.layout is torch.strided and is_readable(part):
                 file = name or f"{stem}{path}"
                 facts["data_name"] = f"{file}{SUFFIX}"
-                kept.append((part.clone() if copy else part, file))
+                kept.append(Kept(part.clone(), file) if copy else Kept(part, file, version_of(part)))
             return facts
 
         return describe(value, "", take)
 
 
 def _rename_files(described: Any, names: Mapping[str, str]) -> None:
-    """Replace planned file names by the actual ones: the writer numbers long names."""
+    """Replace planned file names by the actual ones, as the writer numbers long names; drop those of no file."""
     if isinstance(described, dict):
-        if "data_name" in described:
-            described["data_name"] = names.get(described["data_name"], described["data_name"])
+        planned = described.pop("data_name", None)
+        if planned in names:
+            described["data_name"] = names[planned]
         for value in described.values():
             _rename_files(value, names)
     elif isinstance(described, list):

@@ -1,10 +1,8 @@
 """Describes tensors for a dump, in msprobe's format."""
 
-import math
 import weakref
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -13,13 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.statistics import COLUMNS, INFS, MAX, MEAN, MIN, NANS, NORM
+from trainsentry.collectors.statistics import COLUMNS, INFS, NANS
+from trainsentry.collectors.torch.calls.device_facts import DeviceFacts, Reading
+from trainsentry.collectors.torch.calls.fact_values import (
+    NUMPY_INTEGERS,
+    fill,
+    fill_integral,
+    fill_non_finite,
+    is_integral,
+)
 from trainsentry.collectors.torch.hooks.backward_pass import in_backward
-from trainsentry.collectors.torch.rows.device_statistics import device_row
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN, address_of, host_row, read_at
 from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, stored_values, version_of
-
-KEYS: Final = ("Max", "Min", "Mean", "Norm")
 
 _READ: Final = INFS + 1
 """Leading columns of a row that are used: min, max, mean, norm, nans, infs."""
@@ -29,16 +32,20 @@ MAX_KNOWN: Final = 4096
 
 
 class TensorFacts:
-    """Describes tensors; those on a device are read in one batch when `settle` is called.
+    """Describes tensors; what lies on a device is filled in when `settle` is called.
+
+    On a device tensors are read a while after they were described, with others, so `read_waiting` must be called
+    before code that changes tensors. With `at_once` they need not.
 
     The output of one call is an input of the next, and an output of its module: a tensor that has not changed is not
     read again. Facts are cached only where autograd counts changes: results with a gradient, parameters until the next
     update (`forget`), and gradients within a backward pass. Data, buffers and constants may change uncounted.
     """
 
-    def __init__(self, *, checksum: bool = False) -> None:
+    def __init__(self, *, checksum: bool = False, at_once: bool = False) -> None:
         self.checksum = checksum
-        self._unsettled: list[tuple[dict[str, Any], Tensor]] = []
+        self.at_once = at_once
+        self._devices: dict[torch.device, DeviceFacts] = {}
         self._known: dict[int, _Known] = {}
         self._row = np.zeros(COLUMNS)
         self._row_at = self._row.ctypes.data
@@ -47,14 +54,16 @@ class TensorFacts:
         """Return type, dtype, shape, Max, Min, Mean, Norm and requires_grad of a tensor's part on this rank."""
         known = self._known_of(tensor)
         if known is not None:
-            return {**known.facts, "requires_grad": tensor.requires_grad}
-        facts = self._describe_plain(tensor) or self._describe(tensor)
+            return known.copy(tensor)
+        reading: Reading = []
+        facts = self._describe_plain(tensor) or self._describe(tensor, reading)
         version = version_of(tensor)
-        if version is not None and tensor.is_cpu and _keeps(tensor):
+        if version is not None and _keeps(tensor):
             if len(self._known) >= MAX_KNOWN:
-                self.forget()
-            self._known[id(tensor)] = _Known(weakref.ref(tensor), version, tensor.data_ptr(), facts)
-            return dict(facts)
+                self._known.clear()
+            known = _Known(weakref.ref(tensor), version, tensor.data_ptr(), facts, reading)
+            self._known[id(tensor)] = known
+            return known.copy(tensor)
         return facts
 
     def file_of(self, tensor: Tensor) -> Path | None:
@@ -69,8 +78,19 @@ class TensorFacts:
             known.file = path
 
     def forget(self) -> None:
-        """Empty the cache: tensors may have changed, or another step begins, whose files lie elsewhere."""
+        """Empty the cache: tensors may change, or another step begins, whose files lie elsewhere."""
+        self.read_waiting()
         self._known.clear()
+
+    def read_waiting(self) -> None:
+        """Read what was described and not yet read: it may change from now on."""
+        for device in self._devices.values():
+            device.read_waiting()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every description is complete."""
+        return not any(self._devices.values())
 
     def _known_of(self, tensor: Tensor) -> "_Known | None":
         known = self._known.get(id(tensor))
@@ -98,7 +118,7 @@ class TensorFacts:
             "requires_grad": tensor.requires_grad,
         }
 
-    def _describe(self, tensor: Tensor) -> dict[str, Any]:
+    def _describe(self, tensor: Tensor, reading: Reading) -> dict[str, Any]:
         part = local(tensor)
         facts: dict[str, Any] = {
             "type": _type_of(tensor),
@@ -113,44 +133,56 @@ class TensorFacts:
         if part is not tensor and hasattr(tensor, "placements"):
             facts.update(_layout(tensor))
         if part.numel() and is_readable(part):
-            self._read(part, facts)
+            self._read(part, facts, reading)
         return facts
 
     def settle(self) -> None:
         """Fill in the statistics of tensors on devices, by one copy per device."""
-        unsettled, self._unsettled = self._unsettled, []
-        devices = {row.device for _, row in unsettled}
-        for device in devices:
-            rows = [(facts, row) for facts, row in unsettled if row.device == device]
-            values = torch.stack([row for _, row in rows]).cpu().double().numpy()
-            for (facts, _), row in zip(rows, values, strict=True):
-                _fill(facts, row)
+        for device in self._devices.values():
+            if device:
+                device.settle()
 
-    def _read(self, part: Tensor, facts: dict[str, Any]) -> None:
+    def _read(self, part: Tensor, facts: dict[str, Any], reading: Reading) -> None:
         stored, implicit = stored_values(part)
-        if not part.is_cpu:
-            self._unsettled.append((facts, device_row(stored, 0.0, implicit)))
-        elif _is_integral(stored):
-            _fill_integral(facts, stored)
+        if not stored.is_cpu:
+            reading.extend([facts])
+            self._on_device(stored.device).read(stored, implicit, reading)
+        elif is_integral(stored):
+            _describe_integers(facts, stored)
         else:
             row = host_row(stored, 0.0, implicit)
             if row[NANS] or row[INFS]:
-                _fill_non_finite(facts, stored, row)
+                fill_non_finite(facts, stored, row)
             else:
-                _fill(facts, row)
+                fill(facts, row.tolist())
         if self.checksum:
             facts["md5"] = checksum_of(stored)
+
+    def _on_device(self, device: torch.device) -> DeviceFacts:
+        found = self._devices.get(device)
+        if found is None:
+            found = self._devices[device] = DeviceFacts(device)
+            found.at_once = self.at_once
+        return found
 
 
 @dataclass
 class _Known:
-    """The cached facts of a tensor, valid while it lives and has not changed."""
+    """The cached facts of a tensor, valid while it lives and has not changed; `reading` may yet complete them."""
 
     tensor: "weakref.ref[Tensor]"
     version: int
     address: int
     facts: dict[str, Any]
+    reading: Reading = field(default_factory=list)
     file: Path | None = None
+
+    def copy(self, tensor: Tensor) -> dict[str, Any]:
+        """Return a copy of the facts, which is completed with them."""
+        copied = {**self.facts, "requires_grad": tensor.requires_grad}
+        if self.reading:
+            self.reading.append(copied)
+        return copied
 
 
 def _keeps(tensor: Tensor) -> bool:
@@ -179,53 +211,12 @@ def _shape_of(tensor: Tensor) -> list[Any]:
     return [n if isinstance(n, int) else str(n) for n in tensor.shape]
 
 
-def _is_integral(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
-
-
-def _fill(facts: dict[str, Any], row: Iterable[Any]) -> None:
-    values = [float(x) for x in row]
-    facts["Max"], facts["Min"] = values[MAX], values[MIN]
-    facts["Mean"], facts["Norm"] = values[MEAN], values[NORM]
-    if facts["dtype"].startswith("torch.complex"):
-        facts["Norm"] = None
-    if values[NANS] or values[INFS]:
-        facts["Max_except_inf_nan"], facts["Min_except_inf_nan"] = values[MAX], values[MIN]
-        infinite = math.nan if values[NANS] else math.inf
-        facts["Max"] = facts["Norm"] = infinite
-        facts["Min"] = facts["Mean"] = math.nan if values[NANS] else values[MIN]
-
-
-def _fill_non_finite(facts: dict[str, Any], tensor: Tensor, row: Any) -> None:
-    """Fill in the results of plain reductions, which may be NaN or Inf, and the extremes of the finite values."""
-    wide = tensor.abs() if tensor.is_complex() else tensor.float()
-    facts.update(Max=wide.max().item(), Min=wide.min().item(), Mean=wide.mean().item(), Norm=wide.norm().item())
-    for key, column in (("Max_except_inf_nan", MAX), ("Min_except_inf_nan", MIN)):
-        facts[key] = None if math.isnan(row[column]) else float(row[column])
-
-
-def _fill_integral(facts: dict[str, Any], tensor: Tensor) -> None:
+def _describe_integers(facts: dict[str, Any], tensor: Tensor) -> None:
     if tensor.dtype is torch.bool:
-        facts["Max"], facts["Min"] = bool(tensor.any()), bool(tensor.all())
-    elif tensor.dtype in _NUMPY_INTEGERS:
+        fill_integral(facts, bool(tensor.all()), bool(tensor.any()))
+    elif tensor.dtype in NUMPY_INTEGERS:
         array = tensor.numpy()
-        facts["Max"], facts["Min"] = int(array.max()), int(array.min())
-    if tensor.dim() == 0:
-        facts["Mean"] = facts["Norm"] = facts["Max"]
-
-
-_NUMPY_INTEGERS: Final = frozenset(
-    {
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-    }
-)
+        fill_integral(facts, int(array.min()), int(array.max()))
 
 
 def _type_of(tensor: Tensor) -> str:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from trainsentry.collectors.calls.call_stacks import is_ours
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.torch.calls.call_arguments import HANDLER
+from trainsentry.collectors.torch.calls.call_arguments import HANDLER, may_change_arguments
 from trainsentry.collectors.torch.calls.call_names import CallNames
 
 CallOperation = Callable[[str, Any, tuple[Any, ...], Mapping[str, Any], FrameType | None], Any]
@@ -20,15 +20,24 @@ CallOperation = Callable[[str, Any, tuple[Any, ...], Mapping[str, Any], FrameTyp
 class OperationMode(TorchFunctionMode):
     """Routes operations that have a name through `call_operation(name, function, args, kwargs, frame)`.
 
+    `before_change` is called before an operation without a name that may change tensors.
     `frame` is the caller's. Inside the call the mode is off, so that only the outermost operation is intercepted.
     """
 
-    def __init__(self, guard: Guard, part: str, names: CallNames, call_operation: CallOperation) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        part: str,
+        names: CallNames,
+        call_operation: CallOperation,
+        before_change: Callable[[], None],
+    ) -> None:
         super().__init__()
         self._guard = guard
         self._part = part
         self._names = names
         self._call_operation = call_operation
+        self._before_change = before_change
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Make the call, through `call_operation` if it has a name."""
@@ -36,6 +45,8 @@ class OperationMode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         name, frame = self._named(func)
         if name is None or self._part in self._guard.disabled:
+            if may_change_arguments(getattr(func, "__name__", "")):
+                self._guard.run(self._part, self._before_change)
             return func(*args, **(kwargs or {}))
         return self._call_operation(name, func, args, kwargs or {}, frame)
 

@@ -32,6 +32,9 @@ FIRST_ROWS: Final = 256
 class DeviceRows:
     """Rows of one device in one buffer; `positions` says which row of the record each of them is.
 
+    `address_in_place` returns the address at which the fused kernels read a plain tensor of this device, 0 where they
+    cannot; it is asked for each tensor, so it is no method.
+
     `overwritten` are the positions of tensors that changed before they were read, and `lost` those of rows that no
     kernel could write: their values mean nothing.
     """
@@ -50,18 +53,16 @@ class DeviceRows:
         self._gathered = GatheredTensors(limits or GatherLimits())
         self._gathering_on: tuple[int, Any] = (0, None)
         self._has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
-        if self.fused is not None and not self._has_private_formats:
-            self.address_in_place = address_in_place  # type: ignore[method-assign]  # a call less for each tensor
+        found = self._address_in_plain_format if self._has_private_formats else address_in_place
+        self.address_in_place: Callable[[Tensor], int] = _nowhere if self.fused is None else found
 
     def __bool__(self) -> bool:
         """Whether there are rows, or tensors that wait to be read."""
         return bool(self.positions or self._gathered.positions)
 
-    def address_in_place(self, x: Tensor) -> int:
+    def _address_in_plain_format(self, x: Tensor) -> int:
         """Return the address at which the fused kernels read a plain tensor of this device, 0 where they cannot."""
-        if self.fused is None or (self._has_private_formats and not self.seam.has_plain_format(x)):
-            return 0
-        return address_in_place(x)
+        return address_in_place(x) if self.seam.has_plain_format(x) else 0
 
     def addresses_in_place(self, tensors: Sequence[Tensor]) -> list[int] | None:
         """Return the addresses of many such tensors; None where one cannot be read in place."""
@@ -176,7 +177,7 @@ class DeviceRows:
         if self.fused is not None:
             logger.warning("trainsentry: the fused kernels do not run on %s; slower ones do: %s", self.device, error)
         self.fused = None
-        self.address_in_place = _nowhere  # type: ignore[method-assign]
+        self.address_in_place = _nowhere
 
     def _reserve(self, positions: Sequence[int]) -> Tensor:
         """Take the next rows for the given positions of the record; return them, shape (n, COLUMNS)."""

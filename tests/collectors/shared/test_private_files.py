@@ -24,7 +24,7 @@ def mode(path):
 
 def test_a_tensor_and_its_second_name_can_be_read_by_nobody_else(tmp_path):
     save_tensor(torch.ones(3), tmp_path / "one.pt")
-    save_again(tmp_path / "one.pt", tmp_path / "again.pt", torch.ones(3))
+    save_again(tmp_path / "one.pt", tmp_path / "again.pt")
     assert mode(tmp_path / "one.pt") == mode(tmp_path / "again.pt") == 0o600
     assert load_tensor(tmp_path / "again.pt").tolist() == [1.0] * 3
 

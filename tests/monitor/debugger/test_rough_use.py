@@ -14,7 +14,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 from trainsentry import PrecisionDebugger
-from trainsentry.collectors.torch.calls import tensor_facts
 from trainsentry.collectors.torch.calls.replay_call import replay
 from trainsentry.collectors.torch.saving import load_tensor
 from trainsentry.monitor.cli.app import app
@@ -108,22 +107,6 @@ def test_a_gradient_penalty_leaks_no_graph(tmp_path, stopped):
     debugger.step()
     gc.collect()
     assert [r() is not None for r in alive] == [False] * 3
-
-
-def test_tensors_on_a_device_have_their_statistics(tmp_path, monkeypatch):
-    """The way of devices, on the CPU: rows are made there, and settled together."""
-
-    def later(self, held, facts):
-        self._unsettled.append((facts, tensor_facts.device_row(held)))
-
-    monkeypatch.setattr(tensor_facts.TensorFacts, "_read", later)
-    model = make(Tower)
-    debugger = start(tmp_path, model, task="statistics")
-    model(torch.ones(2, 4)).sum().backward()
-    data = end(debugger, tmp_path)
-    facts = data["Module.last.Linear.forward.0"]["parameters"]["weight"]
-    assert facts["Norm"] == pytest.approx(make(Tower).last.weight.norm().item(), rel=1e-6)
-    assert data["Module.last.Linear.backward.0"]["input"][0]["Max"] == 1.0
 
 
 def test_a_file_with_two_names_is_not_written_through_one_of_them(tmp_path):

@@ -121,7 +121,7 @@ def test_the_whole_storage_of_a_view_counts():
 
 
 def test_device_memory_is_rows_arena_tables_and_what_waits():
-    """The arithmetic that the documentation states: 8 MB of partial rows, 64 bytes a row, and the tables of a launch."""
+    """The documented arithmetic: 8 MB of partial rows, 64 bytes a row, and the tables of a launch."""
     tensors = [torch.ones(10) for _ in range(5_000)]
     with counted_launches():
         rows = StepRows(SeriesTable(), device_rows_on_cpu=True)
