@@ -1,0 +1,41 @@
+"""CUDA and ROCm, which torch both calls cuda."""
+
+import os
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+
+from trainsentry.collectors.torch.device.device import Device
+
+
+class Cuda(Device):
+    """An NVIDIA or AMD GPU."""
+
+    collectives = "nccl"
+    graph_class = "CUDAGraph"
+
+    def _architecture(self, found: Any) -> str:
+        return str(getattr(found, "gcnArchName", "")) or f"sm_{found.major}{found.minor}"
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of CUDA or ROCm, cuDNN and NCCL that torch was built with."""
+        found = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+        if torch.backends.cudnn.is_available():
+            found["cuDNN"] = str(torch.backends.cudnn.version())
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return {name: version for name, version in found.items() if version}
+
+    def has_triton(self) -> bool:
+        """Whether Triton is installed."""
+        return find_spec("triton") is not None
+
+    def make_deterministic(self) -> None:
+        """Choose the deterministic algorithms of cuBLAS (read when it starts) and cuDNN."""
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+
+
+CUDA: Final = Cuda("cuda")

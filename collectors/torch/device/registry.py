@@ -1,0 +1,75 @@
+"""Registers the types of devices, and finds the one of a tensor."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.torch.device.cpu import CPU
+from trainsentry.collectors.torch.device.cuda import CUDA
+from trainsentry.collectors.torch.device.device import Device
+from trainsentry.collectors.torch.device.npu import NPU
+
+_WITHOUT_FLOAT64: Final = frozenset({"mps"})
+"""Types of torch's other devices that have no float64."""
+
+_devices: dict[str, Device] = {device.type: device for device in (CPU, CUDA, NPU)}
+
+
+def register_device(device: Device) -> None:
+    """Add a type of device; call it before `watch`.
+
+    Raises:
+        ValueError: when a device of that type is registered.
+
+    """
+    if device.type in _devices:
+        names = ", ".join(_devices)
+        raise ValueError(f"register_device: {device.type!r} is registered; allowed: any type except {names}")
+    _devices[device.type] = device
+
+
+def unregister_device(device: Device) -> None:
+    """Undo `register_device`."""
+    del _devices[device.type]
+
+
+def device_of(of: "Tensor | torch.device | str") -> Device:
+    """Return the type of device that holds a tensor, or of a `torch.device`, or of a name such as "npu:0".
+
+    A type that is not registered is served by the base class, as torch describes all accelerators alike.
+    """
+    if isinstance(of, Tensor):
+        return _of_type(of.device.type)
+    return _of_type(of.partition(":")[0] if isinstance(of, str) else of.type)
+
+
+def _of_type(device_type: str) -> Device:
+    found = _devices.get(device_type)
+    if found is None:
+        found = _devices[device_type] = Device(device_type, has_float64=device_type not in _WITHOUT_FLOAT64)
+    return found
+
+
+def known_devices() -> tuple[Device, ...]:
+    """Return all types of devices that are registered, the host first, and torch's current accelerator."""
+    accelerator()
+    return tuple(_devices.values())
+
+
+def available_devices() -> list[Device]:
+    """Return the types of devices that can be used, the host first."""
+    return [device for device in known_devices() if device.is_available()]
+
+
+def accelerator() -> Device | None:
+    """Return the type of torch's current accelerator; None where only the host can be used."""
+    if not torch.accelerator.is_available():
+        return None
+    current = torch.accelerator.current_accelerator()
+    return None if current is None else device_of(current)
+
+
+def stream_is_captured() -> bool:
+    """Whether this thread's current stream, on any accelerator in use, is being captured."""
+    return any(device.is_capturing() for device in _devices.values())
