@@ -23,6 +23,7 @@ from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import describe
 from trainsentry.collectors.targets import checked_targets
 from trainsentry.collectors.torch.added_modules import AddedModules
+from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.distributed.communication import CollectiveRows
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
@@ -161,7 +162,7 @@ class TorchWatch(WatchedModel):
     @property
     def on_host(self) -> bool:
         """Whether every parameter is in host memory."""
-        return all(p.parameter.device.type == "cpu" for p in self.names.parameters)
+        return all(device_of(p.parameter).on_host for p in self.names.parameters)
 
     @property
     def takes_boundaries(self) -> bool:

@@ -1,5 +1,6 @@
 """Ascend NPUs, by torch_npu, whose functions are looked up when they are used: a version may lack one."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -75,12 +76,9 @@ class Npu(Device):
         if module is None:
             return {}
         found = {"torch_npu": str(module.__version__)}
-        ask = getattr(module.npu.utils, "get_cann_version", None)
-        for part in PARTS_OF_CANN if ask is not None else ():
-            try:
-                found[part] = str(ask(part))
-            except Exception as error:  # noqa: BLE001 - an older CANN knows fewer parts
-                found[part] = type(error).__name__
+        for part in PARTS_OF_CANN:
+            with contextlib.suppress(Exception):  # an older CANN knows fewer parts, an older torch_npu none
+                found[part] = str(module.npu.utils.get_cann_version(part))
         return {name: version for name, version in found.items() if version}
 
     # ------------------------------------------------------------------ formats
