@@ -47,9 +47,7 @@ def train(name, out, *, watched=True, steps=4, overflow_at=None, settings=None):
                 given = given * float("inf")
             loss = model(given).square().mean()
             loss.backward()
-            truth.append(
-                {n: (whole(p).norm().item(), whole(p.grad).norm().item()) for n, p in net.named_parameters()}
-            )
+            truth.append({n: (whole(p).norm().item(), whole(p.grad).norm().item()) for n, p in net.named_parameters()})
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())

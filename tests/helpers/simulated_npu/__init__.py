@@ -1,4 +1,4 @@
-"""A simulated NPU in this process: torch's device "npu", with `torch.npu` and `torch_npu`, whose kernels run on the CPU.
+"""A simulated NPU in this process: torch's device "npu", `torch.npu` and `torch_npu`; its kernels run on the CPU.
 
 `load()` changes the process for good: torch's PrivateUse1 has one name.
 """
@@ -28,7 +28,6 @@ def load():
 
     torch._register_device_module("npu", npu_module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    npu_module._lazy_init()
     sys.modules["torch_npu"] = importlib.import_module(f"{__name__}.torch_npu")
 
 

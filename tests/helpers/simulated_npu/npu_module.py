@@ -1,12 +1,11 @@
 """`torch.npu` of the simulated accelerator: the functions that torch and trainsentry ask a device's module for."""
 
+from types import SimpleNamespace
+
 import torch
-from torch import _utils
 
 SUPPORTED = [torch.float16, torch.bfloat16]
 ops = torch.ops.simulated_npu
-
-_initialized = False
 
 
 def is_available():
@@ -14,12 +13,11 @@ def is_available():
 
 
 def is_initialized():
-    return _initialized
+    return True
 
 
 def _lazy_init():
-    global _initialized
-    _initialized = True
+    pass
 
 
 def _is_in_bad_fork():
@@ -27,7 +25,7 @@ def _is_in_bad_fork():
 
 
 def device_count():
-    return torch.accelerator.device_count() if False else 2
+    return 2
 
 
 def current_device():
@@ -78,7 +76,8 @@ def current_stream(device=None):
 
 
 def default_stream(device=None):
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=int(torch._C._autograd.DeviceType.PrivateUse1))
+    private = int(torch._C._autograd.DeviceType.PrivateUse1)
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=private)
 
 
 class stream:
@@ -181,7 +180,7 @@ def empty_cache():
 
 
 def get_device_properties(device=None):
-    return _utils.SimpleNamespace(name="Simulated", total_memory=ops.memory_total(), vector_core_num=1, cube_core_num=1)
+    return SimpleNamespace(name="Simulated", total_memory=ops.memory_total(), vector_core_num=1, cube_core_num=1)
 
 
 def get_device_name(device=None):

@@ -43,6 +43,17 @@ def _clear_npu_overflow_flag():
         ops.clear_overflow()
 
 
+def npu_get_float_status(self, mode=0):
+    """Return eight numbers, the first of which tells; the host does not wait for them."""
+    return torch.full((8,), float(ops.overflow_seen()), device=self.device)
+
+
+def npu_clear_float_status(self, mode=0):
+    """Clear the flag."""
+    _clear_npu_overflow_flag()
+    return torch.zeros(8, device=self.device)
+
+
 npu.utils = types.SimpleNamespace(
     is_support_inf_nan=lambda: not ops.saturates(),
     get_npu_overflow_flag=_get_npu_overflow_flag,
