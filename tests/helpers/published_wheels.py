@@ -26,7 +26,7 @@ class NotToBeHad(Exception):
 
 
 def _pip(*arguments):
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries=1", "--timeout=20", *arguments]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

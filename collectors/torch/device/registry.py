@@ -63,10 +63,14 @@ def available_devices() -> list[Device]:
 
 
 def accelerator() -> Device | None:
-    """Return the type of torch's current accelerator; None where only the host can be used."""
-    if not torch.accelerator.is_available():
+    """Return the type of torch's current accelerator; None where only the host can be used.
+
+    A backend whose import failed half-way counts as none: torch then knows its name and raises for the rest.
+    """
+    try:
+        current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    except (AttributeError, ImportError, RuntimeError):
         return None
-    current = torch.accelerator.current_accelerator()
     return None if current is None else device_of(current)
 
 
