@@ -8,7 +8,7 @@ PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
 # Some machines are told to keep nothing that was compiled; then every process of the tests would compile all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-torch test-torches torch-environment test-peer lint types pytest pytest-alone pytest-ranks mindspore format clean
+.PHONY: demo test simulated test-torch test-torches torch-environment test-peer lint types pytest pytest-alone pytest-ranks mindspore format clean
 
 # Folders whose tests keep process groups, whole trainers or builds busy; the others run beside them.
 RANKS := tests/packaging tests/distributed tests/scenarios
@@ -19,7 +19,7 @@ demo: $(VENV)/demo.stamp
 # The two environments are built one after the other: they share the compiled kernel in this folder.
 test: $(VENV)/dev.stamp
 	$(MAKE) --jobs=2 --output-sync=target lint types $(VENV)-mindspore/stamp
-	$(MAKE) --jobs=2 --output-sync=target pytest-ranks pytest-alone mindspore
+	$(MAKE) --jobs=2 --output-sync=target pytest-ranks pytest-alone simulated mindspore
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -31,10 +31,14 @@ types: $(VENV)/dev.stamp
 pytest: pytest-alone pytest-ranks
 
 pytest-alone: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest $(RANKS:%=--ignore=%)
+	$(BIN)/python -m pytest $(RANKS:%=--ignore=%) --ignore=tests/simulated
 
 pytest-ranks: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(RANKS)
+
+# An NPU on the CPU, compiled for the tests. torch's PrivateUse1 has one name a process, so it has a process of its own.
+simulated: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest tests/simulated
 
 # MindSpore needs NumPy 1 and is tested without torch, so it has an environment of its own.
 mindspore: $(VENV)-mindspore/stamp

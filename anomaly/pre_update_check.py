@@ -1,5 +1,6 @@
 """The check of a step in the training process, before its update: only rules that need no history."""
 
+from collections.abc import Callable
 from typing import Final
 
 from trainsentry.anomaly.overflow import OverflowRule
@@ -14,8 +15,8 @@ SKIPS_TO_LOOK: Final = 3
 class PreUpdateCheck:
     """Decides whether a step is examined before its update, and counts its overflow."""
 
-    def __init__(self, table: SeriesTable) -> None:
-        self.overflow = OverflowRule(table)
+    def __init__(self, table: SeriesTable, saturates: Callable[[], bool] = lambda: False) -> None:
+        self.overflow = OverflowRule(table, saturates)
         self._edge = DtypeEdgeRule(self.overflow.arrays)
         self._skips_in_a_row = 0
 

@@ -203,6 +203,10 @@ class ModelWatch(Protocol):
         """Whether every parameter is in host memory, so that its values are read without waiting."""
 
     @property
+    def saturates(self) -> bool:
+        """Whether the device stores the largest finite value where a result overflows, instead of Inf."""
+
+    @property
     def takes_boundaries(self) -> bool:
         """Whether only the optimizers' calls mark the ends of steps."""
 

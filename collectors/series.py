@@ -50,6 +50,9 @@ after the scheduler has already set the next step's."""
 FOUND_INF = "found_inf"
 """The scalar of whether the loss scaler makes a fused optimizer skip; 0 or 1."""
 
+OVERFLOW_FLAG = "overflow_flag"
+"""The scalar of a device's overflow flag at the end of a step, where results saturate: not 0 after an overflow."""
+
 SKIPPED = "skipped"
 """The scalar of a step that the loss scaler skipped: 1; other steps have no row."""
 

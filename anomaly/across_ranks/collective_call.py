@@ -14,28 +14,36 @@ MOST_OUTPUTS: Final = 16
 COPIED: Final = 1e-9
 """Relative difference of two sums of the same numbers, added up in float64 in another order."""
 
+COPIED_IN_FLOAT32: Final = 2.0**-19
+"""The same in float32, on devices without float64: 16 roundings, of sums in blocks and in trees."""
+
 
 @dataclass(frozen=True)
 class Sums:
-    """The tensors on one side of a call: the sum of all elements, their norm, how many there are."""
+    """The tensors on one side of a call: the sum of all elements, their norm, how many there are.
+
+    `copied` is the relative difference of two such sums of the same numbers: COPIED or COPIED_IN_FLOAT32.
+    """
 
     total: float
     norm: float
     numel: int
     finite: bool
     dtype: str
+    copied: float = COPIED
 
     @classmethod
     def of(cls, parts: Sequence["Sums"]) -> "Sums":
         """Return the sums of several tensors together."""
         norm = math.sqrt(sum(p.norm * p.norm for p in parts))  # infinite where a power would raise
         finite, dtype = all(p.finite for p in parts), parts[0].dtype if parts else ""
-        return cls(sum(p.total for p in parts), norm, sum(p.numel for p in parts), finite, dtype)
+        copied = max((p.copied for p in parts), default=COPIED)
+        return cls(sum(p.total for p in parts), norm, sum(p.numel for p in parts), finite, dtype, copied)
 
     @property
     def slack(self) -> float:
         """The largest difference between this sum and that of the same numbers on another rank."""
-        return COPIED * self.norm * math.sqrt(max(self.numel, 1))
+        return self.copied * self.norm * math.sqrt(max(self.numel, 1))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
-from trainsentry.anomaly.across_ranks.collective_call import COPIED, MOST_OUTPUTS, CollectiveCall
+from trainsentry.anomaly.across_ranks.collective_call import MOST_OUTPUTS, CollectiveCall
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, Anomaly, Detector
 from trainsentry.collectors.series import COMMUNICATION_OUTPUT
 
@@ -114,7 +114,8 @@ def _reduced(call: CollectiveCall) -> float | None:
 
 
 def _rounding(call: CollectiveCall) -> float:
-    return (EPSILON.get(call.put_in.dtype, 0.0) * call.ranks * math.sqrt(call.longest) + COPIED) * call.norms
+    added_up = EPSILON.get(call.put_in.dtype, 0.0) * call.ranks * math.sqrt(call.longest)
+    return (added_up + call.put_in.copied) * call.norms
 
 
 def _each_unequal(step: int, call: CollectiveCall, expected: float | None, bound: float) -> list[Anomaly]:

@@ -70,7 +70,7 @@ class DtypeEdgeRule(Rule):
         rows = np.flatnonzero(found & observed.judged)
         if not len(rows):
             return []
-        largest = _magnitudes(record)[rows]
+        largest = magnitudes(record)[rows]
         edges = self._edges.values[record.layouts[rows]]
         return [
             Finding(int(record.ids[row]), row, OVERFLOW, self.name, "max", value, bound, _score(value, bound))
@@ -82,7 +82,7 @@ class DtypeEdgeRule(Rule):
         where = record.where
         edges = self._edges.values[record.layouts]
         with np.errstate(invalid="ignore"):
-            found: Mask = (_magnitudes(record) >= edges) & ~facts.scalar[where]
+            found: Mask = (magnitudes(record) >= edges) & ~facts.scalar[where]
             found &= ~(facts.backward[where] & (edges <= FLOAT16))
         seen, is_at_edge = self._seen.values, self._is_at_edge.values
         if not seen[where].all():
@@ -106,6 +106,7 @@ def _score(magnitude: float, bound: float) -> float:
     return SCORE + math.log10(magnitude / bound)
 
 
-def _magnitudes(record: StepRecord) -> Floats:
+def magnitudes(record: StepRecord) -> Floats:
+    """Return the largest magnitude of each row, shape (n,); NaN for rows without finite values."""
     found: Floats = np.fmax(np.abs(record.columns[MIN]), np.abs(record.columns[MAX]))
     return found

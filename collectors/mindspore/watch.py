@@ -21,7 +21,14 @@ from trainsentry.collectors.mindspore.rows.parameters import (
     parameters_of,
 )
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
-from trainsentry.collectors.mindspore.runtime import in_graph_mode, is_data_parallel, on_host, rank_and_world_size, wait
+from trainsentry.collectors.mindspore.runtime import (
+    in_graph_mode,
+    is_data_parallel,
+    on_host,
+    rank_and_world_size,
+    saturates,
+    wait,
+)
 from trainsentry.collectors.mindspore.tensor_capture import TensorCapture
 from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
 from trainsentry.collectors.series import SeriesTable
@@ -133,6 +140,11 @@ class MindSporeWatch(WatchedModel):
     def on_host(self) -> bool:
         """Whether operations run on the CPU."""
         return on_host()
+
+    @property
+    def saturates(self) -> bool:
+        """Whether the device stores the largest finite value where a result overflows."""
+        return saturates()
 
     @property
     def takes_boundaries(self) -> bool:

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainsentry.collectors.torch.device.cpu import CPU
+from trainsentry.collectors.torch.device.registry import accelerator
+
 
 def rank_and_world_size() -> tuple[int, int]:
     """Return rank and number of ranks, from the process group, else RANK and WORLD_SIZE, else (0, 1)."""
@@ -21,9 +24,10 @@ def several_ranks() -> bool:
 
 def describe_environment() -> dict[str, Any]:
     """Return the framework, its version and the accelerator, for `run.json`."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = accelerator() or CPU
     return {
         "framework": "pytorch",
         "framework_version": torch.__version__,
-        "accelerator": str(accelerator) if accelerator is not None else "cpu",
+        "accelerator": device.type,
+        **({"accelerator_versions": versions} if (versions := device.versions()) else {}),
     }

@@ -13,12 +13,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-import torch
-
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch.device.device import Device
+from trainsentry.collectors.torch.device.registry import known_devices, stream_is_captured
 
-_GRAPHS: Final = (("cuda", "CUDAGraph"), ("npu", "NPUGraph"))
-"""Device modules of torch, each with its class of captured graphs."""
+__all__ = ["GraphCaptures", "stream_is_captured"]
 
 CAPTURED_REPLAYS: Final = 2
 """Replays without an observed step after which a warning is due, once an optimizer's step was captured."""
@@ -31,16 +30,6 @@ UNSEEN: Final = (
     "that trains; gradients, weights and optimizer state are then read between replays, activations are not."
 )
 """Warning for training steps that happen inside replays."""
-
-
-def stream_is_captured() -> bool:
-    """Whether this thread's current stream, on any accelerator in use, is being captured."""
-    for name, _ in _GRAPHS:
-        module: Any = getattr(torch, name, None)
-        is_capturing = getattr(module, "is_current_stream_capturing", None)
-        if is_capturing is not None and module.is_initialized() and is_capturing():
-            return True
-    return False
 
 
 class GraphCaptures:
@@ -93,16 +82,20 @@ _patched: list[tuple[Any, str, Any]] = []
 def _patch() -> None:
     if _patched:
         return
-    for module_name, class_name in _GRAPHS:
-        module = getattr(torch, module_name, None)
-        graph = getattr(module, class_name, None)
-        if graph is not None:
-            _replace(graph, "capture_begin", _holding)
-            _replace(graph, "capture_end", _releasing)
-            _replace(graph, "replay", _counting)
-        for holder in (module, sys.modules.get(f"torch.{module_name}.graphs")):
-            if holder is not None and hasattr(holder, "make_graphed_callables"):
-                _replace(holder, "make_graphed_callables", _without_hooks)
+    for device in known_devices():
+        _patch_graphs_of(device)
+
+
+def _patch_graphs_of(device: Device) -> None:
+    graph = device.graph_type()
+    if graph is None:
+        return
+    _replace(graph, "capture_begin", _holding)
+    _replace(graph, "capture_end", _releasing)
+    _replace(graph, "replay", _counting)
+    for holder in (device.module, sys.modules.get(f"{device.module.__name__}.graphs")):
+        if holder is not None and hasattr(holder, "make_graphed_callables"):
+            _replace(holder, "make_graphed_callables", _without_hooks)
 
 
 def _unpatch() -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.guard import Guard, InertWhenCopied
+from trainsentry.collectors.torch.device.device import Device
+from trainsentry.collectors.torch.device.registry import available_devices, known_devices
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
@@ -66,8 +68,8 @@ class Replay:
     def keep(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the start of a forward pass."""
         versions = tuple(version_of(t) for t in list_tensors((*args, *kwargs.values())))
-        kinds = [kind for kind in ("cpu", "cuda", "npu") if kind == "cpu" or _has(kind)]
-        autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        types = [device.type for device in available_devices()]
+        autocast = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in types)
         count = self.collectives() if self.collectives is not None else 0
         self.last = _Pass(model, args, dict(kwargs), versions, _Random.now(), autocast, count)
         self.used_collectives = False
@@ -133,20 +135,18 @@ class Replay:
 class _Random:
     """The state of every source of random numbers."""
 
-    torch_cpu: Tensor
-    devices: tuple[Tensor, ...]
+    devices: tuple[tuple[Device, list[Tensor]], ...]
     python: Any
     numpy: Any
 
     @classmethod
     def now(cls) -> "_Random":
-        devices = tuple(torch.cuda.get_rng_state_all()) if _has("cuda") and torch.cuda.is_initialized() else ()
-        return cls(torch.get_rng_state(), devices, random.getstate(), np.random.get_state())  # noqa: NPY002 - scripts draw from it
+        devices = tuple((device, device.rng_states()) for device in known_devices())
+        return cls(devices, random.getstate(), np.random.get_state())  # noqa: NPY002 - scripts draw from it
 
     def restore(self) -> None:
-        torch.set_rng_state(self.torch_cpu)
-        if self.devices:
-            torch.cuda.set_rng_state_all(list(self.devices))
+        for device, states in self.devices:
+            device.restore_rng_states(states)
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
 
@@ -171,8 +171,3 @@ class _Passed(InertWhenCopied):
     def __call__(self, module: Any, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.owner.guard.run(PART, self.owner.note_collectives)
-
-
-def _has(kind: str) -> bool:
-    module = getattr(torch, kind, None)
-    return module is not None and bool(module.is_available())

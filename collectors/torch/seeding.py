@@ -1,10 +1,11 @@
 """Seeds torch's random numbers, so that two runs draw the same."""
 
-import os
 from typing import Final
 
 import torch
 from torch import nn
+
+from trainsentry.collectors.torch.device.registry import known_devices
 
 DROPOUTS: Final = (
     "dropout",
@@ -18,10 +19,8 @@ DROPOUTS: Final = (
 
 def seed_framework(seed: int, mode: bool, rm_dropout: bool) -> None:
     """Seed torch on every device; `mode` chooses deterministic algorithms, `rm_dropout` removes dropout."""
-    torch.manual_seed(seed)  # seeds every device of torch's own, but no NPU
-    npu = getattr(torch, "npu", None)
-    if npu is not None and npu.is_available():
-        npu.manual_seed_all(seed)
+    for device in known_devices():
+        device.seed(seed)
     if mode:
         _choose_deterministic_algorithms()
     if rm_dropout:
@@ -29,12 +28,9 @@ def seed_framework(seed: int, mode: bool, rm_dropout: bool) -> None:
 
 
 def _choose_deterministic_algorithms() -> None:
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    for name in ("HCCL_DETERMINISTIC", "LCCL_DETERMINISTIC"):
-        os.environ[name] = "true"
     torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
+    for device in known_devices():
+        device.make_deterministic()
 
 
 def _remove_dropout() -> None:

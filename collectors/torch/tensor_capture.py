@@ -12,9 +12,10 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
-from trainsentry.collectors.torch.calls.overflow_task import OverflowTask, flags_of_device
+from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.watch_modules import stem_of
+from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
 from trainsentry.collectors.torch.parameters.readers import state_of
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
@@ -78,7 +79,7 @@ class TensorCapture:
 
     def check_overflow(self, writer: EntryWriter) -> OverflowTask:
         """Write every call of the model that overflows, without its tensors; return the task that counts them."""
-        task = OverflowTask(TensorFacts(), flags=flags_of_device(), save=False)
+        task = OverflowTask(TensorFacts(), flags=DeviceOverflowFlags(), save=False)
         task.writer = writer
         selection = CallSelection(level="mix", risk="ALL")
         self._checker = CallWatcher(self.guard, task, selection, CallNames(), parameters=False, part=PART)

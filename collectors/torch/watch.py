@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import OVERFLOW_FLAG, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -23,6 +23,7 @@ from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import describe
 from trainsentry.collectors.targets import checked_targets
 from trainsentry.collectors.torch.added_modules import AddedModules
+from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.distributed.communication import CollectiveRows
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
@@ -81,6 +82,8 @@ class TorchWatch(WatchedModel):
         self._late_wrap_checks: list[LateWrapCheck] = []
         self._replay: Replay | None = None
         self._scale = LossScale()
+        self._saturates: bool | None = None
+        self._flags_are_clear = False
         self._gradients = GradientRows(self.rows, guard, settings, lambda: self._scale.value(self._device))
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
@@ -167,7 +170,13 @@ class TorchWatch(WatchedModel):
     @property
     def on_host(self) -> bool:
         """Whether every parameter is in host memory."""
-        return all(p.parameter.device.type == "cpu" for p in self.names.parameters)
+        return all(device_of(p.parameter).on_host for p in self.names.parameters)
+
+    @property
+    def saturates(self) -> bool:
+        """Whether a parameter's device stores the largest finite value where a result overflows."""
+        types = {p.parameter.device.type for p in self.names.parameters}
+        return any(device_of(kind).overflow_flag() is not None for kind in types)
 
     @property
     def takes_boundaries(self) -> bool:
@@ -297,7 +306,20 @@ class TorchWatch(WatchedModel):
     def end_step(self) -> None:
         """Complete the rows of the step."""
         self._captures.note_step()
+        self.guard.run(OVERFLOW_FLAG, self._read_overflow_flags)
         super().end_step()
+
+    def _read_overflow_flags(self) -> None:
+        """Append the overflow flags of devices that saturate; what was set before the first step does not count."""
+        if self._saturates is None:
+            self._saturates = self.saturates
+        if not self._saturates:
+            return
+        devices = dict.fromkeys(p.parameter.device for p in self.names.parameters)
+        found = [status for d in devices if (status := device_of(d).overflow_status(d)) is not None]
+        for status in found if self._flags_are_clear else ():
+            self.log(OVERFLOW_FLAG, status, 0)
+        self._flags_are_clear = True
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Append the scaler's current scale as a scalar, without waiting for the device."""

@@ -70,7 +70,7 @@ class StepLoop:
         self.rank = rank
         self.step = start_step
         self.same_step = same_step
-        self.pre_update_check = PreUpdateCheck(table)
+        self.pre_update_check = PreUpdateCheck(table, lambda: watch.saturates)
         self.overflow = self.pre_update_check.overflow
         nums = config.overflow_check.overflow_nums if config.overflow_check else -1
         self.limit = OverflowLimit(self.overflow, nums, triggers)

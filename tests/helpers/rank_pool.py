@@ -25,7 +25,13 @@ def free_port():
         return sock.getsockname()[1]
 
 
-def _serve(rank, size, port, path, pipe):
+def _init_gloo(rank, size):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+
+
+def _serve(rank, size, port, path, pipe, init):
     sys.path[:0] = [p for p in path if p not in sys.path]
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
@@ -39,10 +45,9 @@ def _serve(rank, size, port, path, pipe):
         OMP_NUM_THREADS="1",
     )
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+    init(rank, size)
     while (task := pipe.recv()) is not None:
         module, name, args, kwargs = task
         try:
@@ -63,16 +68,19 @@ class RankFailure(AssertionError):
 
 
 class RankPool:
-    """Processes of one process group (gloo). A function is named by its module, so that every rank imports it."""
+    """Processes of one process group. A function is named by its module, so that every rank imports it.
 
-    def __init__(self, size):
+    `init(rank, size)` makes the process group: of gloo, unless another function is given.
+    """
+
+    def __init__(self, size, init=_init_gloo):
         context = multiprocessing.get_context("spawn")
         port = free_port()
         self.size = size
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, sys.path, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, port, sys.path, theirs, init), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)

@@ -6,13 +6,14 @@ The function alone does not tell how it was called: `x + 1` arrives as `Tensor.a
 
 import dis
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, MethodWrapperType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+from trainsentry.collectors.torch.device.npu import torch_npu
 
 OPERATORS: Final = {
     "add": "__add__",
@@ -184,8 +185,9 @@ def _public_names() -> dict[int, str]:
 def _homes() -> list[tuple[str, Any]]:
     homes: list[tuple[str, Any]] = [("Functional", torch.nn.functional), ("Torch", torch.linalg), ("Torch", torch.fft)]
     homes += [("Torch", torch.special), ("VF", _RecurrentFunctions), ("Torch", torch)]
-    if "torch_npu" in sys.modules:
-        homes.insert(0, ("NPU", sys.modules["torch_npu"]))
+    npu_functions = torch_npu()
+    if npu_functions is not None:
+        homes.insert(0, ("NPU", npu_functions))
     return homes
 
 

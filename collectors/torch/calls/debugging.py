@@ -16,9 +16,10 @@ from trainsentry.collectors.torch.calls.call_names import CallNames, risk_of
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
 from trainsentry.collectors.torch.calls.grad_probe import ModelGradientProbe
-from trainsentry.collectors.torch.calls.overflow_task import OverflowTask, flags_of_device
+from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
+from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
 from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, meet
 from trainsentry.collectors.torch.sharding.clean_names import CleanNames
 
@@ -54,7 +55,7 @@ class TorchDebugging:
         at_once = not config.selection(risk_of).sees_operations
         facts = TensorFacts(checksum=config.chosen.summary_mode == "md5", at_once=at_once)
         if config.task == "overflow_check":
-            return OverflowTask(facts, flags=flags_of_device())
+            return OverflowTask(facts, flags=DeviceOverflowFlags())
         save, values = config.task == "tensor", config.task != "structure"
         return DumpTask(facts, config.selection(risk_of), save=save, values=values, later=config.async_dump)
 

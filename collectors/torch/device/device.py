@@ -224,6 +224,13 @@ class Device:
         """Return the flag of a device that saturates; None where an overflow shows as Inf or NaN in the results."""
         return None
 
+    def overflow_status(self, device: torch.device) -> Tensor | None:
+        """Return a number of the device that is not 0 after an overflow, None where it does not saturate; no waiting.
+
+        The flag is cleared once the number is read: a loss scaler that reads it too must have done so.
+        """
+        return None
+
     def faults(self) -> Mapping[str, int]:
         """Return how many hardware faults of each kind the device's own checks have found so far; never waits."""
         return NO_FAULTS

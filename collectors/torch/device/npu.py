@@ -1,5 +1,6 @@
 """Ascend NPUs, by torch_npu, whose functions are looked up when they are used: a version may lack one."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ PLAIN_FORMATS: Final = frozenset({-1, 0, 2, 30, 35, 47})
 
 ND: Final = 2
 """The plain format that every tensor can be cast to."""
+
+STATUS_WORDS: Final = 8
+"""Numbers of the buffer that the status operations take; the first one tells."""
 
 PARTS_OF_CANN: Final = ("CANN", "RUNTIME", "HCCL", "DRIVER")
 """Modules whose versions torch_npu reports."""
@@ -75,12 +79,9 @@ class Npu(Device):
         if module is None:
             return {}
         found = {"torch_npu": str(module.__version__)}
-        ask = getattr(module.npu.utils, "get_cann_version", None)
-        for part in PARTS_OF_CANN if ask is not None else ():
-            try:
-                found[part] = str(ask(part))
-            except Exception as error:  # noqa: BLE001 - an older CANN knows fewer parts
-                found[part] = type(error).__name__
+        for part in PARTS_OF_CANN:
+            with contextlib.suppress(Exception):  # an older CANN knows fewer parts, an older torch_npu none
+                found[part] = str(module.npu.utils.get_cann_version(part))
         return {name: version for name, version in found.items() if version}
 
     # ------------------------------------------------------------------ formats
@@ -121,6 +122,15 @@ class Npu(Device):
             return None
         tools = torch_npu().npu.utils
         return None if tools.is_support_inf_nan() else NpuOverflowFlag(tools)
+
+    def overflow_status(self, device: torch.device) -> Tensor | None:
+        """Return the flag's state as a number on the device, and clear it; None in INF/NAN mode."""
+        if self.overflow_flag() is None:
+            return None
+        module = torch_npu()
+        status: Tensor = module.npu_get_float_status(torch.zeros(STATUS_WORDS, device=device))[0].clone()
+        module.npu_clear_float_status(torch.zeros(STATUS_WORDS, device=device))
+        return status
 
     def faults(self) -> Mapping[str, int]:
         """Return how often torch_npu's silent-data check (NPU_ASD_ENABLE) has found a fault since the first call."""

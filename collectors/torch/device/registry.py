@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.device.cuda import CUDA
-from trainsentry.collectors.torch.device.device import Device
+from trainsentry.collectors.torch.device.device import Device, OverflowFlag
 from trainsentry.collectors.torch.device.npu import NPU
 
 _WITHOUT_FLOAT64: Final = frozenset({"mps"})
@@ -63,13 +63,38 @@ def available_devices() -> list[Device]:
 
 
 def accelerator() -> Device | None:
-    """Return the type of torch's current accelerator; None where only the host can be used."""
-    if not torch.accelerator.is_available():
+    """Return the type of torch's current accelerator; None where only the host can be used.
+
+    A backend whose import failed half-way counts as none: torch then knows its name and raises for the rest.
+    """
+    try:
+        current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    except (AttributeError, ImportError, RuntimeError):
         return None
-    current = torch.accelerator.current_accelerator()
     return None if current is None else device_of(current)
+
+
+class DeviceOverflowFlags:
+    """The overflow flags of all devices in use that saturate.
+
+    They are looked for at each call: a debugger may be made before its model is on a device.
+    """
+
+    def clear(self) -> None:
+        """Clear the flags."""
+        for flag in self._flags():
+            flag.clear()
+
+    def is_set(self) -> bool:
+        """Whether an operation has overflowed since the last `clear`; waits for devices that saturate."""
+        return any(flag.is_set() for flag in self._flags())
+
+    @staticmethod
+    def _flags() -> list[OverflowFlag]:
+        found = (device.overflow_flag() for device in tuple(_devices.values()))
+        return [flag for flag in found if flag is not None]
 
 
 def stream_is_captured() -> bool:
     """Whether this thread's current stream, on any accelerator in use, is being captured."""
-    return any(device.is_capturing() for device in _devices.values())
+    return any(device.is_capturing() for device in tuple(_devices.values()))

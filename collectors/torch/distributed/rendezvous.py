@@ -13,6 +13,7 @@ import torch.distributed as dist
 from trainsentry.collectors.ranks.connection import ranks_named
 from trainsentry.collectors.ranks.handshake import secret_for
 from trainsentry.collectors.ranks.run_secret import given_secret
+from trainsentry.collectors.torch.device.cpu import CPU
 
 RENDEZVOUS_SECONDS: Final = 60.0
 """How long the ranks wait for the last one to call `watch`: models are built and loaded at different speeds."""
@@ -107,7 +108,7 @@ def meet(timeout: float = RENDEZVOUS_SECONDS) -> GroupRendezvous | None:
         return None
     given = given_secret()
     store = _gather_at_store(rank, size, timeout)
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=GROUP_SECONDS))
+    group = dist.new_group(backend=CPU.collectives, timeout=timedelta(seconds=GROUP_SECONDS))
     drawn = _broadcast_random(group, rank)
     secret = drawn if given is None else secret_for(given, "run", drawn)
     return GroupRendezvous(group, rank, size, GroupStore(store, size), secret)

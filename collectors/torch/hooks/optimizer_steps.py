@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import InertWhenCopied
-from trainsentry.collectors.torch.graph_capture import stream_is_captured
+from trainsentry.collectors.torch.device.registry import stream_is_captured
 from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 

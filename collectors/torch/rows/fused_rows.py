@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, LANES, UNROLL, chunk_of, cut
-from trainsentry.collectors.torch.rows.pinned_tables import PinnedTables
 
 DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes that the kernels read; plain tensor operations read any other."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainsentry.collectors.series import Layout, SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
-from trainsentry.collectors.torch.device.registry import device_of, stream_is_captured
+from trainsentry.collectors.torch.device.registry import accelerator, device_of, stream_is_captured
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.fused_rows import DTYPES, DenseTensors, places_by_dtype
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
@@ -105,7 +105,7 @@ class StepRows(HostRows):
         self._device_rows_on_cpu = device_rows_on_cpu
         self._shard_layouts = ShardLayouts(table)
         self._devices: dict[torch.device, DeviceRows] = {}
-        self._accelerated = torch.accelerator.is_available()
+        self._accelerated = accelerator() is not None
         self._read_at_once: set[int] = set()
         self._lists: dict[tuple[int, int], KnownList] = {}
         self._start()

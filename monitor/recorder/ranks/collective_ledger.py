@@ -6,7 +6,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.across_ranks.collective_call import CollectiveCall, Sums, put_together, seen_by
+from trainsentry.anomaly.across_ranks.collective_call import (
+    COPIED,
+    COPIED_IN_FLOAT32,
+    CollectiveCall,
+    Sums,
+    put_together,
+    seen_by,
+)
 from trainsentry.anomaly.across_ranks.conservation import EPSILON, ConservationRule
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, Layout, Series
@@ -44,7 +51,8 @@ class Side:
         bad = float(values[NANS] + values[INFS])
         total = float(values[MEAN]) * (layout.numel - bad) if layout.numel > bad else 0.0
         known = bool(np.isfinite(values[[MEAN, NORM]]).all()) or layout.numel == 0  # a table may lack both
-        sums = Sums(total, float(values[NORM]), layout.numel, bad == 0 and known, layout.dtype)
+        copied = _precision(values, layout)
+        sums = Sums(total, float(values[NORM]), layout.numel, bad == 0 and known, layout.dtype, copied)
         if series.quantity == COMMUNICATION_INPUT:
             self.inputs.append(sums)
         else:
@@ -56,6 +64,15 @@ class Side:
         if self.key is None or self.key[0] not in REDUCED or not self.reduction:
             return []
         return [part.norm * part.norm for part in self.inputs if part.dtype in EPSILON]
+
+
+def _precision(values: npt.NDArray[np.float64], layout: Layout) -> float:
+    """Return the precision of a row's sums: one that was computed in float64 is hardly ever a float32 number."""
+    if layout.numel <= 1:
+        return COPIED
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = values[[MEAN, NORM]]
+        return COPIED_IN_FLOAT32 if np.array_equal(sums.astype(np.float32), sums, equal_nan=True) else COPIED
 
 
 def _counted(number: float) -> int:

@@ -2,11 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from trainsentry.anomaly.across_ranks.collective_call import MOST_OUTPUTS, CollectiveCall, Sums, put_together, seen_by
 from trainsentry.anomaly.across_ranks.conservation import UNKNOWN, ConservationRule, judge
 from trainsentry.anomaly.incidents.sentence import evidence
+from trainsentry.collectors.series import COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Layout, Series
+from trainsentry.collectors.statistics import reference
+from trainsentry.monitor.recorder.ranks.collective_ledger import Side
 
 
 def sums(total, norm=10.0, dtype="float32", finite=True):
@@ -101,3 +105,30 @@ def test_sums_of_flags_and_of_small_whole_numbers_are_not_judged(dtype):
 
 def test_what_is_not_finite_is_not_judged():
     assert judge(5, call("all_reduce", [sums(1.0), sums(0.0, finite=False)], [sums(7.0)] * 2)) == []
+
+
+def gathered(dtype, wrong=0.0, ranks=2):
+    """Judge an all_gather of which each rank has the statistics in `dtype`, and rank 1 another output by `wrong`."""
+    generator = np.random.default_rng(5)
+    inputs = [generator.standard_normal(1001) + 1.0 for _ in range(ranks)]
+    whole = np.concatenate(inputs)
+    parts = []
+    for rank, x in enumerate(inputs):
+        side = Side()
+        for quantity, values in ((COMMUNICATION_INPUT, x), (COMMUNICATION_OUTPUT, whole + wrong * (rank == 1))):
+            found = reference(values)
+            row = np.array([*found.values(), np.nan], dtype).astype(np.float64)
+            side.take(Series("c", quantity), row, Layout((values.size,), "float32", values.size), 0)
+        parts.append(seen_by(rank, "c", "all_gather", (Sums.of(side.inputs), Sums.of(side.outputs))))
+    return [a.rank for a in judge(5, put_together(parts))]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_that_a_device_added_up_in_float32_are_compared_as_such(dtype):
+    """An NPU has no float64: what differs by rounding alone is no fault, and what differs by more is."""
+    assert gathered(dtype) == []
+    assert gathered(dtype, wrong=1e-4) == [1]
+
+
+def test_sums_in_float64_show_what_those_in_float32_cannot():
+    assert gathered(np.float64, wrong=1e-8) == [1]

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,6 +50,7 @@ def test_every_device_is_seeded(monkeypatch):
     asked = []
     npu = SimpleNamespace(is_available=lambda: True, manual_seed_all=lambda seed: asked.append(("npu", seed)))
     monkeypatch.setattr(torch, "npu", npu, raising=False)
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: asked.append(("cuda", seed)))
     trainsentry.seed_all(7)
     assert sorted(asked) == [("cuda", 7), ("npu", 7)]

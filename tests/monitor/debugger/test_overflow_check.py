@@ -142,7 +142,7 @@ class Flag:
 
 def test_in_saturation_mode_the_flag_is_cleared_before_each_call(tmp_path, monkeypatch):
     flag = Flag()
-    monkeypatch.setattr(debugging, "flags_of_device", lambda: flag)
+    monkeypatch.setattr(debugging, "DeviceOverflowFlags", lambda: flag)
 
     def body():
         x = torch.ones(2)
