@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +14,7 @@ from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_o
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.device.registry import accelerator, device_of, stream_is_captured
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
-from trainsentry.collectors.torch.rows.fused_rows import DTYPES, DenseTensors, places_by_dtype
+from trainsentry.collectors.torch.rows.fused_rows import DenseTensors
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
 from trainsentry.collectors.torch.rows.host_statistics import (
     PLAIN,
@@ -33,55 +32,12 @@ from trainsentry.collectors.torch.rows.local_tensor import (
     whole_of,
 )
 from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
+from trainsentry.collectors.torch.rows.tensor_lists import Batch, KnownList, KnownLists, groups_of
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
 
 _NUMBER: Final = torch.zeros((), dtype=torch.float64)
 """A tensor with the layout of a Python number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Tensors whose rows begin at position `start`, and what the rows are divided by."""
-
-    start: int
-    tensors: Sequence[Tensor]
-    divisor: Tensor | None
-    norms: Tensor | None
-
-    def of(self, indices: Sequence[int]) -> tuple[Sequence[Tensor], Sequence[int], Tensor | None]:
-        """Return some of the tensors, the positions of their rows, and their norms."""
-        if len(indices) == len(self.tensors):
-            return self.tensors, range(self.start, self.start + len(self.tensors)), self.norms
-        norms = None if self.norms is None else torch.stack([self.norms[i] for i in indices])
-        return [self.tensors[i] for i in indices], [self.start + i for i in indices], norms
-
-
-def groups_of(routes: Sequence[Any]) -> dict[Any, list[int]]:
-    """Return the places of tensors that are read together: those in host memory, and those of each device.
-
-    `routes` has an address, a device's rows, or None for a tensor that is read alone.
-
-    >>> groups_of([8, 9, None, None, 7])
-    {<class 'int'>: [0, 1, 4], 2: [2], 3: [3]}
-    """
-    groups: dict[Any, list[int]] = {}
-    for i, route in enumerate(routes):
-        key = i if route is None else int if isinstance(route, int) else route
-        groups.setdefault(key, []).append(i)
-    return groups
-
-
-@dataclass(frozen=True, slots=True)
-class KnownList:
-    """What follows from the shapes and dtypes of a list of plain tensors, which recur at every step."""
-
-    shapes: list[Any]
-    dtypes: list[torch.dtype]
-    layouts: list[int]
-    sizes: list[int]
-    groups: list[list[int]]
-    readable: bool
 
 
 class StepRows(HostRows):
@@ -107,7 +63,7 @@ class StepRows(HostRows):
         self._devices: dict[torch.device, DeviceRows] = {}
         self._accelerated = accelerator() is not None
         self._read_at_once: set[int] = set()
-        self._lists: dict[tuple[int, int], KnownList] = {}
+        self._lists = KnownLists(self._plain_layout)
         self._start()
 
     def _start(self) -> None:
@@ -149,7 +105,7 @@ class StepRows(HostRows):
         batch = Batch(len(self), tensors, divisor, norms)
         rows = self._only_device(tensors)
         if rows is not None:
-            known = self._known_list(series_ids, tensors)
+            known = self._lists.find(series_ids, tensors)
             addresses = rows.addresses_in_place(tensors) if known is not None and known.readable else None
             if known is not None and addresses is not None:
                 self._attempt(self._add_fused, rows, addresses, batch, series_ids, layouts, known)
@@ -358,21 +314,6 @@ class StepRows(HostRows):
         rows.finish(count, batch.divisor, batch.norms)
         self._layout_ids += [of if n is None else n for n, of in zip(layouts, known.layouts, strict=True)]
         self._ids += series_ids
-
-    def _known_list(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> "KnownList | None":
-        """Return what follows from the shapes and dtypes of a list; it is found anew where they have changed."""
-        try:
-            shapes, dtypes = [x.shape for x in tensors], [x.dtype for x in tensors]
-        except RuntimeError:  # nested tensors have no shape
-            return None
-        key = (series_ids[0], len(series_ids))
-        known = self._lists.get(key)
-        if known is None or known.shapes != shapes or known.dtypes != dtypes:
-            layouts = [self._plain_layout(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-            sizes, groups = [x.numel() for x in tensors], places_by_dtype(dtypes)
-            known = KnownList(shapes, dtypes, layouts, sizes, groups, readable=DTYPES.issuperset(dtypes))
-            self._lists[key] = known
-        return known
 
     def _read_group(self, key: Any, routes: Sequence[Any], places: list[int], batch: Batch) -> None:
         """Write the rows of tensors that are read together; `key` is that of `groups_of`."""

@@ -1,0 +1,77 @@
+"""Lists of tensors that are read together: how they are grouped, and what is known of them from the last step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.torch.rows.fused_rows import DTYPES, places_by_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tensors whose rows begin at position `start`, and what the rows are divided by."""
+
+    start: int
+    tensors: Sequence[Tensor]
+    divisor: Tensor | None
+    norms: Tensor | None
+
+    def of(self, indices: Sequence[int]) -> tuple[Sequence[Tensor], Sequence[int], Tensor | None]:
+        """Return some of the tensors, the positions of their rows, and their norms."""
+        if len(indices) == len(self.tensors):
+            return self.tensors, range(self.start, self.start + len(self.tensors)), self.norms
+        norms = None if self.norms is None else torch.stack([self.norms[i] for i in indices])
+        return [self.tensors[i] for i in indices], [self.start + i for i in indices], norms
+
+
+def groups_of(routes: Sequence[Any]) -> dict[Any, list[int]]:
+    """Return the places of tensors that are read together: those in host memory, and those of each device.
+
+    `routes` has an address, a device's rows, or None for a tensor that is read alone.
+
+    >>> groups_of([8, 9, None, None, 7])
+    {<class 'int'>: [0, 1, 4], 2: [2], 3: [3]}
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, route in enumerate(routes):
+        key = i if route is None else int if isinstance(route, int) else route
+        groups.setdefault(key, []).append(i)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class KnownList:
+    """What follows from the shapes and dtypes of a list of plain tensors, which recur at every step."""
+
+    shapes: list[Any]
+    dtypes: list[torch.dtype]
+    layouts: list[int]
+    sizes: list[int]
+    groups: list[list[int]]
+    readable: bool
+
+
+class KnownLists:
+    """Remembers lists by the series of their rows; `layout_id` numbers the layout of a plain tensor."""
+
+    def __init__(self, layout_id: Callable[[tuple[int, ...], torch.dtype], int]) -> None:
+        self._layout_id = layout_id
+        self._lists: dict[tuple[int, int], KnownList] = {}
+
+    def find(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> KnownList | None:
+        """Return what follows from shapes and dtypes, found anew where they have changed; None with nested tensors."""
+        try:
+            shapes, dtypes = [x.shape for x in tensors], [x.dtype for x in tensors]
+        except RuntimeError:  # nested tensors have no shape
+            return None
+        key = (series_ids[0], len(series_ids))
+        known = self._lists.get(key)
+        if known is None or known.shapes != shapes or known.dtypes != dtypes:
+            layouts = [self._layout_id(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+            sizes, groups = [x.numel() for x in tensors], places_by_dtype(dtypes)
+            known = KnownList(shapes, dtypes, layouts, sizes, groups, readable=DTYPES.issuperset(dtypes))
+            self._lists[key] = known
+        return known
