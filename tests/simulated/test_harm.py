@@ -78,7 +78,6 @@ def test_a_captured_step_is_left_alone_and_the_next_one_is_recorded(out):
     assert vars(torch.npu.NPUGraph)["replay"].__module__ == "simulated_npu.npu_module"
 
 
-@pytest.mark.xfail(strict=True, reason="the event of a device's rows is recorded on the current device")
 def test_two_devices_in_one_process(out):
     torch.manual_seed(0)
     first, second = torch.nn.Linear(4, 4).to("npu:0"), torch.nn.Linear(4, 2).to("npu:1")

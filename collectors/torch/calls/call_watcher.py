@@ -198,7 +198,7 @@ class CallWatcher:
         call.traced = torch.is_grad_enabled() and self.selection.may_begin(call, "backward")
         writer = self.task.writer
         if not call.recorded or writer is None:
-            if not is_module and may_change(stem, args, kwargs):
+            if self._may_change(call, args, kwargs):
                 self._before_change()
             self._note_edges(call, tensors)
             return call
@@ -210,10 +210,14 @@ class CallWatcher:
             if self.stacks is not None:
                 writer.stack(call.name(), number, self.stacks.text(number))
             self.task.before(call, *without_buffers(stem, args, kwargs))
-        if not is_module and may_change(stem, args, kwargs):
+        if self._may_change(call, args, kwargs):
             self._before_change()
         self._note_edges(call, tensors)
         return call
+
+    def _may_change(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call may change tensors: unseen operations of a module may change any."""
+        return self._mode is None if call.is_module else may_change(call.stem, args, kwargs)
 
     def _before_change(self) -> None:
         """Have the task read what it has taken, before an operation changes it."""
@@ -239,6 +243,8 @@ class CallWatcher:
         if call.recorded and self.task.writer is not None:
             with self._quietly:
                 self.task.after(call, output, module)
+                if self._mode is None:  # operations between modules are not seen
+                    self.task.before_change()
 
     def _collect_arrived(self, *, pending_too: bool = False) -> None:
         """Take the outputs of collectives that have ended, without waiting; with `pending_too`, end the others too."""

@@ -51,9 +51,7 @@ class TorchDebugging:
             raise ValueError(
                 "level: 'L2'; allowed: L0, L1, mix, debug; L2 dumps the kernels of a device, for which there is msprobe"
             )
-        # Without the operations in sight nobody knows which of them changes a tensor that waits to be read.
-        at_once = not config.selection(risk_of).sees_operations
-        facts = TensorFacts(checksum=config.chosen.summary_mode == "md5", at_once=at_once)
+        facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
         if config.task == "overflow_check":
             return OverflowTask(facts, flags=DeviceOverflowFlags())
         save, values = config.task == "tensor", config.task != "structure"

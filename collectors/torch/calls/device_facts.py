@@ -23,12 +23,12 @@ INTEGERS: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, t
 class DeviceFacts:
     """Tensors of one device that were described and not yet settled.
 
-    A tensor is read together with others, before anything may change it: `read_waiting` says that something may. With
-    `at_once` each is read when it is described.
+    A tensor is read together with others, before anything may change it: `read_waiting` says that something may. Once
+    a tensor has changed all the same, each is read when it is described.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.at_once = False
+        self._at_once = False
         self._rows = DeviceRows(device)
         self._readings: list[Reading] = []
         self._integers: list[tuple[Reading, Tensor]] = []
@@ -53,7 +53,7 @@ class DeviceFacts:
             self._rows.add(len(self._readings), x, implicit_zeros)
             return
         self._rows.gather(len(self._readings), x, address)
-        if self.at_once:
+        if self._at_once:
             self._rows.read_gathered()
 
     def read_waiting(self) -> None:
@@ -78,7 +78,7 @@ class DeviceFacts:
             event.synchronize()
         missing = {*self._rows.overwritten, *self._rows.lost}
         if self._rows.overwritten:
-            self.at_once = True
+            self._at_once = True
             logger.warning(
                 "trainsentry: %d tensors changed before they were read, by code that torch does not show, so the dump "
                 "lacks their statistics. From now on each is read at once.",

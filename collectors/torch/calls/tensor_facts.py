@@ -35,16 +35,15 @@ class TensorFacts:
     """Describes tensors; what lies on a device is filled in when `settle` is called.
 
     On a device tensors are read a while after they were described, with others, so `read_waiting` must be called
-    before code that changes tensors. With `at_once` they need not.
+    before code that changes tensors.
 
     The output of one call is an input of the next, and an output of its module: a tensor that has not changed is not
     read again. Facts are cached only where autograd counts changes: results with a gradient, parameters until the next
     update (`forget`), and gradients within a backward pass. Data, buffers and constants may change uncounted.
     """
 
-    def __init__(self, *, checksum: bool = False, at_once: bool = False) -> None:
+    def __init__(self, *, checksum: bool = False) -> None:
         self.checksum = checksum
-        self.at_once = at_once
         self._devices: dict[torch.device, DeviceFacts] = {}
         self._known: dict[int, _Known] = {}
         self._row = np.zeros(COLUMNS)
@@ -162,7 +161,6 @@ class TensorFacts:
         found = self._devices.get(device)
         if found is None:
             found = self._devices[device] = DeviceFacts(device)
-            found.at_once = self.at_once
         return found
 
 

@@ -162,7 +162,7 @@ class Device:
 
     def stream_number(self, device: torch.device) -> int:
         """Return the number of a device's current stream; quick, as it is asked for each tensor."""
-        return int(self.current_stream(device).stream_id)
+        return int(torch._C._accelerator_getStream(device.index).stream_id)
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context in which `stream` is the current one."""

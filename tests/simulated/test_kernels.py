@@ -1,0 +1,173 @@
+"""The fused kernels on a device: truth, launches, streams, and dumps, beside what lies in host memory."""
+
+import json
+
+import on_device
+import pytest
+import torch
+import torch.nn.functional as F
+from simulated_npu.kernels import interpreted_kernels
+from tiny_models import mlp
+from torch import nn
+
+import trainsentry
+from trainsentry import PrecisionDebugger
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
+from trainsentry.collectors.torch.device.pinned_tables import MOST_BUFFERS
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.saving import load_tensor
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    with interpreted_kernels() as found:
+        yield found
+
+
+def resolved(rows):
+    pending = rows.take()
+    pending.wait()
+    ids, _, values = pending.resolve()
+    return dict(zip(ids.tolist(), values, strict=True))
+
+
+def assert_rows(found, tensors):
+    for i, x in tensors.items():
+        wide = x.cpu().double()
+        assert found[i][NORM] == pytest.approx(wide.norm().item(), rel=1e-5)
+        assert found[i][MEAN] == pytest.approx(wide.mean().item(), abs=1e-6)
+        assert (found[i][MIN], found[i][MAX]) == (wide.min().item(), wide.max().item())
+
+
+def test_what_lies_in_host_memory_beside_device_tensors_costs_no_launch(kernels):
+    rows = StepRows(SeriesTable())
+    mixed = {}
+    for i in range(40):  # as AdamW's state: two moments on the device, the step on the host
+        mixed |= {3 * i: torch.randn(7, i + 1).to("npu"), 3 * i + 1: torch.randn(5).to("npu").half()}
+        mixed[3 * i + 2] = torch.tensor(float(i))
+    rows.add_many(list(mixed), list(mixed.values()))
+    assert_rows(resolved(rows), mixed)
+    assert kernels.launches == ["partial_rows"] * 2 + ["combine_rows"]
+
+
+def test_adamw_state_is_read_by_one_launch_though_its_step_is_on_the_host(kernels, out):
+    model, optimizer = on_device.make("npu", mlp)
+    collect = {part: part == "optimizer_state" and {"every": 1} for part in on_device.EVERY_STEP}
+    config = {"output_dir": str(out), "collect": collect, "strict": True, "detect": False}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        on_device.train(model, optimizer, on_device.batches(model, 2, "npu"))
+        kernels.launches.clear()
+        on_device.train(model, optimizer, on_device.batches(model, 1, "npu"))
+        records = monitor.records(last=1)
+    assert {"exp_avg", "exp_avg_sq", "step"} <= set(records.quantity)
+    assert not any(x.is_cpu for x in optimizer.state[next(model.parameters())].values() if x.dim())
+    assert kernels.launches == ["partial_rows", "combine_rows"]
+
+
+def test_tensors_of_two_streams_are_read_on_the_stream_that_made_them(kernels):
+    rows = StepRows(SeriesTable())
+    rows.add(99, torch.ones(1).to("npu"))
+    tensors = {i: torch.randn(9).to("npu") for i in range(6)}
+    side = torch.npu.Stream()
+    for i, x in tensors.items():
+        with torch.npu.stream(side if i in {2, 3} else torch.npu.current_stream()):
+            rows.add_shared(i, x)
+    assert_rows(resolved(rows), tensors)
+
+
+def test_a_few_pinned_tables_serve_all_steps(kernels):
+    rows = StepRows(SeriesTable())
+    for _ in range(40):
+        tensors = {i: torch.randn(9).to("npu") for i in range(6)}
+        rows.add_many(list(tensors), list(tensors.values()))
+        assert_rows(resolved(rows), tensors)
+    (device,) = rows._devices.values()
+    assert len(kernels.launches) == 80
+    assert device.fused.tables.allocations <= 2 * MOST_BUFFERS  # the simulated device is some copies behind
+
+
+class InPlace(nn.Module):
+    """Changes tensors in place by modules, operators, views, functions and assignments."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 5)
+        self.register_buffer("count", torch.zeros(4))
+
+    def forward(self, x, scale):
+        h = self.relu(self.bn(self.conv(x))).mean((2, 3))
+        h += 1
+        h.mul_(scale)
+        self.count.copy_(h.detach().mean(0))
+        y = self.first(h + self.count)
+        y.view(-1)[1:3].add_(1)
+        F.relu(y, inplace=True)
+        z = self.second(y) - self.count.sum()
+        z[0] = 0
+        torch.clamp(z, min=-1, out=None)
+        return {"z": z, "rest": [z.argmax(1), z > 0, 3]}
+
+
+def dumped(folder, device, task, level, *, may_wait=True):
+    torch.manual_seed(0)
+    model = InPlace().to(device)
+    torch.manual_seed(1)
+    x, scale = torch.randn(2, 3, 6, 6).to(device), torch.tensor(1.5).to(device)
+    debugger = PrecisionDebugger(task=task, level=level, dump_path=str(folder))
+    debugger.start(model)
+    if not may_wait:
+        torch.npu.set_sync_debug_mode("error")
+    model(x, scale)["z"].sum().backward()
+    if not may_wait:
+        torch.npu.set_sync_debug_mode("default")
+    debugger.stop()
+    debugger.step()
+    assert debugger._session.guard.failures == {}
+    debugger.close()
+    PrecisionDebugger.close()
+    return folder / "step0" / "rank0"
+
+
+def described(value):
+    """Return the descriptions of tensors in an entry, in order."""
+    if isinstance(value, dict):
+        return [value] if "Max" in value else [found for item in value.values() for found in described(item)]
+    return [found for item in value for found in described(item)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_a_dump_on_a_device_says_what_a_dump_on_the_host_says(tmp_path, task, level, caplog):
+    """The model works in place here and there: on modules, on views, and by operators."""
+    folders = [dumped(tmp_path / device, device, task, level) for device in ("cpu", "npu")]
+    host, device = (json.loads((folder / "dump.json").read_text())["data"] for folder in folders)
+    assert list(host) == list(device)
+    compared = 0
+    for name, entry in host.items():
+        for one, other in zip(described(entry), described(device[name]), strict=True):
+            assert (one["dtype"], one["shape"]) == (other["dtype"], other["shape"])
+            for key in ("Max", "Min", "Mean", "Norm"):
+                close = one[key] if one[key] is None else pytest.approx(one[key], rel=2e-4, abs=1e-5)
+                assert other[key] == close, (name, key)
+            if "data_name" in one:
+                on_host = load_tensor(folders[0] / "dump_tensor_data" / one["data_name"])
+                on_npu = load_tensor(folders[1] / "dump_tensor_data" / other["data_name"])
+                assert torch.allclose(on_host.double(), on_npu.double(), rtol=1e-4, atol=1e-5), name
+            compared += 1
+    assert compared > 20
+    assert "changed before" not in caplog.text
+
+
+@pytest.mark.parametrize(("level", "most"), [("L0", 16), ("L1", 20), ("mix", 20)])
+def test_statistics_wait_for_the_device_at_the_end_alone_and_take_few_launches(tmp_path, kernels, level, most):
+    folder = dumped(tmp_path, "npu", "statistics", level, may_wait=False)
+    tensors = sum(len(described(entry)) for entry in json.loads((folder / "dump.json").read_text())["data"].values())
+    assert tensors > 2 * most or level == "L0"
+    assert kernels.launches.count("combine_rows") == 1
+    assert kernels.launches.count("partial_rows") <= most
+
+
+def test_files_are_written_while_the_step_goes_on(tmp_path):
+    dumped(tmp_path, "npu", "tensor", "mix", may_wait=False)
