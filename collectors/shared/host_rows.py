@@ -166,8 +166,9 @@ class PendingRows:
 
     def resolve(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """Return ids, layouts and values (float64 of shape (n, COLUMNS)); call it only when `ready`."""
-        for positions, read, _ in self.copies:
-            self.values[positions] = read()
+        with np.errstate(invalid="ignore"):  # a row that was lost holds whatever its memory held
+            for positions, read, _ in self.copies:
+                self.values[positions] = read()
         for position, source in self.aliases:
             self.values[position] = self.values[source]
         if self.kept.all():
