@@ -163,7 +163,8 @@ def _config(directory: Path, stop: Stop, overflow_nums: int) -> dict[str, Any]:
         "output_dir": str(directory),
         "export": {"tensorboard": True, "report": False},  # the demo writes it before it lists the files
         "overflow_check": {"overflow_nums": overflow_nums if stop is Stop.OVERFLOW else -1},
-        "on_incident": {"stop": stop is Stop.INCIDENT},
+        # On an accelerator too the fault is found before an update spreads it, for one wait a step.
+        "on_incident": {"stop": stop is Stop.INCIDENT, "dump": {"same_step": True}},
     }
 
 
