@@ -27,6 +27,18 @@ class Nothing(torch.optim.Optimizer):
         """Do nothing."""
 
 
+class Passage(nn.Module):
+    """Returns its input."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x`."""
+        return x
+
+
 @dataclass(frozen=True)
 class Bandwidth:
     """Bytes a second of the monitor's reading and of a copy, and the launches of a step."""
@@ -81,8 +93,8 @@ def _reading(tensors: list[torch.Tensor], device: torch.device) -> Work | None:
 
     one = len(tensors) == 1
     part, quantity = ("activations", "activation_output") if one else ("parameters", "parameter")
-    model: nn.Module = nn.Identity() if one else nn.ParameterList(nn.Parameter(tensor) for tensor in tensors)
-    optimizer = Nothing([nn.Parameter(torch.zeros(1))] if one else model.parameters())
+    model = Passage(device) if one else nn.ParameterList(nn.Parameter(tensor) for tensor in tensors)
+    optimizer = Nothing(model.parameters())
 
     def step() -> None:
         if one:
