@@ -23,7 +23,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "on_
 
 from device_bandwidth import measure_bandwidth
 from device_dumps import measure_dumps
-from device_steps import DEFAULT, OURS, V1, V2, measure, measure_large, waits
+from device_steps import OF_OURS, OURS, V1, V2, measure, measure_large, waits
 from device_table import Tally, bandwidth_table, dumps_table, large_table, steps_table, unmeasured_cells
 from device_trainings import LARGE_LLAMA, trainings
 from device_work import find_device, free_memory, name_of
@@ -49,9 +49,13 @@ def run_part(part: str, device: torch.device, seconds: float, tally: Tally, *, p
         left = end - time.monotonic()
         if left <= 0 and number:
             break
-        names = ["none", OURS] + [V1, V2] * (peer and workload != DEFAULT)
+        names = ["none", OURS] + [V1, V2] * (peer and workload not in OF_OURS)
         make = trainings(device, tiny=tiny)[model]
-        cells[model, workload] = measure(make, workload, names, left / (len(cells) - number), device)
+        try:
+            cells[model, workload] = measure(make, workload, names, left / (len(cells) - number), device)
+        except torch.OutOfMemoryError:
+            cells[model, workload] = "out of device memory"
+            free_memory(device)
     return steps_table(cells, tally)
 
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from device_training import EVERYTHING, config_of, train
+from device_training import EVERYTHING, assert_same, config_of, train
 from the_device import DEVICE, MODULE, needs
 from torch import nn
 
@@ -55,6 +55,20 @@ def test_tensors_that_are_kept_until_they_are_read_together_stay_within_the_boun
     train_wide(None)
     bare, watched = peak(None, train_wide), peak(config_of(out, collect=EVERYTHING), train_wide)
     assert watched - bare <= BOUND, f"{DEVICE}: {(watched - bare) / MB:.1f} MB"
+
+
+@needs("set_per_process_memory_fraction")
+def test_where_the_device_has_no_memory_left_for_the_monitor_training_goes_on_unchanged(out):
+    total = MODULE.mem_get_info()[1]
+    peak(None)
+    bare, held = train(), MODULE.max_memory_reserved()
+    MODULE.empty_cache()
+    MODULE.set_per_process_memory_fraction((held + 4 * MB) / total)
+    try:
+        watched = train({"output_dir": str(out), "collect": EVERYTHING})
+    finally:
+        MODULE.set_per_process_memory_fraction(1.0)
+    assert_same(bare, watched)
 
 
 @needs("reset_peak_memory_stats")

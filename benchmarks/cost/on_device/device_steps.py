@@ -19,8 +19,11 @@ from device_trainings import Training
 from device_work import Work, forbidden_to_wait, free_memory, peak_memory, seconds_of, work_of
 from subjects import Subject, make_subject
 
-DEFAULT = "default configuration"
-WORKLOADS = (DEFAULT, "gradients", "weights", "optimizer state", "activations", "all")
+DEFAULT, SAME_STEP = "default configuration", "default with same_step"
+OF_OURS = (DEFAULT, SAME_STEP)
+"""Workloads that sample every tenth step; msprobe has none like them."""
+
+WORKLOADS = (*OF_OURS, "gradients", "weights", "optimizer state", "activations", "all")
 OURS, V1, V2 = "trainsentry", "msprobe_v1", "msprobe_v2"
 ROUNDS = 4
 WARM_UP = 3
@@ -72,7 +75,7 @@ def measure(
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as directory:
         arms, troubles = _arms(make, workload, names, Path(directory), device)
-        _rounds(arms, end, 10 if workload == DEFAULT else 1, device)
+        _rounds(arms, end, 10 if workload in OF_OURS else 1, device)
         for name, arm in arms.items():
             if name in {"none", OURS}:
                 arm.work = work_of(lambda arm=arm: arm.steps(1), device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from device_bandwidth import Bandwidth
 from device_dumps import OURS as OUR_DUMPS
 from device_dumps import PEER, Dump
-from device_steps import DEFAULT, OURS, V1, V2, WORKLOADS, Cell
+from device_steps import DEFAULT, OF_OURS, OURS, V1, V2, WORKLOADS, Cell
 from device_trainings import DEEP_GPT, GPT, LARGE_LLAMA, LLAMA
 
 RATIOS = {
@@ -57,8 +57,8 @@ class Tally:
         return f"{sign} {digits}: {'met' if good else '**missed**'}"
 
 
-def steps_table(cells: dict[tuple[str, str], Cell | None], tally: Tally) -> list[str]:
-    """Return the table of step times; a cell that is None was not measured."""
+def steps_table(cells: dict[tuple[str, str], Cell | str], tally: Tally) -> list[str]:
+    """Return the table of step times; a text instead of a cell says why it was not measured."""
     lines = [
         "",
         "Step time ÷ the bare step's: median (least–largest) of rounds. Added: time ÷ that which V1 and V2 add.",
@@ -67,14 +67,15 @@ def steps_table(cells: dict[tuple[str, str], Cell | None], tally: Tally) -> list
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (model, workload), cell in cells.items():
-        if cell is None:
-            lines.append(f"| {model} | {workload} | not measured: out of time |" + " |" * 8)
+        if isinstance(cell, str):
+            tally.unmeasured += 1
+            lines.append(f"| {model} | {workload} | not measured: {cell} |" + " |" * 8)
             continue
         target = RATIOS.get((model, workload))
         ours = cell.ratio(OURS)
         shown = [_spread(cell.ratios.get(name), cell.troubles.get(name)) for name in (OURS, V1, V2)]
         shares = ["", ""]
-        if workload != DEFAULT:
+        if workload not in OF_OURS:
             added = [_added(cell.ratio(name)) for name in (OURS, V1, V2)]
             limits = (SHARE_OF_V1, SHARE_OF_V2)
             shares = [_share(added[0], other, limit, tally) for other, limit in zip(added[1:], limits, strict=True)]
@@ -150,9 +151,9 @@ def dumps_table(found: dict[tuple[str, str, str], Dump], tally: Tally) -> list[s
     return lines
 
 
-def unmeasured_cells(models: tuple[str, ...] = (GPT, DEEP_GPT, LLAMA)) -> dict[tuple[str, str], Cell | None]:
+def unmeasured_cells(models: tuple[str, ...] = (GPT, DEEP_GPT, LLAMA)) -> dict[tuple[str, str], Cell | str]:
     """Return every cell of the table of steps, none measured yet."""
-    return {(model, workload): None for model in models for workload in WORKLOADS}
+    return {(model, workload): "out of time" for model in models for workload in WORKLOADS}
 
 
 def _share(ours: float | None, theirs: float | None, limit: float, tally: Tally) -> str:

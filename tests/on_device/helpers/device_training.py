@@ -19,11 +19,12 @@ STEPS = 30
 
 @dataclass(frozen=True)
 class Ran:
-    """What a training left behind: losses, weights, optimizer state, incidents, the stop, rows of the last step."""
+    """What a training left: losses, weights, state, the next random numbers, incidents, the stop, the last step's rows."""
 
     losses: list[float]
     weights: dict[str, torch.Tensor]
     state: list[torch.Tensor]
+    drawn: tuple[float, float]
     incidents: tuple[Any, ...]
     stopped: trainsentry.TrainingStopped | None
     records: Any
@@ -98,7 +99,8 @@ def train(
         monitor.close()
     weights = {name: whole(p) for name, p in inner.named_parameters()}
     state = [whole(t) for of in chosen.state.values() for t in of.values() if isinstance(t, torch.Tensor)]
-    return Ran([loss.item() for loss in losses], weights, state, incidents, stopped, records)
+    drawn = torch.rand(1).item(), torch.rand(1, device=DEVICE).item()
+    return Ran([loss.item() for loss in losses], weights, state, drawn, incidents, stopped, records)
 
 
 def _step(forward, optimizer, step, autocast, scaler, monitor):
@@ -124,8 +126,9 @@ def whole(tensor):
 
 
 def assert_same(a, b):
-    """Losses, weights and state are equal to the bit; NaN equals NaN."""
+    """Losses, weights, state and the next random numbers are equal to the bit; NaN equals NaN."""
     assert [repr(x) for x in a.losses] == [repr(x) for x in b.losses]
+    assert a.drawn == b.drawn
     assert a.weights.keys() == b.weights.keys()
     for x, y in zip([*a.weights.values(), *a.state], [*b.weights.values(), *b.state], strict=True):
         assert x.dtype == y.dtype
