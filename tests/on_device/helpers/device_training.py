@@ -19,7 +19,7 @@ STEPS = 30
 
 @dataclass(frozen=True)
 class Ran:
-    """What a training left: losses, weights, state, the next random numbers, incidents, the stop, the last step's rows."""
+    """What a training left: losses, weights, state, random numbers, incidents, the stop, rows of the last step."""
 
     losses: list[float]
     weights: dict[str, torch.Tensor]
