@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPT = BENCHMARKS / "cost" / "gpu.py"
-sys.path += [str(BENCHMARKS), str(BENCHMARKS / "cost" / "on_device")]
-
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "cost" / "on_device"))
 from device_steps import OURS, V1, V2, Cell
 from device_table import RATIOS, Tally, steps_table, unmeasured_cells
 from device_trainings import GPT
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cost" / "gpu.py"
 
 
 def run(*args):
