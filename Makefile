@@ -8,10 +8,11 @@ PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
 # Some machines are told to keep nothing that was compiled; then every process of the tests would compile all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test simulated test-torch test-torches torch-environment test-peer lint types pytest pytest-alone pytest-ranks mindspore format clean
+.PHONY: demo test simulated test-torch test-torches torch-environment test-peer test-device lint types pytest pytest-alone pytest-ranks mindspore format clean
 
 # Folders whose tests keep process groups, whole trainers or builds busy; the others run beside them.
 RANKS := tests/packaging tests/distributed tests/scenarios
+DEVICE_TESTS_ON_CPU := truth same_step stops random_states
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
@@ -30,8 +31,10 @@ types: $(VENV)/dev.stamp
 
 pytest: pytest-alone pytest-ranks
 
+# Where there is no accelerator, a part of its suite checks itself on the CPU.
 pytest-alone: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(RANKS:%=--ignore=%) --ignore=tests/simulated
+	TRAINSENTRY_TEST_DEVICE=cpu $(BIN)/python -m pytest $(DEVICE_TESTS_ON_CPU:%=tests/on_device/test_%.py)
 
 pytest-ranks: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest $(RANKS)
@@ -84,6 +87,30 @@ test-peer: $(VENV)/dev.stamp
 	TRAINSENTRY_PEERS=$$($(BIN)/python -c "import sys; sys.path.insert(0, 'benchmarks'); import peers; print(peers.peers_python())") \
 		$(BIN)/python -m pytest tests/peer
 
+# The suite of an accelerator, with the torch that drives it: that of PYTHON, if it finds one; the other packages come on
+# top of it, in an environment of their own. DEVICE_PYTHON names an interpreter that has all of them already. Where torch
+# finds no accelerator the suite is skipped; TRAINSENTRY_TEST_DEVICE=cpu runs what the CPU can do.
+HAS_DEVICE := import torch; raise SystemExit(not torch.accelerator.is_available())
+PACKAGES := import sysconfig; print(sysconfig.get_path('purelib'))
+DEVICE := $(VENV)-device
+TRAINSENTRY_TEST_DEVICE ?= auto
+
+test-device:
+ifdef DEVICE_PYTHON
+	TRAINSENTRY_TEST_DEVICE=$(TRAINSENTRY_TEST_DEVICE) $(DEVICE_PYTHON) -m pytest -rs tests/on_device
+else
+	if $(PYTHON) -c "$(HAS_DEVICE)" 2> /dev/null; then \
+		$(MAKE) $(DEVICE)/stamp && $(MAKE) test-device DEVICE_PYTHON=$(DEVICE)/bin/python; \
+	else $(MAKE) $(VENV)/dev.stamp && $(MAKE) test-device DEVICE_PYTHON=$(BIN)/python; fi
+endif
+
+$(DEVICE)/stamp: pyproject.toml
+	$(PYTHON) -m venv --system-site-packages $(DEVICE)
+	$(PYTHON) -c "$(PACKAGES)" > "$$(echo $(DEVICE)/lib/python*/site-packages)/device.pth"
+	$(PYTHON) -m pip freeze | grep -iE "^(torch|torch_npu|triton|triton-ascend)==" > $(DEVICE)/constraints.txt || true
+	$(DEVICE)/bin/$(INSTALL) --constraint $(DEVICE)/constraints.txt --editable '.[test]'
+	touch $@
+
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -100,4 +127,4 @@ $(VENV)/dev.stamp: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@ $(VENV)/demo.stamp
 
 clean:
-	rm -rf $(VENV) $(VENV)-mindspore .venv-torch-* build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-mindspore $(DEVICE) .venv-torch-* build dist *.egg-info .mypy_cache .ruff_cache

@@ -1,10 +1,15 @@
-"""Settings of every test: one thread, and a place to write."""
+"""Settings of every test: one thread, no accelerator, and a place to write.
+
+Only the suite of `tests/on_device`, in a process of its own, sees the machine's accelerator. To all other tests every
+machine is one without: kernels for accelerators run in Triton's interpreter, on tensors of the CPU.
+"""
 
 import os
-from pathlib import Path
 
-if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: kernels for accelerators run on the CPU
+if "TRAINSENTRY_TEST_DEVICE" not in os.environ:
+    # Before anything imports Triton or starts CUDA. The interpreter would follow addresses of a device's memory.
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"  # of every process that a test starts: threads that wait for each other spin
 
 from importlib.util import find_spec

@@ -1,179 +1,102 @@
-"""Measures the monitor's cost on a GPU with a Llama-like model of a billion parameters, and the kernel's bandwidth.
+"""Measures the monitor's cost on an accelerator beside msprobe's, and prints the tables of RESULTS.md with the targets.
 
-    python benchmarks/cost/gpu.py [--rounds 6] [--steps 10] [--tiny] [--device cuda]
+    python benchmarks/cost/gpu.py [--seconds 540] [--device auto] [--part steps] [--output FILE] [--tiny]
 
-Training: bf16 weights with float32 moments, 32,768 tokens a step, no recomputation. Blocks of steps alternate between
-bare training, gradients + weights + optimizer state at every step, and those with all activations at every tenth.
-Prints the median, minimum and maximum ratio to the bare block of the same round, kernel launches of a step, and
-whether a monitored step passes `torch.cuda.set_sync_debug_mode("error")`.
-Bandwidth: bytes that the kernel reads a second, as a share of the bytes that a device copy reads and writes.
-`--tiny --device cpu` checks the script itself, in Triton's interpreter when TRITON_INTERPRET=1 is set.
+Parts: `steps`, three models under six workloads with msprobe's two generations; `large`, 1.24 billion parameters;
+`bandwidth`, of the kernel against a copy's; `dumps`, a debugger's dump step. `--seconds` is shared among them, and what
+no time is left for is said so in the table. Where msprobe is not installed its columns stay empty; TRAINSENTRY_PEERS
+names an interpreter that has it and the device's torch. `--tiny --device cpu` checks the script itself.
 """
 
 import argparse
-import statistics
+import logging
+import os
 import sys
-import tempfile
 import time
+import warnings
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent / "on_device")]
 
-from llama import TINY, Llama, Shape, WideMoments
+from device_bandwidth import measure_bandwidth
+from device_dumps import measure_dumps
+from device_steps import OF_OURS, OURS, V1, V2, measure, measure_large, waits
+from device_table import Tally, bandwidth_table, dumps_table, large_table, steps_table, unmeasured_cells
+from device_trainings import LARGE_LLAMA, trainings
+from device_work import find_device, free_memory, name_of
 from machine import describe_machine
+from peers import PEERS
 
-import trainsentry
-from trainsentry.collectors.torch.rows.device_rows import DeviceRows
-from trainsentry.collectors.torch.rows.fused_rows import kernels_for
-
-ALWAYS = {part: {"every": 1} for part in ("gradients", "parameters", "optimizer_state")}
-OFF = {"updates": False, "communication": False}
-ARMS: dict[str, dict[str, Any] | None] = {
-    "bare": None,
-    "gradients + weights + state": {**OFF, **ALWAYS, "activations": False},
-    "+ activations every 10": {**OFF, **ALWAYS, "activations": {"every": 10}},
-}
+PARTS = {"bandwidth": 0.05, "large": 0.15, "dumps": 0.25, "steps": 0.55}
+"""Shares of the time, in this order: what an earlier part leaves over, the later ones have."""
 
 
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-class Training:
-    """The model, its optimizer and one batch."""
-
-    def __init__(self, shape: Shape, device: str) -> None:
-        torch.manual_seed(0)
-        self.device = device
-        with torch.device(device):
-            self.model = Llama(shape).to(torch.bfloat16)
-            self.optimizer = WideMoments(self.model.parameters())
-            self.tokens = torch.randint(shape.vocabulary, (shape.batch, shape.length + 1))
-
-    def step(self) -> None:
-        """Train one step; nothing waits for the device."""
-        self.model(self.tokens[:, :-1], self.tokens[:, 1:]).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def block(self, collect: dict[str, Any] | None, steps: int) -> tuple[float, float]:
-        """Return seconds and kernel launches of a step, monitored or not."""
-        with tempfile.TemporaryDirectory() as directory:
-            monitor = None
-            if collect is not None:
-                config = {"output_dir": directory, "collect": collect, "on_incident": False}
-                monitor = trainsentry.TrainMonitor(config).watch(self.model, self.optimizer)
-            self.step()
-            synchronize(self.device)
-            before, start = self.launches(monitor), time.perf_counter()
-            for _ in range(steps):
-                self.step()
-            synchronize(self.device)
-            seconds = (time.perf_counter() - start) / steps
-            launches = (self.launches(monitor) - before) / steps
-            if monitor is not None:
-                monitor.close()
-        return seconds, launches
-
-    @staticmethod
-    def launches(monitor: trainsentry.TrainMonitor | None) -> int:
-        """Return the launches of the fused kernels so far."""
-        devices = monitor._loop.watch.rows._devices.values() if monitor is not None and monitor._loop else ()
-        return sum(rows.fused.launches for rows in devices if rows.fused is not None)
-
-    def waits(self) -> bool:
-        """Return whether a monitored step waits for the device."""
-        with tempfile.TemporaryDirectory() as directory:
-            config = {"output_dir": directory, "collect": ARMS["+ activations every 10"], "on_incident": False}
-            with trainsentry.TrainMonitor(config).watch(self.model, self.optimizer):
-                self.step()
-                torch.cuda.set_sync_debug_mode("error")
-                try:
-                    for _ in range(11):
-                        self.step()
-                except RuntimeError:
-                    return True
-                finally:
-                    torch.cuda.set_sync_debug_mode("default")
-        return False
-
-
-def measure_training(training: Training, rounds: int, steps: int) -> None:
-    """Print the table of ratios."""
-    for collect in ARMS.values():
-        training.block(collect, 2)
-    blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in ARMS}
-    for round_number in range(rounds):
-        names = list(ARMS)
-        at = round_number % len(names)
-        for name in names[at:] + names[:at]:
-            blocks[name].append(training.block(ARMS[name], steps))
-    print("| arm | step (ms) | ÷ bare | launches a step |\n|---|---|---|---|")
-    for name, of_arm in blocks.items():
-        ratios = [arm[0] / bare[0] for arm, bare in zip(of_arm, blocks["bare"], strict=True)]
-        middle = f"{statistics.median(ratios):.4f} ({min(ratios):.4f}–{max(ratios):.4f})"
-        milliseconds = 1e3 * statistics.median(seconds for seconds, _ in of_arm)
-        print(f"| {name} | {milliseconds:.2f} | {middle} | {of_arm[-1][1]:.1f} |", flush=True)
-    if training.device == "cuda":
-        print(f"\nA monitored step waits for the device: {'YES' if training.waits() else 'no'}")
-
-
-def measure_bandwidth(device: str, sizes: list[int]) -> None:
-    """Print the bandwidths of the kernel and of a copy."""
-    print("\n| tensor | dtype | kernel (GB/s) | copy (GB/s) | share |\n|---|---|---|---|---|")
-    for megabytes in sizes:
-        for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(megabytes * 2**20 // dtype.itemsize, device=device).to(dtype)
-            y = torch.empty_like(x)
-            rows = DeviceRows(x.device)
-            volume = x.numel() * x.element_size()
-
-            def read(x: torch.Tensor = x, rows: DeviceRows = rows) -> None:
-                rows.add(0, x, 0.0)
-                rows.clear()
-
-            def copy(x: torch.Tensor = x, y: torch.Tensor = y) -> None:
-                y.copy_(x)
-
-            kernel, plain = volume / seconds_of(read, device), 2 * volume / seconds_of(copy, device)
-            print(f"| {megabytes} MB | {dtype} | {kernel / 1e9:.0f} | {plain / 1e9:.0f} | {kernel / plain:.0%} |")
-
-
-def seconds_of(work: Any, device: str, times: int = 20) -> float:
-    """Return the seconds of one call, by the device's clock where it has one."""
-    work()
-    if device != "cuda":
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(times):
-        work()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / times
+def run_part(part: str, device: torch.device, seconds: float, tally: Tally, *, peer: bool, tiny: bool) -> list[str]:
+    """Measure a part in about `seconds`; return its lines."""
+    if part == "bandwidth":
+        return bandwidth_table(measure_bandwidth(device, tiny=tiny), tally)
+    if part == "large":
+        training = trainings(device, tiny=tiny)[LARGE_LLAMA]()
+        return large_table(measure_large(training, seconds, device), waits(training, device), tally)
+    end = time.monotonic() + seconds
+    if part == "dumps":
+        return dumps_table(measure_dumps(device, end, peer=peer, tiny=tiny), tally)
+    cells = unmeasured_cells()
+    for number, (model, workload) in enumerate(cells):
+        left = end - time.monotonic()
+        if left <= 0 and number:
+            break
+        names = ["none", OURS] + [V1, V2] * (peer and workload not in OF_OURS)
+        make = trainings(device, tiny=tiny)[model]
+        try:
+            cells[model, workload] = measure(make, workload, names, left / (len(cells) - number), device)
+        except torch.OutOfMemoryError:
+            cells[model, workload] = "out of device memory"
+            free_memory(device)
+    return steps_table(cells, tally)
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="only this part; may be repeated")
+    parser.add_argument("--output", type=Path, help="also write the tables to this file")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    measure_training(Training(TINY if options.tiny else Shape(), options.device), options.rounds, options.steps)
-    if kernels_for(torch.device(options.device)) is None:
-        print(f"\nThe fused kernels do not run on {options.device}.")
-    else:
-        measure_bandwidth(options.device, [1] if options.tiny else [64, 256, 1024])
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "no GPU"
-    print(f"\n{name}; {describe_machine()}")
+    device = find_device(options.device)
+    if device is None:
+        print("No accelerator: torch finds none here, so nothing was measured (--tiny --device cpu checks the script).")
+        return
+    peer = find_spec("msprobe") is not None
+    if not peer and os.environ.get("TRAINSENTRY_PEERS"):
+        os.execv(os.environ["TRAINSENTRY_PEERS"], [os.environ["TRAINSENTRY_PEERS"], *sys.argv])  # it has msprobe
+    warnings.filterwarnings("ignore")
+    logging.getLogger("trainsentry").setLevel(logging.ERROR)
+    lines = [f"{name_of(device)}; {describe_machine()}", ""]
+    if not peer:
+        lines += [f"msprobe is not installed here (pip install {PEERS[0]}): its columns are empty.", ""]
+    if options.tiny:
+        lines += ["Tiny models: this checks the script and says nothing of the targets.", ""]
+    tally, end = Tally(targets=not options.tiny), time.monotonic() + options.seconds
+    left = {part: PARTS[part] for part in PARTS if options.part is None or part in options.part}
+    for part in list(left):
+        seconds = (end - time.monotonic()) * left.pop(part) / (sum(left.values()) + PARTS[part])
+        try:
+            lines += run_part(part, device, seconds, tally, peer=peer, tiny=options.tiny)
+        except torch.OutOfMemoryError as error:
+            lines += ["", f"{part}: not measured, {str(error).splitlines()[0]}"]
+        free_memory(device)
+        print(f"{part} measured, {end - time.monotonic():.0f} s left", file=sys.stderr, flush=True)
+    if tally.targets:
+        lines += ["", f"Targets: {tally.met} met, {tally.missed} missed, {tally.unmeasured} not measured."]
+    print("\n".join(lines))
+    if options.output is not None:
+        options.output.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

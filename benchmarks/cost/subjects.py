@@ -22,6 +22,10 @@ WORKLOADS = {
     "activations": {"activations"},
     "all": {"gradients", "optimizer_state", "parameters", "activations"},
 }
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "default configuration": {},
+    "default with same_step": {"on_incident": {"dump": {"same_step": True}}},
+}
 OUR_PARTS = ("gradients", "optimizer_state", "parameters", "updates", "activations", "communication")
 
 
@@ -59,9 +63,9 @@ class Trainsentry:
 
 
 def trainsentry(model: nn.Module, optimizer: Optimizer, directory: Path, workload: str, ops: list[str]) -> Subject:
-    """Watch with trainsentry: the workload's parts at every step, or its default configuration."""
-    if workload == "default configuration":
-        return Trainsentry(model, optimizer, directory, {})
+    """Watch with trainsentry: the workload's parts at every step, or a default configuration."""
+    if workload in DEFAULTS:
+        return Trainsentry(model, optimizer, directory, DEFAULTS[workload])
     collect = {part: {"every": 1} if part in WORKLOADS[workload] else False for part in OUR_PARTS}
     return Trainsentry(model, optimizer, directory, {"statistics": ops, "collect": collect})
 

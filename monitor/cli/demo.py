@@ -1,6 +1,7 @@
 """`trainsentry demo`: trains a small model, breaks one weight, and shows that the monitor finds it."""
 
 import enum
+import functools
 import importlib.util
 import logging
 import time
@@ -44,6 +45,15 @@ class Stop(str, enum.Enum):
     NEVER = "never"
 
 
+class DemoDevice(str, enum.Enum):
+    """The device that trains."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    NPU = "npu"
+
+
 class DemoFramework(str, enum.Enum):
     """The framework of the model."""
 
@@ -66,6 +76,10 @@ def demo_command(
     seed: Annotated[int, typer.Option(help="Seed of the model, the data and the fault.")] = 0,
     ranks: Annotated[int, typer.Option(min=1, max=8, help="Processes on this machine; one has the fault.")] = 1,
     strategy: Annotated[Strategy, typer.Option(help="How several ranks share the work.")] = Strategy.DDP,
+    device: Annotated[
+        DemoDevice,
+        typer.Option(help="Where to train. auto: torch's accelerator, else the CPU; several ranks: the CPU."),
+    ] = DemoDevice.AUTO,
     framework: Annotated[DemoFramework, typer.Option(help="The framework of the model.")] = DemoFramework.TORCH,
     output_dir: Annotated[Path | None, typer.Option(help="Where to write; a new demo_output by default.")] = None,
 ) -> None:
@@ -75,9 +89,7 @@ def demo_command(
     """
     # The incident is printed below in full; its log line would break the progress bar.
     logging.getLogger("trainsentry").setLevel(logging.ERROR)
-    if framework is DemoFramework.MINDSPORE and ranks > 1:
-        bad_input("--ranks: the MindSpore demo runs on one rank; allowed: 1")
-    train = _training(framework)
+    train, where = _training(framework, device, ranks)
     directory = output_dir or _fresh(Path("demo_output"))
     config = _config(directory, stop, overflow_nums)
     if ranks > 1:
@@ -85,24 +97,13 @@ def demo_command(
         from trainsentry.monitor.demo.ranks import DemoTask
 
         broken = seed % ranks if fault is not Fault.NONE else -1
-        share = DemoTask(config, strategy.value, steps, seed, fault.value, broken, fault_parameter)
+        share = DemoTask(config, strategy.value, steps, seed, fault.value, broken, fault_parameter, where)
         demo_on_ranks(share, ranks, directory)
         return
-    out.print(Text.assemble(("trainsentry demo", "bold"), ": a byte-level GPT learns Python's language reference"))
+    setup = ": a byte-level GPT learns Python's language reference" + ("" if where == "cpu" else f" on {where}")
+    out.print(Text.assemble(("trainsentry demo", "bold"), setup))
     started = time.monotonic()
-    with progress_bar() as bar:
-        task = bar.add_task("training", total=steps, loss=float("nan"))
-        try:
-            outcome = train(
-                config,
-                steps=steps,
-                seed=seed,
-                fault=fault.value,
-                fault_parameter=fault_parameter,
-                progress=lambda step, loss: bar.update(task, completed=step + 1, loss=loss),
-            )
-        except ValueError as error:
-            bad_input(str(error))
+    outcome = _train(train, config, steps, seed=seed, fault=fault.value, fault_parameter=fault_parameter)
     _show(outcome, time.monotonic() - started)
     if outcome.incidents:
         write_report(directory)
@@ -111,20 +112,49 @@ def demo_command(
         raise typer.Exit(FOUND)
 
 
-def _training(framework: DemoFramework) -> "Callable[..., Outcome]":
-    """Return the training function of a framework; end the command when the framework is not installed."""
+def _training(framework: DemoFramework, device: DemoDevice, ranks: int) -> "tuple[Callable[..., Outcome], str]":
+    """Return the training function and where it trains; end the command when framework or device is not there."""
+    if framework is DemoFramework.MINDSPORE:
+        _check_mindspore(device, ranks)
     if importlib.util.find_spec(framework.value) is None:
         bad_input(f"the demo needs {framework.value}: pip install 'trainsentry[{framework.value}]'")
     if framework is DemoFramework.MINDSPORE:
         from trainsentry.monitor.demo.mindspore_training import train as train_mindspore
 
-        return train_mindspore
+        return train_mindspore, "MindSpore"
     import torch
 
+    from trainsentry.monitor.demo.device import training_device
     from trainsentry.monitor.demo.training import train
 
+    try:
+        chosen = training_device(device.value, ranks)
+    except ValueError as error:
+        bad_input(str(error))
     torch.set_num_threads(min(2, torch.get_num_threads()))
-    return train
+    return functools.partial(train, device=chosen), chosen.type
+
+
+def _check_mindspore(device: DemoDevice, ranks: int) -> None:
+    """End the command when the demo of MindSpore cannot be run so: it trains where MindSpore itself is set to."""
+    if ranks > 1:
+        bad_input("--ranks: the MindSpore demo runs on one rank; allowed: 1")
+    if device is not DemoDevice.AUTO:
+        bad_input(f"--device {device.value}: the MindSpore demo trains where MindSpore is set to; allowed: auto")
+
+
+def _train(train: "Callable[..., Outcome]", config: dict[str, Any], steps: int, **fault: Any) -> "Outcome":
+    """Train behind a progress bar; end the command when the fault cannot be made."""
+    with progress_bar() as bar:
+        task = bar.add_task("training", total=steps, loss=float("nan"))
+
+        def progress(step: int, loss: float) -> None:
+            bar.update(task, completed=step + 1, loss=loss)
+
+        try:
+            return train(config, steps=steps, progress=progress, **fault)
+        except ValueError as error:
+            bad_input(str(error))
 
 
 def _config(directory: Path, stop: Stop, overflow_nums: int) -> dict[str, Any]:
@@ -133,7 +163,8 @@ def _config(directory: Path, stop: Stop, overflow_nums: int) -> dict[str, Any]:
         "output_dir": str(directory),
         "export": {"tensorboard": True, "report": False},  # the demo writes it before it lists the files
         "overflow_check": {"overflow_nums": overflow_nums if stop is Stop.OVERFLOW else -1},
-        "on_incident": {"stop": stop is Stop.INCIDENT},
+        # On an accelerator too the fault is found before an update spreads it, for one wait a step.
+        "on_incident": {"stop": stop is Stop.INCIDENT, "dump": {"same_step": True}},
     }
 
 

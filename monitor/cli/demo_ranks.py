@@ -30,7 +30,8 @@ def demo_on_ranks(task: DemoTask, ranks: int, directory: Path) -> None:
     """Run the demo on several ranks and show the result."""
     if task.strategy == "zero3" and importlib.util.find_spec("deepspeed") is None:
         bad_input("--strategy zero3 needs DeepSpeed: pip install 'trainsentry[deepspeed]'")
-    setup = f": a byte-level GPT on {ranks} ranks, {STRATEGY_TEXTS[task.strategy]}"
+    where = "ranks" if task.device == "cpu" else f"ranks on {task.device}"
+    setup = f": a byte-level GPT on {ranks} {where}, {STRATEGY_TEXTS[task.strategy]}"
     out.print(Text.assemble(("trainsentry demo", "bold"), setup))
     started = time.monotonic()
     processes = start_ranks(task, ranks)

@@ -27,14 +27,14 @@ def flip_weight(model: nn.Module, tokens: Tensor, kind: str, seed: int, paramete
     bits = choice.sample(BITS[kind], len(BITS[kind]))
     for name, bit in ((name, bit) for name in names for bit in bits):
         flat = named[name].detach().view(-1)
-        words = flat.view(torch.int32)
+        values = flat.cpu()  # the weights themselves may lie on an accelerator
         used = _used_elements(name, named[name], tokens)
-        clear = ((words >> bit) & 1 == 0) & (flat != 0)
+        clear = ((values.view(torch.int32) >> bit) & 1 == 0) & (values != 0)
         candidates = [i for i in used if clear[i]] if len(used) < len(flat) else clear.nonzero().flatten().tolist()
         if candidates:
             element = choice.choice(candidates)
-            before = float(flat[element])
-            words[element] ^= 1 << bit
+            before = float(values[element])
+            flat.view(torch.int32)[element] ^= 1 << bit
             return Flip(name, element, bit, before, float(flat[element]))
     raise ValueError(f"--fault-parameter: no used element of {names[0]!r} has bit {bits[0]} clear")
 

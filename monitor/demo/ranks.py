@@ -39,6 +39,7 @@ class DemoTask:
     fault: str
     fault_rank: int
     fault_parameter: str | None
+    device: str = "cpu"
 
 
 def start_ranks(task: DemoTask, ranks: int) -> "list[subprocess.Popen[str]]":
@@ -47,7 +48,7 @@ def start_ranks(task: DemoTask, ranks: int) -> "list[subprocess.Popen[str]]":
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "GROUP_WORLD_SIZE": "1"}
-    shared |= {"LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    shared |= {"LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": task.device}
     return [
         subprocess.Popen(
             [sys.executable, "-m", "trainsentry.monitor.demo.ranks", json.dumps(asdict(task))],
@@ -70,15 +71,15 @@ def messages_of(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
 def run_rank(task: DemoTask) -> None:
     """Train one rank's share, and flip a bit midway if this rank has the fault."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    device = _join_group(task.device)
     torch.manual_seed(task.seed)
-    trained = _STRATEGIES[task.strategy](Gpt(GptConfig()))
+    trained = _STRATEGIES[task.strategy](Gpt(GptConfig()).to(device))
     rank = dist.get_rank()
     batches = Batches(BATCH, GptConfig().context, task.seed * 1000 + rank)
     with TrainMonitor(task.config).watch(trained.model, trained.optimizer) as monitor:
         try:
             for step in range(task.steps):
-                tokens, targets = batches.draw()
+                tokens, targets = (part.to(device) for part in batches.draw())
                 if step == task.steps // 2 and rank == task.fault_rank:
                     flip = _flip(trained.held(), task)
                     _send(flip={**asdict(flip), "step": step, "rank": rank})
@@ -91,6 +92,17 @@ def run_rank(task: DemoTask) -> None:
             _send(stopped=stop.step, rank=rank)
     dist.barrier()
     os._exit(0)  # skip the frameworks' teardown
+
+
+def _join_group(kind: str) -> torch.device:
+    """Join the process group, over the backend of the device; return this rank's device."""
+    if kind == "cpu":
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+    torch.get_device_module(device).set_device(device)
+    dist.init_process_group()  # gloo for tensors of the CPU, the device's own backend for its tensors
+    return device
 
 
 class _Ddp:
@@ -124,7 +136,8 @@ class _Fsdp2(_Ddp):
     def __init__(self, model: nn.Module) -> None:
         from torch.distributed.fsdp import fully_shard
 
-        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        kind = next(model.parameters()).device.type
+        mesh = dist.device_mesh.init_device_mesh(kind, (dist.get_world_size(),))
         for block in model.blocks:  # type: ignore[union-attr]
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)

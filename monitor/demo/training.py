@@ -27,15 +27,16 @@ def train(
     seed: int = 0,
     fault: str = "flip",
     fault_parameter: str | None = None,
+    device: torch.device | str = "cpu",
     progress: Callable[[int, float], None] = lambda _step, _loss: None,
 ) -> Outcome:
     """Train the byte-level GPT under a monitor with `config`, with a fault in one weight midway.
 
-    `fault` is `flip`, `hard` or `none` (see `fault.BITS`). `progress` gets step and loss.
+    `fault` is `flip`, `hard` or `none` (see `fault.BITS`). `device` holds the model. `progress` gets step and loss.
     """
     torch.manual_seed(seed)
     sizes = GptConfig()
-    model = Gpt(sizes)
+    model = Gpt(sizes).to(device)  # the weights of a seed are the same on every device
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
     if fault_parameter is not None:
@@ -47,7 +48,7 @@ def train(
     with monitor.watch(model, optimizer):
         try:
             for step in range(steps):
-                tokens, targets = batches.draw()
+                tokens, targets = (part.to(device) for part in batches.draw())
                 if step == steps // 2 and fault != "none":
                     flip = flip_weight(model, tokens, fault, seed, fault_parameter)
                 logits = model(tokens)

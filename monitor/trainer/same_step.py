@@ -73,4 +73,4 @@ class SameStep:
             part = {"skipped": loop.skipped, "examined": examined}
             record = loop.outbox.send_part(loop.watch, loop.step, loop.order, **part)
             loop.order += len(record)
-            loop.skipped_steps += record.skipped
+            loop.count_skipped(record)

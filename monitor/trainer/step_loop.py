@@ -7,6 +7,7 @@ from typing import Any, Final
 from trainsentry.anomaly.pre_update_check import PreUpdateCheck
 from trainsentry.collectors.backend import ModelWatch
 from trainsentry.collectors.guard import Guard, PassThrough
+from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     COMMUNICATION_ORDER,
     COMMUNICATION_SECONDS,
@@ -77,6 +78,7 @@ class StepLoop:
         self.outbox = Outbox(link, table, rank, keep_bytes=config.ring_size)
         self.steps = 0
         self.skipped_steps = 0
+        self._last_skipped = -1
         self.grad_acc_steps: int | None = None
         self._same_step = SameStep(self, config)
         self.order = 0
@@ -101,6 +103,7 @@ class StepLoop:
         self._begin_step()
         self.step = step
         self._same_step.go_back()
+        self._last_skipped = -1
         self.overflow.go_back()
         self.triggers.go_back()
         self.guard.run(PART, self._open)
@@ -314,12 +317,18 @@ class StepLoop:
         for record, judged in self.outbox.arrived(wait=wait):
             if not judged and self.overflow.judge(record) is not None:
                 self.limit.check(self.step)
-            self.skipped_steps += record.skipped
+            self.count_skipped(record)
             try:
                 self.outbox.send(record)
             except KeyboardInterrupt as error:
                 self._note_gap(record.step, f"{type(error).__name__} inside the monitor")
                 raise
+
+    def count_skipped(self, record: StepRecord) -> None:
+        """Count a step that the loss scaler skipped, once, although an examined step is sent in several records."""
+        if record.skipped and record.step != self._last_skipped:
+            self._last_skipped = record.step
+            self.skipped_steps += 1
 
     def _dump(self, action: Callable[[Any], None]) -> None:
         if self.triggers.dump is not None:

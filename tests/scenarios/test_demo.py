@@ -52,6 +52,24 @@ def test_an_unknown_parameter_is_bad_input(tmp_path):
     assert result.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--device", "npu"],
+        ["--device", "npu", "--ranks", 2],
+        ["--framework", "mindspore", "--device", "cpu"],
+        ["--framework", "mindspore", "--ranks", 2],
+    ],
+)
+def test_a_device_that_is_not_there_ends_the_demo_before_it_writes_anything(tmp_path, args, monkeypatch):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    result = invoke("demo", "--steps", 20, *args, "--output-dir", tmp_path / "demo")
+    assert result.exit_code == 2
+    told = " ".join((result.output + result.stderr).split())
+    assert re.search(r"allowed( here)?: (auto|1)", told), told
+    assert not (tmp_path / "demo").exists()
+
+
 def test_the_readmes_twelve_lines_run_as_they_stand(tmp_path):
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     [code] = re.findall(r"```python\n(import torch.*?)```", readme, re.DOTALL)

@@ -13,10 +13,10 @@ import trainsentry
 from trainsentry.monitor.ranks import hang_watch
 
 
-def run(out, sleeper, ddp=False):
+def run(out, sleeper, ddp=False, device="cpu"):
     """Sleep for a while on one rank at step 4; return what each rank was told, and the steps it did."""
     hang_watch.REPORT_SECONDS = 0.5
-    model = nn.Linear(2, 2)
+    model = nn.Linear(2, 2).to(device)
     wrapped = nn.parallel.DistributedDataParallel(model) if ddp else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"output_dir": str(out), "hang_check": {"seconds": 0.8}}
@@ -25,10 +25,12 @@ def run(out, sleeper, ddp=False):
     for step in range(6):
         if step == 4 and dist.get_rank() == sleeper:
             time.sleep(3.0)
-        wrapped(torch.ones(1, 2)).sum().backward()
+        wrapped(torch.ones(1, 2, device=device)).sum().backward()
         if not ddp:
             for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
+                gradient = parameter.grad.cpu()  # gloo reduces on the host
+                dist.all_reduce(gradient)
+                parameter.grad.copy_(gradient)
         optimizer.step()
     done = monitor._loop.step
     monitor.close()

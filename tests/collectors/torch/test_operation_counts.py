@@ -1,6 +1,5 @@
 """The profiler counts no operation of the monitor on unsampled steps, and few on sampled ones."""
 
-import math
 from collections import Counter
 
 import pytest
@@ -27,25 +26,24 @@ def one_step(model, optimizer, tokens):
     optimizer.zero_grad()
 
 
-def operations(device="cpu", collect=None, skip=3, out=None):
+def operations(collect=None, skip=3, out=None):
     """Return the operations of one step, counted by name, with those inside operators of ours."""
     torch.manual_seed(0)
-    model = Gpt().to(device)
+    model = Gpt()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens = torch.randint(0, 64, (2, 8), device=device)
+    tokens = torch.randint(0, 64, (2, 8))
     monitor = None
     if collect is not None:
         monitor = trainsentry.TrainMonitor({"output_dir": str(out), "collect": collect, "strict": True})
         monitor.watch(model, optimizer)
     for _ in range(skip):
         one_step(model, optimizer, tokens)
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
-    with profile(activities=activities) as profiled:
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
         one_step(model, optimizer, tokens)
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
     if monitor is not None:
         monitor.close()
-    names = Counter(e.name for e in profiled.events() if e.name.startswith(("aten::", "trainsentry::", "Memcpy")))
+    names = Counter(e.name for e in profiled.events() if e.name.startswith(("aten::", "trainsentry::")))
     return names, hooks
 
 
@@ -126,33 +124,3 @@ def test_a_sampled_step_is_copied_to_the_host_once(out, monkeypatch):
         for _ in range(4):
             one_step(model, optimizer, torch.randint(0, 64, (2, 8)))
     assert len(copied) == 4
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-class TestOnCuda:
-    def test_a_monitored_step_never_waits_for_the_device(self, out):
-        model = Gpt().cuda()
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        tokens = torch.randint(0, 64, (2, 8), device="cuda")
-        with trainsentry.TrainMonitor(
-            {"output_dir": str(out), "collect": EVERY_STEP, "strict": True, "detect": False}
-        ).watch(model, optimizer) as monitor:
-            one_step(model, optimizer, tokens)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                for _ in range(3):
-                    one_step(model, optimizer, tokens)
-                    monitor.log(loss=torch.ones((), device="cuda"))
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            table = monitor.records()
-        gradients = table[table["quantity"] == "gradient"]
-        assert len(gradients) == 4 * len(list(model.parameters()))
-        assert all(math.isfinite(x) for x in gradients["norm"])
-
-    def test_one_copy_to_the_host_and_no_read_of_a_value(self, out):
-        bare, _ = operations("cuda")
-        watched, _ = operations("cuda", collect=EVERY_STEP, out=out)
-        copies = sum(n for name, n in (watched - bare).items() if name.startswith("Memcpy DtoH"))
-        assert copies == 1
-        assert watched["aten::_local_scalar_dense"] == bare["aten::_local_scalar_dense"]

@@ -1,0 +1,54 @@
+"""The benchmark of accelerators says where there is none, runs on the CPU to check itself, and judges each target."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "cost" / "on_device"))
+from device_steps import OURS, V1, V2, Cell
+from device_table import RATIOS, Tally, steps_table, unmeasured_cells
+from device_trainings import GPT
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cost" / "gpu.py"
+
+
+def run(*args):
+    environment = {name: value for name, value in os.environ.items() if name != "TRAINSENTRY_PEERS"}
+    done = subprocess.run([sys.executable, SCRIPT, *args], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_a_device_it_says_so_in_one_line():
+    [line] = run().splitlines()
+    assert line.startswith("No accelerator")
+
+
+def test_tiny_models_on_the_cpu_fill_the_table_as_far_as_the_time_goes():
+    text = run("--tiny", "--device", "cpu", "--seconds", "1", "--part", "steps")
+    rows = [line for line in text.splitlines() if line.startswith(f"| {GPT} |")]
+    assert len(rows) == 7
+    assert " ms | **" in rows[0]
+    assert "out of time" in rows[-1]
+
+
+def cell(ours, v1, v2):
+    return Cell(0.01, {OURS: [ours], V1: [v1], V2: [v2]}, {OURS: 3}, {OURS: 8.0}, {})
+
+
+@pytest.mark.parametrize(("ours", "met"), [(1.05, 3), (1.15, 2), (1.6, 0)])
+def test_a_workload_is_judged_by_its_ratio_and_by_what_the_peers_add(ours, met):
+    assert RATIOS[GPT, "gradients"] == 1.10
+    tally = Tally()
+    steps_table({(GPT, "gradients"): cell(ours, 6.5, 2.5)}, tally)
+    assert (tally.met, tally.missed, tally.unmeasured) == (met, 3 - met, 0)
+
+
+def test_what_was_not_measured_is_no_target_met():
+    tally = Tally()
+    steps_table(unmeasured_cells(), tally)
+    assert (tally.met, tally.missed) == (0, 0)
+    assert tally.unmeasured == len(unmeasured_cells())
