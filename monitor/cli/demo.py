@@ -128,7 +128,7 @@ def _training(framework: DemoFramework, device: DemoDevice, ranks: int) -> "tupl
     from trainsentry.monitor.demo.training import train
 
     try:
-        chosen = training_device(device.value, ranks)
+        chosen = training_device(device.value, ranks, [each.value for each in DemoDevice])
     except ValueError as error:
         bad_input(str(error))
     torch.set_num_threads(min(2, torch.get_num_threads()))

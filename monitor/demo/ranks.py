@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.local_tensor import local
 from trainsentry.monitor.demo.fault import BITS
 from trainsentry.monitor.demo.model import Gpt, GptConfig
@@ -96,11 +97,12 @@ def run_rank(task: DemoTask) -> None:
 
 def _join_group(kind: str) -> torch.device:
     """Join the process group, over the backend of the device; return this rank's device."""
-    if kind == "cpu":
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
+    seam = device_of(kind)
+    if seam.on_host:
+        dist.init_process_group(seam.collectives)
+        return torch.device(kind)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
-    torch.get_device_module(device).set_device(device)
+    seam.make_current(device)
     dist.init_process_group()  # gloo for tensors of the CPU, the device's own backend for its tensors
     return device
 

@@ -50,6 +50,9 @@ class Cpu(Device):
         """Return a context that does nothing."""
         return contextlib.nullcontext()
 
+    def make_current(self, device: torch.device) -> None:
+        """Do nothing: there is one."""
+
     def current_stream(self, device: torch.device) -> Any:
         """Return None: work runs at once."""
         return None

@@ -156,6 +156,10 @@ class Device:
         guard: AbstractContextManager[Any] = self.module.device(device)
         return guard
 
+    def make_current(self, device: torch.device) -> None:
+        """Make `device` the current one of its type, for good: a rank's choice of its device."""
+        self.module.set_device(device)
+
     def current_stream(self, device: torch.device) -> Any:
         """Return the current stream of a device, None where work runs at once."""
         return self.module.current_stream(device)

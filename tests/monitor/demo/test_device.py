@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from trainsentry.collectors.torch.device.device import Device
+from trainsentry.monitor.demo import device
 from trainsentry.monitor.demo.device import training_device
 
 
@@ -11,10 +13,9 @@ def accelerators(monkeypatch):
     """Have torch find `count` accelerators of a kind; the test machine's own do not matter."""
 
     def find(kind, count):
-        device = torch.device(kind) if count else None
-        monkeypatch.setattr(torch.accelerator, "is_available", lambda: bool(count))
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
-        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        found = Device(kind)
+        monkeypatch.setattr(found, "devices", lambda: [torch.device(kind, i) for i in range(count)])
+        monkeypatch.setattr(device, "accelerator", lambda: found if count else None)
 
     return find
 
@@ -45,7 +46,7 @@ def test_several_ranks_stay_on_the_cpu_unless_a_device_is_chosen(accelerators):
 def test_a_device_that_is_not_there_is_an_error_that_names_what_is(accelerators, kind, count, choice, told):
     accelerators(kind, count)
     with pytest.raises(ValueError, match=told):
-        training_device(choice)
+        training_device(choice, choices=["auto", "cpu", "cuda", "npu"])
 
 
 def test_more_ranks_than_devices_are_an_error_that_counts_both(accelerators):
