@@ -65,6 +65,8 @@ class RecordingTorchNpu:
             "is_initialized": lambda: self.initialized,
             "device_count": lambda: self.devices,
             "device": lambda _: nullcontext(),
+            "stream": lambda _: nullcontext(),
+            "set_device": None,
             "current_stream": lambda _: self.streams[self.current],
             "synchronize": None,
             "is_current_stream_capturing": False,
@@ -148,8 +150,11 @@ def every_call(*, inf_nan):
         private = torch.ones(2)
         module.formats[id(private)] = 29
         npu.in_plain_format(private)
+        npu.make_current(device)
         with npu.guard(device):
             earlier = npu.current_stream(device)
+        with npu.on_stream(earlier):
+            pass
         module.current = 1
         npu.follow(earlier, device)
         npu.synchronize(device)

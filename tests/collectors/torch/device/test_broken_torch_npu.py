@@ -89,10 +89,7 @@ def test_where_torch_loads_it_the_error_is_torchs_and_trainsentry_still_imports(
     assert imports == 1
 
 
-PENDING = pytest.mark.xfail(strict=True, reason="rows of a step ask torch.accelerator, not the seam")
-
-
-@pytest.mark.parametrize("before", ["", pytest.param(HALF_WAY, marks=PENDING)])
+@pytest.mark.parametrize("before", ["", HALF_WAY])
 def test_a_model_on_the_cpu_is_watched_after_an_import_that_failed(run, before):
     ran, imports = run(CAUGHT + TRAIN, before)
     assert ran.returncode == 0, ran.stderr
