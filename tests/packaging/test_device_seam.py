@@ -18,8 +18,8 @@ ATTRIBUTES = frozenset({"is_cuda", "is_npu", "is_xpu", "is_mps", "cudnn", "pin_m
 TYPES = frozenset({"cuda", "npu", "xpu", "mps", "torch_npu", "nccl", "hccl", "gloo"})
 """Texts that are the name of a device's type, module or backend."""
 
-NAMESPACES = {"collectors/torch/calls/call_names.py": {"npu"}}
-"""`torch.ops.npu` is a namespace of operators, which dumps name; it is no device."""
+NAMESPACES = {"collectors/torch/calls/call_names.py": {"npu"}, "monitor/doctor/machine.py": {"torch_npu"}}
+"""`torch.ops.npu` is a namespace of operators, which dumps name, and `torch_npu` a package with a version."""
 
 PENDING = {
     "collectors/torch/calls/overflow_task.py",

@@ -53,6 +53,8 @@ class Npu(Device):
 
     collectives = "hccl"
     graph_class = "NPUGraph"
+    triton_package = "triton-ascend"
+    needs = "install the torch_npu for this torch, and source CANN's set_env.sh"
 
     def __init__(self) -> None:
         super().__init__("npu", has_float64=False)
