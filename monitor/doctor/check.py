@@ -1,7 +1,7 @@
 """One line of the doctor's table."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -28,13 +28,13 @@ class Check:
     advice: str = ""
 
 
-def attempt(name: str, check: Callable[[], "Check | Iterable[Check]"]) -> list[Check]:
-    """Return the checks that a function makes; one that is wrong where it raises."""
+def attempt(name: str, check: Callable[[], "Check | Iterable[Check]"]) -> Iterator[Check]:
+    """Yield the checks that a function makes, and one that is wrong where it raises."""
     try:
         made = check()
-        return [made] if isinstance(made, Check) else list(made)
+        yield from (made,) if isinstance(made, Check) else made
     except Exception as error:  # noqa: BLE001 - whatever a device or a driver raises is a finding
-        return [Check(name, "wrong", without_secrets(f"{type(error).__name__}: {error}"), REPORT)]
+        yield Check(name, "wrong", without_secrets(f"{type(error).__name__}: {error}"), REPORT)
 
 
 def without_secrets(text: str) -> str:

@@ -11,14 +11,17 @@ from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import accelerator, available_devices, device_of, known_devices
 from trainsentry.collectors.torch.rows.step_rows import StepRows
-from trainsentry.monitor.doctor.check import REPORT, Check
+from trainsentry.monitor.doctor.check import REPORT, Check, attempt
 
 AUTO: Final = "auto"
 
-BYTES: Final = {True: 2**25, False: 2**28}
+BYTES: Final = {True: 2**25, False: 2**27}
 """Bytes that are read and copied to compare their speeds, on the host and on a device: more than the caches hold."""
 
-REPEATS: Final = 7
+FREE_SHARE: Final = 32
+"""Of the device's free memory, one part in so many is read: plain operations need several copies of what they read."""
+
+REPEATS: Final = 5
 
 LEAST_SHARE: Final = 0.3
 """Share of a copy's bandwidth below which reading counts as slow: plain operations of torch reach a tenth."""
@@ -50,7 +53,7 @@ def device_checks(device: Device) -> Iterator[Check]:
     yield _numbers(device)
     yield _triton(device)
     yield _overflow(device)
-    yield _bandwidth(device)
+    yield from attempt("reading of tensors", lambda: _bandwidth(device))
 
 
 def _numbers(device: Device) -> Check:
@@ -79,7 +82,8 @@ def _overflow(device: Device) -> Check:
 
 
 def _bandwidth(device: Device) -> Check:
-    count = BYTES[device.on_host] // 4
+    free = device.memory(torch.device(device.type)).free
+    count = min(BYTES[device.on_host], free // FREE_SHARE or BYTES[device.on_host]) // 4
     x = torch.randn(count, device=device.type)
     copied = torch.empty_like(x)
     rows = StepRows(SeriesTable())

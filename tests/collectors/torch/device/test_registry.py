@@ -90,4 +90,4 @@ def test_random_states_of_the_host_come_back():
 def test_what_the_host_says_of_itself():
     found = CPU.properties(HOST)
     assert found.processors >= 1
-    assert found.memory_bytes > 2**28
+    assert found.memory_bytes > CPU.memory(HOST).free > 2**20
