@@ -61,6 +61,9 @@ class OverflowFlag(Protocol):
     def is_set(self) -> bool:
         """Whether an operation has overflowed since the last `clear`; waits for the device."""
 
+    def set(self) -> None:
+        """Set the flag again, by an operation that overflows."""
+
 
 class Device:
     """A type of device; the methods of this base class serve any accelerator that torch has a module for.
