@@ -1,10 +1,17 @@
 """Queries MindSpore's runtime: rank, version, mode, device, and whether gradients are recorded; waits for it."""
 
 import os
-from typing import Any
+from typing import Any, Final
 
 import mindspore as ms
+from mindspore._c_expression import MSContext
 from mindspore.common.api import _pynative_executor as _executor
+
+ASCEND: Final = "Ascend"
+OVERFLOW_MODE: Final = "MS_ASCEND_CHECK_OVERFLOW_MODE"
+SATURATION: Final = "SATURATION_MODE"
+FIRST_CHIPS: Final = "amp_loss_scale_train_classic_target"
+"""What MindSpore calls the chips that have no Inf and NaN mode."""
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -35,8 +42,16 @@ def on_host() -> bool:
 
 
 def saturates() -> bool:
-    """Return whether results that overflow stay finite: on Ascend, where MindSpore's variable asks for it."""
-    return not on_host() and os.environ.get("MS_ASCEND_CHECK_OVERFLOW_MODE") == "SATURATION_MODE"
+    """Return whether results that overflow stay finite: on Ascend's first chips, and where MindSpore is asked for it.
+
+    These are the conditions under which MindSpore's own loss scaler reads the device's flag (`mindspore.amp`).
+    """
+    if str(ms.get_context("device_target")) != ASCEND:
+        return False
+    if os.environ.get(OVERFLOW_MODE) == SATURATION:
+        return True
+    supports = getattr(MSContext.get_instance(), "ascend_soc_supports_feature", None)
+    return supports is not None and bool(supports(FIRST_CHIPS))
 
 
 def in_graph_mode() -> bool:

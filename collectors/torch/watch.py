@@ -1,7 +1,7 @@
 """Watches a torch model: reads its tensors at each step, as the step's plan says."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
@@ -57,6 +57,9 @@ from trainsentry.collectors.torch.validation import (
 )
 from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
+FAULTS: Final = "device faults"
+"""The part that reads what a device's own checks have found."""
+
 
 def _rows(table: SeriesTable, guard: Guard, settings: CollectSettings) -> StepRows:
     limits = GatherLimits(settings.read_together, settings.read_together_bytes)
@@ -84,6 +87,7 @@ class TorchWatch(WatchedModel):
         self._scale = LossScale()
         self._saturates: bool | None = None
         self._flags_are_clear = False
+        self._faults: dict[str, int] = {}
         self._gradients = GradientRows(self.rows, guard, settings, lambda: self._scale.value(self._device))
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
@@ -307,6 +311,7 @@ class TorchWatch(WatchedModel):
         """Complete the rows of the step."""
         self._captures.note_step()
         self.guard.run(OVERFLOW_FLAG, self._read_overflow_flags)
+        self.guard.run(FAULTS, self._read_faults)
         super().end_step()
 
     def _read_overflow_flags(self) -> None:
@@ -320,6 +325,15 @@ class TorchWatch(WatchedModel):
         for status in found if self._flags_are_clear else ():
             self.log(OVERFLOW_FLAG, status, 0)
         self._flags_are_clear = True
+
+    def _read_faults(self) -> None:
+        """Append how many faults the device's own checks have found since the last step, where they found any."""
+        for device in {p.parameter.device.type for p in self.names.parameters}:
+            for kind, count in device_of(device).faults().items():
+                new = count - self._faults.get(kind, count)
+                self._faults[kind] = count
+                if new:
+                    self.log(kind, float(new), 0)
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Append the scaler's current scale as a scalar, without waiting for the device."""

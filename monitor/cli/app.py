@@ -11,6 +11,7 @@ from trainsentry.monitor.cli.config import config_app
 from trainsentry.monitor.cli.csv2tb import csv2tb_command
 from trainsentry.monitor.cli.demo import demo_command
 from trainsentry.monitor.cli.diagnose import diagnose_command
+from trainsentry.monitor.cli.doctor import doctor_command
 from trainsentry.monitor.cli.overflow import overflow_command
 from trainsentry.monitor.cli.report import report_command
 from trainsentry.monitor.cli.watch import watch_command
@@ -29,6 +30,7 @@ app.command("report")(report_command)
 app.command("watch")(watch_command)
 app.command("compare")(compare_command)
 app.command("overflow")(overflow_command)
+app.command("doctor")(doctor_command)
 app.add_typer(config_app, name="config")
 
 

@@ -93,6 +93,16 @@ def test_an_overflow_before_the_check_is_not_blamed_on_its_first_call(tmp_path, 
     assert checked(tmp_path, lambda: x + 1) == {}
 
 
+@pytest.mark.parametrize("when", ["before", "inside", "never"])
+def test_the_flag_that_a_loss_scaler_reads_is_as_if_nothing_had_been_checked(tmp_path, when):
+    with simulated_npu.saturating():
+        x = torch.ones(2, device="npu")
+        if when == "before":
+            overflowing()
+        checked(tmp_path, overflowing if when == "inside" else lambda: x + 1)
+        assert NPU.overflow_flag().is_set() is (when != "never")
+
+
 def test_the_limit_of_calls_stops(tmp_path, mode):
     with pytest.raises(OverflowLimitReached):
         checked(tmp_path, overflowing, nums=1)

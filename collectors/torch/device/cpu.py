@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.device.copies import HostCopy
-from trainsentry.collectors.torch.device.device import Device, DeviceProperties
+from trainsentry.collectors.torch.device.device import Device, DeviceProperties, MemoryUse
 
 
 class Cpu(Device):
@@ -38,10 +38,9 @@ class Cpu(Device):
 
     def properties(self, device: torch.device) -> DeviceProperties:
         """Return the processor's name, the machine's memory and its cores."""
-        pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
         return DeviceProperties(
             name=_processor_name(),
-            memory_bytes=pages,
+            memory_bytes=_pages("SC_PHYS_PAGES"),
             processors=os.cpu_count() or 1,
             architecture=platform.machine(),
         )
@@ -80,6 +79,10 @@ class Cpu(Device):
         """Return a copy as a tensor."""
         return torch.from_numpy(values.copy())
 
+    def memory(self, device: torch.device) -> MemoryUse:
+        """Return the machine's free memory; torch counts nothing on the host."""
+        return MemoryUse(free=_pages("SC_AVPHYS_PAGES"))
+
     def is_capturing(self) -> bool:
         """Whether a stream is captured: never."""
         return False
@@ -95,6 +98,12 @@ class Cpu(Device):
     def restore_rng_states(self, states: Sequence[Tensor]) -> None:
         """Restore what `rng_states` returned."""
         torch.set_rng_state(states[0])
+
+
+def _pages(name: str) -> int:
+    """Return a number of pages in bytes, 0 where the system does not tell."""
+    known = hasattr(os, "sysconf") and name in os.sysconf_names
+    return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE") if known else 0
 
 
 def _processor_name() -> str:

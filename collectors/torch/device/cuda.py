@@ -14,6 +14,7 @@ class Cuda(Device):
 
     collectives = "nccl"
     graph_class = "CUDAGraph"
+    needs = "install a CUDA or ROCm build of torch, and a driver"
 
     def _architecture(self, found: Any) -> str:
         return str(getattr(found, "gcnArchName", "")) or f"sm_{found.major}{found.minor}"

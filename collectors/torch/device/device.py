@@ -61,18 +61,23 @@ class OverflowFlag(Protocol):
     def is_set(self) -> bool:
         """Whether an operation has overflowed since the last `clear`; waits for the device."""
 
+    def set(self) -> None:
+        """Set the flag again, by an operation that overflows."""
+
 
 class Device:
     """A type of device; the methods of this base class serve any accelerator that torch has a module for.
 
     `type` is that of `torch.device`. `has_float64` is False where float64 fails or silently becomes float32.
     `collectives` is the usual backend of `torch.distributed`. `graph_class` is the name of the class of captured graphs
-    in the device's module, "" where torch has none. No method starts a device that the process does not use, unless
-    its docstring says so.
+    in the device's module, "" where torch has none. `triton_package` has a Triton that compiles for it; `needs` says
+    what to install to use it. No method starts a device that the process does not use, unless its docstring says so.
     """
 
     collectives: str = "gloo"
     graph_class: str = ""
+    triton_package: str = "triton"
+    needs: str = "install its backend of torch"
 
     def __init__(self, device_type: str, *, has_float64: bool = True) -> None:
         self.type = device_type

@@ -23,6 +23,8 @@ ND: Final = 2
 STATUS_WORDS: Final = 8
 """Numbers of the buffer that the status operations take; the first one tells."""
 
+LARGEST_FLOAT16: Final = 65504.0
+
 PARTS_OF_CANN: Final = ("CANN", "RUNTIME", "HCCL", "DRIVER")
 """Modules whose versions torch_npu reports."""
 
@@ -47,12 +49,18 @@ class NpuOverflowFlag:
         """Whether an operation has overflowed since the last `clear`; waits for the device."""
         return bool(self._tools.get_npu_overflow_flag())
 
+    def set(self) -> None:
+        """Set the flag again, by an operation that overflows: there is no other way."""
+        torch.full((1,), LARGEST_FLOAT16, dtype=torch.float16, device="npu").mul_(2.0)
+
 
 class Npu(Device):
     """An Ascend NPU: without float64, with private formats, and on older chips with saturating arithmetic."""
 
     collectives = "hccl"
     graph_class = "NPUGraph"
+    triton_package = "triton-ascend"
+    needs = "install the torch_npu for this torch, and source CANN's set_env.sh"
 
     def __init__(self) -> None:
         super().__init__("npu", has_float64=False)

@@ -75,24 +75,38 @@ def accelerator() -> Device | None:
 
 
 class DeviceOverflowFlags:
-    """The overflow flags of all devices in use that saturate.
+    """The overflow flags of all devices in use that saturate, for a task that clears them before each call.
 
-    They are looked for at each call: a debugger may be made before its model is on a device.
+    They are looked for at each call: a debugger may be made before its model is on a device. A loss scaler reads the
+    flags too, so what is cleared is remembered, and `restore` sets it again.
     """
 
+    def __init__(self) -> None:
+        self._overflowed: set[str] = set()
+
     def clear(self) -> None:
-        """Clear the flags."""
-        for flag in self._flags():
+        """Clear the flags; waits for devices that saturate."""
+        self.is_set()
+        for _, flag in self._flags():
             flag.clear()
 
     def is_set(self) -> bool:
         """Whether an operation has overflowed since the last `clear`; waits for devices that saturate."""
-        return any(flag.is_set() for flag in self._flags())
+        found = {device.type for device, flag in self._flags() if flag.is_set()}
+        self._overflowed |= found
+        return bool(found)
+
+    def restore(self) -> None:
+        """Set the flags again that have been set since the last `restore`."""
+        for device, flag in self._flags():
+            if device.type in self._overflowed:
+                flag.set()
+        self._overflowed.clear()
 
     @staticmethod
-    def _flags() -> list[OverflowFlag]:
-        found = (device.overflow_flag() for device in tuple(_devices.values()))
-        return [flag for flag in found if flag is not None]
+    def _flags() -> list[tuple[Device, OverflowFlag]]:
+        found = ((device, device.overflow_flag()) for device in tuple(_devices.values()))
+        return [(device, flag) for device, flag in found if flag is not None]
 
 
 def stream_is_captured() -> bool:

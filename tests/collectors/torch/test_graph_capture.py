@@ -4,15 +4,13 @@ import logging
 
 import pytest
 import torch
-from tiny_models import mlp, step
+from tiny_models import step
 from torch import nn
 
 import trainsentry
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch import graph_capture
 from trainsentry.collectors.torch.graph_capture import ANY_REPLAYS, CAPTURED_REPLAYS, UNSEEN, GraphCaptures
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Graph:
@@ -183,69 +181,3 @@ def test_two_monitors_are_held_and_released_together(graphs):
     for each in both:
         each.close()
     assert not graph_capture._patched
-
-
-@needs_cuda
-@pytest.mark.parametrize("collect", ["default", "everything"])
-def test_a_whole_step_is_captured_and_replayed_on_a_gpu(tmp_path, collect):
-    def trained(out):
-        torch.manual_seed(0)
-        model = mlp().cuda()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, capturable=True)
-        x = torch.randn(8, next(iter(model.parameters())).shape[1], device="cuda")
-        monitor = None
-        if out is not None:
-            parts = ("gradients", "parameters", "optimizer_state", "updates", "activations")
-            config = {"output_dir": str(out)}
-            if collect == "everything":
-                config["collect"] = {part: {"every": 1} for part in parts}
-            monitor = trainsentry.TrainMonitor(config).watch(model, optimizer)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                optimizer.zero_grad(set_to_none=True)
-                model(x).square().mean().backward()
-                optimizer.step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-        losses = []
-        for _ in range(5):
-            graph.replay()
-            if monitor is not None:
-                monitor.step()
-            losses.append(loss.item())
-        if monitor is not None:
-            assert monitor.records().step.max() == 7
-            monitor.close()
-        return losses
-
-    assert trained(tmp_path) == trained(None)
-
-
-@needs_cuda
-def test_graphed_callables_train_on_a_gpu_as_unwatched(tmp_path):
-    def trained(out):
-        torch.manual_seed(0)
-        model = mlp().cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-        x = torch.randn(8, next(iter(model.parameters())).shape[1], device="cuda", requires_grad=True)
-        monitor = trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer) if out else None
-        graphed = torch.cuda.make_graphed_callables(model, (x,))
-        losses = []
-        for _ in range(5):
-            loss = graphed(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        if monitor is not None:
-            monitor.close()
-        return losses
-
-    assert trained(tmp_path) == trained(None)

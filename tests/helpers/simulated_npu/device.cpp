@@ -36,7 +36,7 @@ using at::Tensor;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr int kDevices = 2;
 constexpr uintptr_t kShift = 1ULL << 62;  // no processor maps such an address
-constexpr size_t kMemory = 1ULL << 30;
+constexpr size_t kMemory = 4ULL << 30;
 
 void* to_device(void* host) { return host ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(host) + kShift) : nullptr; }
 void* to_host(void* device) { return device ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(device) - kShift) : nullptr; }

@@ -1,0 +1,1 @@
+"""What this machine offers, and whether each part works on it: the checks of `trainsentry doctor`."""

@@ -1,0 +1,71 @@
+"""The whole examination: which checks there are for a device, in their order, and the file that they make."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from trainsentry.monitor.doctor.check import Check, attempt, without_secrets
+from trainsentry.monitor.doctor.machine import facts, machine_checks
+
+
+class UnknownDeviceError(ValueError):
+    """The device that was asked for is none that torch knows."""
+
+
+def examine(device_name: str) -> Iterator[Check]:
+    """Yield the checks as they are made.
+
+    Raises:
+        UnknownDeviceError: for a device that torch does not know.
+
+    """
+    yield from attempt("machine", machine_checks)
+    if find_spec("torch") is None:
+        yield Check(
+            "torch", "missing", "is not installed", "without it, `trainsentry demo --framework mindspore` trains"
+        )
+        return
+    yield from _examine_torch(device_name)
+
+
+def _examine_torch(device_name: str) -> Iterator[Check]:
+    from trainsentry.collectors.torch.device.registry import known_devices
+    from trainsentry.monitor.doctor.torch_device import AUTO, chosen_device, device_checks
+    from trainsentry.monitor.doctor.torch_ranks import join, launched_ranks, rank_checks
+    from trainsentry.monitor.doctor.torch_training import training_checks
+
+    device = chosen_device(device_name)
+    if device is None:
+        names = ", ".join([AUTO, *(d.type for d in known_devices())])
+        raise UnknownDeviceError(f"--device: got {device_name!r}; allowed: {names}")
+    if launched_ranks() > 1 and device.is_available():
+        join(device)
+    yield from attempt("device", lambda: device_checks(device))
+    if not device.is_available():
+        return
+    if launched_ranks() > 1:
+        yield from attempt("ranks", lambda: rank_checks(device))
+    else:
+        yield from attempt("training", lambda: training_checks(device))
+
+
+def write_report(path: Path, device_name: str, checks: list[Check]) -> None:
+    """Write the examination as JSON: versions, switches and the table, without names of hosts, users or folders.
+
+    Raises:
+        OSError: when the file cannot be written.
+
+    """
+    table = [{key: without_secrets(text) for key, text in asdict(check).items()} for check in checks]
+    content: dict[str, Any] = {
+        "schema": 1,
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": device_name,
+        **facts(),
+        "checks": table,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
