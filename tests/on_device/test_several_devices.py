@@ -3,7 +3,7 @@
 import pytest
 import torch
 from device_training import EVERYTHING, config_of
-from the_device import DEVICE, ON_CPU
+from the_device import DEVICE, ON_CPU, RELATIVE
 from torch import nn
 
 import trainsentry
@@ -49,4 +49,4 @@ def test_every_device_is_read_and_training_is_the_same(out):
     bare, gradients, _ = trained(None)
     loss, _, norms = trained(config_of(out, collect=EVERYTHING))
     assert loss == bare
-    assert norms == pytest.approx(gradients, rel=1e-9)
+    assert norms == pytest.approx(gradients, rel=RELATIVE)

@@ -6,18 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from device_training import EVERYTHING, adamw, batch, config_of, new_model
-from the_device import DEVICE
+from the_device import DEVICE, HAS_FLOAT64, RELATIVE
 from torch import nn
 
 import trainsentry
 from trainsentry.collectors.statistics import STATISTICS, reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WIDE = DEVICE.type in {"cpu", "cuda"}
-"""Whether the device has float64, for sums and rows."""
-
-RELATIVE, ABSOLUTE = (1e-12, 0.0) if WIDE else (1e-5, 1e-44)
-
 SIZES = (1, 2, 31, 1023, 1024, 1025, 16_384 + 1, 9 * 8192 + 5)
 
 
@@ -27,8 +22,8 @@ def assert_row(row, tensor):
     size = max(tensor.numel(), 1)
     for name in STATISTICS:
         # No two numbers of float32 are so close to each other as float64 demands here.
-        expected = want[name] if WIDE else float(torch.tensor(want[name], dtype=torch.float64).float())
-        bound = ABSOLUTE + (RELATIVE * want["norm"] / math.sqrt(size) if name == "mean" else 0.0)
+        expected = want[name] if HAS_FLOAT64 else float(torch.tensor(want[name], dtype=torch.float64).float())
+        bound = (0.0 if HAS_FLOAT64 else 1e-44) + (RELATIVE * want["norm"] / math.sqrt(size) if name == "mean" else 0.0)
         assert row[name] == pytest.approx(expected, rel=RELATIVE, abs=bound, nan_ok=True), name
 
 

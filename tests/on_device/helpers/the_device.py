@@ -24,6 +24,10 @@ MODULE = torch.get_device_module(DEVICE) if DEVICE is not None else None
 NOTHING_TO_TEST = "torch finds no accelerator here" if CHOICE else "`make test-device` runs it on an accelerator"
 ON_CPU = DEVICE is not None and DEVICE.type == "cpu"
 
+HAS_FLOAT64 = DEVICE is not None and DEVICE.type in {"cpu", "cuda"}
+RELATIVE = 1e-12 if HAS_FLOAT64 else 1e-5
+"""Largest relative error of a statistic: its sums are float64 where the device has that."""
+
 needs_an_accelerator = pytest.mark.skipif(ON_CPU, reason="needs an accelerator")
 
 
