@@ -79,13 +79,10 @@ class TensorCapture:
 
     def check_overflow(self, writer: EntryWriter) -> OverflowTask:
         """Write every call of the model that overflows, without its tensors; return the task that counts them."""
-        flags = DeviceOverflowFlags()
-        task = OverflowTask(TensorFacts(), flags=flags, save=False)
+        task = OverflowTask(TensorFacts(), flags=DeviceOverflowFlags(), save=False)
         task.writer = writer
         selection = CallSelection(level="mix", risk="ALL")
-        self._checker = CallWatcher(
-            self.guard, task, selection, CallNames(), parameters=False, part=PART, stopped=flags.restore
-        )
+        self._checker = CallWatcher(self.guard, task, selection, CallNames(), parameters=False, part=PART)
         self._checker.start([m for m in self.names.modules if m.name])
         return task
 

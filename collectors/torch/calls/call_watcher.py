@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -68,9 +68,7 @@ class CallWatcher:
         stacks: bool = True,
         parameters: bool = True,
         part: str = PART,
-        stopped: Callable[[], None] | None = None,
     ) -> None:
-        self.stopped = stopped
         self.guard = guard
         self.task = task
         self.selection = selection
@@ -130,8 +128,6 @@ class CallWatcher:
         self.guard.run(self.part, lambda: self._collect_arrived(pending_too=True))
         self._leaves.forget()
         self.guard.run(self.part, self.task.flush)
-        if self.stopped is not None:
-            self.guard.run(self.part, self.stopped)
 
     def reset(self) -> None:
         """Number calls from 0 again: another step begins."""

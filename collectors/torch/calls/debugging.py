@@ -60,8 +60,7 @@ class TorchDebugging:
     def make_watcher(self, guard: Guard, task: Any, config: Any) -> CallWatcher:
         """Return the watcher of calls."""
         names = CallNames(config.custom_op_namespaces or ())
-        stopped = getattr(getattr(task, "flags", None), "restore", None)
-        return CallWatcher(guard, task, config.selection(risk_of), names, stacks=config.extra_info, stopped=stopped)
+        return CallWatcher(guard, task, config.selection(risk_of), names, stacks=config.extra_info)
 
     def prepare(self, watcher: Any, named: Sequence[NamedModule], dump_path: str) -> None:
         """Do nothing: no preparation is needed before a model is compiled."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.torch.calls.call_arguments import may_change
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.values import describe
-from trainsentry.collectors.torch.device.device import OverflowFlag
 from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, version_of
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
 
@@ -27,6 +26,19 @@ MOST_BYTES: Final = 2**28
 
 UNSCALE: Final = "Torch._amp_foreach_non_finite_check_and_unscale_"
 """The operation by which a loss scaler finds an overflow, and then skips the step."""
+
+
+class OverflowFlags(Protocol):
+    """The overflow flags of devices in saturation mode, where results stay finite."""
+
+    def clear(self) -> None:
+        """Clear the flags."""
+
+    def is_set(self) -> bool:
+        """Whether an operation has overflowed since the last `clear`; waits for devices that saturate."""
+
+    def restore(self) -> None:
+        """Set the flags again that have been set since the last `restore`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class OverflowTask:
     a device are judged together, `MOST_CALLS` at a time, as the host must wait for each verdict.
     """
 
-    def __init__(self, facts: TensorFacts, *, flags: OverflowFlag | None = None, save: bool = True) -> None:
+    def __init__(self, facts: TensorFacts, *, flags: OverflowFlags | None = None, save: bool = True) -> None:
         self.facts = facts
         self.flags = flags
         self.save = save
@@ -138,8 +150,10 @@ class OverflowTask:
         self.facts.forget()
 
     def flush(self) -> None:
-        """Judge what was taken."""
+        """Judge what was taken, and leave the devices' flags as a loss scaler would have found them."""
         self._judge_all()
+        if self.flags is not None:
+            self.flags.restore()
 
     def take_counts(self) -> tuple[int, str | None, bool]:
         """Return the number of overflowing calls, the first one, and whether a loss scaler found one; reset all."""

@@ -139,6 +139,9 @@ class Flag:
     def is_set(self):
         return self.raised or self.bad
 
+    def restore(self):
+        self.raised = True
+
 
 def test_in_saturation_mode_the_flag_is_cleared_before_each_call(tmp_path, monkeypatch):
     flag = Flag()
