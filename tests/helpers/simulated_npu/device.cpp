@@ -139,13 +139,14 @@ int64_t last_number = 0;
 c10::StreamId streams = 0;
 thread_local c10::StreamId current_stream[kDevices] = {};
 
+// To share or free a tensor may take Python's lock, whose holder may wait for this one: under the lock they only move.
 void arrive(int device, c10::StreamId stream, int64_t until) {
+  std::deque<LateCopy> done, rest;
   std::lock_guard<std::recursive_mutex> hold(lock);
-  std::deque<LateCopy> rest;
   for (auto& copy : late) {
     bool due = copy.device == device && (stream < 0 || copy.stream == stream) && copy.number <= until;
     if (due) copy.into.copy_(copy.values);
-    else rest.push_back(copy);
+    (due ? done : rest).push_back(std::move(copy));
   }
   late.swap(rest);
 }
@@ -320,11 +321,13 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (from.is_privateuseone() && to.is_cpu() && !inside_kernel) {
     bool pinned_target = to.numel() && is_pinned(to.storage().data());
     if (non_blocking && pinned_target) {
-      std::lock_guard<std::recursive_mutex> hold(lock);
       int device = from.get_device();
-      late.push_back({++last_number, device, current_stream[device], on_host(from).clone(), to});
+      Tensor values = on_host(from).clone(), into = to;
       if (to.is_contiguous()) std::memset(to.mutable_data_ptr(), 0xFF, to.nbytes());
+      std::unique_lock<std::recursive_mutex> hold(lock);
+      late.push_back({++last_number, device, current_stream[device], std::move(values), std::move(into)});
       counters["copies to the host"]++;
+      hold.unlock();
       return to;
     }
     host_waits("copy to the host");
