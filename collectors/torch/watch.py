@@ -23,6 +23,7 @@ from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import describe
 from trainsentry.collectors.targets import checked_targets
 from trainsentry.collectors.torch.added_modules import AddedModules
+from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.distributed.communication import CollectiveRows
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
@@ -88,6 +89,7 @@ class TorchWatch(WatchedModel):
         self._saturates: bool | None = None
         self._flags_are_clear = False
         self._faults: dict[str, int] = {}
+        self._checked_devices: list[Device] | None = None
         self._gradients = GradientRows(self.rows, guard, settings, lambda: self._scale.value(self._device))
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
@@ -316,7 +318,7 @@ class TorchWatch(WatchedModel):
 
     def _read_overflow_flags(self) -> None:
         """Append the overflow flags of devices that saturate; what was set before the first step does not count."""
-        if self._saturates is None:
+        if self._saturates is None:  # known from the first step on, before which a model may still be moved
             self._saturates = self.saturates
         if not self._saturates:
             return
@@ -328,8 +330,11 @@ class TorchWatch(WatchedModel):
 
     def _read_faults(self) -> None:
         """Append how many faults the device's own checks have found since the last step, where they found any."""
-        for device in {p.parameter.device.type for p in self.names.parameters}:
-            for kind, count in device_of(device).faults().items():
+        if self._checked_devices is None:
+            types = dict.fromkeys(p.parameter.device.type for p in self.names.parameters)
+            self._checked_devices = [device_of(kind) for kind in types]
+        for device in self._checked_devices:
+            for kind, count in device.faults().items():
                 new = count - self._faults.get(kind, count)
                 self._faults[kind] = count
                 if new:

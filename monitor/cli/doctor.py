@@ -1,7 +1,9 @@
 """`trainsentry doctor`: shows what this machine offers and whether each part works on it."""
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -27,10 +29,9 @@ def doctor_command(
     Under torchrun it checks the ranks over the device's own collectives instead of the training. Exit status 1 when
     something is missing or wrong. Example: trainsentry doctor --device npu --out doctor.json
     """
-    logging.getLogger("trainsentry").setLevel(logging.ERROR)
-    checks = []
+    checks: list[Check] = []
     try:
-        with err.status("examining this machine: about half a minute"):
+        with err.status("examining this machine: about half a minute"), _errors_alone():
             for check in examine(device):
                 checks.append(check)  # noqa: PERF402 - what was found before an error is of use too
     except UnknownDeviceError as error:
@@ -40,6 +41,18 @@ def doctor_command(
         _write(out_file, device, checks)
     if any(check.state in {"missing", "wrong"} for check in checks):
         raise typer.Exit(FOUND)
+
+
+@contextlib.contextmanager
+def _errors_alone() -> Iterator[None]:
+    """Leave out what the trainings of the checks say: their incident is made on purpose."""
+    logger = logging.getLogger("trainsentry")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _show(checks: list[Check]) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from trainsentry.monitor.cli.app import app
-from trainsentry.monitor.doctor import machine, torch_device
+from trainsentry.monitor.demo.model import GptConfig
+from trainsentry.monitor.doctor import machine, torch_device, torch_training
 from trainsentry.monitor.doctor.check import Check, attempt, without_secrets
 
 SECRET = "hf_Zx8Qw2Lk9Vb3Nm7Rt5Yp1Ds4Gh6Jf0Kc"
@@ -20,6 +21,7 @@ SECRET = "hf_Zx8Qw2Lk9Vb3Nm7Rt5Yp1Ds4Gh6Jf0Kc"
 @pytest.fixture(autouse=True)
 def _few_bytes(monkeypatch):
     monkeypatch.setattr(torch_device, "BYTES", {True: 2**20, False: 2**20})
+    monkeypatch.setattr(torch_training, "SIZES", GptConfig(layers=2, width=16, heads=2, context=8))
 
 
 def doctor(*arguments):

@@ -16,22 +16,23 @@ KERNELS = ROOT / "collectors" / "torch" / "rows" / "triton_kernels.py"
 CALLS = [call for inf_nan in (True, False) for call in every_call(inf_nan=inf_nan)]
 
 
-@pytest.fixture(scope="module")
+try:
+    WHEELS = {version: files_of("torch_npu", version) for version in newest("torch_npu")}
+    TRITON_ASCEND = Package(files_of("triton-ascend", newest("triton-ascend", 1)[0]))
+except NotToBeHad as error:
+    pytest.skip(f"the wheels of torch_npu and triton-ascend cannot be fetched: {error}", allow_module_level=True)
+
+
+@pytest.fixture
 def wheels():
     """The last three minor versions of torch_npu: their files by version."""
-    try:
-        return {version: files_of("torch_npu", version) for version in newest("torch_npu")}
-    except NotToBeHad as error:
-        pytest.skip(f"torch_npu cannot be fetched: {error}")
+    return WHEELS
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def triton_ascend():
     """The newest triton-ascend."""
-    try:
-        return Package(files_of("triton-ascend", newest("triton-ascend", 1)[0]))
-    except NotToBeHad as error:
-        pytest.skip(f"triton-ascend cannot be fetched: {error}")
+    return TRITON_ASCEND
 
 
 def path_of(name):
