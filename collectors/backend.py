@@ -70,6 +70,10 @@ class OptimizerSteps(Protocol):
     def optimizers(self) -> Sequence[Any]:
         """The optimizers whose steps are reported."""
 
+    @property
+    def adopted_only(self) -> bool:
+        """Whether optimizers are watched, and all were taken over at their first step, none given to `watch`."""
+
     def ended_step(self) -> bool:
         """Whether the optimizers' own calls end the training step; read once a step."""
 
@@ -205,6 +209,10 @@ class ModelWatch(Protocol):
     @property
     def takes_boundaries(self) -> bool:
         """Whether only the optimizers' calls mark the ends of steps."""
+
+    @property
+    def adopted_only(self) -> bool:
+        """Whether optimizers are watched, and all were taken over at their first step, none given to `watch`."""
 
     @property
     def step_has_ended(self) -> bool:

@@ -103,6 +103,11 @@ class WatchedModel:
             self._steps = None
         self._steps = self._hook_steps(self._listener)
 
+    @property
+    def adopted_only(self) -> bool:
+        """Whether optimizers are watched, and all were taken over at their first step, none given to `watch`."""
+        return self._steps is not None and self._steps.adopted_only
+
     def close(self) -> None:
         """Remove every hook and patch."""
         if self._steps is not None:

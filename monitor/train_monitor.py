@@ -211,7 +211,7 @@ class TrainMonitor:
         if loop.watch.takes_boundaries:
             raise RuntimeError("step: the watched optimizer marks the step boundary; remove the call of monitor.step()")
         if not loop.watch.step_has_ended:
-            loop.boundary()
+            loop.marked()
 
     def ends_at_callback(self, at_callback: bool) -> None:
         """Choose what ends a step: a call of `step_ended` (True), or the watched optimizers (False)."""

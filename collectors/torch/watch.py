@@ -1,6 +1,7 @@
 """Watches a torch model: reads its tensors at each step, as the step's plan says."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,13 +29,15 @@ from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.graph_capture import GraphCaptures
 from trainsentry.collectors.torch.hooks.activations import ActivationHooks
+from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
-from trainsentry.collectors.torch.parameters.gradients import GradientRows, OptimizedParameters
+from trainsentry.collectors.torch.parameters.gradients import GradientRows, OptimizedParameters, gradient_of
 from trainsentry.collectors.torch.parameters.loss_scale import LossScale
 from trainsentry.collectors.torch.parameters.readers import (
     StateCount,
     UpdateReader,
     learning_rate_of,
+    parameters_of,
     read_parameters,
     read_state,
 )
@@ -52,6 +55,7 @@ from trainsentry.collectors.torch.validation import (
     check_scaler,
     checked_models,
     checked_optimizers,
+    holds_any,
 )
 from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
@@ -81,6 +85,9 @@ class TorchWatch(WatchedModel):
         self._state_count = StateCount()
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._additions = AddedModules(guard)
+        self._awaits_optimizer = False
+        self._adopted = 0
+        self._names_grew = False
         self._captures = GraphCaptures(guard, self._activations.detach_all, self._activations.reattach)
 
     # ------------------------------------------------------------------ watching
@@ -98,13 +105,14 @@ class TorchWatch(WatchedModel):
         optimizers = checked_optimizers(optimizer, chunks)
         check_scaler(grad_scaler)
         outer = [each for each in optimizers.values() if each is not None]
-        wrappers = [each.optimizer for each in outer]
-        check_new(chunks, wrappers, self.names)
+        holders = [inner if around is None else around.optimizer for inner, around in optimizers.items()]
+        check_new(chunks, holders, self.names)
         names = self.names.copy()
-        names.add(chunks, wrappers)
+        names.add(chunks, holders)
         self._take_names(names)
-        self._additions.note_watched(chunks, wrappers, [o for o, around in optimizers.items() if around is None])
+        self._additions.note_watched(chunks, holders, [o for o, around in optimizers.items() if around is None])
         self.optimizers += optimizers
+        self._awaits_optimizer |= not optimizers
         self._outer.update({id(each.inner): each for each in outer})
         self._scale.use(grad_scaler, outer)
         self._hook_all_steps()
@@ -113,7 +121,12 @@ class TorchWatch(WatchedModel):
         self._hook_modules()
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
-        steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.captures_step)
+        holds = partial(holds_any, chunks=self.names.chunks)
+        arrivals = Arrivals(self.guard, holds, self._take_over, awaited=self._awaits_optimizer)
+        steps = OptimizerSteps(
+            self.optimizers, listener, self._outer, self._captures.captures_step, self._note_scale, arrivals
+        )
+        steps.adopted = self._adopted
         try:
             watch_scalers(steps, self._scale.scaler)
         except BaseException:
@@ -140,12 +153,31 @@ class TorchWatch(WatchedModel):
         if GRADIENTS in self._selections:
             self._gradients.learn_order(self._optimized.selected(GRADIENTS))
 
+    def _take_over(self, optimizer: Optimizer) -> None:
+        """Watch an optimizer that comes after `watch`, at its first step."""
+        self.optimizers.append(optimizer)
+        self._adopted += 1
+        known = self.names.by_parameter()
+        self._additions.note_optimizer(optimizer)
+        if any(p not in known for p in parameters_of(optimizer)):
+            self._take_names(self._additions.all_names())
+            self._names_grew = True
+        else:
+            self._optimized.choose(self._selections)
+
     def _follow_additions(self) -> None:
         """Watch modules and parameters that were added since the last step."""
         names = self._additions.new_names(self.names)
+        grew, self._names_grew = self._names_grew, False
         if names is not None:
             self._take_names(names)
+        if names is not None or grew:
             self._hook_modules()
+
+    def _note_scale(self) -> None:
+        """Read the loss scale before an outer optimizer's step changes it."""
+        if GRADIENTS in self._plan:
+            self.guard.run(GRADIENTS, self._scale.value, self._device)
 
     def watch_communication(self) -> None:
         """Watch collectives too, except those of the monitor's own group."""
@@ -166,7 +198,7 @@ class TorchWatch(WatchedModel):
     @property
     def takes_boundaries(self) -> bool:
         """Whether the optimizers' calls mark the ends of steps; calls inside a captured graph do not."""
-        return bool(self.optimizers) and not self._captures.captured_step
+        return bool(self.optimizers) and not self.adopted_only and not self._captures.captured_step
 
     @property
     def step_has_ended(self) -> bool:
@@ -231,7 +263,7 @@ class TorchWatch(WatchedModel):
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
-            moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
+            moving = [p for p in owned if gradient_of(p.parameter) is not None or not gradients_ready]
             self.guard.run(UPDATES, self._updates.keep, moving)
 
     def after_update(self, optimizer: Optimizer, *, gradients_ready: bool = False) -> None:

@@ -137,6 +137,17 @@ class StepLoop:
         """Record a step whose optimizer refused to update, though it searches for no loss scale."""
         self._finish(self._refused, optimizer)
 
+    def marked(self) -> None:
+        """End a step that the program marks.
+
+        Where all optimizers were taken over at their first step, marks end the steps from the first one on.
+        """
+        if self.watch.adopted_only and not self.ends_at_callback:
+            self.ends_at_callback = True
+            if self.steps and not self.updated:  # the optimizer's call has just ended this step
+                return
+        self.boundary()
+
     def boundary(self) -> None:
         """End a step that has no optimizer, or whose end a trainer's callback reports."""
         if self.guard.suspended:  # a graph is being captured: no step runs

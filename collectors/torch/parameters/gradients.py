@@ -5,6 +5,7 @@ Gradients are read at the optimizer's step; if configured, also after each micro
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,6 +22,18 @@ from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
+
+MAIN_GRADIENTS: Final = ("decoupled_grad", "main_grad")
+"""Attributes of a parameter from which optimizers take the gradient when `grad` is empty, in their order."""
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return the gradient that an optimizer takes of a parameter."""
+    gradient = parameter.grad
+    if gradient is None:
+        found = (getattr(parameter, name, None) for name in MAIN_GRADIENTS)
+        return next((x for x in found if isinstance(x, Tensor)), None)
+    return gradient
 
 
 class OptimizedParameters:
@@ -80,7 +93,7 @@ class GradientReader:
         """Append a row for each (parameter, micro-step): its gradient divided by `grad_scale`, None for no scaling."""
         ids, owners, gradients = [], [], []
         for named, micro_step in parameters:
-            gradient = named.parameter.grad
+            gradient = gradient_of(named.parameter)
             if gradient is not None:
                 ids.append(self.rows.parameter_ids.id_of(named, GRADIENT, micro_step))
                 owners.append(named)
@@ -106,8 +119,8 @@ class GradientReader:
                 fresh[id(named.parameter)] = self._is_fresh(named.parameter)
         self.read([pair for pair in parameters if fresh[id(pair[0].parameter)]], grad_scale)
 
-    def _is_fresh(self, parameter: nn.Parameter) -> bool:
-        gradient = parameter.grad
+    def _is_fresh(self, parameter: Tensor) -> bool:
+        gradient = gradient_of(parameter)
         if gradient is None:
             return False
         version = version_of(gradient)

@@ -6,8 +6,8 @@ from torch import nn
 
 from trainsentry.collectors.torch.sharding.registry import held_as, is_holder, name_parts
 
-WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
-"""Attributes under which compiled and checkpointed modules keep the user's module; clean names omit them."""
+WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_forward_module"})
+"""Attributes under which compiled and checkpointed modules, and Fabric, keep the user's module; names omit them."""
 
 
 class CleanNames:

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.torch.optimizers.masters import masters_of
 from trainsentry.collectors.torch.sharding.clean_names import CleanNames
 from trainsentry.collectors.torch.sharding.local_shards import LocalShard, NamedParameter
 from trainsentry.collectors.torch.sharding.registry import local_shards, outer_optimizers
@@ -14,15 +15,23 @@ from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 
 def parameters_of_chunk(
-    chunk: nn.Module, stage: int, names: CleanNames, outer: Sequence[OuterOptimizer] = ()
+    chunk: nn.Module,
+    stage: int,
+    names: CleanNames,
+    outer: Sequence[OuterOptimizer] = (),
+    optimizers: Sequence[Any] = (),
 ) -> Iterator[NamedParameter]:
     """Yield the parameters of a model chunk under the user's names, each with its part on this rank.
 
-    `outer` are the optimizers that may store the values in place of the model.
+    `outer` are the optimizers that may store the values in place of the model, `optimizers` those that may hold fp32
+    masters of them.
     """
     shards = local_shards(chunk, outer)
+    masters = masters_of(list(chunk.parameters()), optimizers)
     for raw, parameter in chunk.named_parameters():
-        sharding, parts = shards.get(id(parameter), (None, (LocalShard(parameter),)))
+        master = masters.get(id(parameter))
+        whole = LocalShard(parameter) if master is None else LocalShard(master, owner=parameter)
+        sharding, parts = shards.get(id(parameter), (None, (whole,)))
         for part in parts:
             name = names.of(".".join((raw.rpartition(".")[0], part.name)).strip(".") if part.name else raw)
             module = name.rpartition(".")[0]
@@ -40,22 +49,23 @@ class ModelNames:
     def add(self, chunks: Sequence[nn.Module], optimizers: Iterable[Any] = ()) -> None:
         """Add model chunks; a chunk's position is its virtual pipeline stage.
 
-        `optimizers` may store the values of sharded parameters in place of the model.
+        `optimizers` may store the values of parameters in place of the model: shards of them, or fp32 masters.
         """
+        optimizers = list(optimizers)
         outer = outer_optimizers(chunks, optimizers)
         for stage, chunk in enumerate(chunks):
             names = CleanNames(chunk)
             self.modules.extend(_modules(chunk, stage, names))
-            self.parameters.extend(parameters_of_chunk(chunk, stage, names, outer))
+            self.parameters.extend(parameters_of_chunk(chunk, stage, names, outer, optimizers))
             self.chunks.append(chunk)
 
     def copy(self) -> "ModelNames":
         """Return a copy with lists of its own."""
         return ModelNames(list(self.modules), list(self.parameters), list(self.chunks))
 
-    def by_parameter(self) -> dict[nn.Parameter, list[NamedParameter]]:
+    def by_parameter(self) -> dict[Tensor, list[NamedParameter]]:
         """Map each parameter object to the named parameters that it contains."""
-        found: dict[nn.Parameter, list[NamedParameter]] = {}
+        found: dict[Tensor, list[NamedParameter]] = {}
         for named in self.parameters:
             found.setdefault(named.parameter, []).append(named)
         return found
