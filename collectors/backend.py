@@ -38,6 +38,9 @@ class StepListener(Protocol):
     def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
         """A loss scaler has decided not to call the optimizer."""
 
+    def trained_without_step(self, passes: int) -> None:
+        """No step has ended since `watch`, in so many backward passes."""
+
 
 class NoListener:
     """A `StepListener` that ignores every report: it stands in until the step loop exists."""
@@ -58,6 +61,9 @@ class NoListener:
         """Ignore it."""
 
     def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
+        """Ignore it."""
+
+    def trained_without_step(self, passes: int) -> None:
         """Ignore it."""
 
 
@@ -217,6 +223,10 @@ class ModelWatch(Protocol):
     @property
     def step_has_ended(self) -> bool:
         """Whether the optimizers' calls have already ended the step; read once a step."""
+
+    @property
+    def expects_gradients(self) -> bool:
+        """Whether this rank has parameters whose gradients the configuration selects."""
 
     @property
     def data_parallel(self) -> bool:

@@ -9,6 +9,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
+    GRADIENTS,
     OPTIMIZER_STATE,
     PARAMETERS,
     UPDATES,
@@ -102,6 +103,11 @@ class WatchedModel:
             self._steps.close()
             self._steps = None
         self._steps = self._hook_steps(self._listener)
+
+    @property
+    def expects_gradients(self) -> bool:
+        """Whether this rank has parameters whose gradients the configuration selects."""
+        return GRADIENTS in self._selections and bool(self._selections[GRADIENTS].parameters)
 
     @property
     def adopted_only(self) -> bool:

@@ -29,6 +29,7 @@ from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.graph_capture import GraphCaptures
 from trainsentry.collectors.torch.hooks.activations import ActivationHooks
+from trainsentry.collectors.torch.hooks.first_passes import FirstPasses
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
 from trainsentry.collectors.torch.parameters.gradients import GradientRows, OptimizedParameters, gradient_of
@@ -85,6 +86,8 @@ class TorchWatch(WatchedModel):
         self._state_count = StateCount()
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._additions = AddedModules(guard)
+        self._first_passes: list[FirstPasses] = []
+        self._has_stepped = False
         self._awaits_optimizer = False
         self._adopted = 0
         self._names_grew = False
@@ -119,6 +122,12 @@ class TorchWatch(WatchedModel):
         if several_ranks():
             self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
         self._hook_modules()
+        if not self._has_stepped:
+            parameters = [p for chunk in chunks for p in chunk.parameters()]
+            self._first_passes.append(FirstPasses(self.guard, parameters, self._tell))
+
+    def _tell(self, passes: int) -> None:
+        self._listener.trained_without_step(passes)
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
         holds = partial(holds_any, chunks=self.names.chunks)
@@ -216,8 +225,14 @@ class TorchWatch(WatchedModel):
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, known_groups(self.own_group), data_parallel=self.data_parallel)
 
+    def _close_first_passes(self) -> None:
+        for passes in self._first_passes:
+            passes.close()
+        self._first_passes.clear()
+
     def stop_reading(self) -> None:
         """Remove every hook except those on the optimizers' steps."""
+        self._close_first_passes()
         self._gradients.detach()
         self._activations.close()
         for check in self._late_wrap_checks:
@@ -321,6 +336,9 @@ class TorchWatch(WatchedModel):
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._close_first_passes()
         self._captures.note_step()
         super().end_step()
 

@@ -58,6 +58,9 @@ class UnwatchedRank:
         """End the step as after an update."""
         self.after_optimizer(optimizer)
 
+    def trained_without_step(self, passes: int) -> None:
+        """Do nothing: the watched ranks say so."""
+
     def boundary(self) -> None:
         """End a step.
 

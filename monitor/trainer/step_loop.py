@@ -24,6 +24,7 @@ from trainsentry.monitor.recorder.sinks.known_gaps import RING
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd, checked_micro_steps
 from trainsentry.monitor.trainer.counters import TrainerCounters
+from trainsentry.monitor.trainer.first_steps import FirstSteps
 from trainsentry.monitor.trainer.outbox import Outbox
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.same_step import SameStep
@@ -87,6 +88,7 @@ class StepLoop:
         self.scalars = ScalarLog(watch, guard)
         self._scale_noted = False
         self.counters = TrainerCounters(self)
+        self.first_steps = FirstSteps(self)
         self._has_closure = False
         self._began: float | None = None
         self._shut = False
@@ -155,6 +157,10 @@ class StepLoop:
         if not self.updated:
             self._run(self._without_optimizer)
         self._end_step()
+
+    def trained_without_step(self, passes: int) -> None:
+        """Say that backward passes bring no step."""
+        self.guard.run("first steps", self.first_steps.trained_without_step, passes)
 
     def log(self, scalars: dict[str, Any]) -> None:
         """Log scalars; the second value of a name within a step belongs to the second micro-step."""
@@ -326,6 +332,7 @@ class StepLoop:
             if not judged and self.overflow.judge(record) is not None:
                 self.limit.check(self.step)
             self.skipped_steps += record.skipped
+            self.first_steps.look_at(record)
             try:
                 self.outbox.send(record)
             except KeyboardInterrupt as error:

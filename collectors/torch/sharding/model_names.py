@@ -38,6 +38,18 @@ def parameters_of_chunk(
             yield NamedParameter(name, part.parameter, module, stage, part.fragment, part.owner, sharding)
 
 
+def share_names(chunks: Sequence[nn.Module]) -> bool:
+    """Whether two of several models have a parameter of the same name, so that names need the model's number."""
+    found: set[str] = set()
+    for chunk in chunks if len(chunks) > 1 else ():
+        names = CleanNames(chunk)
+        own = {names.of(raw) for raw, _ in chunk.named_parameters()}
+        if own & found:
+            return True
+        found |= own
+    return False
+
+
 @dataclass
 class ModelNames:
     """Every module and parameter of the watched model chunks, in registration order, shared ones once."""
@@ -49,12 +61,15 @@ class ModelNames:
     def add(self, chunks: Sequence[nn.Module], optimizers: Iterable[Any] = ()) -> None:
         """Add model chunks; a chunk's position is its virtual pipeline stage.
 
+        Where two chunks share a parameter's name, all names begin with the chunk's position: `0.weight`, `1.weight`.
+
         `optimizers` may store the values of parameters in place of the model: shards of them, or fp32 masters.
         """
         optimizers = list(optimizers)
         outer = outer_optimizers(chunks, optimizers)
+        prefixed = share_names(chunks)
         for stage, chunk in enumerate(chunks):
-            names = CleanNames(chunk)
+            names = CleanNames(chunk, str(stage) if prefixed else "")
             self.modules.extend(_modules(chunk, stage, names))
             self.parameters.extend(parameters_of_chunk(chunk, stage, names, outer, optimizers))
             self.chunks.append(chunk)
