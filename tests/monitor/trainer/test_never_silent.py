@@ -12,6 +12,7 @@ from watched import make, status
 
 import trainsentry
 from trainsentry.monitor.cli.app import app
+from trainsentry.monitor.recorder import publisher
 from trainsentry.monitor.trainer import triggers
 
 ACTIVATIONS = {"activations": {"every": 1}}
@@ -206,7 +207,6 @@ def test_models_of_a_list_that_share_names_are_told_apart_and_metrics_keeps_all(
 
 def test_models_of_a_list_with_names_of_their_own_keep_them_and_metrics_keeps_all(out):
     first, second = nn.Sequential(nn.Linear(8, 4)), nn.ModuleDict({"head": nn.Linear(8, 4)})
-    second.forward = lambda x: second["head"](x)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     with watch(out, [first, second], optimizer, collect=ACTIVATIONS) as monitor:
         backward(first)
@@ -229,8 +229,9 @@ def test_an_incident_names_what_to_do_next_and_the_end_repeats_it(out, caplog, c
     ]
 
 
-def test_a_run_that_stays_non_finite_says_so_again_at_most_every_so_many_steps(out, caplog, monkeypatch):
+def test_a_run_that_stays_non_finite_says_so_again_at_most_every_so_many_steps(out, caplog, monkeypatch, in_thread):
     monkeypatch.setattr(triggers, "SAID_EVERY", 10)
+    monkeypatch.setattr(publisher, "PUBLISHED_EVERY", 10)
     model, optimizer, monitor = make(out)
 
     def broken(step):
