@@ -272,6 +272,9 @@ class ModelWatch(Protocol):
     def before_update(self, optimizer: Any, *, gradients_ready: bool = True) -> None:
         """Read gradients, parameters and optimizer state before an update."""
 
+    def read_gradients(self, optimizer: Any) -> None:
+        """Read the gradients that a closure has computed since `before_update`."""
+
     def after_update(self, optimizer: Any, *, gradients_ready: bool = False) -> None:
         """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
 

@@ -139,6 +139,9 @@ class WatchedModel:
                 self._read_state_of.add(id(optimizer))
                 self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, "")
 
+    def read_gradients(self, optimizer: Any) -> None:
+        """Read the gradients that a closure has computed since `before_update`; without closures there are none."""
+
     def end_step(self) -> None:
         """Complete the rows of the step."""
         if UPDATES in self._plan:

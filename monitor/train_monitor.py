@@ -217,12 +217,18 @@ class TrainMonitor:
             loop.marked()
 
     def ends_at_callback(self, at_callback: bool) -> None:
-        """Choose what ends a step: a call of `step_ended` (True), or the watched optimizers (False)."""
+        """Choose what ends a step and raises stops: a call of `step_ended` (True), or the optimizers (False)."""
         if self._unwatched_rank is not None:
             self._unwatched_rank.ends_at_callback = at_callback
         loop = self._running("ends_at_callback")
         if loop is not None:
-            loop.ends_at_callback = at_callback
+            loop.ends_at_callback = loop.stops_at_boundary = at_callback
+
+    def gradients_arrived(self, optimizer: Any) -> None:
+        """Judge the gradients of a closure inside `optimizer.step` before the update, from a trainer's callback."""
+        loop = self._running("gradients_arrived")
+        if loop is not None:
+            loop.gradients_arrived(optimizer)
 
     def step_ended(self) -> None:
         """Mark a step boundary instead of the optimizers, from a trainer's callback."""

@@ -281,6 +281,10 @@ class TorchWatch(WatchedModel):
             moving = [p for p in owned if gradient_of(p.parameter) is not None or not gradients_ready]
             self.guard.run(UPDATES, self._updates.keep, moving)
 
+    def read_gradients(self, optimizer: Optimizer) -> None:
+        """Read the gradients that a closure has computed since `before_update`."""
+        self.guard.run(GRADIENTS, self._read_gradients, optimizer)
+
     def after_update(self, optimizer: Optimizer, *, gradients_ready: bool = False) -> None:
         """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
         if gradients_ready:

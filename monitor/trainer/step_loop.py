@@ -94,6 +94,7 @@ class StepLoop:
         self._shut = False
         self._unfinished = False
         self.ends_at_callback = False
+        self.stops_at_boundary = False
 
     def go_to(self, step: int) -> None:
         """Continue from another step, as after loading a checkpoint; earlier decisions of the ranks are void."""
@@ -118,6 +119,11 @@ class StepLoop:
     def before_optimizer(self, optimizer: Any, *, has_closure: bool) -> None:
         """Collect the update's inputs; with `same_step`, judge them before the update."""
         self._run(self._before, optimizer, has_closure)
+
+    def gradients_arrived(self, optimizer: Any) -> None:
+        """Collect and judge, before the update, the gradients that a closure has computed inside the step."""
+        if self._has_closure:
+            self._run(self._gradients_arrived, optimizer)
 
     def after_optimizer(self, optimizer: Any) -> None:
         """Collect the update's results; end the step after the last optimizer."""
@@ -202,6 +208,11 @@ class StepLoop:
         self._dump_before_update()
         if not has_closure:
             self._judge()
+
+    def _gradients_arrived(self, optimizer: Any) -> None:
+        self._has_closure = False  # they are not read again after the update
+        self.watch.read_gradients(optimizer)
+        self._judge()
 
     def _after(self, optimizer: Any) -> None:
         self.watch.after_update(optimizer, gradients_ready=self._has_closure)

@@ -19,6 +19,7 @@ FRAMEWORKS_ALLOWED = (
     "collectors/torch/",
     "collectors/mindspore/",
     "monitor/demo/",
+    "monitor/integrations/",
     "monitor/cli/demo",
     "monitor/mindspore_callbacks.py",
 )
