@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
@@ -28,6 +28,7 @@ from trainsentry.collectors.torch.distributed.communication import CollectiveRow
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.graph_capture import GraphCaptures
+from trainsentry.collectors.torch.hooks.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.hooks.activations import ActivationHooks
 from trainsentry.collectors.torch.hooks.first_passes import FirstPasses
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
@@ -60,6 +61,9 @@ from trainsentry.collectors.torch.validation import (
 )
 from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
+MOST_PARAMETERS: Final = 100
+"""Parameters that are hooked to count backward passes where no gradient is recorded."""
+
 
 class TorchWatch(WatchedModel):
     """Reads a torch model around the steps of its optimizers.
@@ -80,14 +84,16 @@ class TorchWatch(WatchedModel):
         self._late_wrap_checks: list[LateWrapCheck] = []
         self._replay: Replay | None = None
         self._scale = LossScale()
-        self._gradients = GradientRows(self.rows, guard, settings, lambda: self._scale.value(self._device))
+        self._first_passes = FirstPasses(self._tell)
+        self._gradients = GradientRows(
+            self.rows, guard, settings, lambda: self._scale.value(self._device), self._first_passes.note
+        )
+        self._pass_hooks = AccumulationHooks(guard, None, self._first_passes.note)
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
         self._state_count = StateCount()
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._additions = AddedModules(guard)
-        self._first_passes: list[FirstPasses] = []
-        self._has_stepped = False
         self._awaits_optimizer = False
         self._adopted = 0
         self._names_grew = False
@@ -122,9 +128,8 @@ class TorchWatch(WatchedModel):
         if several_ranks():
             self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
         self._hook_modules()
-        if not self._has_stepped:
-            parameters = [p for chunk in chunks for p in chunk.parameters()]
-            self._first_passes.append(FirstPasses(self.guard, parameters, self._tell))
+        if GRADIENTS not in self._selections and not self._first_passes.ended:
+            self._pass_hooks.attach(self.names.parameters[:MOST_PARAMETERS])
 
     def _tell(self, passes: int) -> None:
         self._listener.trained_without_step(passes)
@@ -225,14 +230,13 @@ class TorchWatch(WatchedModel):
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, known_groups(self.own_group), data_parallel=self.data_parallel)
 
-    def _close_first_passes(self) -> None:
-        for passes in self._first_passes:
-            passes.close()
-        self._first_passes.clear()
+    def _end_first_passes(self) -> None:
+        self._first_passes.end()
+        self._pass_hooks.detach()
 
     def stop_reading(self) -> None:
         """Remove every hook except those on the optimizers' steps."""
-        self._close_first_passes()
+        self._end_first_passes()
         self._gradients.detach()
         self._activations.close()
         for check in self._late_wrap_checks:
@@ -340,9 +344,8 @@ class TorchWatch(WatchedModel):
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
-        if not self._has_stepped:
-            self._has_stepped = True
-            self._close_first_passes()
+        if not self._first_passes.ended:
+            self._end_first_passes()
         self._captures.note_step()
         super().end_step()
 

@@ -143,6 +143,7 @@ class GradientRows:
         guard: Guard,
         settings: CollectSettings,
         loss_scale: Callable[[], Tensor | None],
+        passed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.rows = rows
         self.settings = settings
@@ -150,7 +151,7 @@ class GradientRows:
         self.sampling = False
         self._reader = GradientReader(rows)
         self._as_they_arrive = settings.per_micro_step or settings.before_reduction
-        self._accumulation = AccumulationHooks(guard, self._arrived if self._as_they_arrive else None)
+        self._accumulation = AccumulationHooks(guard, self._arrived if self._as_they_arrive else None, passed)
         self._pre_reduction = PreReductionHooks(guard, self._arrived_before_reduction)
         self.order: Mapping[nn.Parameter, int] = self._accumulation.order
 

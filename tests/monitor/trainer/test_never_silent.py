@@ -282,3 +282,10 @@ def test_the_note_goes_once_a_step_is_recorded(out):
     with monitor:
         train(model, optimizer, 2, monitor)
     assert "note" not in json.loads((out / "rank0" / "status.json").read_text())
+
+
+def test_passes_are_counted_where_gradients_are_not_recorded_too(out, caplog):
+    model = mlp()
+    with watch(out, model, collect={"gradients": False}):
+        backward(model, 20)
+    assert "no step was recorded in 20 backward passes" in told(caplog)[0]
