@@ -29,11 +29,12 @@ MAIN_GRADIENTS: Final = ("decoupled_grad", "main_grad")
 
 def gradient_of(parameter: Tensor) -> Tensor | None:
     """Return the gradient that an optimizer takes of a parameter."""
-    gradient = parameter.grad
-    if gradient is None:
-        found = (getattr(parameter, name, None) for name in MAIN_GRADIENTS)
-        return next((x for x in found if isinstance(x, Tensor)), None)
-    return gradient
+    return parameter.grad if parameter.grad is not None else _main_gradient(parameter)
+
+
+def _main_gradient(parameter: Tensor) -> Tensor | None:
+    found = (getattr(parameter, name, None) for name in MAIN_GRADIENTS)
+    return next((x for x in found if isinstance(x, Tensor)), None)
 
 
 class OptimizedParameters:
@@ -93,7 +94,9 @@ class GradientReader:
         """Append a row for each (parameter, micro-step): its gradient divided by `grad_scale`, None for no scaling."""
         ids, owners, gradients = [], [], []
         for named, micro_step in parameters:
-            gradient = gradient_of(named.parameter)
+            gradient = named.parameter.grad
+            if gradient is None:
+                gradient = _main_gradient(named.parameter)
             if gradient is not None:
                 ids.append(self.rows.parameter_ids.id_of(named, GRADIENT, micro_step))
                 owners.append(named)
@@ -120,7 +123,9 @@ class GradientReader:
         self.read([pair for pair in parameters if fresh[id(pair[0].parameter)]], grad_scale)
 
     def _is_fresh(self, parameter: Tensor) -> bool:
-        gradient = gradient_of(parameter)
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = _main_gradient(parameter)
         if gradient is None:
             return False
         version = version_of(gradient)

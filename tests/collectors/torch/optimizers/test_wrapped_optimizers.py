@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -134,6 +135,29 @@ def local_sgd():
     return Loop(model, PostLocalSGDOptimizer(inner, Never()), inner)
 
 
+def container():
+    """A stand-in after torchtitan's interface: it is an optimizer of all parameters, and steps those inside it."""
+
+    class OptimizersContainer(torch.optim.Optimizer):
+        __module__ = "torchtitan.components.optimizer"
+
+        def __init__(self, optimizers):
+            self.optimizers = optimizers
+            super().__init__([p for o in optimizers for g in o.param_groups for p in g["params"]], {})
+
+        def step(self):
+            for optimizer in self.optimizers:
+                optimizer.step()
+
+        def zero_grad(self):
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+
+    model = net()
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return Loop(model, OptimizersContainer([inner]), inner)
+
+
 def fp32_masters():
     """Half-precision weights, and an optimizer of fp32 copies."""
     model = net(dtype=torch.bfloat16)
@@ -214,6 +238,7 @@ LOOPS = {
     "foreach": lambda: plain(torch.optim.AdamW, foreach=True),
     "fused": lambda: plain(torch.optim.AdamW, fused=True),
     "local SGD": local_sgd,
+    "torchtitan": container,
     "fp32 masters": fp32_masters,
     "main_grad": main_gradients,
     "Megatron fp32": lambda: megatron("FP32Optimizer", torch.float32),
@@ -268,11 +293,16 @@ def _norm_of(state):
     return float(state["exp_avg"].dequantize().double().norm()) if state else None
 
 
-def test_masters_are_found_by_what_a_library_has_noted_even_where_values_differ(out):
+@pytest.mark.parametrize("library", ["Megatron", "apex"])
+def test_masters_are_found_by_what_a_library_has_noted_even_where_values_differ(out, library):
     loop = fp32_masters()
     masters = loop.inner.param_groups[0]["params"]
+    if library == "apex":
+        lists = {"all_fp16_params": list(loop.model.parameters()), "all_fp32_from_fp16_params": masters}
+        loop.inner._amp_stash = SimpleNamespace(**lists)
     for master, parameter in zip(masters, loop.model.parameters(), strict=True):
-        parameter.main_param = master
+        if library == "Megatron":
+            parameter.main_param = master
         master.data += 1
     with trainsentry.TrainMonitor({"output_dir": str(out), "strict": True}).watch(loop.model, loop.given) as monitor:
         loop.run()
