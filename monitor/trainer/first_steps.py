@@ -17,7 +17,7 @@ PATIENCE: Final = 20
 """Steps without a gradient before it is said."""
 
 MISSING_CALL: Final = (
-    "Call watch(model, optimizer) with the model and the optimizer that train, or monitor.step() after each step"
+    "call watch(model, optimizer) with the model and the optimizer that train, or monitor.step() after each step"
 )
 
 
@@ -38,13 +38,13 @@ class FirstSteps:
         if kinds:
             text = (
                 f"no step was recorded in {passes} backward passes: the optimizer given to watch() ({kinds}) has not "
-                f"stepped. {MISSING_CALL}; a loop that accumulates more micro-steps says so with "
+                f"stepped; {MISSING_CALL}. A loop that accumulates more micro-steps says so with "
                 "watch(…, grad_acc_steps=…)."
             )
         else:
             text = (
                 f"no step was recorded in {passes} backward passes: watch() got no optimizer, and none has stepped the "
-                f"watched model. {MISSING_CALL}."
+                f"watched model; {MISSING_CALL}."
             )
         loop.guard.warn_once(NO_STEP, text)
         loop.counters.send()  # there is no boundary to send them at

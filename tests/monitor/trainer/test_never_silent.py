@@ -39,7 +39,7 @@ def test_a_model_that_trains_without_a_step_is_named_within_20_passes_and_once(o
         backward(model, 60)
         (said,) = told(caplog)
         assert "no step was recorded in 20 backward passes: watch() got no optimizer" in said
-        assert "Call watch(model, optimizer)" in said
+        assert "call watch(model, optimizer)" in said
         monitor.flush()
         assert status(out)["note"] == "no step was recorded"
         assert "no step" in status(out)["failures"], "before the run ends"
@@ -84,13 +84,15 @@ def test_an_optimizer_that_comes_later_is_taken_at_its_first_step_and_an_optimiz
             optimizer.zero_grad()
         frame = monitor.records()
     assert sorted(frame.step.unique()) == [0, 1, 2]
-    assert (frame[frame.quantity == "gradient"].groupby("step").size() == 4).all(), "the first step is whole"
+    for quantity in ("gradient", "parameter"):
+        rows = frame[frame.quantity == quantity].groupby("step").size()
+        assert rows.to_dict() == dict.fromkeys(range(3), 4), "the first step is whole"
     assert (frame[frame.quantity == "exp_avg"].step > 0).all(), "and its state"
 
 
 def test_adapters_that_come_after_watch_are_recorded_once_their_optimizer_steps(out):
     model = mlp()
-    with watch(out, model) as monitor:
+    with watch(out, model, collect=ACTIVATIONS) as monitor:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         model.append(nn.Linear(4, 4))
@@ -100,6 +102,7 @@ def test_adapters_that_come_after_watch_are_recorded_once_their_optimizer_steps(
             optimizer.step()
             optimizer.zero_grad()
         assert set(monitor.metrics("gradient")) == {"3.weight", "3.bias"}
+        assert "3.output.0" in monitor.metrics("activation_output")
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])
@@ -115,7 +118,8 @@ def test_marked_steps_stay_the_steps_when_optimizers_come_later(out, optimizers)
             monitor.step()
         frame = monitor.records()
     steps = frame[frame.quantity == "gradient"].groupby("step").size()
-    assert len(steps) == 5 + (optimizers - 1), "with two, the first step ended after the first optimizer"
+    many = 5 + (optimizers - 1)
+    assert list(steps.index) == list(range(many)), "with two, the first step ended after the first optimizer"
     assert (steps.iloc[2:] == 4 * optimizers).all()
 
 
