@@ -56,7 +56,7 @@ def metrics_of(
 ) -> dict[str, dict[str, float]]:
     """Return the newest step's statistics of a quantity; of several micro-steps, the last one's.
 
-    A name that several models of a list have is preceded by the model's number: `0.output.0`, `1.output.0`.
+    Where several models of a list share a name, all names are preceded by the model's number: `0.output.0`, `1.output.0`.
     """
     ids = dict(table.of_quantity(quantity))
     names = _distinct_names(ids.values())
@@ -76,11 +76,11 @@ def metrics_of(
 
 
 def _distinct_names(found: Iterable[Series]) -> dict[Series, str]:
-    stages: dict[str, set[int]] = {}
+    """Return the series' names; where two models share one, all are preceded by their model's number."""
     listed = list(found)
-    for series in listed:
-        stages.setdefault(series.name, set()).add(series.vpp_stage)
-    return {s: f"{s.vpp_stage}.{s.name}" if len(stages[s.name]) > 1 else s.name for s in listed}
+    stages: dict[str, int] = {}
+    shared = any(stages.setdefault(series.name, series.vpp_stage) != series.vpp_stage for series in listed)
+    return {series: f"{series.vpp_stage}.{series.name}" if shared else series.name for series in listed}
 
 
 def _values(

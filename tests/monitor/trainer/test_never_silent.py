@@ -206,18 +206,29 @@ def test_models_of_a_list_that_share_names_are_told_apart_and_metrics_keeps_all(
             backward(model)
             optimizer.step()
         names = {f"{i}.{n}.{leaf}" for i in (0, 1) for n in (0, 2) for leaf in ("weight", "bias")}
-        assert set(monitor.metrics("gradient")) == names
+        assert set(monitor.metrics("gradient")) == names == set(monitor.records().query("quantity == 'gradient'").name)
         assert {"0.output.0", "1.output.0", "1.2.output.0"} <= set(monitor.metrics("activation_output"))
 
 
+class Headed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(x)
+
+
 def test_models_of_a_list_with_names_of_their_own_keep_them_and_metrics_keeps_all(out):
-    first, second = nn.Sequential(nn.Linear(8, 4)), nn.ModuleDict({"head": nn.Linear(8, 4)})
+    first, second = nn.Sequential(nn.Linear(8, 4)), Headed()
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     with watch(out, [first, second], optimizer, collect=ACTIVATIONS) as monitor:
         backward(first)
-        second["head"](torch.ones(1, 8)).sum().backward()
+        backward(second)
         optimizer.step()
         assert set(monitor.metrics("gradient")) == {"0.weight", "0.bias", "head.weight", "head.bias"}
+        outputs = monitor.metrics("activation_output")
+        assert set(outputs) == {"0.output.0", "0.0.output.0", "1.output.0", "1.head.output.0"}
 
 
 def test_an_incident_names_what_to_do_next_and_the_end_repeats_it(out, caplog, capsys):
