@@ -56,7 +56,7 @@ def metrics_of(
 ) -> dict[str, dict[str, float]]:
     """Return the newest step's statistics of a quantity; of several micro-steps, the last one's.
 
-    Where several models of a list share a name, all names are preceded by the model's number: `0.output.0`, `1.output.0`.
+    Where models of a list share a name, all names are preceded by the model's number: `0.output.0`, `1.output.0`.
     """
     ids = dict(table.of_quantity(quantity))
     names = _distinct_names(ids.values())
