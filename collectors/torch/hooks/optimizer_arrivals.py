@@ -64,8 +64,9 @@ class _AnyStep:
         if torch.compiler.is_compiling():
             return
         steps, arrivals = self.steps(), self.arrivals()
-        # An optimizer inside a watched one's step is a part of it.
-        if steps is None or arrivals is None or steps.owns(optimizer) or steps.under_way or stream_is_captured():
+        if steps is None or arrivals is None or steps.owns(optimizer) or self._others.get(optimizer) is False:
+            return
+        if steps.under_way or stream_is_captured():  # an optimizer inside a watched one's step is a part of it
             return
         arrivals.guard.run(PART, self._look, arrivals, steps, optimizer)
 
