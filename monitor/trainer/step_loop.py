@@ -343,12 +343,12 @@ class StepLoop:
             if not judged and self.overflow.judge(record) is not None:
                 self.limit.check(self.step)
             self.skipped_steps += record.skipped
-            self.first_steps.look_at(record)
             try:
                 self.outbox.send(record)
             except KeyboardInterrupt as error:
                 self._note_gap(record.step, f"{type(error).__name__} inside the monitor")
                 raise
+            self.first_steps.look_at(record)
 
     def _dump(self, action: Callable[[Any], None]) -> None:
         if self.triggers.dump is not None:

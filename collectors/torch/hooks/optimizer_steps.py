@@ -1,6 +1,7 @@
 """Hooks the begin and end of each optimizer's step, and the steps that a GradScaler skips."""
 
 import functools
+import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +100,8 @@ class OptimizerSteps:
 
     def owns(self, optimizer: Any) -> bool:
         """Whether `optimizer` is watched."""
-        return any(optimizer is known for known in self.optimizers)
+        # `map`: a generator that is dropped half-way could swallow a Ctrl-C.
+        return any(map(functools.partial(operator.is_, optimizer), self.optimizers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class OptimizedParameters:
         """
         size = sum(len(group["params"]) for group in optimizer.param_groups)
         # A wrapper that steps the groups in turn gives its optimizer another flat parameter each time.
-        first = id(next(parameters_of(optimizer), None))
+        first = _first_of(optimizer)
         key = (part, id(optimizer), size, len(self.order), first)
         found = self._lists.get(key)
         if found is None:
@@ -81,6 +81,14 @@ class OptimizedParameters:
         """Return the parameters that `part` selects and no optimizer updates."""
         owned = {p for optimizer in optimizers for p in parameters_of(optimizer)}
         return [p for p in self.selected(part) if p.owner is None and p.parameter not in owned]
+
+
+def _first_of(optimizer: Optimizer) -> int:
+    """Return the id of an optimizer's first parameter, 0 for none."""
+    for group in optimizer.param_groups:  # a generator that is dropped half-way could swallow a Ctrl-C
+        for parameter in group["params"]:
+            return id(parameter)
+    return 0
 
 
 class GradientReader:
