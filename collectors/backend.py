@@ -38,6 +38,9 @@ class StepListener(Protocol):
     def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
         """A loss scaler has decided not to call the optimizer."""
 
+    def trained_without_step(self, passes: int) -> None:
+        """No step has ended since `watch`, in so many backward passes."""
+
 
 class NoListener:
     """A `StepListener` that ignores every report: it stands in until the step loop exists."""
@@ -60,6 +63,9 @@ class NoListener:
     def scaler_skipped(self, scaler: Any, optimizer: Any) -> None:
         """Ignore it."""
 
+    def trained_without_step(self, passes: int) -> None:
+        """Ignore it."""
+
 
 class OptimizerSteps(Protocol):
     """Hooks that report the begin and end of each optimizer's step to a `StepListener`."""
@@ -69,6 +75,10 @@ class OptimizerSteps(Protocol):
     @property
     def optimizers(self) -> Sequence[Any]:
         """The optimizers whose steps are reported."""
+
+    @property
+    def adopted_only(self) -> bool:
+        """Whether optimizers are watched, and all were taken over at their first step, none given to `watch`."""
 
     def ended_step(self) -> bool:
         """Whether the optimizers' own calls end the training step; read once a step."""
@@ -211,8 +221,16 @@ class ModelWatch(Protocol):
         """Whether only the optimizers' calls mark the ends of steps."""
 
     @property
+    def adopted_only(self) -> bool:
+        """Whether optimizers are watched, and all were taken over at their first step, none given to `watch`."""
+
+    @property
     def step_has_ended(self) -> bool:
         """Whether the optimizers' calls have already ended the step; read once a step."""
+
+    @property
+    def expects_gradients(self) -> bool:
+        """Whether this rank has parameters whose gradients the configuration selects."""
 
     @property
     def data_parallel(self) -> bool:
@@ -257,6 +275,9 @@ class ModelWatch(Protocol):
 
     def before_update(self, optimizer: Any, *, gradients_ready: bool = True) -> None:
         """Read gradients, parameters and optimizer state before an update."""
+
+    def read_gradients(self, optimizer: Any) -> None:
+        """Read the gradients that a closure has computed since `before_update`."""
 
     def after_update(self, optimizer: Any, *, gradients_ready: bool = False) -> None:
         """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""

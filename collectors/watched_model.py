@@ -9,6 +9,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
+    GRADIENTS,
     OPTIMIZER_STATE,
     PARAMETERS,
     UPDATES,
@@ -103,6 +104,16 @@ class WatchedModel:
             self._steps = None
         self._steps = self._hook_steps(self._listener)
 
+    @property
+    def expects_gradients(self) -> bool:
+        """Whether this rank has parameters whose gradients the configuration selects."""
+        return GRADIENTS in self._selections and bool(self._selections[GRADIENTS].parameters)
+
+    @property
+    def adopted_only(self) -> bool:
+        """Whether optimizers are watched, and all were taken over at their first step, none given to `watch`."""
+        return self._steps is not None and self._steps.adopted_only
+
     def close(self) -> None:
         """Remove every hook and patch."""
         if self._steps is not None:
@@ -127,6 +138,9 @@ class WatchedModel:
             if id(optimizer) not in self._read_state_of:
                 self._read_state_of.add(id(optimizer))
                 self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, "")
+
+    def read_gradients(self, optimizer: Any) -> None:
+        """Read the gradients that a closure has computed since `before_update`; without closures there are none."""
 
     def end_step(self) -> None:
         """Complete the rows of the step."""

@@ -33,6 +33,9 @@ from trainsentry.exporters.files.foreign_files import (
 TAIL_BYTES: Final = 1 << 18
 """Bytes read from the end of a growing file: several thousand scalars, a few hundred anomalies."""
 
+NO_STEP_NOTE: Final = "no step was recorded"
+"""The `note` in the `status.json` of a rank without any record."""
+
 _SEEN: Final[dict[str, Kind]] = {
     **dict.fromkeys(("name", "quantity", "statistic", "kind", "module", "evidence"), text),
     **dict.fromkeys(("step", "rank"), whole),
@@ -49,7 +52,7 @@ _INCIDENT: Final[dict[str, Kind]] = {
 _ANOMALY: Final[dict[str, Kind]] = {**_SEEN, **dict.fromkeys(("value", "expected"), number), "order": whole}
 _STATUS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("step", "anomalies", "overflow_steps", "skipped_steps"), whole),
-    "state": text,
+    **dict.fromkeys(("state", "note"), text),
     "updated": finite,
     "cost": an_object(dict.fromkeys(("share", "recent_share", "seconds_a_step"), finite)),
     "gaps": objects({**dict.fromkeys(("sink", "reason"), text), **dict.fromkeys(("first_step", "last_step"), whole)}),
@@ -74,6 +77,11 @@ class RecordedRun:
     settings: dict[str, Any]
     ranks: dict[int, dict[str, Any]]
     incidents: tuple[dict[str, Any], ...]
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a rank has recorded a step; one without a status counts as having some."""
+        return not self.ranks or any(status.get("note") != NO_STEP_NOTE for status in self.ranks.values())
 
     @property
     def is_over(self) -> bool:

@@ -18,8 +18,10 @@ from trainsentry.monitor.ranks.rank_group import RankGroup
 from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.start import NoThread
+from trainsentry.monitor.trainer.closing_line import print_closing_line
 from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, cancel_close_at_exit, close_at_exit, end_recorder
 from trainsentry.monitor.trainer.flight_recorder import metrics_of, table_of_records
+from trainsentry.monitor.trainer.one_monitor import close_older, forget
 from trainsentry.monitor.trainer.saved_state import checked_state, detection_for, state_of
 from trainsentry.monitor.trainer.step_loop import StepLoop
 from trainsentry.monitor.trainer.triggers import Callback
@@ -96,6 +98,7 @@ class TrainMonitor:
         from trainsentry.monitor.frameworks import framework_of
 
         framework = framework_of(model)
+        close_older(self, Path(self.config.output_dir), model)
         rank, watched = self._join_ranks(framework)
         if start_step == 0 and self._saved_state is not None and self._loop is None:
             start_step = int(self._saved_state["step"])
@@ -211,15 +214,21 @@ class TrainMonitor:
         if loop.watch.takes_boundaries:
             raise RuntimeError("step: the watched optimizer marks the step boundary; remove the call of monitor.step()")
         if not loop.watch.step_has_ended:
-            loop.boundary()
+            loop.marked()
 
     def ends_at_callback(self, at_callback: bool) -> None:
-        """Choose what ends a step: a call of `step_ended` (True), or the watched optimizers (False)."""
+        """Choose what ends a step and raises stops: a call of `step_ended` (True), or the optimizers (False)."""
         if self._unwatched_rank is not None:
             self._unwatched_rank.ends_at_callback = at_callback
         loop = self._running("ends_at_callback")
         if loop is not None:
-            loop.ends_at_callback = at_callback
+            loop.ends_at_callback = loop.stops_at_boundary = at_callback
+
+    def gradients_arrived(self, optimizer: Any) -> None:
+        """Judge the gradients of a closure inside `optimizer.step` before the update, from a trainer's callback."""
+        loop = self._running("gradients_arrived")
+        if loop is not None:
+            loop.gradients_arrived(optimizer)
 
     def step_ended(self) -> None:
         """Mark a step boundary instead of the optimizers, from a trainer's callback."""
@@ -241,6 +250,9 @@ class TrainMonitor:
         loop = self._loop
         if loop is not None and not self._closed:
             self._guard.run("incidents", lambda: loop.triggers.receive(loop.link.poll()))
+        return self._worst_first()
+
+    def _worst_first(self) -> tuple[Incident, ...]:
         return tuple(sorted(self._incidents.values(), key=lambda i: (i.severity != "critical", -i.score, i.first_seen)))
 
     def on_incident(self, callback: Callback) -> None:
@@ -322,16 +334,14 @@ class TrainMonitor:
             self._saved_state = state_of(loop.step)
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
-            gaps = loop.link.gaps.to_json()
-            if self._is_first or gaps:
-                loop.overhead.print_summary(
-                    self.config.output_dir, len(self._incidents), gaps, loop.link.nothing_written
-                )
+            if self._is_first or loop.link.gaps.to_json():
+                print_closing_line(loop, self.config.output_dir, self._worst_first())
         if self._unwatched_rank is not None:
             self._guard.run("close: hooks", self._unwatched_rank.close)
         if self._rank_group is not None:
             self._guard.run("close: ranks", self._rank_group.close)
         cancel_close_at_exit(self)
+        forget(self)
 
     def __enter__(self) -> "Self":
         return self

@@ -19,20 +19,34 @@ class AddedModules:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self._watched: list[tuple[Sequence[nn.Module], Sequence[Any]]] = []
+        self._watched: list[tuple[Sequence[nn.Module], list[Any]]] = []
         self._modules = 0
         self._optimizers: list[Optimizer] = []
         self._parameters: list[int] = []
         self._steps = 0
 
     def note_watched(
-        self, chunks: Sequence[nn.Module], wrappers: Sequence[Any], optimizers: Iterable[Optimizer]
+        self, chunks: Sequence[nn.Module], holders: Sequence[Any], optimizers: Iterable[Optimizer]
     ) -> None:
         """Note what a call of `watch` has added; `optimizers` are those whose parameters no wrapper flattens."""
-        self._watched.append((chunks, wrappers))
+        self._watched.append((chunks, list(holders)))
         self._modules = self._count_modules()
         self._optimizers += optimizers
         self._parameters = self._count_parameters()
+
+    def note_optimizer(self, optimizer: Optimizer) -> None:
+        """Note an optimizer that came after `watch`."""
+        for _, holders in self._watched:
+            holders.append(optimizer)
+        self._optimizers.append(optimizer)
+        self._parameters = self._count_parameters()
+
+    def all_names(self) -> ModelNames:
+        """Return the names of all that is in the watched models now."""
+        names = ModelNames()
+        for chunks, holders in self._watched:
+            names.add(chunks, holders)
+        return names
 
     def new_names(self, known: ModelNames) -> ModelNames | None:
         """Return all current names when something was added, else None; call it once a step.
@@ -45,9 +59,7 @@ class AddedModules:
         if not grown and (self._steps % LOOK_EVERY or self._count_modules() == self._modules):
             return None
         self._modules = self._count_modules()
-        names = ModelNames()
-        for chunks, wrappers in self._watched:
-            names.add(chunks, wrappers)
+        names = self.all_names()
         if grown:
             self._warn_unwatched(names)
         before_ids = {id(m.module) for m in known.modules} | {id(p.parameter) for p in known.parameters}

@@ -1,5 +1,6 @@
 """Implements `collectors.backend.Framework` for torch."""
 
+from functools import partial
 from typing import Any
 
 from trainsentry.collectors.backend import ModelWatch, StepListener
@@ -9,8 +10,9 @@ from trainsentry.collectors.settings import CollectSettings
 from trainsentry.collectors.torch import saving
 from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, GroupRendezvous, meet
 from trainsentry.collectors.torch.environment import describe_environment, rank_and_world_size
+from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
-from trainsentry.collectors.torch.validation import check_scaler, checked_models, checked_optimizers
+from trainsentry.collectors.torch.validation import check_scaler, checked_models, checked_optimizers, holds_any
 from trainsentry.collectors.torch.watch import TorchWatch
 
 __all__ = ["describe_environment", "follow", "max_reduce", "meet", "new_watch", "rank_and_world_size", "saving"]
@@ -33,9 +35,11 @@ def follow(model: Any, optimizer: Any, grad_scaler: Any, listener: StepListener)
         TypeError, ValueError: as `watch` does.
 
     """
-    optimizers = checked_optimizers(optimizer, checked_models(model))
+    chunks = checked_models(model)
+    optimizers = checked_optimizers(optimizer, chunks)
     check_scaler(grad_scaler)
     outer = {id(each.inner): each for each in optimizers.values() if each is not None}
-    steps = OptimizerSteps(list(optimizers), listener, outer)
+    arrivals = Arrivals(Guard(), partial(holds_any, chunks=chunks), lambda _: None, awaited=not optimizers)
+    steps = OptimizerSteps(list(optimizers), listener, outer, arrivals=arrivals)
     watch_scalers(steps, grad_scaler)
     return steps

@@ -17,6 +17,7 @@ from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.watch_modules import stem_of
 from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
+from trainsentry.collectors.torch.parameters.gradients import gradient_of
 from trainsentry.collectors.torch.parameters.readers import state_of
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
@@ -48,8 +49,9 @@ class TensorCapture:
                 continue
             stem = stem_of(by_name[named.module])
             yield DumpedTensorPlace(f"{stem}.forward.0", "parameters", named.leaf, named.part_of(named.parameter))
-            if named.parameter.grad is not None:
-                gradient = named.part_of(named.parameter.grad)
+            taken = gradient_of(named.parameter)
+            if taken is not None:
+                gradient = named.part_of(taken)
                 yield DumpedTensorPlace(f"{stem}.parameters_grad.0", "parameters_grad", named.leaf, gradient)
             for optimizer in optimizers:
                 for path, tensor in tensors_in(state_of(optimizer).get(named.parameter, {})):

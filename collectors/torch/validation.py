@@ -6,6 +6,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from trainsentry.collectors.torch.optimizers.masters import masters_of
+from trainsentry.collectors.torch.optimizers.wrappers import advice, is_plain, unwrapped
 from trainsentry.collectors.torch.parameters.readers import parameters_of
 from trainsentry.collectors.torch.sharding.dtensor import has_dtensors
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
@@ -39,7 +41,7 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Opti
     An engine brings its own optimizer along, so it need not be given.
 
     Raises:
-        TypeError: when a given object is not a torch optimizer.
+        TypeError: when a given object is neither a torch optimizer nor a known wrapper around one.
         ValueError: when an optimizer holds no parameter of the model.
 
     """
@@ -48,18 +50,22 @@ def checked_optimizers(optimizer: Any, chunks: Sequence[nn.Module]) -> dict[Opti
     given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     outer = {each.inner: each for each in outer_optimizers(chunks, given)}
     inner_of = {id(each.optimizer): each.inner for each in outer.values()}
-    owned = {id(p) for chunk in chunks for p in chunk.parameters()}
     found: dict[Optimizer, OuterOptimizer | None] = {}
-    for each in given:
-        inner = inner_of.get(id(each), each)
-        if not isinstance(inner, Optimizer):
-            raise TypeError(
-                f"watch(optimizer): got {type(each).__name__}, allowed: torch.optim.Optimizer or a list of them"
-            )
-        if inner not in outer and not any(id(p) in owned for p in parameters_of(inner)):
+    for each in unwrapped(given):
+        inner = inner_of.get(id(each.optimizer), each.optimizer)
+        if not is_plain(inner):
+            raise TypeError(f"watch(optimizer): got {type(inner).__name__}, allowed: {advice(inner)}")
+        if inner not in outer and not holds_any(inner, chunks):
             raise ValueError(_foreign_message(inner, chunks))
         found[inner] = outer.get(inner)
     return found
+
+
+def holds_any(optimizer: Optimizer, chunks: Sequence[nn.Module]) -> bool:
+    """Whether an optimizer holds a parameter of the model, or an fp32 master of one."""
+    parameters = [p for chunk in chunks for p in chunk.parameters()]
+    owned = {id(p) for p in parameters}
+    return any(id(p) in owned for p in parameters_of(optimizer)) or bool(masters_of(parameters, [optimizer]))
 
 
 def _foreign_message(optimizer: Optimizer, chunks: Sequence[nn.Module]) -> str:
@@ -73,7 +79,7 @@ def _foreign_message(optimizer: Optimizer, chunks: Sequence[nn.Module]) -> str:
         )
     return (
         f"watch(optimizer): none of the parameters of {name} belongs to the watched model; "
-        "allowed: an optimizer made from model.parameters()"
+        "allowed: an optimizer made from model.parameters(), or one of fp32 copies of them"
     )
 
 

@@ -1,6 +1,7 @@
 """Watches a torch model: reads its tensors at each step, as the step's plan says."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,20 +24,24 @@ from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import describe
 from trainsentry.collectors.targets import checked_targets
 from trainsentry.collectors.torch.added_modules import AddedModules
-from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import device_of
+from trainsentry.collectors.torch.device_checks import DeviceChecks, saturates
 from trainsentry.collectors.torch.distributed.communication import CollectiveRows
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.graph_capture import GraphCaptures
+from trainsentry.collectors.torch.hooks.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.hooks.activations import ActivationHooks
+from trainsentry.collectors.torch.hooks.first_passes import FirstPasses
+from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
-from trainsentry.collectors.torch.parameters.gradients import GradientRows, OptimizedParameters
+from trainsentry.collectors.torch.parameters.gradients import GradientRows, OptimizedParameters, gradient_of
 from trainsentry.collectors.torch.parameters.loss_scale import LossScale
 from trainsentry.collectors.torch.parameters.readers import (
     StateCount,
     UpdateReader,
     learning_rate_of,
+    parameters_of,
     read_parameters,
     read_state,
 )
@@ -55,11 +60,15 @@ from trainsentry.collectors.torch.validation import (
     check_scaler,
     checked_models,
     checked_optimizers,
+    holds_any,
 )
 from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
 FAULTS: Final = "device faults"
 """The part that reads what a device's own checks have found."""
+
+MOST_PARAMETERS: Final = 100
+"""Parameters that are hooked to count backward passes where no gradient is recorded."""
 
 
 def _rows(table: SeriesTable, guard: Guard, settings: CollectSettings) -> StepRows:
@@ -86,16 +95,20 @@ class TorchWatch(WatchedModel):
         self._late_wrap_checks: list[LateWrapCheck] = []
         self._replay: Replay | None = None
         self._scale = LossScale()
-        self._saturates: bool | None = None
-        self._flags_are_clear = False
-        self._faults: dict[str, int] = {}
-        self._checked_devices: list[Device] | None = None
-        self._gradients = GradientRows(self.rows, guard, settings, lambda: self._scale.value(self._device))
+        self._device_checks = DeviceChecks(self.log)
+        self._first_passes = FirstPasses(self._tell)
+        self._gradients = GradientRows(
+            self.rows, guard, settings, lambda: self._scale.value(self._device), self._first_passes.note
+        )
+        self._pass_hooks = AccumulationHooks(guard, None, self._first_passes.note)
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
         self._state_count = StateCount()
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._additions = AddedModules(guard)
+        self._awaits_optimizer = False
+        self._adopted = 0
+        self._names_grew = False
         self._captures = GraphCaptures(guard, self._activations.detach_all, self._activations.reattach)
 
     # ------------------------------------------------------------------ watching
@@ -113,22 +126,33 @@ class TorchWatch(WatchedModel):
         optimizers = checked_optimizers(optimizer, chunks)
         check_scaler(grad_scaler)
         outer = [each for each in optimizers.values() if each is not None]
-        wrappers = [each.optimizer for each in outer]
-        check_new(chunks, wrappers, self.names)
+        holders = [inner if around is None else around.optimizer for inner, around in optimizers.items()]
+        check_new(chunks, holders, self.names)
         names = self.names.copy()
-        names.add(chunks, wrappers)
+        names.add(chunks, holders)
         self._take_names(names)
-        self._additions.note_watched(chunks, wrappers, [o for o, around in optimizers.items() if around is None])
+        self._additions.note_watched(chunks, holders, [o for o, around in optimizers.items() if around is None])
         self.optimizers += optimizers
+        self._awaits_optimizer |= not optimizers
         self._outer.update({id(each.inner): each for each in outer})
         self._scale.use(grad_scaler, outer)
         self._hook_all_steps()
         if several_ranks():
             self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
         self._hook_modules()
+        if GRADIENTS not in self._selections and not self._first_passes.ended:
+            self._pass_hooks.attach(self.names.parameters[:MOST_PARAMETERS])
+
+    def _tell(self, passes: int) -> None:
+        self._listener.trained_without_step(passes)
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
-        steps = OptimizerSteps(self.optimizers, listener, self._outer, self._captures.captures_step)
+        holds = partial(holds_any, chunks=self.names.chunks)
+        arrivals = Arrivals(self.guard, holds, self._take_over, awaited=self._awaits_optimizer)
+        steps = OptimizerSteps(
+            self.optimizers, listener, self._outer, self._captures.captures_step, self._note_scale, arrivals
+        )
+        steps.adopted = self._adopted
         try:
             watch_scalers(steps, self._scale.scaler)
         except BaseException:
@@ -155,12 +179,31 @@ class TorchWatch(WatchedModel):
         if GRADIENTS in self._selections:
             self._gradients.learn_order(self._optimized.selected(GRADIENTS))
 
+    def _take_over(self, optimizer: Optimizer) -> None:
+        """Watch an optimizer that comes after `watch`, at its first step."""
+        self.optimizers.append(optimizer)
+        self._adopted += 1
+        known = self.names.by_parameter()
+        self._additions.note_optimizer(optimizer)
+        if any(p not in known for p in parameters_of(optimizer)):
+            self._take_names(self._additions.all_names())
+            self._names_grew = True
+        else:
+            self._optimized.choose(self._selections)
+
     def _follow_additions(self) -> None:
         """Watch modules and parameters that were added since the last step."""
         names = self._additions.new_names(self.names)
+        grew, self._names_grew = self._names_grew, False
         if names is not None:
             self._take_names(names)
+        if names is not None or grew:
             self._hook_modules()
+
+    def _note_scale(self) -> None:
+        """Read the loss scale before an outer optimizer's step changes it."""
+        if GRADIENTS in self._plan:
+            self.guard.run(GRADIENTS, self._scale.value, self._device)
 
     def watch_communication(self) -> None:
         """Watch collectives too, except those of the monitor's own group."""
@@ -181,13 +224,12 @@ class TorchWatch(WatchedModel):
     @property
     def saturates(self) -> bool:
         """Whether a parameter's device stores the largest finite value where a result overflows."""
-        types = {p.parameter.device.type for p in self.names.parameters}
-        return any(device_of(kind).overflow_flag() is not None for kind in types)
+        return saturates(self.names.parameters)
 
     @property
     def takes_boundaries(self) -> bool:
         """Whether the optimizers' calls mark the ends of steps; calls inside a captured graph do not."""
-        return bool(self.optimizers) and not self._captures.captured_step
+        return bool(self.optimizers) and not self.adopted_only and not self._captures.captured_step
 
     @property
     def step_has_ended(self) -> bool:
@@ -205,8 +247,13 @@ class TorchWatch(WatchedModel):
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, known_groups(self.own_group), data_parallel=self.data_parallel)
 
+    def _end_first_passes(self) -> None:
+        self._first_passes.end()
+        self._pass_hooks.detach()
+
     def stop_reading(self) -> None:
         """Remove every hook except those on the optimizers' steps."""
+        self._end_first_passes()
         self._gradients.detach()
         self._activations.close()
         for check in self._late_wrap_checks:
@@ -253,8 +300,12 @@ class TorchWatch(WatchedModel):
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
-            moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
+            moving = [p for p in owned if gradient_of(p.parameter) is not None or not gradients_ready]
             self.guard.run(UPDATES, self._updates.keep, moving)
+
+    def read_gradients(self, optimizer: Optimizer) -> None:
+        """Read the gradients that a closure has computed since `before_update`."""
+        self.guard.run(GRADIENTS, self._read_gradients, optimizer)
 
     def after_update(self, optimizer: Optimizer, *, gradients_ready: bool = False) -> None:
         """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
@@ -311,34 +362,12 @@ class TorchWatch(WatchedModel):
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
+        if not self._first_passes.ended:
+            self._end_first_passes()
         self._captures.note_step()
-        self.guard.run(OVERFLOW_FLAG, self._read_overflow_flags)
-        self.guard.run(FAULTS, self._read_faults)
+        self.guard.run(OVERFLOW_FLAG, self._device_checks.read_overflow_flags, self.names.parameters)
+        self.guard.run(FAULTS, self._device_checks.read_faults, self.names.parameters)
         super().end_step()
-
-    def _read_overflow_flags(self) -> None:
-        """Append the overflow flags of devices that saturate; what was set before the first step does not count."""
-        if self._saturates is None:  # known from the first step on, before which a model may still be moved
-            self._saturates = self.saturates
-        if not self._saturates:
-            return
-        devices = dict.fromkeys(p.parameter.device for p in self.names.parameters)
-        found = [status for d in devices if (status := device_of(d).overflow_status(d)) is not None]
-        for status in found if self._flags_are_clear else ():
-            self.log(OVERFLOW_FLAG, status, 0)
-        self._flags_are_clear = True
-
-    def _read_faults(self) -> None:
-        """Append how many faults the device's own checks have found since the last step, where they found any."""
-        if self._checked_devices is None:
-            types = dict.fromkeys(p.parameter.device.type for p in self.names.parameters)
-            self._checked_devices = [device_of(kind) for kind in types]
-        for device in self._checked_devices:
-            for kind, count in device.faults().items():
-                new = count - self._faults.get(kind, count)
-                self._faults[kind] = count
-                if new:
-                    self.log(kind, float(new), 0)
 
     def note_loss_scale(self, scaler: Any) -> None:
         """Append the scaler's current scale as a scalar, without waiting for the device."""

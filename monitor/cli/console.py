@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.segment import Segment
 from rich.text import Text
 
+from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.short_text import plain, shorten
 
 
@@ -64,6 +65,9 @@ class ProblemPrinter:
 MAX_MESSAGE: Final = 1000
 """Characters of a printed message at most."""
 
+SHOWN_RUNS: Final = 20
+"""Runs in a folder that an error names."""
+
 FOUND = 1
 """Exit status: the command found the problem that it looks for."""
 
@@ -73,6 +77,35 @@ BAD_INPUT = 2
 
 ENGINE_HELP = "local, or dask to read ranks and tables on a cluster."
 SCHEDULER_HELP = "Address of a dask scheduler; without it, dask starts two local processes."
+
+
+def check_directory(path: Path) -> None:
+    """Check that a command's argument is a directory.
+
+    Raises:
+        InputError: when it is a file, or does not exist.
+
+    """
+    if path.is_file():
+        raise InputError(f"{path}: is a file; allowed: the output directory of a run, such as {path.parent}")
+    if not path.is_dir():
+        raise InputError(f"{path}: no such directory")
+
+
+def runs_in(directory: Path) -> list[Path]:
+    """Return the output directories directly inside a directory."""
+    found = [path.parent for name in ("*/run.json", "*/rank*/status.json") for path in directory.glob(name)]
+    return sorted({path.parent if path.name.startswith("rank") else path for path in found})
+
+
+def without_output(directory: Path, expected: str) -> InputError:
+    """Return the error for a directory that is no output of ours; it names the runs that lie inside it."""
+    inside = runs_in(directory)
+    if not inside:
+        return InputError(f"{directory}: holds no output of trainsentry (expected {expected})")
+    shown = "".join(f"\n  {path}" for path in inside[:SHOWN_RUNS])
+    more = f"\n  and {len(inside) - SHOWN_RUNS} more" if len(inside) > SHOWN_RUNS else ""
+    return InputError(f"{directory}: holds several runs; give one of them:{shown}{more}")
 
 
 def bad_input(message: str) -> NoReturn:

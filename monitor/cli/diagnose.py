@@ -9,15 +9,17 @@ from rich.text import Text
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.csv.format import table_paths
 from trainsentry.exporters.engine import engine
-from trainsentry.exporters.files.foreign_files import InputError
+from trainsentry.exporters.run_reader import read_run
 from trainsentry.monitor.cli.console import (
     ENGINE_HELP,
     FOUND,
     SCHEDULER_HELP,
     ProblemPrinter,
     bad_input,
+    check_directory,
     out,
     parse_steps,
+    without_output,
 )
 from trainsentry.monitor.offline.history import diagnose
 
@@ -34,7 +36,8 @@ def diagnose_command(
 ) -> None:
     """Rank the suspects of a recorded run: from anomalies.jsonl, or from the CSV tables if there is none.
 
-    Exit status 1 when there is an incident. Example: trainsentry diagnose monitor_output -k 3
+    Exit status 1 when there is an incident, 2 when no step was recorded.
+    Example: trainsentry diagnose monitor_output -k 3
     """
     wanted = parse_steps(steps)
     try:
@@ -43,6 +46,8 @@ def diagnose_command(
     except (ValueError, OSError) as error:
         bad_input(str(error))
     if not incidents:
+        if not read_run(directory).has_steps:
+            bad_input(f"{directory}: no step was recorded, so there is nothing to diagnose")
         out.print(f"{directory}: nothing abnormal")
         return
     for incident in incidents:
@@ -54,15 +59,14 @@ def recorded_ranks(directory: Path) -> list[Path]:
     """Return the rank directories in `directory`, and `directory` itself if it is one.
 
     Raises:
-        InputError: when there is none.
+        InputError: when there is none, when `directory` is a file, or when it holds several runs.
 
     """
-    if not directory.is_dir():
-        raise InputError(f"{directory}: no such directory")
+    check_directory(directory)
     candidates = [*sorted(directory.glob("rank*"), key=lambda p: (len(p.name), p.name)), directory]
     found = [p for p in candidates if _is_rank(p)]
     if not found:
-        raise InputError(f"{directory}: holds no output of trainsentry (expected rank0/ with tables in it)")
+        raise without_output(directory, "rank0/ with tables in it")
     return found
 
 

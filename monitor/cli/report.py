@@ -7,8 +7,19 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trainsentry.exporters.engine import engine
+from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.report.page import write_report
-from trainsentry.monitor.cli.console import ENGINE_HELP, SCHEDULER_HELP, ProblemPrinter, bad_input, err, out
+from trainsentry.exporters.run_reader import read_run
+from trainsentry.monitor.cli.console import (
+    ENGINE_HELP,
+    SCHEDULER_HELP,
+    ProblemPrinter,
+    bad_input,
+    check_directory,
+    err,
+    out,
+    without_output,
+)
 
 
 def report_command(
@@ -21,6 +32,12 @@ def report_command(
 
     Example: trainsentry report monitor_output
     """
+    try:
+        check_directory(directory)
+        if not read_run(directory).ranks:
+            raise without_output(directory, "rank0/ with status.json in it")
+    except InputError as error:
+        bad_input(str(error))
     problems = ProblemPrinter(5)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as bar:
@@ -32,4 +49,6 @@ def report_command(
                 )
         except (ValueError, OSError) as error:
             bad_input(str(error))
+    if not read_run(directory).has_steps:
+        bad_input(f"{directory}: no step was recorded; {path} has the configuration and each rank's status alone")
     out.print(f"{path}: {path.stat().st_size / 2**20:.1f} MB", soft_wrap=True)

@@ -13,9 +13,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.run_reader import RecordedRun, last_anomalies, last_scalars, read_run
 from trainsentry.exporters.short_text import counted, number, shorten
-from trainsentry.monitor.cli.console import FOUND, bad_input, out
+from trainsentry.monitor.cli.console import FOUND, bad_input, check_directory, out, without_output
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 WIDTH: Final = 44
@@ -39,11 +40,13 @@ def watch_command(
     The command only reads files, so it works from another machine on a shared file system, and for a finished run. It
     ends with the run, with exit status 1 if there is an incident. Example: trainsentry watch monitor_output
     """
-    if not directory.is_dir():
-        bad_input(f"{directory}: no such directory")
-    run = read_run(directory)
-    if not run.ranks:
-        bad_input(f"{directory}: holds no output of trainsentry (expected rank0/ with status.json in it)")
+    try:
+        check_directory(directory)
+        run = read_run(directory)
+        if not run.ranks:
+            raise without_output(directory, "rank0/ with status.json in it")
+    except InputError as error:
+        bad_input(str(error))
     if once or run.is_over or not out.is_terminal:
         out.print(view(run, time.time()))
     else:
@@ -69,8 +72,10 @@ def view(run: RecordedRun, now: float) -> RenderableType:
         parts += [_incident(incident) for incident in run.incidents[:MAX_INCIDENTS]]
         if len(run.incidents) > MAX_INCIDENTS:
             parts.append(Text(f"and {counted(len(run.incidents) - MAX_INCIDENTS, 'more incident')}", style="dim"))
-    else:
+    elif run.has_steps:
         parts.append(Text("No incident.", style="green"))
+    else:
+        parts.append(Text("No step was recorded." if run.is_over else "No step was recorded yet.", style="yellow"))
     worst = _worst(run)
     if worst is not None:
         parts.append(worst)
@@ -82,7 +87,8 @@ def _head(run: RecordedRun) -> Text:
     steps = [status.get("step", -1) for status in run.ranks.values()]
     states = {status.get("state", "no status") for status in run.ranks.values()}
     text = Text.assemble(("trainsentry ", "bold"), str(run.root))
-    text.append(f"   step {max(steps, default=-1)}   {counted(len(run.ranks), 'rank')}   ")
+    newest = max(steps, default=-1)
+    text.append(f"   {f'step {newest}' if newest >= 0 else 'no step'}   {counted(len(run.ranks), 'rank')}   ")
     text.append(", ".join(sorted(states)), style="bold green" if states == {"running"} else "bold")
     return text
 

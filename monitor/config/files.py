@@ -24,6 +24,9 @@ MOST_ITEMS: Final = 100_000
 LONGEST_SHOWN: Final = 200
 """Characters of a wrong value that an error shows."""
 
+CLOSE: Final = 0.6
+"""Likeness (0 to 1) of a known key to an unknown one from which on it is suggested; below it only confuses."""
+
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 
 
@@ -111,7 +114,7 @@ def explain(error: dict[str, Any], model: type[BaseModel]) -> str:
     keys = [str(p) for p in path]
     if error["type"] == "extra_forbidden":
         allowed = _keys_at(path[:-1], model)
-        close = difflib.get_close_matches(keys[-1], allowed, n=1, cutoff=0.0)
+        close = difflib.get_close_matches(keys[-1], allowed, n=1, cutoff=CLOSE)
         nearest = f"; the closest known one is {close[0]!r}" if close else ""
         return f"{'.'.join(keys)}: unknown key{nearest}; allowed: {', '.join(allowed) or 'no keys'}"
     message: str = error["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")

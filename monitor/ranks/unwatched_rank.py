@@ -21,6 +21,8 @@ class UnwatchedRank:
         self.stop: TrainingStopped | None = None
         self.steps: list[OptimizerSteps] = []
         self.ends_at_callback = False
+        self._updated = False
+        self._ended = 0
         self._end = StepEnd(())
 
     def follow(self, steps: OptimizerSteps) -> None:
@@ -41,6 +43,7 @@ class UnwatchedRank:
 
     def after_optimizer(self, optimizer: Any) -> None:
         """End the step after the last optimizer, unless a trainer's callback ends the steps."""
+        self._updated = True
         if not self.ends_at_callback and self._end.stepped(id(optimizer)):
             self.boundary()
 
@@ -55,6 +58,9 @@ class UnwatchedRank:
         """End the step as after an update."""
         self.after_optimizer(optimizer)
 
+    def trained_without_step(self, passes: int) -> None:
+        """Do nothing: the watched ranks say so."""
+
     def boundary(self) -> None:
         """End a step.
 
@@ -63,6 +69,8 @@ class UnwatchedRank:
 
         """
         step, self.step = self.step, self.step + 1
+        self._updated = False
+        self._ended += 1
         agreed = self.consensus.at_boundary(step, Proposal(stop=kind_of(self.stop)))
         stop = self.consensus.stop_after(step, agreed, self.stop)
         if stop is not None:
@@ -71,6 +79,11 @@ class UnwatchedRank:
 
     def step_marked(self) -> None:
         """End a step that the program marks, unless the optimizers' calls end the steps."""
+        if any(steps.adopted_only for steps in self.steps):
+            first, self.ends_at_callback = not self.ends_at_callback, True
+            if not (first and self._ended and not self._updated):
+                self.boundary()
+            return
         seen = [steps.ended_step() for steps in self.steps]  # a list, so that each is asked once per step
         if not any(seen):
             self.boundary()

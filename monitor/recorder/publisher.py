@@ -22,6 +22,9 @@ from trainsentry.monitor.recorder.sinks.writers import Writers, WriterThread
 SETTLED_AFTER: Final = 2
 """Records after which an incident settles even if no weight was read since it began."""
 
+PUBLISHED_EVERY: Final = 1_000
+"""Steps after which an incident that lasts without a change is published again, with the last step it was seen at."""
+
 MAX_ANOMALY_LINES: Final = 5_000
 """Lines of `anomalies.jsonl` for one incident (about 1.7 MB); later anomalies are counted but not written."""
 
@@ -62,10 +65,11 @@ class Recording(Protocol):
 
 @dataclass
 class _Published:
-    """What was published of one incident: `settled` is its place in the order of settling, 0 before it settles."""
+    """What was published of one incident: when it was last seen, and its place in the order of settling, 0 before."""
 
     records: int = 0
     settled: int = 0
+    last_seen: int = 0
     written: Incident | None = None
 
 
@@ -126,6 +130,13 @@ class IncidentPublisher:
         if changed is not None:
             self._published.setdefault(changed.id, _Published())
             self._publish(changed)
+        elif found and self.log.current_id is not None:
+            self._publish_lasting(self.incidents[self.log.current_id])
+
+    def _publish_lasting(self, incident: Incident) -> None:
+        """Publish an incident that lasts, and has not changed for `PUBLISHED_EVERY` steps."""
+        if incident.last_seen - self._published[incident.id].last_seen >= PUBLISHED_EVERY:
+            self._publish(incident)
 
     def _settle_by(self, record: StepRecord) -> None:
         """Settle the incidents whose ranking is final with this record: it holds weights, or enough records passed."""
@@ -155,7 +166,8 @@ class IncidentPublisher:
     # ------------------------------------------------------------------ to trainers and files
 
     def _publish(self, incident: Incident) -> None:
-        settled = self._published[incident.id].settled
+        published = self._published[incident.id]
+        settled, published.last_seen = published.settled, incident.last_seen
         self._send_to_trainers({"type": messages.INCIDENT, "incident": incident.to_json(), "settled": settled})
         self._write(incident)
 

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.files.json_files import SCHEMA_VERSION
+from trainsentry.exporters.run_reader import NO_STEP_NOTE
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.publisher import IncidentPublisher
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
@@ -37,9 +38,11 @@ class ShownRecording(Protocol):
 def status_of(session: ShownRecording, state: str) -> dict[str, Any]:
     """Return the content of `status.json`; `state` is `running`, or says how the run ended."""
     lag_steps, lag_seconds = lag_of(session.step, session.time, session.newest())
+    nothing = not session.records and not session.settings.relay and not session.gaps.to_json()
     return {
         "schema_version": SCHEMA_VERSION,
         "state": state,
+        **({"note": NO_STEP_NOTE} if nothing else {}),
         "rank": session.settings.rank,
         "step": session.step,
         "records": session.records,

@@ -1,11 +1,11 @@
 """Shows the flight recorder's records: all as a table, and the newest values by name."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, Series, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
 
 if TYPE_CHECKING:
@@ -54,8 +54,12 @@ def table_of_records(
 def metrics_of(
     records: Sequence[StepRecord], table: SeriesTable, statistics: tuple[str, ...], quantity: str
 ) -> dict[str, dict[str, float]]:
-    """Return the newest step's statistics of a quantity; of several micro-steps, the last one's."""
+    """Return the newest step's statistics of a quantity; of several micro-steps, the last one's.
+
+    Where models of a list share a name, all names are preceded by the model's number: `0.output.0`, `1.output.0`.
+    """
     ids = dict(table.of_quantity(quantity))
+    names = _distinct_names(ids.values())
     found: dict[str, dict[str, float]] = {}
     newest: int | None = None
     for record in reversed(records):
@@ -66,9 +70,17 @@ def metrics_of(
         for row, series_id in enumerate(record.ids.tolist()):
             if series_id in ids:
                 newest = record.step
-                part[ids[series_id].name] = _values(record, row, statistics, quantity, ids[series_id].scalar)
+                part[names[ids[series_id]]] = _values(record, row, statistics, quantity, ids[series_id].scalar)
         found = {**part, **found}
     return found
+
+
+def _distinct_names(found: Iterable[Series]) -> dict[Series, str]:
+    """Return the series' names; where two models share one, all are preceded by their model's number."""
+    listed = list(found)
+    stages: dict[str, int] = {}
+    shared = any(stages.setdefault(series.name, series.vpp_stage) != series.vpp_stage for series in listed)
+    return {series: f"{series.vpp_stage}.{series.name}" if shared else series.name for series in listed}
 
 
 def _values(

@@ -2,16 +2,13 @@
 
 import math
 import statistics
-import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.settings import COMMUNICATION, PARTS
-from trainsentry.exporters.short_text import counted
-from trainsentry.monitor.recorder.sinks.gaps import sentence_of
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.trainer.budget import Budget
 
@@ -131,25 +128,3 @@ class Overhead:
         }
         seconds["everything else"] = self.cost.added - sum(seconds.values())
         return {**self.cost.summary(), "seconds_by_part": seconds, "budget": budget}
-
-    def print_summary(
-        self,
-        output_dir: str,
-        incidents: int,
-        gaps: Sequence[Mapping[str, Any]] = (),
-        nothing_written: str | None = None,
-    ) -> None:
-        """Print one line to standard error as the run ends: watched steps, incidents, overhead and gaps."""
-        if not self.cost.steps:
-            return
-        where = f"Records are in {output_dir}"
-        if nothing_written is not None:
-            where = f"Nothing could be written to {output_dir}: {nothing_written}"
-        elif gaps:
-            where += f", but not all: {sentence_of(gaps)}"
-        watched = f"{counted(self.cost.steps + 1, 'step')} watched"
-        sys.stderr.write(
-            f"trainsentry: {watched}, {counted(incidents, 'incident')}; the monitor added "
-            f"{1e3 * self.cost.added / self.cost.steps:.2f} ms a step, {self.cost.share:.2%} of the training's own "
-            f"time. {where}\n"
-        )

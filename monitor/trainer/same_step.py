@@ -53,13 +53,13 @@ class SameStep:
         loop.triggers.act_before_update(loop.step)
 
     def stop_before_update(self) -> None:
-        """Raise the requested stop on a single rank; several ranks agree on it at the boundary instead.
+        """Raise the requested stop on a single rank; several ranks, and a trainer's callback, take it at the boundary.
 
         Raises:
             TrainingStopped: on a single rank, if a stop was requested.
 
         """
-        if not self.loop.consensus.is_single_rank:
+        if self.loop.stops_at_boundary or not self.loop.consensus.is_single_rank:
             return
         self._send_rows()
         stop = self.loop.triggers.take_stop()

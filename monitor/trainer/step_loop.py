@@ -25,6 +25,7 @@ from trainsentry.monitor.recorder.sinks.known_gaps import RING
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd, checked_micro_steps
 from trainsentry.monitor.trainer.counters import TrainerCounters
+from trainsentry.monitor.trainer.first_steps import FirstSteps
 from trainsentry.monitor.trainer.outbox import Outbox
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.same_step import SameStep
@@ -89,11 +90,13 @@ class StepLoop:
         self.scalars = ScalarLog(watch, guard)
         self._scale_noted = False
         self.counters = TrainerCounters(self)
+        self.first_steps = FirstSteps(self)
         self._has_closure = False
         self._began: float | None = None
         self._shut = False
         self._unfinished = False
         self.ends_at_callback = False
+        self.stops_at_boundary = False
 
     def go_to(self, step: int) -> None:
         """Continue from another step, as after loading a checkpoint; earlier decisions of the ranks are void."""
@@ -120,6 +123,11 @@ class StepLoop:
         """Collect the update's inputs; with `same_step`, judge them before the update."""
         self._run(self._before, optimizer, has_closure)
 
+    def gradients_arrived(self, optimizer: Any) -> None:
+        """Collect and judge, before the update, the gradients that a closure has computed inside the step."""
+        if self._has_closure:
+            self._run(self._gradients_arrived, optimizer)
+
     def after_optimizer(self, optimizer: Any) -> None:
         """Collect the update's results; end the step after the last optimizer."""
         self._finish(self._after, optimizer)
@@ -140,6 +148,17 @@ class StepLoop:
         """Record a step whose optimizer refused to update, though it searches for no loss scale."""
         self._finish(self._refused, optimizer)
 
+    def marked(self) -> None:
+        """End a step that the program marks.
+
+        Where all optimizers were taken over at their first step, marks end the steps from the first one on.
+        """
+        if self.watch.adopted_only and not self.ends_at_callback:
+            self.ends_at_callback = True
+            if self.steps and not self.updated:  # the optimizer's call has just ended this step
+                return
+        self.boundary()
+
     def boundary(self) -> None:
         """End a step that has no optimizer, or whose end a trainer's callback reports."""
         if self.guard.suspended:  # a graph is being captured: no step runs
@@ -147,6 +166,10 @@ class StepLoop:
         if not self.updated:
             self._run(self._without_optimizer)
         self._end_step()
+
+    def trained_without_step(self, passes: int) -> None:
+        """Say that backward passes bring no step."""
+        self.guard.run("first steps", self.first_steps.trained_without_step, passes)
 
     def log(self, scalars: dict[str, Any]) -> None:
         """Log scalars; the second value of a name within a step belongs to the second micro-step."""
@@ -188,6 +211,11 @@ class StepLoop:
         self._dump_before_update()
         if not has_closure:
             self._judge()
+
+    def _gradients_arrived(self, optimizer: Any) -> None:
+        self._has_closure = False  # they are not read again after the update
+        self.watch.read_gradients(optimizer)
+        self._judge()
 
     def _after(self, optimizer: Any) -> None:
         self.watch.after_update(optimizer, gradients_ready=self._has_closure)
@@ -323,6 +351,7 @@ class StepLoop:
             except KeyboardInterrupt as error:
                 self._note_gap(record.step, f"{type(error).__name__} inside the monitor")
                 raise
+            self.first_steps.look_at(record)
 
     def count_skipped(self, record: StepRecord) -> None:
         """Count a step that the loss scaler skipped, once, although an examined step is sent in several records."""

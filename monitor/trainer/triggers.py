@@ -28,6 +28,10 @@ WRITERS: Final = {
 SUSPICION_DISTANCE: Final = 10
 """Fewest steps between two steps sampled for a suspicion, so that they cost no more than the default sampling."""
 
+NOT_FINITE: Final = frozenset({"nonfinite", "overflow"})
+SAID_EVERY: Final = 1000
+"""Steps after which an incident is logged again whose kind is one of these, as long as it lasts."""
+
 Callback = Callable[[Incident], None]
 
 
@@ -36,7 +40,7 @@ class Triggers:
 
     `receive` takes an incident from the recorder, `proposal` counts it, the ranks agree that all of them have received
     it (a single rank agrees at once), and `act_on` acts on it. A new incident makes the sampling dense, so that weights
-    are read and its ranking settles.
+    are read and its ranking settles. Incidents are logged where `speaks`: on one rank of those that agree.
     """
 
     def __init__(self, settings: OnIncident | None, consensus: Consensus, link: RecorderLink, guard: Guard) -> None:
@@ -46,6 +50,9 @@ class Triggers:
         self.guard = guard
         self.dump: TargetedDump | None = None
         self.incidents: dict[int, Incident] = {}
+        self.speaks = True
+        self.output_dir = ""
+        self._said: dict[int, int] = {}
         self.callbacks: list[Callback] = []
         self.stop: TrainingStopped | None = None
         self.stop_after_dump: int | None = None
@@ -81,6 +88,7 @@ class Triggers:
         self.incidents[incident.id] = incident
         if known is None:
             self._new.append(incident.id)
+        self._say_again(incident)
         if message["settled"] and incident.id not in self._settled_ids:
             # A recorder that took over from one that died counts from 1 again.
             self._last_settled = max(message["settled"], self._last_settled + 1)
@@ -168,16 +176,30 @@ class Triggers:
                 self.guard.run(DUMP, self.dump.now, incident, under_way)
             if under_way is None or not stopping:
                 self.guard.run(DUMP, self.dump.arm, incident, next_step)
-        self._announce(self.incidents[incident.id])
+        self._announce(self.incidents[incident.id], dumping=dumping)
         if stopping:
             # Between two steps, the dump takes the coming step; the stop waits for it and comes before its update.
             self._stop_for(incident.id, step, after_dump=dumping and under_way is None)
 
-    def _announce(self, incident: Incident) -> None:
-        """Log an incident and call the callbacks."""
-        logger.warning("trainsentry: incident %d: %s", incident.id, incident.summary)
+    def _announce(self, incident: Incident, *, dumping: bool = False) -> None:
+        """Log an incident, once a job, with what to do next, and call the callbacks."""
+        self._said[incident.id] = incident.last_seen
+        if self.speaks:
+            tensors = f"; its tensors are dumped to {self.output_dir}/dump" if dumping else ""
+            text = f"{incident.summary} Next: trainsentry report {self.output_dir}{tensors}"
+            logger.warning("trainsentry: incident %d: %s", incident.id, text)
         for callback in self.callbacks:
             self._call(callback, incident)
+
+    def _say_again(self, incident: Incident) -> None:
+        """Log an announced incident again where values still are not finite, `SAID_EVERY` steps later."""
+        said = self._said.get(incident.id)
+        if said is None or incident.kind not in NOT_FINITE or incident.last_seen - said < SAID_EVERY:
+            return
+        self._said[incident.id] = incident.last_seen
+        if self.speaks:
+            text = f"still at step {incident.last_seen}: {incident.summary}"
+            logger.warning("trainsentry: incident %d, %s", incident.id, text)
 
     def _call(self, callback: Callback, incident: Incident) -> None:
         try:

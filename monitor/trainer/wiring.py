@@ -155,6 +155,8 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     consensus = rank_group.consensus if rank_group is not None else Consensus.of_single_rank(schedule, guard)
     triggers = Triggers(config.on_incident, consensus, link, guard)
     triggers.callbacks, triggers.incidents = shared.callbacks, shared.incidents
+    triggers.speaks = rank_group is None or run.rank == watched[0]
+    triggers.output_dir = config.output_dir
     dump = config.on_incident.dump if config.on_incident else None
     same_step = watch.on_host if dump is None or dump.same_step == "auto" else bool(dump.same_step)
     triggers.dump = _targeted_dump(run, watch, root / settings.file_name("dump"), triggers)

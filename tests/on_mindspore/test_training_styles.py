@@ -146,3 +146,14 @@ def test_a_loop_after_model_train_ends_its_own_steps(out):
         )
         train(model, optimizer, 2, monitor)
         assert sorted(monitor.records().step.unique()) == [0, 1, 2, 3]
+
+
+def test_models_of_a_list_that_share_names_are_told_apart(out):
+    models = [net(layers=1), net(layers=1)]
+    optimizers = [nn.SGD(model.trainable_params(), 1e-2) for model in models]
+    with watch(out, models, optimizers) as monitor:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train(model, optimizer, 1)
+        names = set(monitor.metrics("gradient"))
+    assert {name.partition(".")[0] for name in names} == {"0", "1"}
+    assert len(names) == len(list(models[0].get_parameters())) * 2

@@ -20,6 +20,7 @@ FRAMEWORKS_ALLOWED = (
     "collectors/mindspore/",
     "monitor/demo/",
     "monitor/doctor/torch_",
+    "monitor/integrations/",
     "monitor/cli/demo",
     "monitor/mindspore_callbacks.py",
 )

@@ -18,6 +18,8 @@ class OptimizerSteps:
     under way. Where a step `reads` nothing, it waits for nothing.
     """
 
+    adopted_only = False
+
     def __init__(self, optimizers: Sequence[nn.Cell], listener: StepListener) -> None:
         self.optimizers = list(optimizers)
         self.listener = listener

@@ -35,11 +35,17 @@ class CellNames:
     chunks: list[nn.Cell] = field(default_factory=list)
 
     def add(self, chunks: Sequence[nn.Cell]) -> None:
-        """Add model chunks; a list of several numbers them as virtual pipeline stages."""
+        """Add model chunks; a list of several numbers them as virtual pipeline stages.
+
+        Where two chunks share a parameter's name, all names begin with the chunk's position: `0.weight`, `1.weight`.
+        """
+        prefixed = _share_names(chunks)
         for stage, chunk in enumerate(chunks):
-            for name, cell in chunk.cells_and_names():
-                self.modules.append(NamedModule(name, cell, stage))
-            for name, parameter in _parameters(chunk):
+            before = (str(stage),) if prefixed else ()
+            for path, cell in chunk.cells_and_names():
+                self.modules.append(NamedModule(_joined(*before, path), cell, stage))
+            for path, parameter in _parameters(chunk):
+                name = _joined(*before, path)
                 self.parameters.append(NamedParameter(name, parameter, name.rpartition(".")[0], stage))
             self.chunks.append(chunk)
 
@@ -50,6 +56,16 @@ class CellNames:
     def by_parameter(self) -> dict[int, NamedParameter]:
         """Map the id of each parameter object to its name."""
         return {id(named.parameter): named for named in self.parameters}
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _share_names(chunks: Sequence[nn.Cell]) -> bool:
+    """Whether two of several models have a parameter of the same name."""
+    names = [path for chunk in chunks for path, _ in _parameters(chunk)]
+    return len(set(names)) < len(names)
 
 
 def _parameters(chunk: nn.Cell) -> list[tuple[str, Parameter]]:

@@ -18,11 +18,19 @@ PART = "gradients"
 class AccumulationHooks:
     """Calls `arrived(parameter, micro_step)` after each accumulation of a gradient, while attached.
 
+    `passed` gets the number of gradients that the parameter has had since it was hooked.
+
     `order` holds each parameter once, in the order in which the backward pass first reached it.
     """
 
-    def __init__(self, guard: Guard, arrived: Callable[[NamedParameter, int], None] | None) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        arrived: Callable[[NamedParameter, int], None] | None,
+        passed: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.guard = guard
+        self._passed = passed
         self.order: dict[nn.Parameter, int] = {}
         self._arrived = arrived
         self._counts: Counter[int] = Counter()
@@ -54,6 +62,7 @@ class AccumulationHooks:
         self.order.setdefault(named.own, len(self.order))
         micro_step = self._counts[id(named)]
         self._counts[id(named)] += 1
+        self._passed(micro_step + 1)
         if self._arrived is not None and micro_step < MAX_MICRO_STEPS:
             self._arrived(named, micro_step)
 

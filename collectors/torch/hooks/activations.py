@@ -163,6 +163,9 @@ class ActivationHooks:
                 "graph, in which they cannot be read. Everything else is recorded.",
             )
         hooked = [m for m in self._hooks.modules if m.name] if self._hooks is not None else []
+        if not has_compiled():
+            self._warn_uncalled_modules(hooked)
+            return
         if self._inner_ran:
             inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
             known = self.flow.seen | self.compiled
@@ -186,6 +189,17 @@ class ActivationHooks:
             f"activations of {len(hooked)} modules are not recorded, the first is {hooked[0].name!r}: {why}. Gradients "
             "of parameters, weights, updates and optimizer state are recorded.",
         )
+
+    def _warn_uncalled_modules(self, hooked: Sequence[NamedModule]) -> None:
+        """Warn when most modules were not called in the first two sampled steps: another model may be training."""
+        uncalled = [m for m in hooked if m.name not in self.flow.seen]
+        if self.flow.passes == 2 and len(uncalled) > len(hooked) // 2:
+            self.guard.warn_once(
+                "modules that are not called",
+                f"{len(uncalled)} of {len(hooked)} watched modules were not called in the first recorded step, the "
+                f"first is {uncalled[0].name!r}, so their activations are not recorded. If another copy or wrapper of "
+                "the model trains, give that one to watch().",
+            )
 
     def _warn_untraced_gradients(self) -> None:
         needed = ".".join(map(str, GRADIENTS_FROM))

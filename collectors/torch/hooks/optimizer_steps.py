@@ -1,6 +1,7 @@
 """Hooks the begin and end of each optimizer's step, and the steps that a GradScaler skips."""
 
 import functools
+import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.torch.device.registry import stream_is_captured
+from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
 
@@ -23,7 +25,8 @@ class OptimizerSteps:
 
     `outer` maps the id of an optimizer to the wrapper that steps it: once for each parameter group, or never when it
     finds an overflow, so that only the wrapper's step is a whole step. Wrappers have no hooks, so the instance's `step`
-    is wrapped. A step that a device only captures into a graph (`is_captured`) does not count.
+    is wrapped; `before_outer()` runs first. A step that a device only captures into a graph (`is_captured`) does not
+    count. `arrivals` takes note of optimizers that were not given.
     """
 
     def __init__(
@@ -32,20 +35,33 @@ class OptimizerSteps:
         listener: StepListener,
         outer: Mapping[int, OuterOptimizer] | None = None,
         is_captured: Callable[[Optimizer], bool] = lambda _: stream_is_captured(),
+        before_outer: Callable[[], object] = lambda: None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self.optimizers = list(optimizers)
         self.is_captured = is_captured
         self.captured = False
         self.listener = listener
         self.outer = dict(outer or {})
+        self._arrivals = arrivals
+        self.before_outer = before_outer
+        self.under_way: set[int] = set()
+        self.has_stepped = False
+        self.adopted = 0
         self.parts: Counter[int] = Counter()
         self.gradients: dict[int, Tensor] = {}
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.in_scaler: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._handles: list[RemovableHandle] = []
+        self._own_steps: dict[int, tuple[Any, Any]] = {}
         try:
             for optimizer in optimizers:
                 self._hook(optimizer)
+            for stepper in {id(each.stepped_by): each.stepped_by for each in self.outer.values()}.values():
+                self._own_steps[id(stepper)] = stepper, vars(stepper).get("step")
+                stepper.step = _watched_outer(self, stepper, stepper.step)
+            if arrivals is not None:
+                self._handles.append(arrivals.listen(self))
         except BaseException:
             self.close()  # an optimizer that takes no hook leaves none on the others
             raise
@@ -53,19 +69,30 @@ class OptimizerSteps:
     def _hook(self, optimizer: Optimizer) -> None:
         self._handles.append(optimizer.register_step_pre_hook(_Before(self)))
         self._handles.append(optimizer.register_step_post_hook(_After(self)))
-        if id(optimizer) in self.outer:
-            wrapper = self.outer[id(optimizer)].optimizer
-            wrapper.step = _watched_outer(self, optimizer, wrapper.step)
+
+    def adopt(self, optimizer: Optimizer) -> None:
+        """Watch an optimizer that was not given, from the step on that it is about to take."""
+        self.optimizers.append(optimizer)
+        self.adopted += 1
+        self._hook(optimizer)
 
     def close(self) -> None:
         """Remove every hook."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for outer in self.outer.values():
-            vars(outer.optimizer).pop("step", None)
+        for stepper, own in self._own_steps.values():
+            vars(stepper).pop("step", None)
+            if own is not None:
+                stepper.step = own
+        self._own_steps.clear()
         self.outer.clear()
         unwatch_scalers(self)
+
+    @property
+    def adopted_only(self) -> bool:
+        """Whether optimizers are watched, and none of them was given."""
+        return 0 < len(self.optimizers) == self.adopted
 
     def ended_step(self) -> bool:
         """Whether the optimizers' own calls end the training step: there are some, and no graph has captured them."""
@@ -73,7 +100,8 @@ class OptimizerSteps:
 
     def owns(self, optimizer: Any) -> bool:
         """Whether `optimizer` is watched."""
-        return any(optimizer is known for known in self.optimizers)
+        # `map`: a generator that is dropped half-way could swallow a Ctrl-C.
+        return any(map(functools.partial(operator.is_, optimizer), self.optimizers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +127,8 @@ def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], 
         owner.captured = True
         return
     owner.stepped.add(optimizer)
+    owner.has_stepped = True
+    owner.under_way.add(id(optimizer))
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args begin with the optimizer
     owner.parts[id(optimizer)] += 1
     owner.listener.before_optimizer(optimizer, has_closure=callable(closure))
@@ -106,6 +136,7 @@ def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after(owner: OptimizerSteps, optimizer: Optimizer) -> None:
+    owner.under_way.discard(id(optimizer))
     if owner.is_captured(optimizer):
         return
     if id(optimizer) in owner.outer:
@@ -114,27 +145,38 @@ def _after(owner: OptimizerSteps, optimizer: Optimizer) -> None:
         owner.listener.after_optimizer(optimizer)
 
 
-def _watched_outer(owner: OptimizerSteps, optimizer: Optimizer, original: Callable[..., Any]) -> Callable[..., Any]:
+def _watched_outer(owner: OptimizerSteps, stepper: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the `step` of a wrapper, which reports the steps of all optimizers inside it."""
+    inside = [each for each in owner.outer.values() if each.stepped_by is stepper]
+
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        if owner.is_captured(optimizer):
+        if any(owner.is_captured(outer.inner) for outer in inside):
             return original(*args, **kwargs)
-        owner.parts[id(optimizer)] = 0
-        outer = owner.outer[id(optimizer)]
-        owner.gradients = outer.reduced_gradients()
+        owner.before_outer()
+        owner.gradients = {}
+        for outer in inside:
+            owner.parts[id(outer.inner)] = 0
+            owner.gradients |= outer.reduced_gradients()
         try:
             result = original(*args, **kwargs)
-            if owner.parts[id(optimizer)]:
-                owner.listener.after_optimizer(optimizer)
-            elif outer.adapts_loss_scale:
-                owner.listener.scaler_skipped(outer.optimizer, optimizer)
-            else:
-                owner.listener.update_refused(optimizer)
+            for outer in inside:
+                _report(owner, outer)
         finally:
             owner.gradients = {}
         return result
 
     return step
+
+
+def _report(owner: OptimizerSteps, outer: OuterOptimizer) -> None:
+    """Report whether the step of a wrapper has updated an optimizer's parameters."""
+    if owner.parts[id(outer.inner)]:
+        owner.listener.after_optimizer(outer.inner)
+    elif outer.adapts_loss_scale:
+        owner.listener.scaler_skipped(outer.optimizer, outer.inner)
+    else:
+        owner.listener.update_refused(outer.inner)
 
 
 _scaler_watchers: "list[weakref.ref[OptimizerSteps]]" = []

@@ -5,6 +5,7 @@ Gradients are read at the optimizer's step; if configured, also after each micro
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,6 +22,19 @@ from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
+
+MAIN_GRADIENTS: Final = ("decoupled_grad", "main_grad")
+"""Attributes of a parameter from which optimizers take the gradient when `grad` is empty, in their order."""
+
+
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """Return the gradient that an optimizer takes of a parameter."""
+    return parameter.grad if parameter.grad is not None else _main_gradient(parameter)
+
+
+def _main_gradient(parameter: Tensor) -> Tensor | None:
+    found = (getattr(parameter, name, None) for name in MAIN_GRADIENTS)
+    return next((x for x in found if isinstance(x, Tensor)), None)
 
 
 class OptimizedParameters:
@@ -52,7 +66,7 @@ class OptimizedParameters:
         """
         size = sum(len(group["params"]) for group in optimizer.param_groups)
         # A wrapper that steps the groups in turn gives its optimizer another flat parameter each time.
-        first = id(next(parameters_of(optimizer), None))
+        first = _first_of(optimizer)
         key = (part, id(optimizer), size, len(self.order), first)
         found = self._lists.get(key)
         if found is None:
@@ -69,6 +83,14 @@ class OptimizedParameters:
         return [p for p in self.selected(part) if p.owner is None and p.parameter not in owned]
 
 
+def _first_of(optimizer: Optimizer) -> int:
+    """Return the id of an optimizer's first parameter, 0 for none."""
+    for group in optimizer.param_groups:  # a generator that is dropped half-way could swallow a Ctrl-C
+        for parameter in group["params"]:
+            return id(parameter)
+    return 0
+
+
 class GradientReader:
     """Reads gradients; one unchanged since an optimizer last used it is stale and has no row."""
 
@@ -81,6 +103,8 @@ class GradientReader:
         ids, owners, gradients = [], [], []
         for named, micro_step in parameters:
             gradient = named.parameter.grad
+            if gradient is None:
+                gradient = _main_gradient(named.parameter)
             if gradient is not None:
                 ids.append(self.rows.parameter_ids.id_of(named, GRADIENT, micro_step))
                 owners.append(named)
@@ -106,8 +130,10 @@ class GradientReader:
                 fresh[id(named.parameter)] = self._is_fresh(named.parameter)
         self.read([pair for pair in parameters if fresh[id(pair[0].parameter)]], grad_scale)
 
-    def _is_fresh(self, parameter: nn.Parameter) -> bool:
+    def _is_fresh(self, parameter: Tensor) -> bool:
         gradient = parameter.grad
+        if gradient is None:
+            gradient = _main_gradient(parameter)
         if gradient is None:
             return False
         version = version_of(gradient)
@@ -130,6 +156,7 @@ class GradientRows:
         guard: Guard,
         settings: CollectSettings,
         loss_scale: Callable[[], Tensor | None],
+        passed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.rows = rows
         self.settings = settings
@@ -137,7 +164,7 @@ class GradientRows:
         self.sampling = False
         self._reader = GradientReader(rows)
         self._as_they_arrive = settings.per_micro_step or settings.before_reduction
-        self._accumulation = AccumulationHooks(guard, self._arrived if self._as_they_arrive else None)
+        self._accumulation = AccumulationHooks(guard, self._arrived if self._as_they_arrive else None, passed)
         self._pre_reduction = PreReductionHooks(guard, self._arrived_before_reduction)
         self.order: Mapping[nn.Parameter, int] = self._accumulation.order
 

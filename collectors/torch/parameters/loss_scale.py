@@ -29,7 +29,11 @@ class LossScale:
     def value(self, device: torch.device) -> Tensor | None:
         """Return the scale, a tensor of shape () on `device`; None where the loss is not scaled."""
         if self._value is None and self._outer is not None:
-            self._value = torch.full((), self._outer.loss_scale, device=device)
+            scale = self._outer.loss_scale
+            if isinstance(scale, Tensor):  # the outer optimizer changes it in place
+                self._value = scale.to(device).reshape(()).clone()
+            else:
+                self._value = torch.full((), scale, device=device)
         if self._value is None and self.scaler is not None and self.scaler.is_enabled():
             self._value = self.scaler.scale(torch.ones((), device=device))
         return self._value

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trainsentry.collectors.series import PARAMETER, UPDATE
 from trainsentry.collectors.shared.host_rows import state_quantity
@@ -57,9 +58,17 @@ def read_state(rows: StepRows, optimizer: Optimizer, parameters: Sequence[NamedP
                 inner = "" if isinstance(value, Tensor) else path
                 like = named.fragment is not None and tensor.numel() == named.parameter.numel()
                 ids.append(rows.parameter_ids.id_of(named, state_quantity(key), micro_step, inner))
-                tensors.append(tensor)
+                tensors.append(_dense(tensor))
                 fragments.append(named.fragment if like else None)
     rows.add_many(ids, tensors, fragments=fragments if any(fragments) else None)
+
+
+def _dense(tensor: Any) -> Tensor:
+    """Return the values of low-precision state that a tensor subclass packs (torchao's 8 and 4 bits); others as is."""
+    unpack = getattr(type(tensor), "dequantize", Tensor.dequantize)
+    packs = unpack is not Tensor.dequantize and is_traceable_wrapper_subclass(tensor)
+    dense: Tensor = unpack(tensor) if packs else tensor
+    return dense
 
 
 def state_of(optimizer: Optimizer) -> Mapping[Any, Any]:

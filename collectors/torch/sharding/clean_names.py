@@ -6,27 +6,28 @@ from torch import nn
 
 from trainsentry.collectors.torch.sharding.registry import held_as, is_holder, name_parts
 
-WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})
-"""Attributes under which compiled and checkpointed modules keep the user's module; clean names omit them."""
+WRAPPERS: Final = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_forward_module"})
+"""Attributes under which compiled and checkpointed modules, and Fabric, keep the user's module; names omit them."""
 
 
 class CleanNames:
-    """Removes the wrappers' parts from dotted names.
+    """Removes the wrappers' parts from dotted names, and puts a prefix before them.
 
     >>> wrapped = nn.DataParallel(nn.Sequential(nn.Linear(1, 1)))
     >>> CleanNames(wrapped).of("module.0.weight")
     '0.weight'
     """
 
-    def __init__(self, chunk: nn.Module) -> None:
+    def __init__(self, chunk: nn.Module, prefix: str = "") -> None:
+        self._prefix = [prefix] if prefix else []
         self._held_as = {raw: held_as(module) for raw, module in chunk.named_modules() if is_holder(module)}
         self._wrappers = WRAPPERS | name_parts()
 
     def of(self, raw: str) -> str:
-        """Return a name without the wrappers' parts."""
-        kept: list[str] = []
+        """Return a name without the wrappers' parts, behind the prefix."""
+        kept: list[str] = [*self._prefix]
         path = ""
-        for part in raw.split("."):
+        for part in raw.split(".") if raw else ():
             if part not in self._wrappers and part != self._held_as.get(path):
                 kept.append(part)
             path = f"{path}.{part}" if path else part

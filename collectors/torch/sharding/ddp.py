@@ -34,6 +34,11 @@ def has_reducer(chunks: Iterable[nn.Module]) -> bool:
     return any(isinstance(module, DistributedDataParallel) for chunk in chunks for module in chunk.modules())
 
 
+def wrapper_around(model: nn.Module) -> nn.Module:
+    """Return the DistributedDataParallel that trains a model, or the model itself."""
+    return next((wrapper for wrapper in _living_wrappers() if getattr(wrapper, "module", None) is model), model)
+
+
 def _living_wrappers() -> list[nn.Module]:
     """Return every existing DistributedDataParallel.
 

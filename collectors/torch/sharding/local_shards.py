@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
@@ -37,11 +37,13 @@ class Fragment:
 class LocalShard:
     """A rank's part of a parameter: the tensor `parameter` that the optimizer updates, or a `fragment` of it.
 
+    It is the model's own parameter, a flat tensor, or an fp32 master.
+
     `name` is the parameter's name inside its unit where a flat parameter contains several. `owner` is the model's own
     parameter where the optimizer updates another tensor.
     """
 
-    parameter: nn.Parameter
+    parameter: Tensor
     fragment: Fragment | None = None
     name: str = ""
     owner: nn.Parameter | None = None
@@ -51,12 +53,13 @@ class LocalShard:
 class NamedParameter:
     """A parameter with its clean name, the module that owns it, and its model chunk.
 
-    The optimizer updates `parameter`: the model's own parameter, or a flat tensor with a `fragment` of it. `owner` is
+    The optimizer updates `parameter`: the model's own parameter, an fp32 master, or a flat tensor with a `fragment` of
+    it. `owner` is
     the model's own parameter where that is another tensor. `sharding` is None where every rank has the whole.
     """
 
     name: str
-    parameter: nn.Parameter
+    parameter: Tensor
     module: str
     vpp_stage: int
     fragment: Fragment | None = None
@@ -71,7 +74,7 @@ class NamedParameter:
     @property
     def own(self) -> nn.Parameter:
         """The model's own parameter, which takes part in the forward pass."""
-        return self.parameter if self.owner is None else self.owner
+        return self.owner if self.owner is not None else cast("nn.Parameter", self.parameter)
 
     @property
     def accumulates(self) -> bool:

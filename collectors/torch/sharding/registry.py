@@ -5,14 +5,16 @@ from typing import Any
 
 from torch import nn
 
+from trainsentry.collectors.torch.optimizers.wrappers import FoundOptimizer, unwrapped
 from trainsentry.collectors.torch.sharding.ddp import DDP
 from trainsentry.collectors.torch.sharding.deepspeed import DEEPSPEED
 from trainsentry.collectors.torch.sharding.dtensor import DTENSOR
 from trainsentry.collectors.torch.sharding.fsdp1 import FSDP1
 from trainsentry.collectors.torch.sharding.local_shards import LocalShard
+from trainsentry.collectors.torch.sharding.megatron import MEGATRON
 from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer, Sharding
 
-_shardings: list[Sharding] = [DEEPSPEED, FSDP1, DTENSOR, DDP]
+_shardings: list[Sharding] = [DEEPSPEED, MEGATRON, FSDP1, DTENSOR, DDP]
 """Ordered from the outermost: where several shard a parameter, the first one's part is used."""
 
 
@@ -86,15 +88,14 @@ def engine_optimizers(chunks: Iterable[nn.Module]) -> list[Any]:
 
 
 def outer_optimizers(chunks: Iterable[nn.Module], given: Iterable[Any] = ()) -> list[OuterOptimizer]:
-    """Return the optimizers that wrap one of torch, among those of engines and those in `given`."""
-    found = {id(o): o for o in (*engine_optimizers(chunks), *given)}
-    return list(_outer(found.values()))
+    """Return the optimizers that do more than wrap one of torch, among those of engines and those in `given`."""
+    return list(_outer(unwrapped([*engine_optimizers(chunks), *given])))
 
 
-def _outer(optimizers: Iterable[Any]) -> Iterator[OuterOptimizer]:
-    for optimizer in optimizers:
+def _outer(optimizers: Iterable[FoundOptimizer]) -> Iterator[OuterOptimizer]:
+    for found in optimizers:
         for sharding in _shardings:
-            inner = sharding.inner_optimizer(optimizer)
+            inner = sharding.inner_optimizer(found.optimizer)
             if inner is not None:
-                yield OuterOptimizer(optimizer, inner, sharding)
+                yield OuterOptimizer(found.optimizer, inner, sharding, found.stepped_by)
                 break

@@ -83,8 +83,8 @@ class Sharding:
         """Return the torch optimizer inside an optimizer of this kind, None for any other optimizer."""
         return None
 
-    def loss_scale(self, optimizer: Any) -> float:
-        """Return the loss scale of an optimizer of this kind."""
+    def loss_scale(self, optimizer: Any) -> float | Tensor:
+        """Return the loss scale of an optimizer of this kind; a tensor of one element is read without waiting."""
         return 1.0
 
     def adapts_loss_scale(self, optimizer: Any) -> bool:
@@ -101,14 +101,18 @@ class Sharding:
 
 @dataclass(frozen=True)
 class OuterOptimizer:
-    """An optimizer around a torch optimizer; only the outer one determines when a step begins, ends or is skipped."""
+    """An optimizer around a torch optimizer; only the outer one determines when a step begins, ends or is skipped.
+
+    `stepped_by` has the `step` that the loop calls: the outer optimizer, or a chain of several that steps them itself.
+    """
 
     optimizer: Any
     inner: Optimizer
     sharding: Sharding
+    stepped_by: Any
 
     @property
-    def loss_scale(self) -> float:
+    def loss_scale(self) -> float | Tensor:
         """Its loss scale."""
         return self.sharding.loss_scale(self.optimizer)
 

@@ -10,10 +10,11 @@ from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
 
 
 class Steps:
-    """Optimizers whose calls are seen, or compiled."""
+    """Optimizers whose calls are seen, or compiled; `adopted_only`: taken over at their first step."""
 
-    def __init__(self, optimizers, *, seen=True):
+    def __init__(self, optimizers, *, seen=True, adopted_only=False):
         self.optimizers = optimizers
+        self.adopted_only = adopted_only
         self.seen = seen
 
     def ended_step(self):
@@ -63,3 +64,13 @@ def test_the_program_marks_steps_that_no_optimizer_tells_of(tmp_path, counted, s
     monitor.step()
     monitor.step()
     assert counted == [0, 1]
+
+
+def test_marks_end_the_steps_from_the_first_one_on_where_optimizers_were_taken_over(tmp_path, counted):
+    """As on a watched rank: the first mark after an optimizer's own end of the step adds none."""
+    optimizer = object()
+    monitor, unwatched_rank = follow(tmp_path, counted, Steps([optimizer], adopted_only=True))
+    for _ in range(3):
+        unwatched_rank.after_optimizer(optimizer)
+        monitor.step()
+    assert counted == [0, 1, 2]

@@ -78,17 +78,19 @@ def test_a_copy_that_is_watched_takes_no_site_of_the_original(tmp_path):
                 assert set(records[records.name == "blocks.1.fc.output.0"].step) == set(range(steps))
 
 
-def test_two_monitors_of_one_compiled_model(tmp_path):
+def test_a_second_monitor_of_a_compiled_model_takes_over(tmp_path):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = {"collect": {"activations": {"every": 2}}, "strict": True}
-    with (
-        trainsentry.TrainMonitor({**config, "output_dir": str(tmp_path / "one")}).watch(model, optimizer) as one,
-        trainsentry.TrainMonitor({**config, "output_dir": str(tmp_path / "two")}).watch(model, optimizer) as two,
-    ):
-        train(model, torch.compile(model, backend="aot_eager", fullgraph=True), optimizer, SAME)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    one = trainsentry.TrainMonitor({**config, "output_dir": str(tmp_path / "one")}).watch(model, optimizer)
+    train(model, compiled, optimizer, SAME)
+    with trainsentry.TrainMonitor({**config, "output_dir": str(tmp_path / "two")}).watch(model, optimizer) as two:
+        train(model, compiled, optimizer, SAME)
         for monitor in (one, two):
-            assert "blocks.1.fc.output.0" in set(monitor.records().name)
+            records = monitor.records()
+            assert "blocks.1.fc.output.0" in set(records.name)
+            assert records.step.max() == len(SAME) - 1, "the first has seen none of the second's steps"
 
 
 def test_a_monitor_that_is_closed_leaves_no_hook_on_eager_modules_and_holds_nothing(tmp_path):

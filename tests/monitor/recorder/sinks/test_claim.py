@@ -152,11 +152,12 @@ def test_a_run_beside_another_leaves_its_restart_number_to_it(out):
     assert rows(out) == dict.fromkeys(range(12), 4)
 
 
-def test_two_monitors_in_one_directory_write_beside_each_other(out):
+def test_a_monitor_that_takes_over_a_directory_writes_beside_the_older_one(out):
     first, one, a = make(out)
-    second, two, b = make(out)
-    with a, b:
-        train(first, one, 3, a)
+    train(first, one, 3, a)
+    second, two, b = make(out)  # closes the older
+    with b:
+        train(first, one, 3)
         train(second, two, 3, b)
     for name in ("gradient_0-999.csv", "gradient_0-999.r1.csv"):
         table = pd.read_csv(out / "rank0" / name)

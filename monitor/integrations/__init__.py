@@ -1,0 +1,1 @@
+"""Callbacks with which a trainer's loop is watched in one line; see `trainsentry.integrations`."""

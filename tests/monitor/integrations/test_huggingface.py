@@ -1,0 +1,129 @@
+"""Hugging Face's own Trainer is watched by one callback."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+import trainsentry
+
+transformers = pytest.importorskip("transformers")
+
+STEPS = 6
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        tokens = torch.randint(0, 64, (8,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+class Break(transformers.TrainerCallback):
+    """Puts a NaN into a weight before a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, model=None, **_):
+        if state.global_step == self.step:
+            model.transformer.h[0].mlp.c_fc.weight.data[0, 0] = torch.nan
+
+
+def trainer(folder, *callbacks, **settings):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=64, n_positions=8)
+    arguments = {
+        "max_steps": STEPS, "per_device_train_batch_size": 4, "logging_steps": 1, "report_to": [], "use_cpu": True,
+        "save_strategy": "no", "disable_tqdm": True, "output_dir": str(folder), **settings,
+    }  # fmt: skip
+    return transformers.Trainer(
+        transformers.GPT2LMHeadModel(config),
+        transformers.TrainingArguments(**arguments),
+        train_dataset=Tokens(),
+        callbacks=list(callbacks),
+    )
+
+
+def callback(out, **config):
+    from trainsentry.integrations import HFCallback
+
+    return HFCallback({"output_dir": str(out), "strict": True, **config})
+
+
+def scalars(out):
+    return pd.read_csv(out / "rank0" / "scalars_0-999.csv")
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_steps_losses_and_gradients_are_recorded_and_training_is_the_same_to_the_bit(out, tmp_path, accumulation):
+    settings = {"gradient_accumulation_steps": accumulation}
+    bare = trainer(tmp_path / "bare", **settings)
+    bare.train()
+    watched = trainer(tmp_path / "watched", callback(out), **settings)
+    watched.train()
+    for ours, theirs in zip(watched.model.parameters(), bare.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    gradients = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
+    assert sorted(gradients.step.unique()) == list(range(STEPS))
+    assert len(gradients) == STEPS * len(list(watched.model.parameters()))
+    numbers = scalars(out)
+    loss = numbers[numbers.name == "loss"]
+    assert list(loss.groupby("step").size()) == [accumulation] * STEPS, "of every micro-batch"
+    logged = [line["loss"] for line in watched.state.log_history if "loss" in line]
+    of_step = loss.groupby("step").value.agg("mean" if accumulation == 1 else "sum")
+    assert list(of_step) == pytest.approx(logged, abs=1e-3)
+    assert (numbers.name == "grad_norm").any()
+
+
+def test_watch_before_train_with_no_optimizer_yet_records_every_step(out, tmp_path):
+    training = trainer(tmp_path / "trainer")
+    assert training.optimizer is None
+    with trainsentry.TrainMonitor({"output_dir": str(out)}).watch(training.model, training.optimizer):
+        training.train()
+    assert sorted(pd.read_csv(out / "rank0" / "gradient_0-999.csv").step.unique()) == list(range(STEPS))
+
+
+def test_a_stop_ends_the_training_as_the_trainer_likes_it_and_says_why(out, tmp_path):
+    watching = callback(out, on_incident={"stop": True})
+    training = trainer(tmp_path / "trainer", watching, Break(3))
+    training.train()  # returns
+    assert training.state.global_step == 4, "the step of the incident is the last"
+    assert "transformer.h.0.mlp.c_fc.weight" in watching.stopped.reason
+    assert watching.monitor is None
+    assert json.loads((out / "rank0" / "status.json").read_text())["state"] == "closed"
+    (line,) = [line for line in training.state.log_history if "trainsentry_incident" in line]
+    assert (line["step"], line["trainsentry_incident"]) == (4, watching.stopped.incident.summary)
+
+
+def test_a_resumed_training_goes_on_with_its_steps_and_learned_state(out, tmp_path, monkeypatch):
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    trainer(tmp_path / "trainer", callback(out), max_steps=3, **saving).train()
+    saved = json.loads((tmp_path / "trainer" / "checkpoint-3" / "trainsentry_rank0.json").read_text())
+    assert saved["step"] == 3
+    assert saved["detection"]["series"]
+    loaded = []
+    load = trainsentry.TrainMonitor.load_state_dict
+    monkeypatch.setattr(
+        trainsentry.TrainMonitor, "load_state_dict", lambda self, state: (loaded.append(state), load(self, state))
+    )
+    trainer(tmp_path / "trainer", callback(out), **saving).train(resume_from_checkpoint=True)
+    assert loaded == [saved]
+    steps = sorted(s for path in (out / "rank0").glob("gradient_*.csv") for s in pd.read_csv(path).step.unique())
+    assert steps == list(range(STEPS))
+
+
+def test_report_to_goes_on_beside_it(out, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    seen = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **_):
+            seen.append(dict(logs))
+
+    training = trainer(tmp_path / "trainer", callback(out), Reporter())
+    training.train()
+    assert sum("loss" in logs for logs in seen) == STEPS
