@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace, EntryWriter
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import CollectSettings, Plan
 from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.shared.model_graph import DataFlow
@@ -269,6 +269,9 @@ class ModelWatch(Protocol):
     def examine(self) -> None:
         """Read now every parameter and all optimizer state not yet read in this step."""
 
+    def current_gradients(self) -> list[tuple[Series, Any]]:
+        """Return the gradients that parameters hold now; empty where gradients are the optimizer's arguments."""
+
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
 
@@ -331,6 +334,9 @@ class Framework(Protocol):
 
     def rank_and_world_size(self) -> tuple[int, int]:
         """Return this process's rank and the number of ranks."""
+
+    def measure(self, table: SeriesTable, tensors: Sequence[tuple[Series, Any]], eps: float) -> PendingRows:
+        """Return the statistics of tensors now, as rows of `table`; nothing is recorded."""
 
     def describe_environment(self) -> Mapping[str, Any]:
         """Return the framework, its version and the accelerator, for `run.json`."""

@@ -19,7 +19,8 @@ class CollectSettings:
 
     `inside_graphs` reads activations inside compiled graphs even where that may change the last bits of results.
     Elements with |x| <= `eps` count as zeros. `call_sites` are patterns over the source lines whose collectives are
-    recorded; `reducer` also records the collectives that DistributedDataParallel calls in C++.
+    recorded; `reducer` also records the collectives that DistributedDataParallel calls in C++. `after_update` also
+    reads weights after the update; `direction` compares the signs of gradients and first moments.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
@@ -31,6 +32,8 @@ class CollectSettings:
     eps: float = 0.0
     call_sites: tuple[str, ...] = ("*",)
     reducer: bool = False
+    after_update: bool = False
+    direction: bool = False
 
 
 Plan = frozenset[str]

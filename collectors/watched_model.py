@@ -6,6 +6,7 @@ from typing import Any
 
 from trainsentry.collectors.backend import NoListener, OptimizerSteps, StepListener
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import Series
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -113,6 +114,10 @@ class WatchedModel:
         """Remove and return the rows since the last call."""
         pending: PendingRows = self.rows.take()
         return pending
+
+    def current_gradients(self) -> list[tuple[Series, Any]]:
+        """Return the gradients that parameters hold now; empty where gradients are the optimizer's arguments."""
+        return []
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""

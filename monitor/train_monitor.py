@@ -21,7 +21,7 @@ from trainsentry.monitor.recorder.start import NoThread
 from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, cancel_close_at_exit, close_at_exit, end_recorder
 from trainsentry.monitor.trainer.flight_recorder import metrics_of, table_of_records
 from trainsentry.monitor.trainer.saved_state import checked_state, detection_for, state_of
-from trainsentry.monitor.trainer.step_loop import StepLoop
+from trainsentry.monitor.trainer.step_loop import StepCallback, StepLoop
 from trainsentry.monitor.trainer.triggers import Callback
 from trainsentry.monitor.trainer.wiring import (
     NO_COMMON_STOP,
@@ -56,6 +56,7 @@ class TrainMonitor:
         self._table = SeriesTable()
         self._loop: StepLoop | None = None
         self._callbacks: list[Callback] = []
+        self._step_callbacks: list[StepCallback] = []
         self._incidents: dict[int, Incident] = {}
         self._saved_state: dict[str, Any] | None = None
         self._rank_group: RankGroup | None = None
@@ -167,7 +168,7 @@ class TrainMonitor:
             if world_size > 1 and self.config.collect.communication is not None:
                 watch.watch_communication()
             run = RunStart(self.config, framework, rank, world_size, start_step, self._rank_group, self._saved_state)
-            shared = MonitorView(self._table, self._guard, self._callbacks, self._incidents)
+            shared = MonitorView(self._table, self._guard, self._callbacks, self._incidents, self._step_callbacks)
             loop = start_loop(run, watch, shared)
             watch.listen(loop)
         except BaseException:
@@ -246,6 +247,10 @@ class TrainMonitor:
     def on_incident(self, callback: Callback) -> None:
         """Call `callback(incident)` once per incident, in the training thread at a step boundary."""
         self._callbacks.append(callback)
+
+    def on_step(self, callback: StepCallback) -> None:
+        """Call `callback(step)` at the end of every step, in the training thread, after the step's rows are read."""
+        self._step_callbacks.append(callback)
 
     def request_stop(self, reason: str) -> None:
         """Stop training: raise `TrainingStopped` on all ranks at the same step boundary.

@@ -24,7 +24,7 @@ from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, is_data_parallel, on_host, rank_and_world_size, wait
 from trainsentry.collectors.mindspore.tensor_capture import TensorCapture
 from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import PARAMETER_UPDATED, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -203,6 +203,9 @@ class MindSporeWatch(WatchedModel):
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
+            if self.settings.direction and self._steps is not None:
+                owned, given = self._owned(OPTIMIZER_STATE, optimizer), self._steps.gradients
+                self.guard.run(OPTIMIZER_STATE, self._reader.directions, optimizer, owned, given, micro_step)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.keep, [named for _, named in self._owned(UPDATES, optimizer)])
 
@@ -210,6 +213,10 @@ class MindSporeWatch(WatchedModel):
         """Read how an update changed the weights."""
         del gradients_ready
         self.after_part(optimizer)
+        if PARAMETERS in self._plan and self.settings.after_update:
+            weights = [named for _, named in self._owned(PARAMETERS, optimizer)]
+            micro_step = self._optimizer_steps[id(optimizer)]
+            self.guard.run(PARAMETERS, self._reader.parameters, weights, micro_step, PARAMETER_UPDATED)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Any) -> None:

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import GRADIENT, PARAMETER_UPDATED, Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -35,10 +35,12 @@ from trainsentry.collectors.torch.parameters.readers import (
     StateCount,
     UpdateReader,
     learning_rate_of,
+    read_directions,
     read_parameters,
     read_state,
 )
 from trainsentry.collectors.torch.replaying import Replay
+from trainsentry.collectors.torch.rows.local_tensor import local
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.ddp import has_reducer
 from trainsentry.collectors.torch.sharding.late_wrap_check import LateWrapCheck
@@ -229,6 +231,9 @@ class TorchWatch(WatchedModel):
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
+            if self.settings.direction:
+                owned = self._optimized.owned(OPTIMIZER_STATE, optimizer)
+                self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if p.parameter.grad is not None or not gradients_ready]
@@ -240,6 +245,9 @@ class TorchWatch(WatchedModel):
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
+        if PARAMETERS in self._plan and self.settings.after_update:
+            owned, micro_step = self._optimized.owned(PARAMETERS, optimizer), self._micro_step_of(optimizer)
+            self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step, PARAMETER_UPDATED)
         self.guard.run(OPTIMIZER_STATE, self._state_count.updated, optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
@@ -286,6 +294,15 @@ class TorchWatch(WatchedModel):
         if self.communication is None:
             return {"waits_for": None, "call": None, "open": []}
         return self.communication.doing()
+
+    def current_gradients(self) -> list[tuple[Series, Any]]:
+        """Return the gradients that parameters hold now, each this rank's part."""
+        selected = self._optimized.selected(GRADIENTS) if GRADIENTS in self._selections else []
+        return [
+            (Series(p.name, GRADIENT, module=p.module, vpp_stage=p.vpp_stage), p.part_of(local(p.parameter.grad)))
+            for p in selected
+            if p.parameter.grad is not None
+        ]
 
     def end_step(self) -> None:
         """Complete the rows of the step."""

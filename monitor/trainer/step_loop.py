@@ -33,6 +33,9 @@ from trainsentry.monitor.trainer.triggers import OverflowLimit, Triggers
 
 PART: Final = "step boundary"
 
+StepCallback = Callable[[int], None]
+"""Gets the number of a step that has ended, in the training thread."""
+
 
 class StepLoop:
     """Does the monitor's work at each call of a watched optimizer and at each step boundary.
@@ -92,6 +95,7 @@ class StepLoop:
         self._shut = False
         self._unfinished = False
         self.ends_at_callback = False
+        self.step_callbacks: list[StepCallback] = []
 
     def go_to(self, step: int) -> None:
         """Continue from another step, as after loading a checkpoint; earlier decisions of the ranks are void."""
@@ -241,6 +245,8 @@ class StepLoop:
 
         """
         self._run(self._close)
+        for callback in self.step_callbacks:
+            self.guard.run("on_step", callback, self.step)
         step, self.step = self.step, self.step + 1
         proposal = self.guard.run(PART, lambda: self.triggers.proposal(self.step, self.overhead.costs(step)))
         agreed = self.consensus.at_boundary(step, proposal or Proposal())

@@ -26,7 +26,7 @@ from trainsentry.monitor.recorder.sinks.claim import Claim, claim_start, release
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.saved_state import detection_for
-from trainsentry.monitor.trainer.step_loop import StepLoop
+from trainsentry.monitor.trainer.step_loop import StepCallback, StepLoop
 from trainsentry.monitor.trainer.targeted_dump import TargetedDump
 from trainsentry.monitor.trainer.triggers import Callback, Triggers
 
@@ -130,6 +130,7 @@ class MonitorView:
     guard: Guard
     callbacks: list[Callback]
     incidents: dict[int, Incident]
+    step_callbacks: list[StepCallback]
 
 
 def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoop:
@@ -167,7 +168,7 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     if run.saved_state is not None:
         link.send(messages.LOAD_STATE, state=detection_for(run.rank, run.saved_state), step=run.start_step)
     overhead = Overhead(guard, schedule, config.overhead_budget)
-    return StepLoop(
+    loop = StepLoop(
         config,
         watch,
         table,
@@ -181,6 +182,8 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
         start_step=run.start_step,
         same_step=same_step,
     )
+    loop.step_callbacks = shared.step_callbacks
+    return loop
 
 
 def _targeted_dump(run: RunStart, watch: ModelWatch, directory: Path, triggers: Triggers) -> TargetedDump | None:

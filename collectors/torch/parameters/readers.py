@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import PARAMETER, UPDATE
+from trainsentry.collectors.series import MOMENT_DIRECTION, PARAMETER, UPDATE
 from trainsentry.collectors.shared.host_rows import state_quantity
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
@@ -32,10 +32,12 @@ def learning_rate_of(optimizers: Sequence[Optimizer]) -> float | None:
     return None
 
 
-def read_parameters(rows: StepRows, parameters: Sequence[NamedParameter], micro_step: int = 0) -> None:
+def read_parameters(
+    rows: StepRows, parameters: Sequence[NamedParameter], micro_step: int = 0, quantity: str = PARAMETER
+) -> None:
     """Append a row for each parameter."""
     id_of = rows.parameter_ids.id_of
-    ids = [id_of(named, PARAMETER, micro_step) for named in parameters]
+    ids = [id_of(named, quantity, micro_step) for named in parameters]
     rows.add_parameters(ids, parameters, [named.parameter for named in parameters])
 
 
@@ -60,6 +62,28 @@ def read_state(rows: StepRows, optimizer: Optimizer, parameters: Sequence[NamedP
                 tensors.append(tensor)
                 fragments.append(named.fragment if like else None)
     rows.add_many(ids, tensors, fragments=fragments if any(fragments) else None)
+
+
+def read_directions(
+    rows: StepRows, optimizer: Optimizer, parameters: Sequence[NamedParameter], micro_step: int = 0
+) -> None:
+    """Append a row of (1 + sign(gradient)·sign(first moment)) / 2 for each parameter that has both."""
+    state = state_of(optimizer)
+    owners: dict[tuple[torch.device, torch.dtype], list[tuple[NamedParameter, Tensor, Tensor]]] = {}
+    for named in parameters:
+        moment, gradient = state.get(named.parameter, {}).get("exp_avg"), named.parameter.grad
+        if not isinstance(moment, Tensor) or gradient is None or gradient.is_sparse or moment.is_complex():
+            continue
+        mine, its = local(gradient), local(moment)
+        if mine.shape == its.shape and mine.device == its.device:
+            owners.setdefault((mine.device, mine.dtype), []).append((named, mine, its.to(mine.dtype)))
+    for found in owners.values():
+        agreement = list(torch._foreach_sign([gradient.detach() for _, gradient, _ in found]))
+        torch._foreach_mul_(agreement, torch._foreach_sign([moment for _, _, moment in found]))
+        torch._foreach_add_(agreement, 1)
+        torch._foreach_mul_(agreement, 0.5)
+        ids = [rows.parameter_ids.id_of(named, MOMENT_DIRECTION, micro_step) for named, _, _ in found]
+        rows.add_many(ids, agreement)
 
 
 def state_of(optimizer: Optimizer) -> Mapping[Any, Any]:
