@@ -87,7 +87,7 @@ class MsprobeRow:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RowChoice:
     """Which rows are written. Patterns are shell-style, over `<chunk>:<name>`.
 
     `squash` shortens names as msprobe's `squash_name` does; `micro_steps` keeps every micro-step of gradients before
@@ -113,7 +113,7 @@ def squashed(name: str) -> str:
 class MsprobeRows:
     """Returns the rows of each record in msprobe's terms; the names of series are worked out once."""
 
-    def __init__(self, table: SeriesTable, chosen: Chosen) -> None:
+    def __init__(self, table: SeriesTable, chosen: RowChoice) -> None:
         self.table = table
         self.chosen = chosen
         self._known: dict[int, MsprobeRow | None] = {}

@@ -20,7 +20,7 @@ class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
-class Communication(_Keys):
+class CommunicationKeys(_Keys):
     """`cc_distribution`."""
 
     enable: bool = False
@@ -61,7 +61,7 @@ class FirstConfig(_Keys):
     ur_distribution: bool = False
     mg_direction: bool = False
     monitor_mbs_grad: bool = False
-    cc_distribution: Communication = Communication()
+    cc_distribution: CommunicationKeys = CommunicationKeys()
     print_struct: bool = False
     stack_info: bool = False
     recording_l2_features: bool = False

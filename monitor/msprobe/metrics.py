@@ -9,7 +9,7 @@ from trainsentry.collectors.backend import Framework
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.shared.host_rows import PendingRows
-from trainsentry.exporters.msprobe.rows import TEXTS, Chosen, MsprobeRows, dtype_name
+from trainsentry.exporters.msprobe.rows import TEXTS, RowChoice, MsprobeRows, dtype_name
 from trainsentry.monitor.trainer.step_loop import StepLoop
 
 Metrics = dict[str, dict[str, Any]]
@@ -27,7 +27,7 @@ class MsprobeMetrics:
         self.ops = tuple(ops)
         self.name = name
         self.eps = eps
-        self._chosen = Chosen(squash=squash, micro_steps=False)
+        self._chosen = RowChoice(squash=squash, micro_steps=False)
         self._rows = MsprobeRows(loop.table, self._chosen)
 
     def of(self, prefixes: Collection[str]) -> list[Metrics]:
