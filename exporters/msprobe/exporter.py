@@ -11,7 +11,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.exporters.convert.msprobe_tables import directories_of_rank, time_name
 from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, setting
 from trainsentry.exporters.msprobe.alerts import MsprobeAlerts
-from trainsentry.exporters.msprobe.rows import OPS, RowChoice, MsprobeRows
+from trainsentry.exporters.msprobe.rows import OPS, MsprobeRows, RowChoice
 from trainsentry.exporters.msprobe.tables import MsprobeCurves, MsprobeTables
 
 _CLOCK: Final = timezone(timedelta(hours=8))

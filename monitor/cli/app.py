@@ -13,6 +13,7 @@ from trainsentry.monitor.cli.demo import demo_command
 from trainsentry.monitor.cli.diagnose import diagnose_command
 from trainsentry.monitor.cli.overflow import overflow_command
 from trainsentry.monitor.cli.report import report_command
+from trainsentry.monitor.cli.run import StartProgram, run_command
 from trainsentry.monitor.cli.watch import watch_command
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo_command)
+app.command("run", context_settings={"allow_interspersed_args": False})(run_command)
 app.command("diagnose")(diagnose_command)
 app.command("rank", hidden=True, help="The same as diagnose.")(diagnose_command)
 app.command("csv2tb")(csv2tb_command)
@@ -46,5 +48,14 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; exit status 0 for done, 1 for a problem found, 2 for bad input."""
-    sys.exit(app())
+    """Run the command line; exit status 0 for done, 1 for a problem found, 2 for bad input.
+
+    `trainsentry run` ends as its script ends.
+    """
+    try:
+        status = app()
+    except StartProgram as start:
+        program = start.program
+    else:
+        sys.exit(status)
+    program.run()

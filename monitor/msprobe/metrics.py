@@ -9,7 +9,7 @@ from trainsentry.collectors.backend import Framework
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.shared.host_rows import PendingRows
-from trainsentry.exporters.msprobe.rows import TEXTS, RowChoice, MsprobeRows, dtype_name
+from trainsentry.exporters.msprobe.rows import TEXTS, MsprobeRows, RowChoice, dtype_name
 from trainsentry.monitor.trainer.step_loop import StepLoop
 
 Metrics = dict[str, dict[str, Any]]

@@ -1,0 +1,5 @@
+"""The command line as a module, for launchers that start modules."""
+
+from trainsentry.monitor.cli.app import main
+
+main()
