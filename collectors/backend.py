@@ -239,8 +239,11 @@ class ModelWatch(Protocol):
     def listen(self, listener: StepListener) -> None:
         """Report the optimizers' steps to a listener from now on, also those of models added later."""
 
+    def adopt(self, settings: CollectSettings) -> None:
+        """Read what other settings choose, from the next step on; a pattern that matches nothing is left out."""
+
     def watch_communication(self) -> None:
-        """Watch collectives too, except those of the monitor's own group."""
+        """Watch collectives too, except those of the monitor's own group; once."""
 
     def replay(self) -> Replay | None:
         """Return a `Replay` of the last forward pass, None where the framework cannot replay."""

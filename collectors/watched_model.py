@@ -20,7 +20,7 @@ from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.shared.model_graph import DataFlow
 from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
-from trainsentry.collectors.targets import Selection
+from trainsentry.collectors.targets import Selection, select
 
 
 def refused_by(guard: Guard) -> Callable[[Exception], None]:
@@ -109,6 +109,16 @@ class WatchedModel:
         if self._steps is not None:
             self._steps.close()
         self.stop_reading()
+
+    def _adopted_selections(self, modules: Sequence[str], parameters: Sequence[str]) -> dict[str, Selection]:
+        """Return each part's selection by the settings; report a pattern that matches nothing, and leave it out."""
+        found: dict[str, Selection] = {}
+        for part, patterns in self.settings.targets.items():
+            found[part] = select(patterns, modules, parameters)
+            if found[part].unmatched:
+                missing = ", ".join(map(repr, found[part].unmatched))
+                self.guard.warn_once(f"targets {missing}", f"collect.{part}.targets: {missing} match nothing")
+        return found
 
     def take(self) -> PendingRows:
         """Remove and return the rows since the last call."""

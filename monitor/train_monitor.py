@@ -13,6 +13,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.control.config_file import ConfigFile
 from trainsentry.monitor.errors import ConfigError, TrainingStopped
 from trainsentry.monitor.ranks.rank_group import RankGroup
 from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
@@ -43,7 +44,7 @@ class TrainMonitor:
     >>> monitor = TrainMonitor({"output_dir": "somewhere", "detect": True})
 
     `config` is a path to a .json, .yaml or .toml file, a mapping, a `MonitorConfig`, or None for the
-    defaults. The monitor does nothing before `watch`.
+    defaults. The monitor does nothing before `watch`. A file is read again when it changes while the training runs.
 
     Raises:
         ConfigError: for an unknown key or a value that is not allowed.
@@ -52,6 +53,7 @@ class TrainMonitor:
 
     def __init__(self, config: "str | Path | Mapping[str, Any] | MonitorConfig | None" = None) -> None:
         self.config = load_config(config)
+        self.config_file = ConfigFile(Path(config)) if isinstance(config, (str, Path)) else None
         self._guard = Guard(strict=self.config.strict)
         self._table = SeriesTable()
         self._loop: StepLoop | None = None
@@ -167,7 +169,16 @@ class TrainMonitor:
                 watch.own_group = self._rank_group.rendezvous.name
             if world_size > 1 and self.config.collect.communication is not None:
                 watch.watch_communication()
-            run = RunStart(self.config, framework, rank, world_size, start_step, self._rank_group, self._saved_state)
+            run = RunStart(
+                self.config,
+                framework,
+                rank,
+                world_size,
+                start_step,
+                self._rank_group,
+                self._saved_state,
+                self.config_file,
+            )
             shared = MonitorView(self._table, self._guard, self._callbacks, self._incidents, self._step_callbacks)
             loop = start_loop(run, watch, shared)
             watch.listen(loop)

@@ -125,8 +125,20 @@ class MindSporeWatch(WatchedModel):
             self._cells.pass_begins = report_skipped
         steps.check_scaler = before_update
 
+    def adopt(self, settings: CollectSettings) -> None:
+        """Read what other settings choose, from the next step on; a pattern that matches nothing is left out."""
+        self.settings = settings
+        self._cells.forward, self._cells.backward = settings.forward, settings.backward
+        modules, parameters = [m.name for m in self.names.modules], [p.name for p in self.names.parameters]
+        self._selections = self._adopted_selections(modules, parameters)
+        self._owned_by.clear()
+        if ACTIVATIONS in self._selections:
+            self._cells.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
+
     def watch_communication(self) -> None:
-        """Record collectives too."""
+        """Record collectives too; once."""
+        if self.communication is not None:
+            return
         self.communication = CollectiveRows(self.rows, self.guard, self.settings.call_sites)
 
     @property

@@ -136,6 +136,22 @@ class TorchWatch(WatchedModel):
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self._optimized.choose(self._selections)
 
+    def adopt(self, settings: CollectSettings) -> None:
+        """Read what other settings choose, from the next step on; a pattern that matches nothing is left out.
+
+        Inside compiled graphs, the hooks stay as they were traced.
+        """
+        self.settings = settings
+        self._gradients.adopt(settings)
+        self._activations.forward, self._activations.backward = settings.forward, settings.backward
+        modules, parameters = [m.name for m in self.names.modules], [p.name for p in self.names.parameters]
+        chosen = self._adopted_selections(modules, parameters)
+        rehook = chosen.get(ACTIVATIONS) != self._selections.get(ACTIVATIONS)
+        self._selections = chosen
+        self._optimized.choose(chosen)
+        if rehook and ACTIVATIONS in chosen:
+            self._activations.choose(self.names.modules, chosen[ACTIVATIONS].modules)
+
     def _hook_modules(self) -> None:
         if ACTIVATIONS in self._selections:
             self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
@@ -150,7 +166,9 @@ class TorchWatch(WatchedModel):
             self._hook_modules()
 
     def watch_communication(self) -> None:
-        """Watch collectives too, except those of the monitor's own group."""
+        """Watch collectives too, except those of the monitor's own group; once."""
+        if self.communication is not None:
+            return
         reducer = has_reducer(self.names.chunks)
         self.communication = CollectiveRows(
             self.rows, self.guard, self.own_group, self.settings.call_sites, reducer=self.settings.reducer and reducer

@@ -9,6 +9,7 @@ import trainsentry
 from trainsentry.monitor.cli.compare import compare_command
 from trainsentry.monitor.cli.config import config_app
 from trainsentry.monitor.cli.csv2tb import csv2tb_command
+from trainsentry.monitor.cli.ctl import ctl_command
 from trainsentry.monitor.cli.demo import demo_command
 from trainsentry.monitor.cli.diagnose import diagnose_command
 from trainsentry.monitor.cli.overflow import overflow_command
@@ -29,6 +30,7 @@ app.command("rank", hidden=True, help="The same as diagnose.")(diagnose_command)
 app.command("csv2tb")(csv2tb_command)
 app.command("report")(report_command)
 app.command("watch")(watch_command)
+app.command("ctl")(ctl_command)
 app.command("compare")(compare_command)
 app.command("overflow")(overflow_command)
 app.add_typer(config_app, name="config")

@@ -64,6 +64,7 @@ class UnwatchedRank:
         """
         step, self.step = self.step, self.step + 1
         agreed = self.consensus.at_boundary(step, Proposal(stop=kind_of(self.stop)))
+        self.consensus.commands(agreed, [])
         stop = self.consensus.stop_after(step, agreed, self.stop)
         if stop is not None:
             self.stop = None

@@ -16,6 +16,8 @@ from trainsentry.exporters.csv.writer import next_restart
 from trainsentry.exporters.registry import missing_package, switched_on
 from trainsentry.exporters.registry import table as exporter_table
 from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.control.config_file import ConfigFile
+from trainsentry.monitor.control.control_file import NAME as CONTROL
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.ranks.consensus import Consensus
 from trainsentry.monitor.ranks.rank_group import RankGroup
@@ -120,6 +122,7 @@ class RunStart:
     start_step: int
     rank_group: RankGroup | None
     saved_state: dict[str, Any] | None
+    config_file: ConfigFile | None = None
 
 
 @dataclass(frozen=True)
@@ -181,8 +184,11 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
         rank=run.rank,
         start_step=run.start_step,
         same_step=same_step,
+        ranks=len(watched),
     )
     loop.step_callbacks = shared.step_callbacks
+    if run.rank == watched[0]:
+        loop.control.read(root / settings.file_name(CONTROL), run.config_file)
     return loop
 
 

@@ -24,7 +24,7 @@ class AccumulationHooks:
     def __init__(self, guard: Guard, arrived: Callable[[NamedParameter, int], None] | None) -> None:
         self.guard = guard
         self.order: dict[nn.Parameter, int] = {}
-        self._arrived = arrived
+        self.arrived = arrived
         self._counts: Counter[int] = Counter()
         self._handles: list[RemovableHandle] = []
 
@@ -54,8 +54,8 @@ class AccumulationHooks:
         self.order.setdefault(named.own, len(self.order))
         micro_step = self._counts[id(named)]
         self._counts[id(named)] += 1
-        if self._arrived is not None and micro_step < MAX_MICRO_STEPS:
-            self._arrived(named, micro_step)
+        if self.arrived is not None and micro_step < MAX_MICRO_STEPS:
+            self.arrived(named, micro_step)
 
     def last_micro_step(self, named: NamedParameter) -> int:
         """Return the last micro-step in which a parameter got a gradient."""

@@ -141,6 +141,13 @@ class GradientRows:
         self._pre_reduction = PreReductionHooks(guard, self._arrived_before_reduction)
         self.order: Mapping[nn.Parameter, int] = self._accumulation.order
 
+    def adopt(self, settings: CollectSettings) -> None:
+        """Follow other settings from the next step on."""
+        self.settings = settings
+        self._as_they_arrive = settings.per_micro_step or settings.before_reduction
+        self._accumulation.arrived = self._arrived if self._as_they_arrive else None
+        self._accumulation.detach()
+
     def learn_order(self, parameters: Sequence[NamedParameter]) -> None:
         """Hook the parameters until the next backward pass, to learn the order in which it reaches them."""
         self._accumulation.detach()
