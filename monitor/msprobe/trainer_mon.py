@@ -11,6 +11,7 @@ from trainsentry.collectors.series import GRADIENT, Series
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.monitor.config.files import parse_config, read_file
 from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.control.config_file import ConfigFile
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.frameworks import framework_of
 from trainsentry.monitor.msprobe.first_keys import FirstConfig, read_first
@@ -23,6 +24,12 @@ logger = logging.getLogger("trainsentry")
 
 OUTPUT_DIR: Final = "MONITOR_OUTPUT_DIR"
 """The environment variable of msprobe's output folder; without it, `./monitor_output`."""
+
+DYNAMIC: Final = "DYNAMIC_MONITOR"
+"""The environment variable that has msprobe's monitor read its file again while the training runs."""
+
+NOT_YET: Final = 2**53
+"""The first sampled step while `dynamic_on` is false: none."""
 
 
 class TrainerMon:
@@ -50,6 +57,7 @@ class TrainerMon:
         self._metrics: MsprobeMetrics | None = None
         self._wrapped_optimizer: Any = None
         self._framework = "pytorch"
+        self._is_on = False
 
     # ------------------------------------------------------------------ watching
 
@@ -77,7 +85,7 @@ class TrainerMon:
         optimizer = self._wrapped_optimizer if optimizer is None or isinstance(optimizer, int) else optimizer
         if self.monitor is None:
             self._framework = framework_of(model).describe_environment()["framework"]
-            self.monitor = TrainMonitor(self._our_config(self.config, self._framework))
+            self.monitor = self._new_monitor(start_iteration)
             self._at_first_step(self.monitor)
         steps = grad_acc_steps if grad_acc_steps != 1 else None  # msprobe's default, which says nothing
         self.monitor.watch(model, optimizer, grad_acc_steps=steps, start_step=start_iteration)
@@ -170,6 +178,38 @@ class TrainerMon:
         data = translate_first(first, files=True, framework=framework)
         data["output_dir"] = os.environ.get(OUTPUT_DIR) or "./monitor_output"
         return parse_config(data, self.config_file_path)
+
+    def _new_monitor(self, start_iteration: int) -> TrainMonitor:
+        """Return the monitor; with `DYNAMIC_MONITOR`, it begins and ends as `dynamic_on` and `collect_times` say."""
+        if os.environ.get(DYNAMIC, "").lower() != "true":
+            return TrainMonitor(self._our_config(self.config, self._framework))
+        self._is_on = self.config.dynamic_on
+        begin = start_iteration + 1 if self._is_on else NOT_YET
+        first = self.config.model_copy(update={"start_step": begin})
+        monitor = TrainMonitor(self._our_config(first, self._framework))
+        monitor.config_file = ConfigFile(Path(self.config_file_path), self._changed)
+        monitor.on_step(lambda step: self._switch_off(monitor, step))
+        return monitor
+
+    def _changed(self, path: Path, step: int) -> MonitorConfig | None:
+        """Return our configuration for a file that was changed, to begin at `step`; None without `dynamic_on`."""
+        found = self._read(read_file(path))
+        if not found.dynamic_on:
+            return None
+        self._is_on = True
+        return self._our_config(found.model_copy(update={"start_step": step}), self._framework)
+
+    def _switch_off(self, monitor: TrainMonitor, step: int) -> None:
+        """Set `dynamic_on` to false in the file after `collect_times` steps, on the rank that reads it."""
+        loop = monitor._loop
+        if loop is None or not self._is_on or not loop.control.reads:
+            return
+        if loop.schedule.stop is not None and step + 1 >= loop.schedule.stop:
+            self._is_on = False
+            path = Path(self.config_file_path)
+            data = read_file(path)
+            if path.suffix == ".json" and isinstance(data, dict):
+                replace_json(path, {**data, "dynamic_on": False})
 
     def _at_first_step(self, monitor: TrainMonitor) -> None:
         """Have the structure or the operations written at the end of the first step, and the training stopped then."""

@@ -59,6 +59,11 @@ class LiveControl:
         """Make this rank the one that reads: the control file at `path`, and the configuration file if there is one."""
         self._files = (ControlFile(path), config_file)
 
+    @property
+    def reads(self) -> bool:
+        """Whether this is the rank that reads."""
+        return self._files is not None
+
     # ------------------------------------------------------------------ the reading rank
 
     def look(self, next_step: int) -> int:
@@ -123,6 +128,7 @@ class LiveControl:
             self._dump(step)
         elif "stop" in command:
             self.loop.triggers.stop = TrainingStopped(step - 1, str(command["stop"]))
+            self._note(step, {"stop": str(command["stop"])})
 
     def _use(self, config: MonitorConfig, step: int) -> None:
         """Have every part use a configuration from `step` on, and note the change."""
@@ -141,7 +147,7 @@ class LiveControl:
         if (config.export, config.detect) != (old.export, old.detect):
             detect = config.detect.settings(self.ranks) if config.detect is not None else None
             loop.link.reconfigure(config.model_dump(mode="json"), detect)
-        loop.link.send(messages.SAMPLING, line={**loop.overhead.sampling(step), "changed": changes})
+        self._note(step, changes)
         said = ", ".join(f"{key}={value!r}" for key, value in changes.items())
         logger.warning("trainsentry: from step %d on: %s", step, said)
 
@@ -157,4 +163,9 @@ class LiveControl:
         dump.arm(
             Incident(REQUESTED, step, dump.rank, "", "", "", "", "warning", 0.0, said, suspects, (), step, step), step
         )
+        self._note(step, {"dump": "now"})
         logger.warning("trainsentry: step %d is dumped", step)
+
+    def _note(self, step: int, changes: dict[str, Any]) -> None:
+        """Add a line to `sampling.jsonl`."""
+        self.loop.link.send(messages.SAMPLING, line={**self.loop.overhead.sampling(step), "changed": changes})

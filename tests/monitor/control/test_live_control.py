@@ -96,6 +96,7 @@ def test_a_requested_dump_holds_every_module_and_a_requested_stop_ends_the_train
     dump = json.loads((out / "dump" / "step3" / "rank0" / "dump.json").read_text())
     assert {"Module.0.Linear.forward.0", "Module.2.Linear.forward.0"} <= set(dump["data"])
     assert job.monitor.incidents == ()
+    assert changes(out) == [(3, {"dump": "now"}), (6, {"stop": "maintenance"})]
 
 
 def test_thresholds_reach_the_detectors(out, job):

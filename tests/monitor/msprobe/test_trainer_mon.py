@@ -174,6 +174,31 @@ def test_print_struct_writes_the_structure_and_ends_the_training(written):
     assert {key: ours[key] for key in golden if key != "0:"} == {key: golden[key] for key in golden if key != "0:"}
 
 
+def test_dynamic_on_begins_the_collection_and_collect_times_end_it(out, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainsentry.monitor.trainer.live_control.LOOK_SECONDS", 0.0)
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(out))
+    monkeypatch.setenv("DYNAMIC_MONITOR", "True")
+    path = tmp_path / "monitor_config.json"
+    settings = {"targets": {}, "wg_distribution": True, "collect_times": 2}
+    path.write_text(json.dumps({**settings, "dynamic_on": False}))
+    model = GoldenGpt()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = trainsentry.TrainerMon(str(path))
+    monitor.set_monitor(model, optimizer)
+    now = {
+        2: lambda: path.write_text(json.dumps({**settings, "dynamic_on": True})),
+        6: lambda: path.write_text(
+            json.dumps({**settings, "dynamic_on": True, "collect_times": 1, "step_interval": 2})
+        ),
+    }
+    train_golden(model, optimizer, 11, lambda step: now.get(step, lambda: None)())
+    monitor.close()
+    [directory] = out.glob("*-rank0-*")
+    steps = sorted(int(p.stem.rpartition("-")[2]) for p in directory.glob("grad_reduced_*"))
+    assert steps == [3, 4, 8]
+    assert json.loads(path.read_text())["dynamic_on"] is False
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
