@@ -45,6 +45,23 @@ def check_owner(path: Path, found: os.stat_result) -> None:
         raise PermissionError(f"{path}: others may write to it; allowed: chmod 600")
 
 
+def parse_command(line: bytes) -> dict[str, Any]:
+    """Return the command in a line.
+
+    Raises:
+        InputError: when it is not one.
+
+    """
+    found = parse_json(line)
+    kinds = [kind for kind in ("set", "dump", "stop") if isinstance(found, dict) and kind in found]
+    if len(kinds) != 1 or (kinds == ["set"] and not isinstance(found["set"], dict)):
+        raise InputError(f"{NAME}: {line[:100].decode(errors='replace')}: allowed: one of set, dump, stop")
+    steps = found.get("for", 1)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InputError(f"{NAME}: for: got {steps!r}, allowed: a whole number from 1 on")
+    return dict(found)
+
+
 class ControlFile:
     """Reads the commands that are appended from now on; what stands there already was for an earlier run."""
 
@@ -53,12 +70,11 @@ class ControlFile:
         self._inode, self._read = self._state()
         self._rest = b""
 
-    def new_commands(self) -> list[dict[str, Any]]:
-        """Return the commands since the last call.
+    def new_lines(self) -> list[bytes]:
+        """Return the lines since the last call; `parse_command` reads one.
 
         Raises:
             PermissionError: when somebody else may have written them; they are left out.
-            InputError: for a line that is no command; later lines are read by the next call.
             OSError: when the file cannot be read.
 
         """
@@ -75,13 +91,7 @@ class ControlFile:
         finally:
             os.close(handle)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        return [self._command(line) for line in lines if line.strip()]
-
-    def _command(self, line: bytes) -> dict[str, Any]:
-        found = parse_json(line)
-        if not isinstance(found, dict):
-            raise InputError(f"{self.path}: a {type(found).__name__}, expected a command")
-        return found
+        return [line for line in lines if line.strip()]
 
     def _state(self) -> tuple[int, int]:
         try:

@@ -13,8 +13,8 @@ from trainsentry.monitor.config.files import parse_config
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.control.changes import adopted, described, with_settings
 from trainsentry.monitor.control.config_file import ConfigFile
-from trainsentry.monitor.control.control_file import ControlFile
-from trainsentry.monitor.errors import ConfigError, TrainingStopped
+from trainsentry.monitor.control.control_file import ControlFile, parse_command
+from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.recorder import messages
 
 if TYPE_CHECKING:
@@ -42,12 +42,13 @@ class Override:
 class LiveControl:
     """One rank's part: the reading rank looks for commands, and every rank carries out what all have agreed on.
 
-    `ranks` is the number of watched ranks, which share the false alarms. `commands` are those read so far.
+    `ranks` is the number of watched ranks, which share the false alarms. `commands` are those read so far. `base` holds
+    for good, `composed` with the overrides that hold now; `config` is what is in use.
     """
 
     def __init__(self, loop: "StepLoop", config: MonitorConfig, ranks: int) -> None:
         self.loop = loop
-        self.base = config
+        self.base = self.composed = config
         self.config = config
         self.ranks = ranks
         self.commands: list[dict[str, Any]] = []
@@ -75,20 +76,23 @@ class LiveControl:
             self._attempt(lambda: self._look_at_configuration(next_step))
         return len(self.commands)
 
-    def _attempt(self, look: Callable[[], None]) -> None:
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Do something; a mistake in a file or a command is logged, on every rank alike."""
         try:
-            look()
+            action()
         except (OSError, ValueError) as error:
             logger.error("trainsentry: left as it is: %s", error)  # noqa: TRY400 - the message says all
 
     def _look_at_commands(self) -> None:
         assert self._files is not None
-        for command in self._files[0].new_commands():
-            if isinstance(command.get("set"), dict):
-                with_settings(self.config, command["set"])  # a mistake ends here
-            elif not command.keys() & {"dump", "stop"}:
-                raise ConfigError(f"{self._files[0].path}: unknown command {command}; allowed: set, dump, stop")
-            self.commands.append(command)
+        for line in self._files[0].new_lines():
+            self._attempt(lambda line=line: self._take(line))  # type: ignore[misc]
+
+    def _take(self, line: bytes) -> None:
+        command = parse_command(line)
+        if "set" in command:
+            with_settings(self.config, command["set"])  # a mistake ends here
+        self.commands.append(command)
 
     def _look_at_configuration(self, next_step: int) -> None:
         assert self._files is not None
@@ -109,11 +113,14 @@ class LiveControl:
             return
         self._overrides = [o for o in self._overrides if o not in ended]
         for command in commands:
-            self._carry_out(command, step)
-        config = self.base
+            self._attempt(lambda command=command: self._carry_out(command, step))  # type: ignore[misc]
+        self.composed = self.base
         for override in self._overrides:
-            config = with_settings(config, override.values)
-        self._use(config, step)
+            self._attempt(lambda values=override.values: self._compose(values))  # type: ignore[misc]
+        self._use(self.composed, step)
+
+    def _compose(self, values: dict[str, Any]) -> None:
+        self.composed = with_settings(self.composed, values)
 
     def _carry_out(self, command: dict[str, Any], step: int) -> None:
         if "config" in command:

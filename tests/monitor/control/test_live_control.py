@@ -13,7 +13,7 @@ from written_files import json_lines
 import trainsentry
 from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.monitor.cli.app import app
-from trainsentry.monitor.control.control_file import ControlFile, send
+from trainsentry.monitor.control.control_file import ControlFile, parse_command, send
 from trainsentry.monitor.trainer import live_control
 
 SELDOM = {part: {"every": 50} for part in ("gradients", "parameters", "optimizer_state", "updates", "activations")}
@@ -99,6 +99,28 @@ def test_a_requested_dump_holds_every_module_and_a_requested_stop_ends_the_train
     assert changes(out) == [(3, {"dump": "now"}), (6, {"stop": "maintenance"})]
 
 
+def test_a_command_that_is_wrong_is_said_and_the_next_one_holds(out, job, caplog):
+    def wrong():
+        for command in ({"set": {"collect.gradients.every": 1}, "for": "x"}, {"sett": 1}, {"set": {"output_dir": "x"}}):
+            send(out / "control.jsonl", command)
+
+    def conflicting():
+        ctl(out, "set", "stop_step=20", "--for", 3)
+        ctl(out, "set", "start_step=30", "--for", 2)
+
+    def wrong_and_right():
+        wrong()
+        ctl(out, "set", "collect.parameters.every=3")
+
+    job(12, {2: wrong_and_right, 4: lambda: ctl(out, "set", "collect.gradients.every=1", "--for", 2), 8: conflicting})
+    job.monitor.close()
+    assert steps_of(out, "gradient") == [0, 5, 6]
+    assert steps_of(out, "parameter") == [0, 3, 6, 9]
+    assert caplog.text.count("left as it is") >= 4
+    assert "stop_step: 20; allowed" in caplog.text
+    assert not job.monitor._guard.failures
+
+
 def test_thresholds_reach_the_detectors(out, job):
     job(6, {2: lambda: ctl(out, "set", "detect.false_alarms_per_1000_steps=3.5", "on_incident.stop=true")})
     assert job.monitor._loop.triggers.settings.stop
@@ -165,19 +187,23 @@ def test_the_numbers_of_the_training_do_not_change(out, job):
 # ---------------------------------------------------------------------- the file
 
 
+def commands(reader):
+    return [parse_command(line) for line in reader.new_lines()]
+
+
 def test_the_file_is_its_owners_alone_and_only_new_lines_count(tmp_path):
     path = tmp_path / "control.jsonl"
     send(path, {"stop": "an earlier run's"})
     assert path.stat().st_mode & 0o777 == 0o600
     reader = ControlFile(path)
-    assert reader.new_commands() == []
+    assert commands(reader) == []
     send(path, {"dump": "now"})
     with path.open("a") as file:
         file.write('{"stop"')
-    assert reader.new_commands() == [{"dump": "now"}]
+    assert commands(reader) == [{"dump": "now"}]
     with path.open("a") as file:
         file.write(': "half"}\n')
-    assert reader.new_commands() == [{"stop": "half"}]
+    assert commands(reader) == [{"stop": "half"}]
 
 
 @pytest.mark.parametrize("break_it", ["writable", "link", "owner"])
@@ -192,8 +218,8 @@ def test_a_file_that_others_may_have_written_is_refused(tmp_path, break_it, monk
     if break_it == "owner":
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(OSError, match=r"others may write|belongs to user|symbolic links"):
-        reader.new_commands()
-    assert reader.new_commands() == []
+        commands(reader)
+    assert commands(reader) == []
     with pytest.raises(OSError, match=r"others may write|belongs to user|symbolic links"):
         send(path, {"dump": "now"})
 
@@ -202,8 +228,9 @@ def test_a_line_that_is_no_command_is_an_error_and_later_ones_are_read(tmp_path)
     path = tmp_path / "control.jsonl"
     reader = ControlFile(path)
     path.touch(mode=0o600)
-    path.write_text("[1]\n")
-    with pytest.raises(InputError):
-        reader.new_commands()
+    path.write_text('[1]\n{"set": 1}\n{"stop": "x", "dump": "now"}\n{"set": {}, "for": 0}\n')
+    for line in reader.new_lines():
+        with pytest.raises(InputError):
+            parse_command(line)
     send(path, {"stop": "now"})
-    assert reader.new_commands() == [{"stop": "now"}]
+    assert commands(reader) == [{"stop": "now"}]
