@@ -1,20 +1,21 @@
 """Compares our TrainerMon with msprobe's on one configuration: the files, number by number, and the cost of a step.
 
-    python benchmarks/cost/drop_in.py [--steps 21] [--pairs 3]
+    python benchmarks/cost/drop_in.py [--steps 21] [--rounds 3]
 
-Each figure comes from a process of its own, after a bare one. The ratio of a pair is the mean step with the monitor
-÷ the mean step of the bare run, without the first. msprobe is installed into a separate virtual environment
-(`benchmarks/peers.py`).
+Costs are milliseconds of processor time a step, of the training process and of our recorder's process (with its start),
+each measured in a process of its own; the median of the rounds. msprobe is installed into a separate virtual
+environment (`benchmarks/peers.py`).
 """
 
 import argparse
 import json
-import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(subject: str, configuration: str, steps: int) -> list[float]:
-    """Train the small GPT under a subject; return the seconds of each step."""
+def train(subject: str, configuration: str, steps: int) -> tuple[float, float]:
+    """Train the small GPT under a subject; return processor milliseconds a step: the training's, the recorder's."""
     import torch
 
     if subject == "msprobe":  # torch's newer modules have to be there before it looks for them
@@ -47,22 +48,31 @@ def train(subject: str, configuration: str, steps: int) -> list[float]:
 
     torch.set_num_threads(1)
     training = Training(Preset(6, 64, 2, 32, 2, 256, 1))
+    monitor = None
     if subject != "bare":
         monitor = TrainerMon(configuration, params_have_main_grad=False)
         monitor.set_monitor(training.model, grad_acc_steps=1, optimizer=training.optimizer)
-    return [training.step() for _ in range(steps)]
+    training.step()
+    begin = time.process_time()
+    for _ in range(steps):
+        training.step()
+    own = time.process_time() - begin
+    if subject == "ours" and monitor is not None:
+        monitor.close()
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1e3 * own / steps, 1e3 * (children.ru_utime + children.ru_stime) / steps
 
 
-def run(subject: str, changes: dict[str, Any], steps: int, folder: Path) -> list[float]:
-    """Train in a process of its own; return the seconds of each step."""
+def run(subject: str, changes: dict[str, Any], steps: int, folder: Path) -> tuple[float, float]:
+    """Train in a process of its own; return what `train` returns."""
     path = folder / "monitor_config.json"
     path.write_text(json.dumps({"targets": {}, "ops": OPS, "ndigits": 16, "format": "csv", **changes}))
     result = folder / "result.json"
     command = [peers_python(), __file__, "--worker", subject, str(path), str(steps), str(result)]
     environment = {**os.environ, "MONITOR_OUTPUT_DIR": str(folder / subject), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    found: list[float] = json.loads(result.read_text())
-    return found
+    own, recorder = json.loads(result.read_text())
+    return own, recorder
 
 
 def largest_difference(folder: Path) -> dict[str, tuple[int, float]]:
@@ -92,7 +102,7 @@ def main() -> None:
     """Print both comparisons."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=21)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--worker", nargs=4)
     given = parser.parse_args()
     if given.worker:
@@ -100,19 +110,18 @@ def main() -> None:
         Path(result).write_text(json.dumps(train(subject, configuration, int(steps))))
         return
     print(
-        "| configuration | step, msprobe ÷ bare | step, ours ÷ bare | added time, ours ÷ msprobe |\n|---|---|---|---|"
+        "| configuration | bare | msprobe adds | ours adds | ours ÷ msprobe | our recorder |\n|---|---|---|---|---|---|"
     )
     for name, changes in CONFIGURATIONS.items():
-        ratios: dict[str, list[float]] = {"msprobe": [], "ours": []}
-        for _ in range(given.pairs):
-            for subject, found in ratios.items():
+        costs: dict[str, list[tuple[float, float]]] = {"bare": [], "msprobe": [], "ours": []}
+        for _ in range(given.rounds):
+            for subject, found in costs.items():
                 with tempfile.TemporaryDirectory() as folder:
-                    bare = run("bare", changes, given.steps, Path(folder))
-                    watched = run(subject, changes, given.steps, Path(folder))
-                found.append(statistics.fmean(watched[1:]) / statistics.fmean(bare[1:]))
-        theirs, ours = (statistics.median(ratios[s]) for s in ("msprobe", "ours"))
-        share = (ours - 1) / (theirs - 1) if theirs > 1 else math.nan
-        print(f"| {name} | {theirs:.2f} | {ours:.2f} | {share:.3f} |", flush=True)
+                    found.append(run(subject, changes, given.steps, Path(folder)))
+        bare, theirs, ours = (statistics.median(own for own, _ in found) for found in costs.values())
+        recorder = statistics.median(recorder for _, recorder in costs["ours"])
+        added = f"{theirs - bare:.1f} | {ours - bare:.1f} | {(ours - bare) / (theirs - bare):.3f}"
+        print(f"| {name} | {bare:.1f} | {added} | {recorder:.1f} |", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for subject in ("msprobe", "ours"):
             run(subject, ON, 3, Path(folder))
