@@ -75,6 +75,24 @@ def test_msprobes_options_choose_steps(tmp_path):
     assert len(written) == 3
 
 
+def test_the_earliest_place_in_the_pass_comes_first(tmp_path):
+    def alert(tag, **members):
+        return {"step": 3, "micro_step": 0, "rank": 0, "tag_name": f"0:fc/rank0/{tag}", "call_id": 1, **members}
+
+    in_order = {
+        "last step's weights": alert("param_origin", step=2),
+        "first stage, forward": alert("actv", pp_stage=0),
+        "second stage, forward": alert("actv", pp_stage=1),
+        "second stage, backward": alert("post_grad", pp_stage=1),
+        "first stage, backward": alert("acc_grad", pp_stage=0),
+        "state": alert("exp_avg", call_id=0),
+        "weights": alert("param_updated", call_id=2),
+    }
+    (tmp_path / "anomaly.json").write_text(json.dumps(dict(reversed(in_order.items()))))
+    found = read_alerts(alert_files(tmp_path), lambda *problem: pytest.fail(str(problem)))
+    assert [a.key for a in found] == list(in_order)
+
+
 def test_an_entry_that_is_no_alert_is_reported_and_the_rest_is_kept(tmp_path):
     path = tmp_path / "rank3" / "anomaly.json"
     path.parent.mkdir()

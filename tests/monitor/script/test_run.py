@@ -56,7 +56,7 @@ trainer.fit(3)
 """
 
 ENDS = """
-import os, signal
+import os, signal, sys
 exec(open("train.py").read().split("if __name__")[0])
 trainer = Trainer()
 trainer.fit(3)
@@ -91,13 +91,6 @@ def test_the_script_gives_the_same_numbers_arguments_and_status(folder):
     assert "5 steps watched, 0 incidents" in watched.stderr
 
 
-def test_a_module_runs_as_with_python_m(folder):
-    watched = run(folder, "-m", "train", 3)
-    assert watched.stdout.startswith("['3'] train.py"), watched.stderr
-    assert watched.returncode == 7
-    assert names(folder, "gradient")
-
-
 def test_dry_says_what_would_be_watched_and_watches_nothing(folder):
     done = run(folder, "--dry", "gan.py")
     assert done.returncode == 0, done.stderr
@@ -123,17 +116,18 @@ def test_a_script_that_watches_itself_is_left_alone(folder):
 
 
 @pytest.mark.parametrize(
-    ("way", "status", "state"),
+    ("program", "way", "status", "state"),
     [
-        ("raise ValueError('mine')", 1, "closed"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, "trainer gone"),
+        (["-m", "ends", "3"], "raise ValueError('mine', sys.argv[1:], __name__)", 1, "closed"),
+        (["ends.py"], "os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, "trainer gone"),
     ],
 )
-def test_exceptions_and_signals_are_the_scripts_own(folder, way, status, state):
+def test_exceptions_and_signals_are_the_programs_own(folder, program, way, status, state):
+    """A module runs as with `python -m`."""
     (folder / "ends.py").write_text(ENDS.replace("WAY", way))
-    done = run(folder, "ends.py")
+    done = run(folder, *program)
     assert done.returncode == status
-    assert ("ValueError: mine" in done.stderr) == (status == 1)
+    assert ("ValueError: ('mine', ['3'], '__main__')" in done.stderr) == (status == 1)
     assert wait_for_state(folder / "monitor_output" / "rank0" / "status.json") == state
 
 
