@@ -120,6 +120,14 @@ class TrainerMon:
         """Do the same as `set_monitor`, under its old name."""
         self.set_monitor(model, optimizer, grad_acc_steps, tp_group, dp_group, start_iteration)
 
+    def reload_xy(self, xy_distribution: bool = False) -> None:
+        """Switch activations on or off from one of the next steps on; call it on every rank."""
+        logger.warning("trainsentry: reload_xy is deprecated; use trainsentry ctl, or edit the configuration file")
+        self.config = self.config.model_copy(update={"xy_distribution": xy_distribution})
+        loop = self.monitor._loop if self.monitor is not None else None
+        if loop is not None:
+            loop.control.request(self._our_config(self.config, self._framework))
+
     def close(self) -> None:
         """Write everything and remove every hook; this happens at the interpreter's exit anyway."""
         if self.monitor is not None:

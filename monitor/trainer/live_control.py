@@ -67,6 +67,11 @@ class LiveControl:
 
     # ------------------------------------------------------------------ the reading rank
 
+    def request(self, config: MonitorConfig) -> None:
+        """Follow another configuration on all ranks; call this on every rank, and the reading rank's counts."""
+        if self.reads:
+            self.commands.append({"config": config.model_dump(mode="json")})
+
     def look(self, next_step: int) -> int:
         """Look for new commands, once a second; return how many were read so far."""
         now = time.monotonic()

@@ -4,4 +4,7 @@ from trainsentry.monitor.debugger.precision_debugger import PrecisionDebugger
 from trainsentry.monitor.msprobe.trainer_mon import TrainerMon
 from trainsentry.monitor.seeding import seed_all
 
-__all__ = ["PrecisionDebugger", "TrainerMon", "seed_all"]
+module_dump = PrecisionDebugger.module_dump
+module_dump_end = PrecisionDebugger.module_dump_end
+
+__all__ = ["PrecisionDebugger", "TrainerMon", "module_dump", "module_dump_end", "seed_all"]

@@ -113,6 +113,20 @@ def test_format_api_writes_no_table_and_gives_activations_in_memory(out, tmp_pat
     assert not list(out.glob("*-rank0-*"))
 
 
+def test_reloading_switches_activations_on(out, tmp_path, monkeypatch):
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(out))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"targets": {}, "wg_distribution": True}))
+    model = GoldenGpt()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = trainsentry.TrainerMon(str(path))
+    monitor.set_monitor(model, optimizer)
+    train_golden(model, optimizer, 4, lambda step: monitor.reload_xy(True) if step == 1 else None)
+    monitor.close()
+    assert sorted(p.name for p in out.glob("*-rank0-*/actv_[0-9]*")) == ["actv_2-2.csv", "actv_3-3.csv"]
+    assert len(list(out.glob("*-rank0-*/grad_reduced_*"))) == 4
+
+
 def test_targets_choose_modules_elements_and_parameters(written):
     directory = written(targets={"0:blocks.0.mlp.fc1": {"output": "tensor"}, "head": {}}, all_xy=False)
     modules = {row[1] for row in names(directory / "actv_1-1.csv")}
@@ -223,7 +237,7 @@ def test_replacing_the_packages_name_suffices(out, tmp_path):
     script.write_text(
         """
 import torch
-from msprobe.pytorch import PrecisionDebugger, TrainerMon, seed_all
+from msprobe.pytorch import PrecisionDebugger, TrainerMon, module_dump, module_dump_end, seed_all
 from msprobe.pytorch.monitor.module_hook import TrainerMon as Hooked
 from msprobe.pytorch.monitor.csv2tb import csv2tensorboard_by_step
 import msprobe.mindspore.monitor.module_hook as for_mindspore
