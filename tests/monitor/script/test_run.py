@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -165,20 +164,10 @@ def test_two_ranks_under_torchrun_are_one_run(folder):
         "        self.net = torch.nn.parallel.DistributedDataParallel(self.net)\n        self.optimizer =",
     ).replace("sys.exit(7)", "torch.distributed.destroy_process_group()")
     (folder / "ddp.py").write_text(script)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    module = Path(__file__).parents[2] / "workers"
-    command = [*torchrun, "run_command", "run", "ddp.py", "4"]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=180, env=with_path(module), check=False
-    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    done = run(folder, "ddp.py", "4", before=[*launcher, *RUN])
     assert done.returncode == 0, done.stderr[-3000:]
     run_file = json.loads((folder / "monitor_output" / "run.json").read_text())
     assert run_file["world_size"] == 2
     assert {p.name for p in (folder / "monitor_output").glob("rank*")} == {"rank0", "rank1"}
     assert names(folder, "gradient") == {"0.weight", "0.bias", "2.weight", "2.bias"}
-
-
-def with_path(*folders):
-    import os
-
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")])}
