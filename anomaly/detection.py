@@ -131,6 +131,10 @@ class Detection:
             alarm=f.alarm,
         )
 
+    def allow(self, per_step: float | None, per_day: float | None) -> None:
+        """Allow another rate of false alarms from now on; one of the two is None."""
+        self._outliers.allow(Allowed(per_step, per_day))
+
     def state(self) -> dict[str, Any]:
         """Return the learned state, by series, as plain data."""
         self._grow()

@@ -1,5 +1,6 @@
 """An incident: anomalies that belong together, ranked, with a summary in plain words."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
@@ -76,3 +77,8 @@ class Incident:
 def severity_of(kind: str) -> str:
     """Return the severity of a kind of anomaly."""
     return CRITICAL if kind in CERTAIN else WARNING
+
+
+def worst_first(incidents: Iterable[Incident]) -> tuple[Incident, ...]:
+    """Return incidents in the order in which a person should look at them."""
+    return tuple(sorted(incidents, key=lambda i: (i.severity != CRITICAL, -i.score, i.first_seen)))

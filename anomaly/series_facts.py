@@ -11,6 +11,7 @@ from trainsentry.collectors.series import (
     COMMUNICATION_QUANTITIES,
     GRADIENT,
     GRADIENT_UNREDUCED,
+    NOT_JUDGED,
     STEP_COUNTER,
     Series,
 )
@@ -82,4 +83,4 @@ def _is_judged(series: Series) -> bool:
         return False
     if series.quantity == ACTIVATION_INPUT:
         return series.module == ""
-    return series.quantity != ACTIVATION_GRAD_OUTPUT
+    return series.quantity != ACTIVATION_GRAD_OUTPUT and series.quantity not in NOT_JUDGED

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace, EntryWriter
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import CollectSettings, Plan
 from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.shared.model_graph import DataFlow
@@ -261,8 +261,11 @@ class ModelWatch(Protocol):
     def listen(self, listener: StepListener) -> None:
         """Report the optimizers' steps to a listener from now on, also those of models added later."""
 
+    def adopt(self, settings: CollectSettings) -> None:
+        """Read what other settings choose, from the next step on; a pattern that matches nothing is left out."""
+
     def watch_communication(self) -> None:
-        """Watch collectives too, except those of the monitor's own group."""
+        """Watch collectives too, except those of the monitor's own group; once."""
 
     def replay(self) -> Replay | None:
         """Return a `Replay` of the last forward pass, None where the framework cannot replay."""
@@ -293,6 +296,9 @@ class ModelWatch(Protocol):
 
     def examine(self) -> None:
         """Read now every parameter and all optimizer state not yet read in this step."""
+
+    def current_gradients(self) -> list[tuple[Series, Any]]:
+        """Return the gradients that parameters hold now; empty where gradients are the optimizer's arguments."""
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
@@ -356,6 +362,9 @@ class Framework(Protocol):
 
     def rank_and_world_size(self) -> tuple[int, int]:
         """Return this process's rank and the number of ranks."""
+
+    def measure(self, table: SeriesTable, tensors: Sequence[tuple[Series, Any]], eps: float) -> PendingRows:
+        """Return the statistics of tensors now, as rows of `table`; nothing is recorded."""
 
     def describe_environment(self) -> Mapping[str, Any]:
         """Return the framework, its version and the accelerator, for `run.json`."""

@@ -12,7 +12,14 @@ ACTIVATION_GRAD_OUTPUT = "activation_grad_output"
 GRADIENT = "gradient"
 GRADIENT_UNREDUCED = "gradient_unreduced"
 PARAMETER = "parameter"
+PARAMETER_UPDATED = "parameter_updated"
+"""Weights just after the update, for tables that want them in the same step; detectors read `PARAMETER`."""
+
 UPDATE = "update"
+
+MOMENT_DIRECTION = "moment_direction"
+"""1 where a gradient and its first moment have the same sign, 0 where they differ, ½ where one is zero: the mean is the
+share of elements that agree."""
 
 COMMUNICATION_INPUT = "communication_input"
 COMMUNICATION_OUTPUT = "communication_output"
@@ -61,7 +68,12 @@ ACTIVATION_QUANTITIES = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, ACTIVATI
 
 COMMUNICATION_QUANTITIES = frozenset({COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, COMMUNICATION_CALL})
 
-TENSOR_QUANTITIES = ACTIVATION_QUANTITIES | COMMUNICATION_QUANTITIES | {GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE}
+NOT_JUDGED = frozenset({PARAMETER_UPDATED, MOMENT_DIRECTION})
+"""Quantities that repeat what others say; they are written, and no detector reads them."""
+
+TENSOR_QUANTITIES = (
+    ACTIVATION_QUANTITIES | COMMUNICATION_QUANTITIES | {GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE} | NOT_JUDGED
+)
 """Every quantity that is neither a logged scalar nor optimizer state."""
 
 

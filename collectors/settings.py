@@ -27,6 +27,7 @@ class CollectSettings:
     Elements with |x| <= `eps` count as zeros. `call_sites` are patterns over the source lines whose collectives are
     recorded; `reducer` also records the collectives that DistributedDataParallel calls in C++. On an accelerator,
     `read_together` activations wait to be read in one launch, or fewer if they hold `read_together_bytes` of memory.
+    `after_update` also reads weights after the update; `direction` compares the signs of gradients and first moments.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
@@ -40,6 +41,8 @@ class CollectSettings:
     reducer: bool = False
     read_together: int = READ_TOGETHER
     read_together_bytes: int = READ_TOGETHER_BYTES
+    after_update: bool = False
+    direction: bool = False
 
 
 Plan = frozenset[str]

@@ -6,6 +6,7 @@ from typing import Any
 
 from trainsentry.collectors.backend import NoListener, OptimizerSteps, StepListener
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import Series
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -20,7 +21,7 @@ from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.shared.model_graph import DataFlow
 from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
-from trainsentry.collectors.targets import Selection
+from trainsentry.collectors.targets import Selection, select
 
 
 def refused_by(guard: Guard) -> Callable[[Exception], None]:
@@ -120,10 +121,24 @@ class WatchedModel:
             self._steps.close()
         self.stop_reading()
 
+    def _adopted_selections(self, modules: Sequence[str], parameters: Sequence[str]) -> dict[str, Selection]:
+        """Return each part's selection by the settings; report a pattern that matches nothing, and leave it out."""
+        found: dict[str, Selection] = {}
+        for part, patterns in self.settings.targets.items():
+            found[part] = select(patterns, modules, parameters)
+            if found[part].unmatched:
+                missing = ", ".join(map(repr, found[part].unmatched))
+                self.guard.warn_once(f"targets {missing}", f"collect.{part}.targets: {missing} match nothing")
+        return found
+
     def take(self) -> PendingRows:
         """Remove and return the rows since the last call."""
         pending: PendingRows = self.rows.take()
         return pending
+
+    def current_gradients(self) -> list[tuple[Series, Any]]:
+        """Return the gradients that parameters hold now; empty where gradients are the optimizer's arguments."""
+        return []
 
     def log(self, name: str, value: Any, micro_step: int) -> None:
         """Append a scalar."""
@@ -151,6 +166,24 @@ class WatchedModel:
         self._scalars.end_step()
         if self.communication is not None:
             self.guard.run(COMMUNICATION, self.communication.end_step)
+
+    @property
+    def seconds_waited(self) -> float | None:
+        """Seconds that this step waited for collectives; None where that is unknown."""
+        waited: float | None = self.communication.seconds_waited if self.communication is not None else None
+        return waited
+
+    def take_call_order(self) -> int | None:
+        """Return a hash of this step's sequence of collectives, equal on every rank; None when unknown."""
+        order: int | None = self.communication.take_order() if self.communication is not None else None
+        return order
+
+    def doing(self) -> dict[str, Any]:
+        """Return the collective that this rank waits for, and the open ones; called from another thread."""
+        if self.communication is None:
+            return {"waits_for": None, "call": None, "open": []}
+        found: dict[str, Any] = self.communication.doing()
+        return found
 
     @property
     def micro_steps(self) -> int:

@@ -13,6 +13,7 @@ from trainsentry.exporters.exporter import ExporterEntry, ExportPlace
 EXPORTERS: Final = {
     "csv": "trainsentry.exporters.csv.exporter:CSV",
     "tensorboard": "trainsentry.exporters.tensorboard.exporter:TENSORBOARD",
+    "msprobe": "trainsentry.exporters.msprobe.exporter:MSPROBE",
     "report": "trainsentry.exporters.report.exporter:REPORT",
     "prometheus": "trainsentry.exporters.metrics:PROMETHEUS",
     "webhook": "trainsentry.exporters.webhook:WEBHOOK",

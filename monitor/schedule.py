@@ -13,13 +13,17 @@ class Schedule:
     """
 
     def __init__(self, config: MonitorConfig, *, several_ranks: bool = False) -> None:
+        self._parts = (*PARTS, COMMUNICATION) if several_ranks else PARTS
+        self.stretch = dict.fromkeys((*PARTS, COMMUNICATION), 1)
+        self.dense = range(0)
+        self.adopt(config)
+
+    def adopt(self, config: MonitorConfig) -> None:
+        """Follow a configuration from the next plan on."""
         self.start = config.start_step
         self.stop = config.stop_step
-        parts = (*PARTS, COMMUNICATION) if several_ranks else PARTS
-        blocks = {part: getattr(config.collect, part) for part in parts}
+        blocks = {part: getattr(config.collect, part) for part in self._parts}
         self.every = {part: block.every for part, block in blocks.items() if block is not None}
-        self.stretch = dict.fromkeys(self.every, 1)
-        self.dense = range(0)
 
     @property
     def stretched(self) -> dict[str, int]:

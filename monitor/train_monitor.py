@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.incident import Incident, worst_first
 from trainsentry.collectors.backend import Framework, Rendezvous
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.ranks.connection import RendezvousBroken
@@ -13,6 +13,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.control.config_file import ConfigFile
 from trainsentry.monitor.errors import ConfigError, TrainingStopped
 from trainsentry.monitor.ranks.rank_group import RankGroup
 from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
@@ -23,7 +24,7 @@ from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, cancel_close_at_ex
 from trainsentry.monitor.trainer.flight_recorder import metrics_of, table_of_records
 from trainsentry.monitor.trainer.one_monitor import close_older, forget
 from trainsentry.monitor.trainer.saved_state import checked_state, detection_for, state_of
-from trainsentry.monitor.trainer.step_loop import StepLoop
+from trainsentry.monitor.trainer.step_loop import StepCallback, StepLoop
 from trainsentry.monitor.trainer.triggers import Callback
 from trainsentry.monitor.trainer.wiring import (
     NO_COMMON_STOP,
@@ -45,7 +46,7 @@ class TrainMonitor:
     >>> monitor = TrainMonitor({"output_dir": "somewhere", "detect": True})
 
     `config` is a path to a .json, .yaml or .toml file, a mapping, a `MonitorConfig`, or None for the
-    defaults. The monitor does nothing before `watch`.
+    defaults. The monitor does nothing before `watch`. A file is read again when it changes while the training runs.
 
     Raises:
         ConfigError: for an unknown key or a value that is not allowed.
@@ -54,10 +55,12 @@ class TrainMonitor:
 
     def __init__(self, config: "str | Path | Mapping[str, Any] | MonitorConfig | None" = None) -> None:
         self.config = load_config(config)
+        self.config_file = ConfigFile(Path(config)) if isinstance(config, (str, Path)) else None
         self._guard = Guard(strict=self.config.strict)
         self._table = SeriesTable()
         self._loop: StepLoop | None = None
         self._callbacks: list[Callback] = []
+        self._step_callbacks: list[StepCallback] = []
         self._incidents: dict[int, Incident] = {}
         self._saved_state: dict[str, Any] | None = None
         self._rank_group: RankGroup | None = None
@@ -169,8 +172,17 @@ class TrainMonitor:
                 watch.own_group = self._rank_group.rendezvous.name
             if world_size > 1 and self.config.collect.communication is not None:
                 watch.watch_communication()
-            run = RunStart(self.config, framework, rank, world_size, start_step, self._rank_group, self._saved_state)
-            shared = MonitorView(self._table, self._guard, self._callbacks, self._incidents)
+            run = RunStart(
+                self.config,
+                framework,
+                rank,
+                world_size,
+                start_step,
+                self._rank_group,
+                self._saved_state,
+                self.config_file,
+            )
+            shared = MonitorView(self._table, self._guard, self._callbacks, self._incidents, self._step_callbacks)
             loop = start_loop(run, watch, shared)
             watch.listen(loop)
         except BaseException:
@@ -250,14 +262,15 @@ class TrainMonitor:
         loop = self._loop
         if loop is not None and not self._closed:
             self._guard.run("incidents", lambda: loop.triggers.receive(loop.link.poll()))
-        return self._worst_first()
-
-    def _worst_first(self) -> tuple[Incident, ...]:
-        return tuple(sorted(self._incidents.values(), key=lambda i: (i.severity != "critical", -i.score, i.first_seen)))
+        return worst_first(self._incidents.values())
 
     def on_incident(self, callback: Callback) -> None:
         """Call `callback(incident)` once per incident, in the training thread at a step boundary."""
         self._callbacks.append(callback)
+
+    def on_step(self, callback: StepCallback) -> None:
+        """Call `callback(step)` at the end of every step, in the training thread, after the step's rows are read."""
+        self._step_callbacks.append(callback)
 
     def request_stop(self, reason: str) -> None:
         """Stop training: raise `TrainingStopped` on all ranks at the same step boundary.
@@ -335,7 +348,7 @@ class TrainMonitor:
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
             if self._is_first or loop.link.gaps.to_json():
-                print_closing_line(loop, self.config.output_dir, self._worst_first())
+                print_closing_line(loop, self.config.output_dir, worst_first(self._incidents.values()))
         if self._unwatched_rank is not None:
             self._guard.run("close: hooks", self._unwatched_rank.close)
         if self._rank_group is not None:
@@ -360,11 +373,10 @@ class TrainMonitor:
             RuntimeError: before `watch`.
 
         """
-        if self._unwatched_rank is not None or self._not_watched:
-            return None
-        if self._loop is None:
+        unwatched = self._unwatched_rank is not None or self._not_watched
+        if self._loop is None and not unwatched:
             raise RuntimeError(f"{call}: nothing is watched yet; call watch(model, optimizer) first")
-        return None if self._closed else self._loop
+        return None if self._closed or unwatched else self._loop
 
     def _arrived(self) -> list[StepRecord]:
         """Return the flight recorder's records, with those still on the device."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainsentry.monitor.config.schema import MonitorConfig
     from trainsentry.monitor.debugger.precision_debugger import PrecisionDebugger
     from trainsentry.monitor.errors import ConfigError, OverflowLimitReached, TrainingStopped
+    from trainsentry.monitor.msprobe.trainer_mon import TrainerMon
     from trainsentry.monitor.seeding import seed_all
     from trainsentry.monitor.train_monitor import TrainMonitor
 
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "TrainMonitor": "trainsentry.monitor.train_monitor",
+    "TrainerMon": "trainsentry.monitor.msprobe.trainer_mon",
     "MonitorConfig": "trainsentry.monitor.config.schema",
     "ConfigError": "trainsentry.monitor.errors",
     "TrainingStopped": "trainsentry.monitor.errors",
@@ -39,6 +41,7 @@ __all__ = [
     "OverflowLimitReached",
     "PrecisionDebugger",
     "TrainMonitor",
+    "TrainerMon",
     "TrainingStopped",
     "__version__",
     "csv2tb",

@@ -110,6 +110,10 @@ class OutlierDetector:
         """The last step at which each series was healthy, -1 for never; shape (series,)."""
         return self.scoring.baseline.last_clean
 
+    def allow(self, allowed: Allowed) -> None:
+        """Allow another rate of false alarms from now on."""
+        self._allowed = allowed
+
     def judge(self, observed: Observed, rejected: Mask) -> Outliers:
         """Return the outliers of a record; `rejected` masks the rows that a rule finds wrong by themselves."""
         record, judged = observed.record, observed.judged

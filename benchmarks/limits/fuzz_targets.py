@@ -194,6 +194,39 @@ def configurations(data: bytes) -> None:
             load_debugger_config(str(path), {"dump_path": str(folder / "out")})
 
 
+def msprobe_files(data: bytes) -> None:
+    """Read and translate a configuration of msprobe's monitor, and rank its alerts."""
+    from trainsentry.exporters.msprobe.recorded_alerts import alert_files, read_alerts
+    from trainsentry.monitor.config.files import parse_config, read_file
+    from trainsentry.monitor.errors import ConfigError
+    from trainsentry.monitor.msprobe.translation import translate
+
+    folder = _fresh("msprobe")
+    for name in ("anomaly.json", "monitor_config.json"):
+        (folder / name).write_bytes(data)
+    read_alerts(alert_files(folder), _quiet)
+    with contextlib.suppress(ConfigError):
+        path = folder / "monitor_config.json"
+        parse_config(translate(read_file(path), str(path), files=True).config, str(path))
+
+
+def commands(data: bytes) -> None:
+    """Read the commands of a running job."""
+    from trainsentry.exporters.files.foreign_files import InputError
+    from trainsentry.monitor.config.files import load_config
+    from trainsentry.monitor.control.changes import with_settings
+    from trainsentry.monitor.control.control_file import ControlFile, parse_command
+    from trainsentry.monitor.errors import ConfigError
+
+    path = _fresh("control") / "control.jsonl"
+    reader = ControlFile(path)
+    path.write_bytes(data)
+    path.chmod(0o600)
+    for line in reader.new_lines():
+        with contextlib.suppress(ConfigError, InputError):
+            with_settings(load_config(None), parse_command(line).get("set", {}))
+
+
 def _quiet(*_: Any) -> None:
     """Ignore a warning."""
 
@@ -211,12 +244,14 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "npy": numpy_file,
     "pt": torch_file,
     "config": configurations,
+    "msprobe": msprobe_files,
+    "control": commands,
 }
 
 
 MUTATED = {
     **dict.fromkeys(("csv", "csv2tb"), "csv"),
-    **dict.fromkeys(("run", "report", "dump", "replay", "state", "config"), "json"),
+    **dict.fromkeys(("run", "report", "dump", "replay", "state", "config", "msprobe", "control"), "json"),
 }
 """The kind of mutator for each reader whose inputs are JSON or CSV."""
 
@@ -241,6 +276,12 @@ def seeds_of(name: str) -> Iterator[bytes]:
         yield b'{"version": 4, "choice": {"first": 0}, "files": {"a": [9, 2, 1]}, "last_step": 1, "events": {"e": 9}}'
     elif name in {"npy", "pt"}:
         yield from _array_seeds(name)
+    elif name == "msprobe":
+        yield b'{"targets": {"0:fc": {"input": "tuple[2]:0"}}, "xy_distribution": true, "ops": ["norm"]}'
+        yield b'{"monitors": {"module": {"targets": ["fc"]}}, "rank": [0], "step_interval": 2}'
+        yield b'{"0:fc/rank0/actv_step_1_call_2": {"rank": 0, "step": 1, "tag_name": "0:fc/rank0/actv", "call_id": 2}}'
+    elif name == "control":
+        yield b'{"set": {"collect.activations.every": 1, "export.csv": false}, "for": 9}\n{"stop": "x"}\n'
     elif name == "config":
         yield b'{"output_dir": "out", "ranks": [0, "4-7"], "collect": {"gradients": {"every": 2}}, "detect": true}'
         yield b"output_dir: &a out\nexport: {csv: {steps_per_file: 10}}\non_incident: {dump: {max_bytes: 1GiB}}\n"

@@ -3,6 +3,7 @@
 import linecache
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -14,15 +15,32 @@ _DISPATCHERS: Final = frozenset({"handle_torch_function", "__torch_function__"})
 """Functions of torch between a call and the mode that intercepts it."""
 
 
-def call_site(libraries: Sequence[str]) -> str:
-    """Return `<file>:<function>` of the innermost caller outside `libraries` and the monitor; "" when there is none."""
+def call_site(libraries: Sequence[str]) -> tuple[str, ...]:
+    """Return `<file>:<function>` of the innermost caller outside `libraries` and the monitor, and its stack's lines.
+
+    The lines are `<file>:<line>` of that caller and of its own callers. Returns nothing when there is no such caller.
+    """
     frame: Any = sys._getframe(1)
+    found: list[str] = []
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if not str(path).startswith(_OURS) and not any(part in libraries for part in path.parts):
-            return f"{path}:{frame.f_code.co_name}"
+            found += (
+                [f"{path}:{frame.f_lineno}"]
+                if found
+                else [f"{path}:{frame.f_code.co_name}", f"{path}:{frame.f_lineno}"]
+            )
         frame = frame.f_back
-    return ""
+    return tuple(found)
+
+
+def is_chosen(site: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether a call site matches one of shell-style patterns.
+
+    >>> is_chosen(("/job/train.py:main", "/job/train.py:23"), ["*train.py:23"])
+    True
+    """
+    return any(fnmatch(name, pattern) for name in site for pattern in patterns)
 
 
 class CallStacks:

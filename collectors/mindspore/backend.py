@@ -1,5 +1,6 @@
 """Implements `collectors.backend.Framework` for MindSpore."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from trainsentry.collectors.backend import ModelWatch, StepListener
@@ -7,19 +8,38 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore import saving
 from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps, ScalerWatch, check_scaler
 from trainsentry.collectors.mindspore.rendezvous import meet
+from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import describe_environment, rank_and_world_size
 from trainsentry.collectors.mindspore.validation import checked_models, checked_optimizers
 from trainsentry.collectors.mindspore.watch import MindSporeWatch
 from trainsentry.collectors.ranks.rendezvous import SocketMaxReduce, SocketRendezvous
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import CollectSettings
+from trainsentry.collectors.shared.host_rows import PendingRows
 
-__all__ = ["describe_environment", "follow", "max_reduce", "meet", "new_watch", "rank_and_world_size", "saving"]
+__all__ = [
+    "describe_environment",
+    "follow",
+    "max_reduce",
+    "measure",
+    "meet",
+    "new_watch",
+    "rank_and_world_size",
+    "saving",
+]
 
 
 def new_watch(table: SeriesTable, guard: Guard, settings: CollectSettings) -> ModelWatch:
     """Return a watch without models."""
     return MindSporeWatch(table, guard, settings)
+
+
+def measure(table: SeriesTable, tensors: Sequence[tuple[Series, Any]], eps: float) -> PendingRows:
+    """Return the statistics of tensors now, as rows of `table`; nothing is recorded."""
+    rows = StepRows(table, eps, None)
+    for series, tensor in tensors:
+        rows.add(table.series_id(series), tensor)
+    return rows.take()
 
 
 def max_reduce(rendezvous: SocketRendezvous | None, max_wait: float) -> SocketMaxReduce:

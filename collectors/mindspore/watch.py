@@ -31,7 +31,7 @@ from trainsentry.collectors.mindspore.runtime import (
 )
 from trainsentry.collectors.mindspore.tensor_capture import TensorCapture
 from trainsentry.collectors.mindspore.validation import check_new, checked_models, checked_optimizers
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import PARAMETER_UPDATED, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -132,8 +132,20 @@ class MindSporeWatch(WatchedModel):
             self._cells.pass_begins = report_skipped
         steps.check_scaler = before_update
 
+    def adopt(self, settings: CollectSettings) -> None:
+        """Read what other settings choose, from the next step on; a pattern that matches nothing is left out."""
+        self.settings = settings
+        self._cells.forward, self._cells.backward = settings.forward, settings.backward
+        modules, parameters = [m.name for m in self.names.modules], [p.name for p in self.names.parameters]
+        self._selections = self._adopted_selections(modules, parameters)
+        self._owned_by.clear()
+        if ACTIVATIONS in self._selections:
+            self._cells.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
+
     def watch_communication(self) -> None:
-        """Record collectives too."""
+        """Record collectives too; once."""
+        if self.communication is not None:
+            return
         self.communication = CollectiveRows(self.rows, self.guard, self.settings.call_sites)
 
     @property
@@ -215,6 +227,9 @@ class MindSporeWatch(WatchedModel):
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
+            if self.settings.direction and self._steps is not None:
+                owned, given = self._owned(OPTIMIZER_STATE, optimizer), self._steps.gradients
+                self.guard.run(OPTIMIZER_STATE, self._reader.directions, optimizer, owned, given, micro_step)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.keep, [named for _, named in self._owned(UPDATES, optimizer)])
 
@@ -222,6 +237,10 @@ class MindSporeWatch(WatchedModel):
         """Read how an update changed the weights."""
         del gradients_ready
         self.after_part(optimizer)
+        if PARAMETERS in self._plan and self.settings.after_update:
+            weights = [named for _, named in self._owned(PARAMETERS, optimizer)]
+            micro_step = self._optimizer_steps[id(optimizer)]
+            self.guard.run(PARAMETERS, self._reader.parameters, weights, micro_step, PARAMETER_UPDATED)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Any) -> None:
@@ -262,19 +281,6 @@ class MindSporeWatch(WatchedModel):
     def data_parallel(self) -> bool:
         """Whether MindSpore is set up for data parallelism, where each rank has its own data."""
         return is_data_parallel()
-
-    def take_call_order(self) -> int | None:
-        """Return None (unknown): collectives are intercepted only at sampled steps."""
-        return None
-
-    @property
-    def seconds_waited(self) -> float | None:
-        """None (unknown): collectives run asynchronously."""
-        return None
-
-    def doing(self) -> dict[str, Any]:
-        """Return the collective that this rank waits for: unknown."""
-        return {"waits_for": None, "call": None, "open": []}
 
     def end_step(self) -> None:
         """Complete the rows of the step.

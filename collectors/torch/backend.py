@@ -1,26 +1,45 @@
 """Implements `collectors.backend.Framework` for torch."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from trainsentry.collectors.backend import ModelWatch, StepListener
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import CollectSettings
+from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.torch import saving
 from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, GroupRendezvous, meet
 from trainsentry.collectors.torch.environment import describe_environment, rank_and_world_size
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
+from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.validation import check_scaler, checked_models, checked_optimizers, holds_any
 from trainsentry.collectors.torch.watch import TorchWatch
 
-__all__ = ["describe_environment", "follow", "max_reduce", "meet", "new_watch", "rank_and_world_size", "saving"]
+__all__ = [
+    "describe_environment",
+    "follow",
+    "max_reduce",
+    "measure",
+    "meet",
+    "new_watch",
+    "rank_and_world_size",
+    "saving",
+]
 
 
 def new_watch(table: SeriesTable, guard: Guard, settings: CollectSettings) -> ModelWatch:
     """Return a watch without models."""
     return TorchWatch(table, guard, settings)
+
+
+def measure(table: SeriesTable, tensors: Sequence[tuple[Series, Any]], eps: float) -> PendingRows:
+    """Return the statistics of tensors now, as rows of `table`; nothing is recorded."""
+    rows = StepRows(table, eps, None)
+    rows.add_many([table.series_id(series) for series, _ in tensors], [tensor for _, tensor in tensors])
+    return rows.take()
 
 
 def max_reduce(rendezvous: GroupRendezvous | None, max_wait: float) -> GroupMaxReduce:

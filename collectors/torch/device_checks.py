@@ -1,27 +1,37 @@
 """Reads what devices say of themselves at the end of a step: overflow flags, and faults that their checks found."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import OVERFLOW_FLAG
 from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 
+FAULTS: Final = "device faults"
+"""The part that reads what a device's own checks have found."""
+
 
 class DeviceChecks:
     """Reads the devices of parameters; `log(name, value, micro_step)` appends a scalar."""
 
-    def __init__(self, log: Callable[[str, Any, int], None]) -> None:
+    def __init__(self, guard: Guard, log: Callable[[str, Any, int], None]) -> None:
+        self._guard = guard
         self._log = log
         self._saturates: bool | None = None
         self._flags_are_clear = False
         self._faults: dict[str, int] = {}
         self._checked: list[Device] | None = None
 
-    def read_overflow_flags(self, parameters: Sequence[NamedParameter]) -> None:
+    def read(self, parameters: Sequence[NamedParameter]) -> None:
+        """Append what the devices say at the end of a step."""
+        self._guard.run(OVERFLOW_FLAG, self._read_overflow_flags, parameters)
+        self._guard.run(FAULTS, self._read_faults, parameters)
+
+    def _read_overflow_flags(self, parameters: Sequence[NamedParameter]) -> None:
         """Append the overflow flags of devices that saturate; what was set before the first step does not count."""
         if self._saturates is None:  # known from the first step on, before which a model may still be moved
             self._saturates = saturates(parameters)
@@ -33,7 +43,7 @@ class DeviceChecks:
             self._log(OVERFLOW_FLAG, status, 0)
         self._flags_are_clear = True
 
-    def read_faults(self, parameters: Sequence[NamedParameter]) -> None:
+    def _read_faults(self, parameters: Sequence[NamedParameter]) -> None:
         """Append how many faults the device's own checks have found since the last step, where they found any."""
         if self._checked is None:
             self._checked = [device_of(kind) for kind in _types_of(parameters)]

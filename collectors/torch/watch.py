@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import OVERFLOW_FLAG, SeriesTable
+from trainsentry.collectors.series import PARAMETER_UPDATED, Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -30,18 +30,23 @@ from trainsentry.collectors.torch.distributed.communication import CollectiveRow
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
 from trainsentry.collectors.torch.graph_capture import GraphCaptures
-from trainsentry.collectors.torch.hooks.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.hooks.activations import ActivationHooks
 from trainsentry.collectors.torch.hooks.first_passes import FirstPasses
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
-from trainsentry.collectors.torch.parameters.gradients import GradientRows, OptimizedParameters, gradient_of
+from trainsentry.collectors.torch.parameters.gradients import (
+    GradientRows,
+    OptimizedParameters,
+    current_gradients,
+    gradient_of,
+)
 from trainsentry.collectors.torch.parameters.loss_scale import LossScale
 from trainsentry.collectors.torch.parameters.readers import (
     StateCount,
     UpdateReader,
     learning_rate_of,
     parameters_of,
+    read_directions,
     read_parameters,
     read_state,
 )
@@ -64,17 +69,6 @@ from trainsentry.collectors.torch.validation import (
 )
 from trainsentry.collectors.watched_model import WatchedModel, refused_by
 
-FAULTS: Final = "device faults"
-"""The part that reads what a device's own checks have found."""
-
-MOST_PARAMETERS: Final = 100
-"""Parameters that are hooked to count backward passes where no gradient is recorded."""
-
-
-def _rows(table: SeriesTable, guard: Guard, settings: CollectSettings) -> StepRows:
-    limits = GatherLimits(settings.read_together, settings.read_together_bytes)
-    return StepRows(table, settings.eps, refused_by(guard), limits)
-
 
 class TorchWatch(WatchedModel):
     """Reads a torch model around the steps of its optimizers.
@@ -89,26 +83,25 @@ class TorchWatch(WatchedModel):
         self.rows: StepRows
         self.names: ModelNames
         self._steps: OptimizerSteps | None
-        super().__init__(guard, settings, ModelNames(), _rows(table, guard, settings))
+        limits = GatherLimits(settings.read_together, settings.read_together_bytes)
+        super().__init__(guard, settings, ModelNames(), StepRows(table, settings.eps, refused_by(guard), limits))
         self.capture = TensorCapture(self.names, guard)
         self._outer: dict[int, OuterOptimizer] = {}
         self._late_wrap_checks: list[LateWrapCheck] = []
         self._replay: Replay | None = None
         self._scale = LossScale()
-        self._device_checks = DeviceChecks(self.log)
-        self._first_passes = FirstPasses(self._tell)
+        self._device_checks = DeviceChecks(guard, self.log)
+        self._first_passes = FirstPasses(guard, self._tell)
         self._gradients = GradientRows(
             self.rows, guard, settings, lambda: self._scale.value(self._device), self._first_passes.note
         )
-        self._pass_hooks = AccumulationHooks(guard, None, self._first_passes.note)
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
         self._state_count = StateCount()
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._additions = AddedModules(guard)
-        self._awaits_optimizer = False
+        self._awaits_optimizer = self._names_grew = False
         self._adopted = 0
-        self._names_grew = False
         self._captures = GraphCaptures(guard, self._activations.detach_all, self._activations.reattach)
 
     # ------------------------------------------------------------------ watching
@@ -140,8 +133,8 @@ class TorchWatch(WatchedModel):
         if several_ranks():
             self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
         self._hook_modules()
-        if GRADIENTS not in self._selections and not self._first_passes.ended:
-            self._pass_hooks.attach(self.names.parameters[:MOST_PARAMETERS])
+        if GRADIENTS not in self._selections:
+            self._first_passes.count(self.names.parameters)
 
     def _tell(self, passes: int) -> None:
         self._listener.trained_without_step(passes)
@@ -173,6 +166,22 @@ class TorchWatch(WatchedModel):
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self._optimized.choose(self._selections)
 
+    def adopt(self, settings: CollectSettings) -> None:
+        """Read what other settings choose, from the next step on; a pattern that matches nothing is left out.
+
+        Inside compiled graphs, the hooks stay as they were traced.
+        """
+        self.settings = settings
+        self._gradients.adopt(settings)
+        self._activations.forward, self._activations.backward = settings.forward, settings.backward
+        modules, parameters = [m.name for m in self.names.modules], [p.name for p in self.names.parameters]
+        chosen = self._adopted_selections(modules, parameters)
+        rehook = chosen.get(ACTIVATIONS) != self._selections.get(ACTIVATIONS)
+        self._selections = chosen
+        self._optimized.choose(chosen)
+        if rehook and ACTIVATIONS in chosen:
+            self._activations.choose(self.names.modules, chosen[ACTIVATIONS].modules)
+
     def _hook_modules(self) -> None:
         if ACTIVATIONS in self._selections:
             self._activations.choose(self.names.modules, self._selections[ACTIVATIONS].modules)
@@ -194,10 +203,10 @@ class TorchWatch(WatchedModel):
     def _follow_additions(self) -> None:
         """Watch modules and parameters that were added since the last step."""
         names = self._additions.new_names(self.names)
-        grew, self._names_grew = self._names_grew, False
         if names is not None:
             self._take_names(names)
-        if names is not None or grew:
+        if names is not None or self._names_grew:
+            self._names_grew = False
             self._hook_modules()
 
     def _note_scale(self) -> None:
@@ -206,11 +215,11 @@ class TorchWatch(WatchedModel):
             self.guard.run(GRADIENTS, self._scale.value, self._device)
 
     def watch_communication(self) -> None:
-        """Watch collectives too, except those of the monitor's own group."""
-        reducer = has_reducer(self.names.chunks)
-        self.communication = CollectiveRows(
-            self.rows, self.guard, self.own_group, self.settings.call_sites, reducer=self.settings.reducer and reducer
-        )
+        """Watch collectives too, except those of the monitor's own group; once."""
+        if self.communication is not None:
+            return
+        reducer, sites = self.settings.reducer and has_reducer(self.names.chunks), self.settings.call_sites
+        self.communication = CollectiveRows(self.rows, self.guard, self.own_group, sites, reducer=reducer)
 
     @property
     def _device(self) -> torch.device:
@@ -247,13 +256,9 @@ class TorchWatch(WatchedModel):
         """Return the content of `graph.json`."""
         return describe(self.names, self.flow, known_groups(self.own_group), data_parallel=self.data_parallel)
 
-    def _end_first_passes(self) -> None:
-        self._first_passes.end()
-        self._pass_hooks.detach()
-
     def stop_reading(self) -> None:
         """Remove every hook except those on the optimizers' steps."""
-        self._end_first_passes()
+        self._first_passes.end()
         self._gradients.detach()
         self._activations.close()
         for check in self._late_wrap_checks:
@@ -298,6 +303,9 @@ class TorchWatch(WatchedModel):
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
+            if self.settings.direction:
+                owned = self._optimized.owned(OPTIMIZER_STATE, optimizer)
+                self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if gradient_of(p.parameter) is not None or not gradients_ready]
@@ -313,6 +321,9 @@ class TorchWatch(WatchedModel):
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
+        if PARAMETERS in self._plan and self.settings.after_update:
+            owned, micro_step = self._optimized.owned(PARAMETERS, optimizer), self._micro_step_of(optimizer)
+            self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step, PARAMETER_UPDATED)
         self.guard.run(OPTIMIZER_STATE, self._state_count.updated, optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
@@ -345,28 +356,15 @@ class TorchWatch(WatchedModel):
         """Whether each rank trains on its own data."""
         return any(is_data_parallel(chunk) for chunk in self.names.chunks)
 
-    @property
-    def seconds_waited(self) -> float | None:
-        """Seconds that this step waited for collectives; None where they are not watched."""
-        return self.communication.seconds_waited if self.communication is not None else None
-
-    def take_call_order(self) -> int | None:
-        """Return a hash of this step's sequence of collectives, equal on every rank; None when unknown."""
-        return self.communication.take_order() if self.communication is not None else None
-
-    def doing(self) -> dict[str, Any]:
-        """Return the collective that this rank waits for, and the open ones; called from another thread."""
-        if self.communication is None:
-            return {"waits_for": None, "call": None, "open": []}
-        return self.communication.doing()
+    def current_gradients(self) -> list[tuple[Series, Any]]:
+        """Return the gradients that parameters hold now, each this rank's part."""
+        return current_gradients(self._optimized.selected(GRADIENTS) if GRADIENTS in self._selections else [])
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
-        if not self._first_passes.ended:
-            self._end_first_passes()
+        self._first_passes.end()
         self._captures.note_step()
-        self.guard.run(OVERFLOW_FLAG, self._device_checks.read_overflow_flags, self.names.parameters)
-        self.guard.run(FAULTS, self._device_checks.read_faults, self.names.parameters)
+        self._device_checks.read(self.names.parameters)
         super().end_step()
 
     def note_loss_scale(self, scaler: Any) -> None:
@@ -374,8 +372,7 @@ class TorchWatch(WatchedModel):
         if not scaler.is_enabled():
             return
         self._scale.use(scaler)
-        scale = self._scale.value(self._device)
-        if scale is not None:
+        if (scale := self._scale.value(self._device)) is not None:
             self.log("loss_scale", scale, 0)
 
     # ------------------------------------------------------------------ pieces
@@ -400,5 +397,5 @@ class TorchWatch(WatchedModel):
 
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:
-            scale = getattr(optimizer, "grad_scale", None)
-            self._gradients.read(self._optimized.owned(GRADIENTS, optimizer), scale, self._micro_step_of(optimizer))
+            owned, scale = self._optimized.owned(GRADIENTS, optimizer), getattr(optimizer, "grad_scale", None)
+            self._gradients.read(owned, scale, self._micro_step_of(optimizer))

@@ -40,6 +40,38 @@ def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | 
         ValueError: for an invalid time.
 
     """
+    runs: Tables = {}
+    for rank, directories in sorted(_directories(source, time_start, time_end).items()):
+        tables: dict[str, list[TableFile]] = defaultdict(list)
+        for restart, (_, directory) in enumerate(_in_order(directories)):
+            for file in _files(directory, restart):
+                tables[file.table].append(file)
+        if tables:
+            runs[f"rank{rank}"] = dict(tables)
+    return runs
+
+
+def directories_of_rank(source: Path, rank: int, time_start: str, time_end: str) -> list[Path]:
+    """Return a rank's first-generation directories that began between two times (inclusive), the newest last.
+
+    Raises:
+        ValueError: for an invalid time.
+
+    """
+    return [path for _, path in _in_order(_directories(source, time_start, time_end).get(rank, []))]
+
+
+def time_name(moment: datetime) -> str:
+    """Return a time as in the directories' names, whatever the locale.
+
+    >>> time_name(datetime(2026, 12, 3, 21, 34, 40))
+    'Dec03_21-34-40'
+    """
+    return f"{_MONTHS[moment.month - 1]}{moment:%d_%H-%M-%S}"
+
+
+def _directories(source: Path, time_start: str | None, time_end: str | None) -> dict[int, list[tuple[datetime, Path]]]:
+    """Return each rank's directories with the times in their names."""
     begin, end = _time(time_start), _time(time_end)
     found: dict[int, list[tuple[datetime, Path]]] = defaultdict(list)
     for path in [source.resolve(), *sorted(source.iterdir())] if source.is_dir() else []:
@@ -53,15 +85,7 @@ def msprobe_tables(source: Path, time_start: str | None = None, time_end: str | 
                 found[int(first["rank"])].append((time, path))
         elif second is not None and path.is_dir() and begin is None and end is None:
             found[int(second["rank"])].append((datetime.min, path))
-    runs: Tables = {}
-    for rank, directories in sorted(found.items()):
-        tables: dict[str, list[TableFile]] = defaultdict(list)
-        for restart, (_, directory) in enumerate(_in_order(directories)):
-            for file in _files(directory, restart):
-                tables[file.table].append(file)
-        if tables:
-            runs[f"rank{rank}"] = dict(tables)
-    return runs
+    return found
 
 
 def _in_order(directories: list[tuple[datetime, Path]]) -> list[tuple[datetime, Path]]:

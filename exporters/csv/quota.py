@@ -21,7 +21,8 @@ def enforce_quota(
     the block that holds `step` of this `restart` and the newest event file: both are being written. Tables that hold
     steps of an incident (first and last step) are deleted only when nothing else is left.
     """
-    sizes = {path: path.stat() for path in directory.iterdir() if path.is_file()}
+    files = directory.iterdir() if directory.is_dir() else ()  # without tables nobody makes `global`
+    sizes = {path: path.stat() for path in files if path.is_file()}
     event_files = sorted(events.glob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime) if events else []
     sizes |= {path: path.stat() for path in event_files}
 

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -221,8 +222,12 @@ class CsvWriter:
         known = self._files[table] = _OpenTable(TableFile(path, table, first, last, self.restart), file, step)
         if file.tell() > 0:
             return known, True
-        append_whole(file, (",".join(columns_of(table, self.statistics)) + "\n").encode())
+        append_whole(file, (",".join(self.columns(table)) + "\n").encode())
         return known, False
+
+    def columns(self, table: str) -> Sequence[str]:
+        """Return the header of a table."""
+        return columns_of(table, self.statistics)
 
 
 def _already_written(path: Path, size: int, data: bytes) -> int:

@@ -9,11 +9,13 @@ import trainsentry
 from trainsentry.monitor.cli.compare import compare_command
 from trainsentry.monitor.cli.config import config_app
 from trainsentry.monitor.cli.csv2tb import csv2tb_command
+from trainsentry.monitor.cli.ctl import ctl_command
 from trainsentry.monitor.cli.demo import demo_command
 from trainsentry.monitor.cli.diagnose import diagnose_command
 from trainsentry.monitor.cli.doctor import doctor_command
 from trainsentry.monitor.cli.overflow import overflow_command
 from trainsentry.monitor.cli.report import report_command
+from trainsentry.monitor.cli.run import StartProgram, run_command
 from trainsentry.monitor.cli.watch import watch_command
 
 app = typer.Typer(
@@ -23,11 +25,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo_command)
+app.command("run", context_settings={"allow_interspersed_args": False})(run_command)
 app.command("diagnose")(diagnose_command)
 app.command("rank", hidden=True, help="The same as diagnose.")(diagnose_command)
 app.command("csv2tb")(csv2tb_command)
 app.command("report")(report_command)
 app.command("watch")(watch_command)
+app.command("ctl")(ctl_command)
 app.command("compare")(compare_command)
 app.command("overflow")(overflow_command)
 app.command("doctor")(doctor_command)
@@ -48,5 +52,14 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; exit status 0 for done, 1 for a problem found, 2 for bad input."""
-    sys.exit(app())
+    """Run the command line; exit status 0 for done, 1 for a problem found, 2 for bad input.
+
+    `trainsentry run` ends as its script ends.
+    """
+    try:
+        status = app()
+    except StartProgram as start:
+        program = start.program
+    else:
+        sys.exit(status)
+    program.run()

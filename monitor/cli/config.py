@@ -1,4 +1,4 @@
-"""`trainsentry config check|schema|reference`."""
+"""`trainsentry config check|convert|schema|reference`."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,17 @@ from typing import Annotated
 
 import typer
 
-from trainsentry.monitor.cli.console import bad_input, out
-from trainsentry.monitor.config.files import load_config
+from trainsentry.monitor.cli.console import bad_input, err, out
+from trainsentry.monitor.config.files import load_config, parse_config, read_file
 from trainsentry.monitor.config.reference import render_reference
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.debugger.debugger_config import DebuggerConfig
 from trainsentry.monitor.errors import ConfigError
+from trainsentry.monitor.msprobe.translation import translate
 
-config_app = typer.Typer(help="Check a configuration, or print its JSON schema or its reference.", no_args_is_help=True)
+config_app = typer.Typer(
+    help="Check or convert a configuration, or print its JSON schema or its reference.", no_args_is_help=True
+)
 
 
 @config_app.command("check")
@@ -29,6 +32,35 @@ def check_command(
     except ConfigError as error:
         bad_input(str(error))
     out.print_json(json.dumps(config.model_dump(mode="json")))
+
+
+@config_app.command("convert")
+def convert_command(
+    file: Annotated[Path, typer.Argument(help="msprobe's monitor_config.json, of either generation.")],
+    to: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Where to write; default: print it.")] = None,
+    keep_files: Annotated[
+        bool, typer.Option("--keep-files", help="Write msprobe's files (V1) in place of our tables.")
+    ] = False,
+) -> None:
+    """Convert the configuration of msprobe's monitor into ours, and say what changes.
+
+    Example: trainsentry config convert monitor_config.json monitor.json
+    """
+    try:
+        translation = translate(read_file(file), str(file), files=keep_files)
+        parse_config(translation.config, str(file))
+    except ConfigError as error:
+        bad_input(str(error))
+    text = json.dumps(translation.config, indent=2) + "\n"
+    if to is None:
+        typer.echo(text, nl=False)
+    else:
+        try:
+            to.write_text(text, encoding="utf-8")
+        except OSError as error:
+            bad_input(f"{to}: cannot be written: {error}")
+    for difference in translation.differences:
+        err.print(f"changes: {difference}", soft_wrap=True)
 
 
 @config_app.command("schema")

@@ -1,5 +1,7 @@
 """`trainsentry diagnose`: ranks the suspects of a recorded run."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,10 @@ from rich.text import Text
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.csv.format import table_paths
 from trainsentry.exporters.engine import engine
+from trainsentry.exporters.files.json_files import replace_json
+from trainsentry.exporters.msprobe.recorded_alerts import alert_files, at_steps, read_alerts
 from trainsentry.exporters.run_reader import read_run
+from trainsentry.monitor.cli.anomaly_analysis import show_alerts
 from trainsentry.monitor.cli.console import (
     ENGINE_HELP,
     FOUND,
@@ -33,13 +38,25 @@ def diagnose_command(
     ] = False,
     engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
     scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
+    out_path: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="OUT", help="Also write what is shown to a file in this folder."),
+    ] = None,
 ) -> None:
     """Rank the suspects of a recorded run: from anomalies.jsonl, or from the CSV tables if there is none.
+
+    A folder of msprobe's monitor (`anomaly_detected`, with rank<r>/anomaly.json) is ranked in msprobe's order. With
+    `-o`, the incidents go to incidents.json, msprobe's alerts to anomaly_analyse.json.
 
     Exit status 1 when there is an incident, 2 when no step was recorded.
     Example: trainsentry diagnose monitor_output -k 3
     """
     wanted = parse_steps(steps)
+    alerts = _alert_files(directory)
+    if alerts:
+        found = at_steps(read_alerts(alerts, ProblemPrinter()), wanted)
+        show_alerts(found, top, out_path)
+        raise typer.Exit(FOUND if found else 0)
     try:
         with engine(engine_name, scheduler) as mapper:
             incidents = diagnose(recorded_ranks(directory), ProblemPrinter(), wanted, mapper, anew=anew)
@@ -52,6 +69,8 @@ def diagnose_command(
         return
     for incident in incidents:
         _show(incident, top)
+    if out_path is not None:
+        _write(out_path / "incidents.json", incidents, top)
     raise typer.Exit(FOUND)
 
 
@@ -68,6 +87,21 @@ def recorded_ranks(directory: Path) -> list[Path]:
     if not found:
         raise without_output(directory, "rank0/ with tables in it")
     return found
+
+
+def _alert_files(directory: Path) -> list[Path]:
+    """Return msprobe's files in a directory that holds none of ours."""
+    ours = directory.is_dir() and any(_is_rank(path) for path in [*directory.glob("rank*"), directory])
+    return [] if ours else alert_files(directory)
+
+
+def _write(path: Path, incidents: Sequence[Incident], top: int) -> None:
+    """Write the incidents with their first suspects."""
+    shown = [replace(incident, suspects=incident.suspects[:top]).to_json() for incident in incidents]
+    try:
+        replace_json(path, shown)
+    except OSError as error:
+        bad_input(f"{path}: cannot be written: {error}")
 
 
 def _is_rank(path: Path) -> bool:

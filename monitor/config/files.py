@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 
 from trainsentry.exporters.files.foreign_files import MAX_DEPTH, is_deep, parse_json, read_bytes
+from trainsentry.monitor.config.msprobe_keys import msprobe_advice
 from trainsentry.monitor.config.schema import MonitorConfig, config_model
 from trainsentry.monitor.errors import ConfigError
 
@@ -88,6 +89,9 @@ def parse_config(data: Any, where: str) -> MonitorConfig:
     try:
         return model.model_validate(data)
     except ValidationError as error:
+        advice = msprobe_advice(data, where)
+        if advice is not None:
+            raise ConfigError(advice) from None
         lines = [explain(dict(e), model) for e in error.errors()]
         raise ConfigError(f"{where}: " + "\n  ".join(dict.fromkeys(lines))) from None
 

@@ -54,6 +54,24 @@ class Gradients(Collected):
     )
 
 
+class Parameters(Collected):
+    """Weights, read just before the update."""
+
+    after_update: bool = Field(
+        default=False, description="Also record them just after the update (`parameter_updated`), in the same step."
+    )
+
+
+class OptimizerState(Collected):
+    """The optimizer's state, such as `exp_avg`, read just before the update."""
+
+    direction: bool = Field(
+        default=False,
+        description="Also record the share of elements whose gradient and first moment have the same sign "
+        "(`moment_direction`, column `mean`).",
+    )
+
+
 class Activations(Collected):
     """Inputs and outputs of modules, and the gradients at them."""
 
@@ -87,7 +105,11 @@ class Communication(Block):
     call_sites: Annotated[
         list[str],
         BeforeValidator(as_list, json_schema_input_type=list[str]),
-        Field(min_length=1, description="Shell-style patterns over `<file>:<function>` of the caller."),
+        Field(
+            min_length=1,
+            description="Shell-style patterns over `<file>:<function>` of the caller, or over `<file>:<line>` of "
+            "any line of its call stack.",
+        ),
     ] = ["*"]
 
 
@@ -95,12 +117,8 @@ class Collect(Block):
     """The kinds of tensors that are sampled. A kind set to `false` is not sampled."""
 
     gradients: Annotated[Gradients | None, optional(Gradients)] = Gradients()
-    parameters: Annotated[Collected | None, optional(Collected)] = Field(
-        default=Collected(), description="Weights, read just before the update."
-    )
-    optimizer_state: Annotated[Collected | None, optional(Collected)] = Field(
-        default=Collected(), description="The optimizer's state, such as `exp_avg`, read just before the update."
-    )
+    parameters: Annotated[Parameters | None, optional(Parameters)] = Parameters()
+    optimizer_state: Annotated[OptimizerState | None, optional(OptimizerState)] = OptimizerState()
     updates: Annotated[Collected | None, optional(Collected)] = Field(
         default=Collected(), description="The change of each weight by the update, and its ratio to the weight."
     )
@@ -285,6 +303,7 @@ class MonitorConfig(Block):
         """Return the settings of the collectors."""
         blocks = {part: getattr(self.collect, part) for part in PARTS}
         gradients, activations = blocks["gradients"], blocks["activations"]
+        parameters, state = blocks["parameters"], blocks["optimizer_state"]
         return CollectSettings(
             targets={part: list(block.targets) for part, block in blocks.items() if block is not None},
             forward=activations is not None and activations.forward,
@@ -297,6 +316,8 @@ class MonitorConfig(Block):
             read_together_bytes=READ_TOGETHER_BYTES if activations is None else activations.read_together_bytes,
             reducer=self.collect.communication is not None and self.collect.communication.reducer,
             call_sites=tuple(self.collect.communication.call_sites if self.collect.communication else ()),
+            after_update=parameters is not None and parameters.after_update,
+            direction=state is not None and state.direction,
         )
 
     def watched_ranks(self, world_size: int) -> list[int]:

@@ -1,7 +1,8 @@
 """Decisions that all ranks take together, at step boundaries that the step number alone determines."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from trainsentry.collectors.backend import MaxReduce, Rendezvous
 from trainsentry.collectors.guard import Guard
@@ -31,7 +32,7 @@ class Proposal:
     `dense_until` is the step before which everything is sampled. `minus_settled` is minus the number of settled
     incidents that a rank has received, so that the maximum counts the incidents that every rank has received. `costs`
     are the numbers of the overhead budget. `max_step` is the step number and `minus_min_step` is minus it: unless they
-    add up to 0, the ranks are at different steps.
+    add up to 0, the ranks are at different steps. `commands` is the number of commands that the reading rank has read.
     """
 
     stop: int = NO_STOP
@@ -40,20 +41,22 @@ class Proposal:
     costs: tuple[float, ...] = ()
     max_step: int = 0
     minus_min_step: int = 0
+    commands: int = 0
 
     def numbers(self, width: int) -> list[float]:
         """Return the proposal as numbers, the last `width` of them costs: the same length on every rank."""
         costs = [*self.costs, *[float("-inf")] * width][:width]  # gloo ends a process whose message has another size
         return [
             *map(float, (self.stop, self.dense_until, self.minus_settled, self.max_step, self.minus_min_step)),
+            float(self.commands),
             *costs,
         ]
 
     @classmethod
     def of(cls, numbers: list[float]) -> "Proposal":
         """Rebuild a proposal from its numbers."""
-        stop, dense_until, minus_settled, max_step, minus_min_step = map(int, numbers[:5])
-        return cls(stop, dense_until, minus_settled, tuple(numbers[5:]), max_step, minus_min_step)
+        stop, dense_until, minus_settled, max_step, minus_min_step, commands = map(int, numbers[:6])
+        return cls(stop, dense_until, minus_settled, tuple(numbers[6:]), max_step, minus_min_step, commands)
 
 
 class Consensus:
@@ -81,6 +84,7 @@ class Consensus:
         self._many = rendezvous is not None and rendezvous.size >= MANY_RANKS
         self._every = AT_LEAST_EVERY if self._many else min([AT_LEAST_EVERY, *schedule.every.values()])
         self._proposed_at: int | None = None
+        self._commands = 0
 
     @classmethod
     def of_single_rank(cls, schedule: Schedule, guard: Guard) -> "Consensus":
@@ -141,6 +145,17 @@ class Consensus:
     def _result(self) -> Proposal | None:
         numbers = None if self.max_reduce is None else self.max_reduce.result()
         return Proposal.of(numbers) if numbers is not None else None
+
+    def commands(self, agreed: Proposal | None, read: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the commands that every rank carries out now; `read` are those that this rank has read so far."""
+        if agreed is None or agreed.commands <= self._commands:
+            return []
+        new = list(read[self._commands : agreed.commands])
+        self._commands = agreed.commands
+        if self.rendezvous is None:
+            return new
+        found = self.guard.run(PART, self.rendezvous.exchange, new) or [new]
+        return next((commands for commands in found if isinstance(commands, list) and commands), [])
 
     def stop_after(self, step: int, agreed: Proposal | None, request: TrainingStopped | None) -> TrainingStopped | None:
         """Return the stop that every rank raises at the end of `step`; `request` is this rank's."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.backend import Framework, Rendezvous
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.settings import PARTS
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.ranks.consensus import Consensus
@@ -36,7 +37,7 @@ class RankGroup:
         except ConfigError:
             rendezvous.close()
             raise
-        costs = 2 + len(self.schedule.every) if config.overhead_budget is not None else 0
+        costs = 2 + len(PARTS) + 1 if config.overhead_budget is not None else 0
         max_reduce = framework.max_reduce(rendezvous, PATIENCE_SECONDS)
         self.consensus = Consensus(rendezvous, max_reduce, self.schedule, guard, costs=costs)
         self.hangs: HangWatch | None = None

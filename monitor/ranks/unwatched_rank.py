@@ -72,6 +72,7 @@ class UnwatchedRank:
         self._updated = False
         self._ended += 1
         agreed = self.consensus.at_boundary(step, Proposal(stop=kind_of(self.stop)))
+        self.consensus.commands(agreed, [])
         stop = self.consensus.stop_after(step, agreed, self.stop)
         if stop is not None:
             self.stop = None

@@ -122,6 +122,11 @@ class RecorderLink:
             data = data[room:]
         return self._write(messages.CONTROL, [data])
 
+    def reconfigure(self, config: dict[str, Any], detect: dict[str, Any] | None) -> None:
+        """Have this recorder, and any successor, follow another configuration."""
+        self.settings = replace(self.settings, config=config, detect=detect)
+        self.send(messages.RECONFIGURE, config=config, detect=detect)
+
     def _send_definitions(self) -> bool:
         series, layouts = len(self.table.series), len(self.table.layouts)
         at_once = SERIES_PER_MESSAGE

@@ -19,6 +19,7 @@ COUNTERS: Final = "counters"
 GAP: Final = "gap"
 RUN: Final = "run"
 SAMPLING: Final = "sampling"
+RECONFIGURE: Final = "reconfigure"
 DATA_PARALLEL: Final = "data_parallel"
 
 INCIDENT: Final = "incident"

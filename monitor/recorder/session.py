@@ -237,23 +237,42 @@ class Session:
             self.writers.write_settings(message["run"], self.step)
         elif kind == messages.ACTION:
             self.incidents.take_action(message)
+        elif kind == messages.RECONFIGURE:
+            self._reconfigure(message["config"], message["detect"])
         elif kind == messages.DATA_PARALLEL and self.rank_tree is not None:
             self.rank_tree.note_data_parallel(message)
         elif kind == messages.GAP:
             gap = message["gap"]
             self.gaps.add(gap["sink"], gap["first_step"], gap["last_step"], gap["reason"])
-        elif kind == messages.FLUSH:
-            self.settle_all()
-            if self.is_root or self.rank_tree is None:
-                self.send({"type": messages.FLUSHED, "token": message["token"]})
-            else:
-                self.rank_tree.ask_flush(message["token"])
-        elif kind == messages.STATE:
-            state = self.detection.state() if self.detection is not None else None
-            self.send({"type": messages.STATE, "state": state, "token": message["token"]})
+        elif kind in {messages.FLUSH, messages.STATE}:
+            self._answer(message)
         elif kind == messages.LOAD_STATE:
             self._load(message["state"], message["step"])
         return bool(kind != messages.CLOSE)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        """Answer the trainer's request to write everything, or its request for the detectors' state."""
+        if message["type"] == messages.STATE:
+            state = self.detection.state() if self.detection is not None else None
+            self.send({"type": messages.STATE, "state": state, "token": message["token"]})
+            return
+        self.settle_all()
+        if self.is_root or self.rank_tree is None:
+            self.send({"type": messages.FLUSHED, "token": message["token"]})
+        else:
+            self.rank_tree.ask_flush(message["token"])
+
+    def _reconfigure(self, config: dict[str, Any], detect: dict[str, Any] | None) -> None:
+        """Follow another configuration: exporters begin and end, and detection takes its new rate of false alarms."""
+        self.settings = replace(self.settings, config=config, detect=detect)
+        for writers in (self.writers, self.global_writers):
+            if writers is not None:
+                writers.adopt(self.settings, self.step)
+        self.status_exporters.close()
+        self.status_exporters = StatusExporters(self.settings, self.directory, self.table, self.gaps)
+        self.alerts = Alerts(self.settings, self.directory, self.table, self.failed)
+        if self.detection is not None and detect is not None:
+            self.detection.allow(detect["per_step"], detect["per_day"])
 
     def _write_cost(self) -> None:
         """Write the monitor's own cost as scalars, where an exporter shows scalars (TensorBoard)."""

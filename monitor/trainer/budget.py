@@ -1,5 +1,6 @@
 """Keeps the monitor's cost within a budget: samples the costliest parts less often, and more often when it can."""
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -58,7 +59,9 @@ class Budget:
     def decide(self, measured: list[float]) -> bool:
         """Set `stretch` from `measured`, of this rank or the maximum over all ranks; return whether it changed."""
         bare, fixed = measured[:2]
-        costs = dict(zip(self.every, measured[2:], strict=True))
+        costs = dict(zip(self.every, measured[2:], strict=False))  # ranks agree on a number for every part, on or off
+        if len(costs) < len(self.every) or not all(math.isfinite(cost) for cost in costs.values()):
+            return False  # agreed before the parts changed
         if bare <= 0:
             return False
         allowed = self.share * bare - fixed

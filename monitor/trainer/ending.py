@@ -33,6 +33,11 @@ def close_at_exit(monitor: Closable) -> None:
     _open.add(monitor)
 
 
+def open_monitors() -> bool:
+    """Whether a monitor watches in this process."""
+    return bool(_open)
+
+
 def cancel_close_at_exit(monitor: Closable) -> None:
     """Do not close `monitor` at exit: it is closed already."""
     _open.discard(monitor)

@@ -113,8 +113,14 @@ class Overhead:
             return False
         if not self.guard.run(PART, self.budget.decide, [-costs[0], *costs[1:]]):
             return False
-        self.schedule.stretch = self.budget.stretch
+        self.schedule.stretch.update(self.budget.stretch)
         return True
+
+    def adopt(self) -> None:
+        """Follow the schedule's parts, which have changed; what they cost is measured anew."""
+        if self.budget is not None:
+            self.budget = Budget(self.budget.share, self.schedule.every)
+            self.schedule.stretch.update(self.budget.stretch)
 
     def sampling(self, step: int) -> dict[str, Any]:
         """Return the line of `sampling.jsonl` with the intervals from `step` on."""

@@ -1,7 +1,8 @@
 """The training process's part of each step: collect, judge before the update, send records, open the next step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from trainsentry.anomaly.pre_update_check import PreUpdateCheck
@@ -26,6 +27,7 @@ from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd, checked_micro_steps
 from trainsentry.monitor.trainer.counters import TrainerCounters
 from trainsentry.monitor.trainer.first_steps import FirstSteps
+from trainsentry.monitor.trainer.live_control import LiveControl
 from trainsentry.monitor.trainer.outbox import Outbox
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.same_step import SameStep
@@ -34,6 +36,9 @@ from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
 from trainsentry.monitor.trainer.triggers import OverflowLimit, Triggers
 
 PART: Final = "step boundary"
+
+StepCallback = Callable[[int], None]
+"""Gets the number of a step that has ended, in the training thread."""
 
 
 class StepLoop:
@@ -60,6 +65,7 @@ class StepLoop:
         rank: int,
         start_step: int,
         same_step: bool,
+        ranks: int = 1,
     ) -> None:
         self.watch = watch
         self.table = table
@@ -97,6 +103,8 @@ class StepLoop:
         self._unfinished = False
         self.ends_at_callback = False
         self.stops_at_boundary = False
+        self.step_callbacks: list[StepCallback] = []
+        self.control = LiveControl(self, config, ranks)
 
     def go_to(self, step: int) -> None:
         """Continue from another step, as after loading a checkpoint; earlier decisions of the ranks are void."""
@@ -272,14 +280,22 @@ class StepLoop:
 
         """
         self._run(self._close)
+        for callback in self.step_callbacks:
+            self.guard.run("on_step", callback, self.step)
         step, self.step = self.step, self.step + 1
-        proposal = self.guard.run(PART, lambda: self.triggers.proposal(self.step, self.overhead.costs(step)))
+        proposal = self.guard.run(PART, self._propose, step)
         agreed = self.consensus.at_boundary(step, proposal or Proposal())
-        self._run(self._begin, agreed)
+        commands = self.consensus.commands(agreed, self.control.commands)
+        self._run(self._begin, agreed, commands)
         stop = self.consensus.stop_after(step, agreed, self.triggers.stop)
         if stop is not None:
             self.triggers.take_stop()
             raise stop
+
+    def _propose(self, step: int) -> Proposal:
+        """Return this rank's proposal at the end of `step`."""
+        proposal = self.triggers.proposal(self.step, self.overhead.costs(step))
+        return replace(proposal, commands=self.control.look(self.step))
 
     def _close(self) -> None:
         """Close the step's rows, send the records that have arrived, and receive the recorder's messages."""
@@ -317,9 +333,10 @@ class StepLoop:
             self.watch.log(STEP_SECONDS, self._began - began, 0)
             self.watch.log(COMMUNICATION_SECONDS, waited, 0)
 
-    def _begin(self, agreed: Proposal | None) -> None:
+    def _begin(self, agreed: Proposal | None, commands: Sequence[dict[str, Any]]) -> None:
         """Act on the ranks' agreement and open the next step."""
         self._begin_step()
+        self.control.carry_out(commands, self.step)
         self.triggers.act_on(agreed, self.step)
         if self.overhead.decide(agreed.costs if agreed is not None else ()):
             self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))

@@ -108,7 +108,10 @@ class Triggers:
         self.guard.note_failure(part, text)
 
     def note_action(self, incident_id: int, action: str) -> None:
-        """Add an action to an incident, here and in the recorder."""
+        """Add an action to an incident, here and in the recorder; one that a user requested is logged."""
+        if incident_id < 0:
+            logger.warning("trainsentry: %s", action)
+            return
         known = self.incidents.get(incident_id)
         if known is not None:
             self.incidents[incident_id] = known.with_action(action)

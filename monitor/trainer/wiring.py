@@ -16,6 +16,8 @@ from trainsentry.exporters.csv.writer import next_restart
 from trainsentry.exporters.registry import missing_package, switched_on
 from trainsentry.exporters.registry import table as exporter_table
 from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.control.config_file import ConfigFile
+from trainsentry.monitor.control.control_file import NAME as CONTROL
 from trainsentry.monitor.errors import ConfigError
 from trainsentry.monitor.ranks.consensus import Consensus
 from trainsentry.monitor.ranks.rank_group import RankGroup
@@ -26,7 +28,7 @@ from trainsentry.monitor.recorder.sinks.claim import Claim, claim_start, release
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.saved_state import detection_for
-from trainsentry.monitor.trainer.step_loop import StepLoop
+from trainsentry.monitor.trainer.step_loop import StepCallback, StepLoop
 from trainsentry.monitor.trainer.targeted_dump import TargetedDump
 from trainsentry.monitor.trainer.triggers import Callback, Triggers
 
@@ -120,6 +122,7 @@ class RunStart:
     start_step: int
     rank_group: RankGroup | None
     saved_state: dict[str, Any] | None
+    config_file: ConfigFile | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class MonitorView:
     guard: Guard
     callbacks: list[Callback]
     incidents: dict[int, Incident]
+    step_callbacks: list[StepCallback]
 
 
 def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoop:
@@ -169,7 +173,7 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     if run.saved_state is not None:
         link.send(messages.LOAD_STATE, state=detection_for(run.rank, run.saved_state), step=run.start_step)
     overhead = Overhead(guard, schedule, config.overhead_budget)
-    return StepLoop(
+    loop = StepLoop(
         config,
         watch,
         table,
@@ -182,7 +186,12 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
         rank=run.rank,
         start_step=run.start_step,
         same_step=same_step,
+        ranks=len(watched),
     )
+    loop.step_callbacks = shared.step_callbacks
+    if run.rank == watched[0]:
+        loop.control.read(root / settings.file_name(CONTROL), run.config_file)
+    return loop
 
 
 def _targeted_dump(run: RunStart, watch: ModelWatch, directory: Path, triggers: Triggers) -> TargetedDump | None:

@@ -11,13 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from typing import Any, Final
 
 import mindspore as ms
 from mindspore import Tensor
 
-from trainsentry.collectors.calls.call_stacks import call_site
+from trainsentry.collectors.calls.call_stacks import call_site, is_chosen
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.hooks.function_patches import Wrap, patch, unpatch
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
@@ -80,6 +79,7 @@ class CollectiveRows:
         self.rows = rows
         self.guard = guard
         self.call_sites = tuple(call_sites)
+        self.sites: dict[str, set[tuple[str, ...]]] | None = None
         self.left_out = 0
         self.members: dict[str, list[int]] = {WORLD: _members_of(WORLD)}
         self._thread = threading.get_ident()
@@ -88,6 +88,19 @@ class CollectiveRows:
         self._recorded: list[_Call] = []
         self._undo: list[tuple[Any, str, Wrap]] = []
         self._inside = False
+
+    @property
+    def seconds_waited(self) -> float | None:
+        """None (unknown): collectives run asynchronously."""
+        return None
+
+    def take_order(self) -> int | None:
+        """Return None (unknown): collectives are intercepted only at sampled steps."""
+        return None
+
+    def doing(self) -> dict[str, Any]:
+        """Return the collective that this rank waits for: unknown."""
+        return {"waits_for": None, "call": None, "open": []}
 
     def open_step(self, *, sampling: bool) -> None:
         """Begin a step: patch the functions when `sampling`, else restore them."""
@@ -143,15 +156,15 @@ class CollectiveRows:
         kind = f"{group}.{op.name}" if op.name in POINT_TO_POINT else group
         sequence = self._sequences[kind]
         self._sequences[kind] += 1
-        if "*" not in self.call_sites:
-            site = call_site(("mindspore",))
-            if not any(fnmatch(site, pattern) for pattern in self.call_sites):
-                return None
+        if "*" not in self.call_sites and not is_chosen(call_site(("mindspore",)), self.call_sites):
+            return None
         number = self._in_step[group, op.name]
         self._in_step[group, op.name] += 1
         if number >= MAX_CALLS:
             self.left_out += 1
             return None
+        if self.sites is not None:
+            self.sites.setdefault(op.name, set()).add(call_site(("mindspore",))[1:])
         if group not in self.members:
             self.members[group] = _members_of(group)
         tensors = _tensors([given.get(name) for name in op.inputs])

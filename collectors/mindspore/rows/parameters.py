@@ -1,7 +1,7 @@
 """Reads parameters, gradients, updates and optimizer state around an optimizer's step."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +10,16 @@ from mindspore import Parameter, ParameterTuple, Tensor, mint
 from trainsentry.collectors.mindspore.rows.cell_names import NamedParameter
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, as_float, device_row
-from trainsentry.collectors.series import GRADIENT, PARAMETER, UPDATE
+from trainsentry.collectors.series import GRADIENT, MOMENT_DIRECTION, PARAMETER, UPDATE
 from trainsentry.collectors.shared.host_rows import state_quantity
 from trainsentry.collectors.statistics import NORM
 
 Owned = Sequence[tuple[int, NamedParameter]]
 """Parameters of an optimizer, each with its position in the optimizer."""
+
+
+FIRST_MOMENTS: Final = frozenset({"exp_avg", "moment1", "moments1", "moments", "m"})
+"""Names under which MindSpore's optimizers keep the first moment."""
 
 
 class ParameterReader:
@@ -36,10 +40,19 @@ class ParameterReader:
             if isinstance(gradient, Tensor):
                 self.rows.add(self.ids.id_of(named, GRADIENT, micro_step), gradient, divisor)
 
-    def parameters(self, parameters: Iterable[NamedParameter], micro_step: int = 0) -> None:
+    def parameters(self, parameters: Iterable[NamedParameter], micro_step: int = 0, quantity: str = PARAMETER) -> None:
         """Append a row for each parameter."""
         for named in parameters:
-            self.rows.add(self.ids.id_of(named, PARAMETER, micro_step), named.parameter)
+            self.rows.add(self.ids.id_of(named, quantity, micro_step), named.parameter)
+
+    def directions(self, optimizer: Any, owned: Owned, gradients: Sequence[Any], micro_step: int) -> None:
+        """Append a row of (1 + sign(gradient)·sign(first moment)) / 2 for each parameter that has both."""
+        moments = next((tensors for name, tensors in state_of(optimizer) if name in FIRST_MOMENTS), ())
+        for place, named in owned:
+            gradient = gradients[place] if place < len(gradients) else None
+            if place < len(moments) and isinstance(gradient, Tensor):
+                agreement = (mint.sign(gradient) * mint.sign(moments[place]) + 1) / 2
+                self.rows.add(self.ids.id_of(named, MOMENT_DIRECTION, micro_step), agreement)
 
     def state(self, optimizer: Any, owned: Owned, micro_step: int = 0) -> None:
         """Append a row for each tensor of the optimizer's state, under its own name."""

@@ -6,13 +6,12 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from typing import Any, Final
 
 import torch.distributed as dist
 from torch import Tensor
 
-from trainsentry.collectors.calls.call_stacks import call_site
+from trainsentry.collectors.calls.call_stacks import call_site, is_chosen
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
 from trainsentry.collectors.torch.distributed.process_groups import (
@@ -86,7 +85,8 @@ class CollectiveRows:
 
     `own` names the monitor's own group, which is left out. `call_sites` are shell-style patterns over
     `<file>:<function>` of the caller outside torch; other calls are counted but not recorded. With `reducer`, the calls
-    of DistributedDataParallel's reducer are recorded too.
+    of DistributedDataParallel's reducer are recorded too. `sites` collects the lines of each operation's callers, where
+    it is not None.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class CollectiveRows:
         self.own = own
         self.call_sites = tuple(call_sites)
         self.sampling = False
+        self.sites: dict[str, set[tuple[str, ...]]] | None = None
         self.left_out = 0
         self.waiting_for: OpenCollective | None = None
         self.seconds_waited = 0.0
@@ -248,6 +249,8 @@ class CollectiveRows:
             call.name = f"{name}.{op.name}.{number}"
             call.outputs = tensors_of(args, kwargs, op.outputs)
             self._recorded.append(call)
+            if self.sites is not None:
+                self.sites.setdefault(op.name, set()).add(call_site(libraries())[1:])
             self._read(call, COMMUNICATION_INPUT, tensors)
         return call
 
@@ -314,4 +317,4 @@ class CollectiveRows:
         return found
 
     def _is_chosen(self) -> bool:
-        return "*" in self.call_sites or any(fnmatch(call_site(libraries()), pattern) for pattern in self.call_sites)
+        return "*" in self.call_sites or is_chosen(call_site(libraries()), self.call_sites)

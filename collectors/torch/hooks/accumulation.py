@@ -32,7 +32,7 @@ class AccumulationHooks:
         self.guard = guard
         self._passed = passed
         self.order: dict[nn.Parameter, int] = {}
-        self._arrived = arrived
+        self.arrived = arrived
         self._counts: Counter[int] = Counter()
         self._handles: list[RemovableHandle] = []
 
@@ -63,8 +63,8 @@ class AccumulationHooks:
         micro_step = self._counts[id(named)]
         self._counts[id(named)] += 1
         self._passed(micro_step + 1)
-        if self._arrived is not None and micro_step < MAX_MICRO_STEPS:
-            self._arrived(named, micro_step)
+        if self.arrived is not None and micro_step < MAX_MICRO_STEPS:
+            self.arrived(named, micro_step)
 
     def last_micro_step(self, named: NamedParameter) -> int:
         """Return the last micro-step in which a parameter got a gradient."""

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import GRADIENT
+from trainsentry.collectors.series import GRADIENT, Series
 from trainsentry.collectors.settings import GRADIENTS, CollectSettings
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.targets import Selection
 from trainsentry.collectors.torch.hooks.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.hooks.pre_reduction_gradients import MICRO_BATCH, RUNNING_SUM, PreReductionHooks
 from trainsentry.collectors.torch.parameters.readers import parameters_of
-from trainsentry.collectors.torch.rows.local_tensor import version_of
+from trainsentry.collectors.torch.rows.local_tensor import local, version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
@@ -168,6 +168,13 @@ class GradientRows:
         self._pre_reduction = PreReductionHooks(guard, self._arrived_before_reduction)
         self.order: Mapping[nn.Parameter, int] = self._accumulation.order
 
+    def adopt(self, settings: CollectSettings) -> None:
+        """Follow other settings from the next step on."""
+        self.settings = settings
+        self._as_they_arrive = settings.per_micro_step or settings.before_reduction
+        self._accumulation.arrived = self._arrived if self._as_they_arrive else None
+        self._accumulation.detach()
+
     def learn_order(self, parameters: Sequence[NamedParameter]) -> None:
         """Hook the parameters until the next backward pass, to learn the order in which it reaches them."""
         self._accumulation.detach()
@@ -218,3 +225,12 @@ class GradientRows:
     def _arrived_before_reduction(self, named: NamedParameter, micro_step: int, gradient: Tensor) -> None:
         series_id = self.rows.parameter_ids.id_before_reduction(named, micro_step, MICRO_BATCH)
         self.rows.add_many([series_id], [gradient], self.loss_scale())
+
+
+def current_gradients(parameters: Sequence[NamedParameter]) -> list[tuple[Series, Tensor]]:
+    """Return the gradients that parameters hold now, each this rank's part."""
+    return [
+        (Series(p.name, GRADIENT, module=p.module, vpp_stage=p.vpp_stage), p.part_of(local(p.parameter.grad)))
+        for p in parameters
+        if p.parameter.grad is not None
+    ]

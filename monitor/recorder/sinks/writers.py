@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -292,20 +292,41 @@ class Writers:
         self, settings: RecorderSettings, directory: Path, table: SeriesTable, restart: int, gaps: Gaps
     ) -> None:
         self.restart = restart
+        self.directory = directory
+        self.table = table
+        self.gaps = gaps
         self.exporters: list[tuple[WriterThread, Exporter]] = []
-        if settings.quiet:
-            return
-        is_global = directory.name == GLOBAL
+        self._blocks: dict[str, Any] = {}
+        self.adopt(settings, settings.start_step)
+
+    def adopt(self, settings: RecorderSettings, step: int) -> None:
+        """Begin the exporters that are switched on, and end those that are switched off or have other settings."""
+        wanted = {} if settings.quiet else dict(self._wanted(settings))
+        blocks = {name: block for name, (_, block) in wanted.items()}
+        for sink, exporter in list(self.exporters):
+            if sink.name not in blocks or blocks[sink.name] != self._blocks[sink.name]:
+                self.exporters.remove((sink, exporter))
+                _end(sink, exporter, step)
+        running = {sink.name for sink, _ in self.exporters}
+        for name, (entry, block) in wanted.items():
+            if name not in running:
+                self._begin(name, entry, block, settings)
+        self._blocks = blocks
+
+    def _wanted(self, settings: RecorderSettings) -> Iterator[tuple[str, tuple[ExporterEntry, Any]]]:
+        """Yield the exporters that run here, each with its name and its block."""
+        is_global = self.directory.name == GLOBAL
         for entry, block in settings.exporters_at("record"):
-            if not _runs(entry, settings.rank, is_global=is_global):
-                continue
-            name = f"global {entry.key}" if is_global else entry.key
-            place = settings.place(directory, table, restart, partial(gaps.add, name))
-            exporter: Exporter = make_exporter(entry, block, place)
-            sink = WriterThread(name, gaps, settings.max_wait, patient=entry.patient)
-            if isinstance(exporter, OpeningExporter):
-                sink.submit(exporter.open, settings.start_step)
-            self.exporters.append((sink, exporter))
+            if _runs(entry, settings.rank, is_global=is_global):
+                yield f"global {entry.key}" if is_global else entry.key, (entry, block)
+
+    def _begin(self, name: str, entry: ExporterEntry, block: Any, settings: RecorderSettings) -> None:
+        place = settings.place(self.directory, self.table, self.restart, partial(self.gaps.add, name))
+        exporter: Exporter = make_exporter(entry, block, place)
+        sink = WriterThread(name, self.gaps, settings.max_wait, patient=entry.patient)
+        if isinstance(exporter, OpeningExporter):
+            sink.submit(exporter.open, settings.start_step)
+        self.exporters.append((sink, exporter))
 
     @property
     def sinks(self) -> list[WriterThread]:
@@ -348,8 +369,12 @@ class Writers:
     def close(self, step: int) -> None:
         """Close every exporter."""
         for sink, exporter in self.exporters:
-            sink.submit(exporter.close, step, last=True)
-            sink.close(FINISH_SECONDS if sink.patient else LOG_SECONDS)
+            _end(sink, exporter, step)
+
+
+def _end(sink: WriterThread, exporter: Exporter, step: int) -> None:
+    sink.submit(exporter.close, step, last=True)
+    sink.close(FINISH_SECONDS if sink.patient else LOG_SECONDS)
 
 
 def _runs(entry: ExporterEntry, rank: int, *, is_global: bool) -> bool:

@@ -48,3 +48,7 @@ def test_event_files_and_journals_count_and_blocks_of_an_earlier_start_may_go(tm
         "events.out.tfevents.0",
         "events.out.tfevents.1",
     ]
+
+
+def test_a_directory_that_nobody_has_made_needs_no_quota(tmp_path):
+    assert enforce_quota(tmp_path / "global", 1, 0, []) == []

@@ -1,0 +1,1 @@
+"""The files of msprobe's monitor: its tables, its curves, its alerts."""

@@ -1,0 +1,1 @@
+"""Changes what is watched while the training runs."""

@@ -1,0 +1,1 @@
+"""Watches a training script that does not know of the monitor."""
