@@ -111,8 +111,7 @@ class TorchWatch(WatchedModel):
 
         Raises:
             TypeError: for objects that are not torch modules, optimizers or loss scalers.
-            ValueError: for a model without parameters, a model already watched, an optimizer of another model, or a
-                pattern that matches nothing.
+            ValueError: for a model without parameters or already watched, another model's optimizer, an idle pattern.
 
         """
         chunks = checked_models(model)
