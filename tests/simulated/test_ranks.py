@@ -37,10 +37,11 @@ def test_collectives_are_recorded(two_npus, tmp_path):
     assert recorded["norm"].gt(0).any()
 
 
+@pytest.mark.parametrize("train", [on_npus.train, on_npus.train_saturating], ids=["inf_nan", "saturation"])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_overflow_nums_stops_both_ranks_at_the_same_step(two_npus, tmp_path, name):
+def test_overflow_nums_stops_both_ranks_at_the_same_step(two_npus, tmp_path, name, train):
     settings = {"overflow_check": {"overflow_nums": 1}, "on_incident": False}
-    found = two_npus.run(on_npus.train, name, tmp_path, steps=12, overflow_at=3, settings=settings)
+    found = two_npus.run(train, name, tmp_path, steps=12, overflow_at=3, settings=settings)
     steps = {stopped for *_, stopped in found}
     assert len(steps) == 1
     assert 3 <= steps.pop() <= 6

@@ -2,6 +2,7 @@
 
 import copy
 
+import simulated_npu
 import torch
 import torch.distributed as dist
 from strategy import batches, make_net
@@ -29,6 +30,12 @@ def whole(tensor):
     """Return all of a tensor, on the host."""
     full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full.detach().cpu().double()
+
+
+def train_saturating(*args, **kwargs):
+    """Train on devices in saturation mode, where results stay finite and a flag tells of an overflow."""
+    with simulated_npu.saturating():
+        return train(*args, **kwargs)
 
 
 def train(name, out, *, watched=True, steps=4, overflow_at=None, settings=None):
