@@ -42,8 +42,10 @@ app.add_typer(config_app, name="config")
 def options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
 ) -> None:
     """Watch a training run from inside, name the first culprit, and keep the evidence."""
+    context.obj = {"local_rank": local_rank}  # DeepSpeed's launcher puts it before the command: `run` passes it on
     if version:
         typer.echo(trainsentry.__version__)
         raise typer.Exit

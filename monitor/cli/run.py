@@ -20,6 +20,7 @@ class StartProgram(BaseException):
 
 
 def run_command(
+    context: typer.Context,
     program: Annotated[
         list[str], typer.Argument(metavar="SCRIPT [ARGS]…", help="The script with its arguments; with -m, a module.")
     ],
@@ -30,11 +31,14 @@ def run_command(
     """Watch an unchanged training script: its models are found when an optimizer first steps.
 
     Exit status and signals are the script's own. Under a launcher: torchrun --nproc-per-node 8 -m trainsentry run
-    train.py. Example: trainsentry run --config monitor.yaml train.py --lr 1e-4
+    train.py, or deepspeed --no_python trainsentry run train.py.
+    Example: trainsentry run --config monitor.yaml train.py --lr 1e-4
     """
     from trainsentry.monitor.script.unchanged_script import UnchangedScript
 
-    wanted = Program(program[0], tuple(program[1:]), module)
+    local_rank = (context.obj or {}).get("local_rank")
+    given = () if local_rank is None else (f"--local_rank={local_rank}",)
+    wanted = Program(program[0], (*given, *program[1:]), module)
     problem = wanted.problem()
     if problem is not None:
         bad_input(problem)

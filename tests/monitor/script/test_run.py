@@ -171,3 +171,56 @@ def test_two_ranks_under_torchrun_are_one_run(folder):
     assert run_file["world_size"] == 2
     assert {p.name for p in (folder / "monitor_output").glob("rank*")} == {"rank0", "rank1"}
     assert names(folder, "gradient") == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_what_a_launcher_puts_before_the_command_reaches_the_script(folder):
+    """DeepSpeed's launcher gives each process its number before every other argument."""
+    (folder / "args.py").write_text("import sys\nprint(sys.argv[1:])")
+    done = run(folder, "--local_rank=1", "run", "args.py", "--lr", "3", before=RUN[:-1])
+    assert done.stdout == "['--local_rank=1', '--lr', '3']\n", done.stderr
+
+
+TRAINERS = {
+    "transformers": """
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=8))
+tokens = [{"input_ids": torch.arange(8) + i, "labels": torch.arange(8) + i} for i in range(32)]
+Trainer(model, TrainingArguments("out", max_steps=4, report_to=[], use_cpu=True), train_dataset=tokens).train()
+""",
+    "accelerate": """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), loader)
+for x, y in loader:
+    accelerator.backward((model(x) - y).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "lightning": """
+import lightning
+class Regression(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+    def training_step(self, batch, index):
+        return (self.net(batch[0]) - batch[1]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+lightning.Trainer(max_steps=4, accelerator="cpu", logger=False, enable_checkpointing=False).fit(Regression(), loader)
+""",
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_trainers_script_is_watched_as_it_is(folder, name):
+    pytest.importorskip(name)
+    head = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+loader = torch.utils.data.DataLoader([(x, x.sum(0, keepdim=True)) for x in torch.randn(32, 8)], batch_size=8)
+"""
+    (folder / "trainer.py").write_text(head + TRAINERS[name])
+    done = run(folder, "trainer.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "4 steps watched, 0 incidents" in done.stderr, done.stderr[-3000:]
+    assert len(names(folder, "gradient")) >= 4
