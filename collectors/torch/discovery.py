@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from trainsentry.collectors.torch.hooks.any_step import before_any_step
 from trainsentry.collectors.torch.parameters.readers import parameters_of
 from trainsentry.collectors.torch.sharding.registry import is_data_parallel
 
@@ -45,8 +45,7 @@ class Discovery:
 
 def before_each_step(callback: Callable[[Optimizer], None]) -> Callable[[], None]:
     """Call `callback(optimizer)` before any torch optimizer of this process steps; return a function that ends that."""
-    handle = register_optimizer_step_pre_hook(lambda optimizer, *_: callback(optimizer))
-    return handle.remove
+    return before_any_step(callback).remove
 
 
 def discover(stepping: Optimizer, known: Sequence[nn.Module] = ()) -> Discovery:

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.device.registry import stream_is_captured
+from trainsentry.collectors.torch.hooks.any_step import AnyStepHandle, before_any_step
 
 PART: Final = "other optimizers"
 
@@ -45,24 +43,22 @@ class Arrivals:
     came: Callable[[Optimizer], None]
     awaited: bool
 
-    def listen(self, steps: Steps) -> RemovableHandle:
-        """Hook the steps of all optimizers of the process, until the returned handle is removed."""
-        return register_optimizer_step_pre_hook(_AnyStep(self, steps))
+    def listen(self, steps: Steps) -> AnyStepHandle:
+        """Look at the steps of all optimizers of the process, until the returned handle is removed."""
+        return before_any_step(_AnyStep(self, steps))
 
 
 class _AnyStep:
-    """The hook before any optimizer's step; an optimizer is examined once."""
+    """Listens before any optimizer's step; an optimizer is examined once."""
 
     def __init__(self, arrivals: Arrivals, steps: Steps) -> None:
-        # A hook of the whole process must not keep the watched model alive.
+        # A listener of the whole process must not keep the watched model alive.
         self.arrivals = weakref.ref(arrivals)
         self.steps = weakref.ref(steps)
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._counts: Counter[str] = Counter()
 
-    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def __call__(self, optimizer: Optimizer) -> None:
         steps, arrivals = self.steps(), self.arrivals()
         if steps is None or arrivals is None or steps.owns(optimizer) or self._others.get(optimizer) is False:
             return

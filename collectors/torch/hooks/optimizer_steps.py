@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.torch.device.registry import stream_is_captured
+from trainsentry.collectors.torch.hooks.any_step import AnyStepHandle
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
@@ -52,7 +53,7 @@ class OptimizerSteps:
         self.gradients: dict[int, Tensor] = {}
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.in_scaler: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | AnyStepHandle] = []
         self._own_steps: dict[int, tuple[Any, Any]] = {}
         try:
             for optimizer in optimizers:

@@ -93,6 +93,10 @@ def _square(x: Any) -> bool:
     return _number(x) and (x >= 0 or math.isnan(x))
 
 
+def _share(x: Any) -> bool:
+    return _number(x) and 0 <= x <= 1
+
+
 _STEP: Final = _whole(0, LAST_STEP)
 _SMALL: Final = _whole(-(2**31), 2**31)
 _COUNT: Final = _whole(0, MAX_ELEMENTS)
@@ -106,7 +110,9 @@ SERIES: Final = _members(
 )
 LAYOUT: Final = _row(_SHAPE, _text, _COUNT, _maybe(_SHAPE), _text)
 
-_SUMS: Final = _members({"total": _number, "norm": _number, "numel": _TOTAL, "finite": _flag, "dtype": _text})
+_SUMS: Final = _members(
+    {"total": _number, "norm": _number, "numel": _TOTAL, "finite": _flag, "dtype": _text, "copied": _share}
+)
 
 
 def _sums_of_parameters(x: Any) -> bool:

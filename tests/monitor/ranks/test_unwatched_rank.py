@@ -28,7 +28,11 @@ def counted():
 
 def follow(tmp_path, counted, steps):
     """Return a monitor that is not watched here, and its follower."""
-    consensus = SimpleNamespace(at_boundary=lambda step, proposal: counted.append(step), stop_after=lambda *_: None)
+    consensus = SimpleNamespace(
+        at_boundary=lambda step, proposal: counted.append(step),
+        stop_after=lambda *_: None,
+        commands=lambda agreed, read: [],
+    )
     monitor = TrainMonitor({"output_dir": str(tmp_path)})
     monitor._unwatched_rank = unwatched_rank = UnwatchedRank(consensus, SimpleNamespace(dense=range(0)), Guard(), 0)
     unwatched_rank.follow(steps)
