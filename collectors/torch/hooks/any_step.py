@@ -1,7 +1,8 @@
 """Calls listeners before any torch optimizer of the process steps.
 
 torch iterates over the hooks of all optimizers while they run, so none may be added or removed meanwhile: a monitor
-that is made or closed inside one would end the training with an error. So there is one hook, and the listeners are ours.
+that is made or closed inside one would end the training with an error. So there is one hook, and the listeners are
+ours.
 """
 
 from collections.abc import Callable
