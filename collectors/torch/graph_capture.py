@@ -3,7 +3,7 @@
 A captured stream records its work instead of running it; waiting for a device, even from another thread, ends the
 capture with an error. A replay runs the recorded work without any Python, so no hook is called.
 
-`torch.cuda.graph`, `make_graphed_callables` and inductor's graph trees all begin and end with methods of one class,
+A device's `graph` and `make_graphed_callables` and inductor's graph trees all begin and end with methods of one class,
 which are patched while a model is watched. A capture begun in C++ is detected by its stream.
 """
 

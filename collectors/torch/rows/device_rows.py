@@ -105,11 +105,13 @@ class DeviceRows:
 
     def add_many(self, positions: Sequence[int], dense: DenseTensors) -> None:
         """Write the statistics of tensors that the fused kernels read to the next rows."""
-        for start in range(0, len(positions), MOST_AT_ONCE):
-            some = slice(start, start + MOST_AT_ONCE)
-            if not self._fuse(positions[some], dense[some]):
-                for position, x in zip(positions[some], dense.tensors[some], strict=True):
-                    self.add(position, x)
+        if len(positions) > MOST_AT_ONCE:
+            for start in range(0, len(positions), MOST_AT_ONCE):
+                some = slice(start, start + MOST_AT_ONCE)
+                self.add_many(positions[some], dense[some])
+        elif not self._fuse(positions, dense):
+            for position, x in zip(positions, dense.tensors, strict=True):
+                self.add(position, x)
 
     def add_scalar(self, position: int, value: Tensor) -> None:
         """Write a scalar to the next row, as its value and as a tensor of one element."""

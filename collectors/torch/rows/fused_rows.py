@@ -122,9 +122,9 @@ class FusedRows:
                         self._begin_list([slots[i] for i in places], dense.at(places), eps, rows)
 
     def combine(self, rows: Tensor) -> None:
-        """Complete all rows under way, by one launch."""
-        if self._under_way:
-            with self._entered():
+        """Complete all rows under way, by one launch; what the current stream does next finds them complete."""
+        with self._entered():
+            if self._under_way:
                 self._combine(rows)
 
     def slots_under_way(self) -> list[int]:

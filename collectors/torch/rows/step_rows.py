@@ -243,12 +243,12 @@ class StepRows(HostRows):
         The series of an overwritten tensor is read at once from now on.
         """
         overwritten = {position for rows in self._devices.values() for position in rows.overwritten}
-        lost = overwritten.union(*(rows.lost for rows in self._devices.values()))
-        if not lost:
+        self._dropped = self._dropped.union(overwritten, *(rows.lost for rows in self._devices.values()))
+        if not self._dropped:
             return 0
         missing = {position for position, source in self._aliases if source in overwritten} | overwritten
         self._read_at_once.update(self._ids[position] for position in missing)
-        self._dropped |= missing | lost | {position for position, source in self._aliases if source in lost}
+        self._dropped |= {position for position, source in self._aliases if source in self._dropped}
         return len(missing)
 
     def _layout(self, tensor: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -54,12 +54,17 @@ class KnownList:
     readable: bool
 
 
+MOST_KNOWN: Final = 100_000
+"""Tensors in known lists, some 20 MB; then all are forgotten, as lists differ where experts take turns."""
+
+
 class KnownLists:
     """Remembers lists by the series of their rows; `layout_id` numbers the layout of a plain tensor."""
 
     def __init__(self, layout_id: Callable[[tuple[int, ...], torch.dtype], int]) -> None:
         self._layout_id = layout_id
         self._lists: dict[tuple[int, int], KnownList] = {}
+        self._tensors = 0
 
     def find(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> KnownList | None:
         """Return what follows from shapes and dtypes, found anew where they have changed; None with nested tensors."""
@@ -73,5 +78,9 @@ class KnownLists:
             layouts = [self._layout_id(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
             sizes, groups = [x.numel() for x in tensors], places_by_dtype(dtypes)
             known = KnownList(shapes, dtypes, layouts, sizes, groups, readable=DTYPES.issuperset(dtypes))
+            self._tensors += len(tensors)
+            if self._tensors > MOST_KNOWN:
+                self._lists.clear()
+                self._tensors = len(tensors)
             self._lists[key] = known
         return known

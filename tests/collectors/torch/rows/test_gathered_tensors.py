@@ -13,6 +13,7 @@ import trainsentry
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, MAX
 from trainsentry.collectors.torch.device.cpu import CPU
+from trainsentry.collectors.torch.rows import device_rows, tensor_lists
 from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS
 from trainsentry.collectors.torch.rows.device_rows import FIRST_ROWS
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
@@ -95,6 +96,27 @@ class Times(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient, None
+
+
+def test_series_that_share_a_tensor_which_cannot_be_read_are_all_without_a_row(monkeypatch):
+    refused = []
+    rows = StepRows(SeriesTable(), refused=refused.append, device_rows_on_cpu=True)
+    unreadable = torch.ones(3, dtype=torch.float64)
+    monkeypatch.setattr(device_rows, "device_row", lambda *_: 1 / 0)
+    rows.add_shared(1, unreadable)
+    rows.add_shared(2, unreadable)
+    assert taken(rows) == ({}, 0)
+    assert len(refused) == 1
+
+
+def test_lists_whose_lengths_change_at_every_step_are_not_all_remembered(monkeypatch):
+    monkeypatch.setattr(tensor_lists, "MOST_KNOWN", 50)
+    rows = device_step_rows()
+    tensors = [torch.full((2,), float(i)) for i in range(30)]
+    for count in (*range(1, 31), 7):
+        rows.add_many(list(range(count)), tensors[:count])
+        assert taken(rows) == ({i: float(i) for i in range(count)}, 0)
+        assert sum(len(known.sizes) for known in rows._lists._lists.values()) <= 50
 
 
 def test_waiting_tensors_keep_at_most_the_stated_memory_and_no_graph_alive():
