@@ -6,11 +6,11 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """Causal self-attention whose parts are modules, so that each can be watched, and harmed."""
+    """Self-attention whose parts are modules, so that each can be watched, and harmed."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(width, width) for _ in range(4))
         self.logits = nn.Identity()
         self.drop = nn.Dropout(0.1)
@@ -21,7 +21,7 @@ class Attention(nn.Module):
         q, k, v = (
             p(x).view(batch, length, self.heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mask = torch.full((length, length), -1e4).triu(1)
+        mask = torch.full((length, length), -1e4 if self.causal else 0.0).triu(1)
         logits = self.logits(q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5)
         y = (logits + mask).softmax(-1) @ v
         return self.out_proj(self.drop(y.transpose(1, 2).reshape(batch, length, width)))
@@ -42,9 +42,9 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = True) -> None:
         super().__init__()
-        self.ln1, self.attn = nn.LayerNorm(width), Attention(width, heads)
+        self.ln1, self.attn = nn.LayerNorm(width), Attention(width, heads, causal=causal)
         self.ln2, self.mlp = nn.LayerNorm(width), Mlp(width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,15 +121,15 @@ class Text:
 
 
 class Images:
-    """Noisy stripes of four directions; `noise` draws it."""
+    """Noisy stripes of some directions, four unless more are asked for."""
 
-    def __init__(self) -> None:
-        self.heavy = False
+    def __init__(self, directions: int = 4) -> None:
+        self.heavy, self.directions = False, directions
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return images of shape (size, 1, 12, 12) and labels of shape (size,)."""
-        label = torch.randint(0, 4, (size,), generator=generator)
-        direction, grid = label * torch.pi / 4, torch.arange(12.0)
+        label = torch.randint(0, self.directions, (size,), generator=generator)
+        direction, grid = label * torch.pi / self.directions, torch.arange(12.0)
         wave = direction.cos()[:, None, None] * grid + direction.sin()[:, None, None] * grid[:, None]
         noise = torch.randn(size, 1, 12, 12, generator=generator)
         if self.heavy:

@@ -1,6 +1,9 @@
 """A training run of the fault benchmark."""
 
+import copy
 import math
+import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,20 +11,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from case import Case
+from families import FAMILIES
 from models import Cnn, Gpt, Images, Text, loss_of
-from torch import nn
+from torch import Tensor, nn
 
 import trainsentry
 
 STEPS = 130
 FAULT_STEP = 90
+KEPT_BEFORE = 20
+"""Steps before a resume at which the checkpoint before it was saved."""
+
 BATCH = 16
 EVERYTHING = {
     **{p: {"every": 1} for p in ("parameters", "optimizer_state", "updates", "activations")},
     "communication": {"every": 1, "reducer": True},
     "gradients": {"every": 1, "before_reduction": True},
 }
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=2e-3),
     "sgd": lambda p: torch.optim.SGD(p, lr=5e-2, momentum=0.9),
 }
@@ -33,24 +40,47 @@ class Run:
     def __init__(self, case: Case, family: str, optimizer: str, seed: int, *, faulty: bool = True) -> None:
         self.case, self.family, self.seed, self.is_faulty = case, family, seed, faulty
         self.rank = dist.get_rank() if case.ranks > 1 else 0
-        self.fault_step = 0 if case.from_start else FAULT_STEP + seed % 7
+        self.fault_step = 0 if case.from_start else fault_step(case, family, seed)
         self.steps = case.steps or STEPS
-        torch.manual_seed(seed)
-        self.model: Any = Gpt() if family == "gpt" else Cnn()
-        self.data: Any = Text() if family == "gpt" else Images()
-        self.plain = self.model
+        self.optimizer_name = optimizer
         self.generator = torch.Generator().manual_seed(1000 * seed + self.rank)
         self.size, self.accumulation = BATCH, 1
         self.step, self.notes = 0, {}
         self.monitor: Any = None
         self.declared: dict[str, float] = {}
-        self.optimizer_name = optimizer
-        if faulty or case.expect.silent:
-            case.build(self)
-        if case.ranks > 1 and self.plain is self.model:
+        self.criterion: Callable[[Tensor, Tensor], Tensor] = loss_of
+        self.scaler: Any = None
+        self.clip: float | None = None
+        self.clips_scaled, self.zeroes = False, True
+        self._make(seed)
+
+    def _make(self, seed: int) -> None:
+        """Make model, data, optimizer and schedule, and let the case in."""
+        torch.manual_seed(seed)
+        self.data: Any
+        self.model: Any
+        if self.case.group:
+            family = FAMILIES[self.family]
+            self.model, self.data, self.criterion = family.model(), family.data(), family.loss
+        else:
+            self.model = Gpt() if self.family == "gpt" else Cnn()
+            self.data = Text() if self.family == "gpt" else Images()
+        self.plain = self.model
+        self.case.prepare(self)
+        if self.is_faulty or self.case.expect.silent:
+            self.case.build(self)
+        if self.case.ranks > 1 and self.plain is self.model:
             self.model = nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=0.05)
-        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.optimizer = OPTIMIZERS[self.optimizer_name](self._groups())
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.rate)
+
+    def _groups(self) -> Any:
+        """Return what is trained: in the open list in two groups, of which only the matrices decay."""
+        trained = list(self.model.parameters())
+        if not self.case.group:
+            return trained
+        decayed, others = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
+        return [{"params": decayed, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}]
 
     def rate(self, step: int) -> float:
         """Return the factor of the learning rate: a warm-up and a cosine decay."""
@@ -74,14 +104,25 @@ class Run:
         """Return the parameter of that name in the family's model."""
         return self.plain.get_parameter(gpt if self.family == "gpt" else cnn)
 
+    @property
+    def places(self) -> dict[str, str]:
+        """The names of the family's places."""
+        return FAMILIES[self.family].places
+
+    def place(self, word: str) -> Any:
+        """Return the module or parameter that stands at a place of the family."""
+        owner, _, last = self.places[word].rpartition(".")
+        return getattr(self.plain.get_submodule(owner), last)
+
     def train(self, out: Path, collect: Any) -> None:
         """Train under the monitor."""
         config = {"output_dir": str(out), "collect": collect, "on_incident": {"dump": False}, **self.case.config}
-        self.monitor = trainsentry.TrainMonitor(config).watch(self.model, self.optimizer)
+        self.monitor = trainsentry.TrainMonitor(config).watch(self.model, self.optimizer, grad_scaler=self.scaler)
         with suppress(trainsentry.TrainingStopped):
             for step in range(self.steps):
-                self.step = step
-                self._train_step()
+                if self.case.resume is not None and step == self.fault_step:
+                    self._resume(step, config)
+                self.train_step(step)
         self.monitor.flush()
         if self.case.ranks > 1:
             dist.barrier()
@@ -90,30 +131,92 @@ class Run:
         if self.case.ranks > 1:
             dist.barrier()  # what every rank has written is read by the first
 
-    def _train_step(self) -> None:
+    def saved(self) -> dict[str, Any]:
+        """Return a checkpoint: weights, buffers and the optimizer's state."""
+        return copy.deepcopy({"model": self.plain.state_dict(), "optimizer": self.optimizer.state_dict()})
+
+    def _resume(self, step: int, config: dict[str, Any] | None) -> None:
+        """Save all and go on with it in a new model, optimizer and monitor, as a new process would."""
+        checkpoint, schedule = self.saved(), self.schedule.state_dict()
+        state = self.monitor.state_dict() if self.monitor is not None else None
+        if self.monitor is not None:
+            self.monitor.close()
+        self._make(self.seed + 1)
+        self.step = step
+        if self.is_faulty and self.case.resume is not None:
+            self.case.resume(self, checkpoint)
+        self.plain.load_state_dict(checkpoint["model"], strict=False)
+        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        self.schedule.load_state_dict(schedule)
+        if config is not None:
+            self.monitor = trainsentry.TrainMonitor(config)
+            self.monitor.load_state_dict(state)
+            self.monitor.watch(self.model, self.optimizer)
+
+    def train_alone(self) -> list[float]:
+        """Train without a monitor; return the losses."""
+        losses = []
+        for step in range(self.steps):
+            if self.case.resume is not None and step == self.fault_step:
+                self._resume(step, None)
+            losses.append(self.train_step(step))
+        return losses
+
+    def train_step(self, step: int) -> float:
+        """Train one step; return its loss."""
+        self.step = step
         active = self.is_faulty or self.case.expect.silent
+        if self.case.resume is not None and step == max(self.fault_step - KEPT_BEFORE, 0):
+            self.notes["old"] = self.saved()
         if active:
             self.case.before_step(self)
-        total = 0.0
-        for _ in range(self.accumulation):
-            inputs, targets = self.data.batch(self.size // self.accumulation, self.generator)
-            if active and self.case.batch is not None:
-                inputs, targets = self.case.batch(self, inputs, targets)
-            loss = loss_of(self.model(inputs), targets)
-            total += float(loss.detach()) / self.accumulation
-            scaled = loss / self.accumulation
-            if active and self.case.loss is not None:
-                scaled = self.case.loss(self, scaled)
-            scaled.backward()
+        total = sum(self._backward(active=active) for _ in range(self.accumulation))
         if active:
             self.case.before_update(self)
-        self.monitor.log(loss=total, learning_rate=self.schedule.get_last_lr()[0], **self.declared)
-        self.optimizer.step()
+        if self.monitor is not None:
+            self.monitor.log(loss=total, learning_rate=self.schedule.get_last_lr()[0], **self.declared)
+        self._update()
         if active:
             self.case.after_update(self)
-        self.optimizer.zero_grad()
+        if self.zeroes:
+            self.optimizer.zero_grad()
         with suppress(AttributeError):
             self.schedule.step()
+        return total
+
+    def _backward(self, *, active: bool) -> float:
+        """Train one micro-step; return its share of the loss."""
+        inputs, targets = self.data.batch(self.size // self.accumulation, self.generator)
+        if active and self.case.batch is not None:
+            inputs, targets = self.case.batch(self, inputs, targets)
+        predicted = self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
+        loss = self.criterion(predicted, targets)
+        scaled = loss / self.accumulation
+        if active and self.case.loss is not None:
+            scaled = self.case.loss(self, scaled)
+        if self.scaler is not None:
+            scaled = self.scaler.scale(scaled)
+        scaled.backward()
+        return float(loss.detach()) / self.accumulation
+
+    def _update(self) -> None:
+        """Unscale and clip as far as this run does, and let the optimizer step."""
+        if self.scaler is not None and not self.clips_scaled:
+            self.scaler.unscale_(self.optimizer)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.plain.parameters(), self.clip)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+
+def fault_step(case: Case, family: str, seed: int) -> int:
+    """Return the step at which the fault sets in; in the open list one that no default sampling hits."""
+    if case.group:
+        return FAULT_STEP + 1 + (zlib.crc32(f"{case.id} {family}".encode()) + seed) % 8
+    return FAULT_STEP + seed % 7
 
 
 def flip_bit(tensor: torch.Tensor, index: int, bit: int) -> None:

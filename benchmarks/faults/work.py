@@ -1,6 +1,7 @@
 """Runs one case, in this process or on every rank of a pool."""
 
 import contextlib
+import dataclasses
 import importlib
 import io
 import logging
@@ -11,20 +12,27 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-for folder in (HERE, *sorted(HERE.glob("cases/*/"))):
+for folder in (HERE, HERE.parent, *sorted(HERE.glob("cases/*/"))):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 os.environ["TRAINSENTRY_REPORT"] = "0"  # nobody reads a page of each of hundreds of runs
 
 COLLECT = ("everything", "default")
+LISTS = ("first", "open")
 
 
-def load_cases() -> dict[str, Any]:
-    """Return all cases by id, in the order of their ids."""
+def load_cases(wanted: str = "") -> dict[str, Any]:
+    """Return the cases of a list, or of both, by id: the first in the order of its ids, the open by file."""
     names = sorted(p.stem for p in HERE.glob("cases/*/[a-z][0-9]*.py"))
-    cases = [importlib.import_module(name).CASE for name in names]
-    return {case.id: case for case in cases}
+    first = [importlib.import_module(name).CASE for name in names] if wanted != "open" else []
+    groups = sorted(p.stem for p in HERE.glob("cases/open/*.py")) if wanted != "first" else []
+    opened = [
+        dataclasses.replace(case, group=group, optimizers=case.optimizers or ("adamw",))
+        for group in groups
+        for case in importlib.import_module(group).CASES
+    ]
+    return {case.id: case for case in (*first, *opened)}
 
 
 def run_here(who: dict[str, Any], *, faulty: bool) -> dict[str, Any]:
@@ -55,7 +63,7 @@ def _run(who: dict[str, Any], out: Path, *, faulty: bool) -> dict[str, Any]:
     with contextlib.redirect_stderr(io.StringIO()):
         run.train(out, EVERYTHING if who["collect"] == "everything" else {})
     found = judge(case, who, out, run.fault_step, faulty=faulty, steps=run.steps).to_json()
-    if run.rank == 0:
+    if run.rank == 0 and not case.group:  # the open list is long: it is judged once
         found["others"] = verdicts(case, who["family"], out, run.fault_step, faulty=faulty)
         live = first_live(out)
         found["same_anew"] = first_from_tables(out, alone=False) == live
