@@ -51,10 +51,10 @@ def _clipped(run):
 
 
 def _half_norm(run):
-    """The norm that gradients are clipped by is summed in half precision, where small squares are zero."""
+    """The norm that gradients are clipped by is summed in half precision while they carry a loss scale: it is Inf."""
     if run.harmed:
         gradients = [p.grad for p in run.plain.parameters() if p.grad is not None]
-        norm = float(sum(g.half().square().sum() for g in gradients)) ** 0.5
+        norm = float(sum((1024 * g).half().square().sum() for g in gradients)) ** 0.5 / 1024
         for gradient in gradients:
             gradient.mul_(min(run.notes.setdefault("clip", run.clip) / (norm + 1e-6), 1.0))
         run.clip = None
