@@ -42,6 +42,12 @@ def test_stages_of_a_pipeline_are_parts_of_one_model(two_ranks, tmp_path):
     assert {"0", "1", "2", "3"} <= micro_steps
 
 
+def test_the_pass_by_which_a_pipeline_learns_its_shapes_is_not_recorded(two_ranks, tmp_path):
+    assert two_ranks.run(restarting.pipeline_over_old_memory, tmp_path) == [[], []]
+    for path in (tmp_path / "rank1").glob("activation_output_*.csv"):
+        assert {line.split(",")[3] for line in path.read_text().splitlines()[1:]} == {"0", "1", "2", "3"}
+
+
 def test_different_layers_of_one_name_are_not_taken_for_replicas(two_ranks, tmp_path):
     assert two_ranks.run(restarting.pipeline, tmp_path, own_numbers=True) == [[], []]
     assert rows(tmp_path / "global", "parameter") == {}

@@ -27,6 +27,7 @@ from trainsentry.collectors.torch.hooks.compiler import (
 from trainsentry.collectors.torch.hooks.module_hooks import ModuleHooks, Switch, stay_out_of_graphs
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in, tensors_in_call
 from trainsentry.collectors.torch.hooks.recomputed_calls import RecomputedCalls
+from trainsentry.collectors.torch.hooks.unfilled_passes import runs_on_unfilled_memory
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART = "activations"
@@ -245,7 +246,7 @@ class ActivationHooks:
         if named.name:
             self._inner_ran = True
         if self.passes.begins_with(named):
-            self._begin_pass(named, training=torch.is_grad_enabled())
+            self._begin_pass(named, training=torch.is_grad_enabled() and not runs_on_unfilled_memory())
         self.passes.enter()
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))

@@ -101,7 +101,8 @@ def test_the_end_of_the_rank_that_holds_the_rendezvous_is_noticed(endpoint):
         if rank == 0:
             assert held.wait(20)
             for sock in [*rendezvous._server._ranks]:
-                sock.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # the server has dropped it at the end of the first
+                    sock.shutdown(socket.SHUT_RDWR)
             return
         held.set()
         with pytest.raises(RuntimeError, match=r"has left|0 left"):
