@@ -19,6 +19,7 @@ from trainsentry.collectors.shared.host_rows import PendingRows
 
 __all__ = [
     "describe_environment",
+    "fingerprints",
     "follow",
     "max_reduce",
     "measure",
@@ -40,6 +41,10 @@ def measure(table: SeriesTable, tensors: Sequence[tuple[Series, Any]], eps: floa
     for series, tensor in tensors:
         rows.add(table.series_id(series), tensor)
     return rows.take()
+
+
+def fingerprints(watch: Any) -> None:
+    """Return None: fingerprints of MindSpore's tensors are not read."""
 
 
 def max_reduce(rendezvous: SocketRendezvous | None, max_wait: float) -> SocketMaxReduce:

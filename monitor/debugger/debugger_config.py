@@ -5,15 +5,17 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from typing_extensions import Self
 
 from trainsentry.collectors.calls.call_selection import CallSelection
 from trainsentry.monitor.config.blocks import Unit
 from trainsentry.monitor.config.files import explain, read_file
+from trainsentry.monitor.debugger.chosen_calls import ChosenCalls, DebuggerBlock
+from trainsentry.monitor.debugger.free_benchmark_config import FreeBenchmarkBlock
 from trainsentry.monitor.errors import ConfigError
 
-TASKS: Final = ("statistics", "tensor", "structure", "overflow_check", "grad_probe")
+TASKS: Final = ("statistics", "tensor", "structure", "overflow_check", "free_benchmark", "grad_probe")
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
 """Only MindSpore has L2, the kernels of compiled graphs."""
 
@@ -22,17 +24,12 @@ _OTHER_TASKS: Final = {
     "run_ut": "trainsentry overflow DUMP, which replays calls on the CPU",
     "acc_check": "trainsentry overflow DUMP, which replays calls on the CPU",
     "diff_check": "tensor, then trainsentry compare A B",
-    "free_benchmark": "tensor on two devices or dtypes, then trainsentry compare A B",
 }
+DEFAULTS: Final = Path(__file__).with_name("debugger_defaults.json")
+"""The configuration of `PrecisionDebugger()`, whose arguments replace its keys."""
+
 MAX_NUMBERS: Final = 1_000_000
 """Steps or ranks at most; each number takes memory."""
-
-_OPERATION: Final = re.compile(r"[A-Za-z_]\w*\..+\.\d+\.(forward|backward)$")
-_MODULE: Final = re.compile(r"(Module|Cell)\..+\.(forward|backward)\.\d+$")
-
-
-class _Block(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _numbers(value: Any) -> Any:
@@ -66,39 +63,32 @@ def _modes(modes: list[str]) -> list[str]:
 Numbers = Annotated[list[int], BeforeValidator(_numbers)]
 
 
-class Chosen(_Block):
+class Chosen(ChosenCalls):
     """The calls that a task dumps, and the parts of each call. Give `scope` or `list`, not both."""
 
-    scope: list[str] = Field(
-        default=[],
-        description="Full names of the first call and the last, such as `Functional.linear.0.forward`. Empty: all.",
-    )
-    calls: list[str] = Field(
-        default=[],
-        alias="list",
-        description="Names or parts of names. At level mix a module brings all inside it along.",
-    )
     data_mode: Annotated[
         list[str],
         Field(description='["all"], or some of "forward", "backward", "input", "output".'),
         AfterValidator(_modes),
-    ] = ["all"]
+    ] = ["all"]  # noqa: RUF012 - pydantic copies it
     summary_mode: Literal["statistics", "md5"] = Field(
         default="statistics", description="`md5` adds a checksum of each tensor, a CRC-32 as msprobe's."
     )
+    file_format: Literal["npy", "bin"] = Field(
+        default="npy",
+        description="Format of the files that MindSpore writes at level L2. Other levels write `.pt` (PyTorch) or "
+        "`.npy` and refuse `bin`.",
+    )
+    backward_input: list[str] = Field(
+        default=[], description="Must be empty: it would feed the backward kernel of level L2 on PyTorch."
+    )
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if self.scope and self.calls:
-            raise ValueError(f"scope {self.scope} and list {self.calls} are both given; allowed: one of them")
-        if self.scope and len(self.scope) != 2:
-            raise ValueError(f"scope: {self.scope}; allowed: two full names, the first call and the last")
-        for name in self.scope:
-            if not (_OPERATION.fullmatch(name) or _MODULE.fullmatch(name)):
-                raise ValueError(
-                    f"scope: {name!r}; allowed: full names such as Functional.linear.0.forward or "
-                    "Module.fc.Linear.forward.0"
-                )
+    def _no_backward_input(self) -> Self:
+        if self.backward_input:
+            raise ValueError(
+                f"backward_input: {self.backward_input}; allowed: []; a dump at L0, L1 or mix has the backward pass too"
+            )
         return self
 
 
@@ -111,16 +101,23 @@ class OverflowTaskBlock(Chosen):
 
     overflow_nums: Annotated[
         int,
-        Field(ge=-1, description="Stop training at this many overflowing calls. -1: count, never stop. 0 means 1."),
+        Field(
+            ge=-1,
+            description="Stop training at this many overflowing calls: at once, or at the end of the step on several "
+            "ranks (so that all stop together) and with a loss scaler (which may skip the step). -1: count, never "
+            "stop. 0 means 1.",
+        ),
         AfterValidator(_not_zero),
         Unit("calls"),
     ] = 1
     check_mode: Literal["all", "aicore", "atomic"] = Field(
-        default="all", description="Read for msprobe's sake; it has no effect."
+        default="all",
+        description="At level L2 on Ascend: overflows of AI Cores, of atomic operations, or both. Other levels judge "
+        "the values, whoever computed them, and refuse all but `all`.",
     )
 
 
-class GradProbe(_Block):
+class GradProbe(DebuggerBlock):
     """Settings of the task grad_probe: gradients written to disk before each update."""
 
     grad_level: Literal["L0", "L1", "L2"] = Field(
@@ -138,14 +135,16 @@ class GradProbe(_Block):
         return self
 
 
-class DebuggerConfig(_Block):
+class DebuggerConfig(DebuggerBlock):
     """The configuration of `trainsentry.PrecisionDebugger`: a .json, .yaml or .toml file with msprobe's keys.
 
     Keys of both generations of msprobe are read. The constructor's arguments replace the file's keys.
     """
 
     task: str = Field(default="statistics", description=f"One of {', '.join(TASKS)}.")
-    dump_path: Annotated[str, Field(min_length=1, description="Folder of the dumps. It must be given.")]
+    dump_path: Annotated[
+        str, Field(min_length=1, description="Folder of the dumps. A file must give it; without a file, `./dump`.")
+    ]
     rank: Numbers = Field(default=[], description='Ranks and ranges such as "0-3" that are dumped. Empty: all of them.')
     step: Numbers = Field(default=[], description='Steps and ranges such as "10-12" that are dumped. Empty: all.')
     level: str = Field(
@@ -160,9 +159,10 @@ class DebuggerConfig(_Block):
     dump_enable: bool | None = Field(default=None, description="Read for msprobe's sake; it has no effect.")
     precision: Literal["high", "low"] = Field(default="high", description="Read for msprobe's sake; it has no effect.")
     risk_level: Literal["ALL", "CORE", "FOCUS"] = Field(
-        default="FOCUS",
-        description="Operations that are dumped: all; all but those that only move values (FOCUS); matrix products, "
-        "convolutions, norms, embeddings, attention and collectives (CORE). `scope` and `list` override it.",
+        default="ALL",
+        description="Operations that are dumped: all, as in msprobe 1.2; all but those that only move values (FOCUS, "
+        "the default of msprobe 26); matrix products, convolutions, norms, embeddings, attention and collectives "
+        "(CORE). `scope` and `list` override it.",
     )
     custom_op_namespaces: list[str] | None = Field(
         default=None, description="Namespaces of `torch.ops` to follow besides `aten` and `npu`."
@@ -179,6 +179,7 @@ class DebuggerConfig(_Block):
     tensor: Chosen = Field(default=Chosen(), description="Settings of the task tensor.")
     structure: Chosen = Field(default=Chosen(), description="Settings of the task structure.")
     overflow_check: OverflowTaskBlock = OverflowTaskBlock()
+    free_benchmark: FreeBenchmarkBlock = FreeBenchmarkBlock()
     grad_probe: GradProbe = GradProbe()
 
     @model_validator(mode="after")
@@ -187,12 +188,24 @@ class DebuggerConfig(_Block):
             raise ValueError(f"level: {self.level!r}; allowed: {', '.join(LEVELS)}")
         if self.level == "debug" and self.task not in {"statistics", "tensor"}:
             raise ValueError(f"level: 'debug' with task {self.task!r}; allowed: task statistics or tensor")
+        if self.task == "free_benchmark" and self.level != "L1":
+            raise ValueError(
+                f"level: {self.level!r} with task 'free_benchmark'; allowed: L1, as operations are repeated"
+            )
         if self.enable_dataloader:
             raise ValueError("enable_dataloader: True; allowed: false, with start(), stop() and step() in the loop")
         if self.async_dump and self.task == "tensor" and not self.tensor.calls and self.level != "debug":
             raise ValueError(
                 "async_dump: True with task 'tensor' keeps every tensor in device memory until stop(); allowed: with a "
                 "non-empty tensor.list"
+            )
+        if self.level != "L2" and self.chosen.file_format == "bin":
+            raise ValueError(f"{self.task}.file_format: 'bin' at level {self.level!r}; allowed: npy, or level L2")
+        if self.level != "L2" and self.overflow_check.check_mode != "all" and self.task == "overflow_check":
+            mode = self.overflow_check.check_mode
+            raise ValueError(
+                f"check_mode: {mode!r} at level {self.level!r}; allowed: all, as values are judged, not units of a "
+                "device; or level L2"
             )
         if self.async_dump and self.chosen.summary_mode == "md5":
             raise ValueError("async_dump: True with summary_mode 'md5'; allowed: summary_mode statistics")
@@ -206,17 +219,17 @@ class DebuggerConfig(_Block):
 
     def selection(self, risk_of: Any) -> CallSelection:
         """Return the selection of the recorded calls."""
-        chosen = self.chosen
-        modes = set(chosen.data_mode)
+        chosen: Any = self.free_benchmark if self.task == "free_benchmark" else self.chosen
+        modes = set(self.chosen.data_mode)
         everything = {"forward", "backward", "input", "output"}
         modes = everything if "all" in modes else modes
         return CallSelection(
             level=self.level,
             parts=tuple(chosen.calls),
-            scope=(chosen.scope[0], chosen.scope[1]) if chosen.scope else None,
+            scope=(chosen.scope[0], chosen.scope[-1]) if chosen.scope else None,
             directions=frozenset(modes & {"forward", "backward"}) or frozenset({"forward", "backward"}),
             sides=frozenset(modes & {"input", "output"}) or frozenset({"input", "output"}),
-            risk="ALL" if self.task == "overflow_check" else self.risk_level,
+            risk="ALL" if self.task in {"overflow_check", "free_benchmark"} else self.risk_level,
             risk_of=risk_of,
         )
 
@@ -224,16 +237,20 @@ class DebuggerConfig(_Block):
 def load_debugger_config(path: str | None, given: dict[str, Any]) -> tuple[DebuggerConfig, list[str]]:
     """Return the configuration of a file, overridden by the `given` arguments, and its warnings.
 
+    Without a path, the file is debugger_defaults.json.
+
     Raises:
         ConfigError: when the file cannot be read, or for an invalid key or value.
 
     """
-    data = read_file(Path(path)) if path is not None else {}
+    data = read_file(Path(path) if path is not None else DEFAULTS)
     where = path or "PrecisionDebugger"
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: got {type(data).__name__}, allowed: an object with keys")
     data = {**data, **{key: value for key, value in given.items() if value is not None}}
     warnings: list[str] = []
+    if path is None and given.get("dump_path") is None:
+        warnings.append(f"no config_path and no dump_path: the debugger writes to {Path(data['dump_path']).absolute()}")
     _read_old_keys(data, warnings)
     if "dump_path" not in data:
         raise ConfigError(f"{where}: dump_path: missing; allowed: the folder for the dumps")
@@ -266,7 +283,8 @@ def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
     if task == "structure" and data.get("level", "L1") not in ("L0", "mix"):
         warnings.append(f"level: {data.get('level', 'L1')!r} with task 'structure' is read as 'mix'")
         data["level"] = "mix"
-    blocks = {*_OTHER_TASKS, "load", "acl_config", "grad_probe" if task != "grad_probe" else ""}
+    others = {"grad_probe", "free_benchmark"} - {task}  # settings of a task that does not run are not checked
+    blocks = {*_OTHER_TASKS, *others, "load", "acl_config"}
     warnings.extend(f"{key}: is not used" for key in [k for k in data if k in blocks] if data.pop(key))
     for block in TASKS:
         inside = data.get(block)
@@ -288,9 +306,7 @@ _UNREAD: Final = frozenset(
         "bench_path",
         "diff_nums",
         "device",
-        "backward_input",
         "tensor_list",
-        "file_format",
     }
 )
 """msprobe's keys for unsupported features: comparisons over a network, kernels of a device."""

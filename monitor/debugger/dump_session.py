@@ -1,7 +1,10 @@
 """Runs one debugger: decides which steps and ranks to dump, and where."""
 
 import logging
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,11 +12,33 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump, VariableFile
 from trainsentry.monitor.debugger.debugger_config import DebuggerConfig
 from trainsentry.monitor.debugger.overflow_count import OverflowCount
-from trainsentry.monitor.errors import ConfigError
 
 logger = logging.getLogger("trainsentry")
 
 PART: Final = "debugger"
+DUMPING: Final = frozenset({"statistics", "tensor", "structure", "overflow_check"})
+"""Tasks that write dumps of calls."""
+
+ERRORS: Final = "dump_error_info.log"
+"""The file in a step's folder that has what could not be dumped, as in msprobe 26.2."""
+
+
+class LoggingGuard(Guard):
+    """A guard that also passes the failures of its parts to `note(part, error)`."""
+
+    def __init__(self, note: Callable[[str, BaseException], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def report(self, part: str, error: BaseException) -> None:
+        """Report a failure as every guard, and note it."""
+        super().report(part, error)
+        self._note(part, error)
+
+    def refuse(self, part: str, error: Exception) -> None:
+        """Report an object that cannot be read as every guard, and note it."""
+        super().refuse(part, error)
+        self._note(part, error)
 
 
 class DumpSession:
@@ -22,11 +47,13 @@ class DumpSession:
     def __init__(self, config: DebuggerConfig, framework: Any) -> None:
         self.config = config
         self.framework = framework
-        self.guard = Guard()
+        self.guard = LoggingGuard(self._note_failure)
         self.iteration = 0
         self.task = framework.make_task(config)
         self.watcher = framework.make_watcher(self.guard, self.task, config)
         self.overflows = OverflowCount(config.overflow_check.overflow_nums) if config.task == "overflow_check" else None
+        if self.overflows is not None:
+            self.watcher.after_call = self._stop_at_limit
         self.probe: Any = None
         self.saved: Any = None
         self._dump: StepDump | None = None
@@ -34,6 +61,8 @@ class DumpSession:
         self._named: list[Any] = []
         self._range: Any = None
         self._started = False
+        self._in_window = False
+        self._stopped = False
         self._checked_rank = False
 
     @property
@@ -54,21 +83,26 @@ class DumpSession:
         self._started = True
         if self.config.level in {"debug", "L2"} or self.config.task == "grad_probe":
             return  # these write no calls
-        self._open()
+        if self.config.task == "free_benchmark":
+            self.watcher.iteration = self.iteration  # its table is no dump
+        else:
+            self._open()
         if token_range is None:
             self.watcher.start(self._named)
         else:
             self._range = self.framework.token_range(self._models, token_range, self._start_watcher, self.watcher.stop)
 
     def stop(self) -> None:
-        """Stop dumping until the next `start`."""
-        if not self._started:
+        """Stop dumping until the next `start`; the backward passes of the dumped calls follow until `step`."""
+        if not (self._started or self._in_window):
             return
-        self._started = False
+        self._started = self._in_window = False
         if self._range is not None:
             self._range.close()
             self._range = None
         self.watcher.stop()
+        if self.overflows is not None:
+            self._stop_at_limit()
 
     def step(self) -> None:
         """End the step; calls of the next step are numbered from 0.
@@ -77,7 +111,7 @@ class DumpSession:
             OverflowLimitReached: on every rank, when one rank has `overflow_nums` overflowing calls.
 
         """
-        was_over = self.is_over
+        was_over, self._stopped = self.is_over, True  # from here on the end of the step stops
         self.stop()
         self.watcher.reset()
         self._close()
@@ -87,14 +121,26 @@ class DumpSession:
         if self.is_over and not was_over:
             logger.info("trainsentry: the debugger has dumped all selected steps (%s)", self.config.step)
         if self.overflows is not None:
+            self._stopped = False
             self.overflows.end_step(step, self.task.take_counts(), self.framework)
 
     def module_dump(self, module: Any, name: str) -> None:
-        """Dump the calls of one module and its submodules under the given name."""
-        if self._is_selected():
-            self._open()
-            self.watcher.start(self.framework.named_modules([module], name))
-            self._started = True
+        """Dump only the calls of one module and its submodules, under the given name, until `module_dump_end`."""
+        if not self._is_selected() or self.config.level in {"debug", "L2"} or self.config.task not in DUMPING:
+            return
+        self._open()
+        self._in_window = True
+        self.watcher.stop()
+        self.watcher.start(self.framework.named_modules([module], name), window=True)
+
+    def module_dump_end(self) -> None:
+        """End `module_dump`: what `start` began goes on."""
+        if not self._in_window:
+            return
+        self._in_window = False
+        self.watcher.stop()
+        if self._started and self._range is None:
+            self._start_watcher()
 
     def writer_for_debug(self) -> Any:
         """Return the writer of `save`; None when the step or the rank is not selected."""
@@ -108,6 +154,7 @@ class DumpSession:
 
     def close(self) -> None:
         """Remove every hook and close every file."""
+        self._stopped = True  # the end of a run is no place to stop it
         self.stop()
         self.watcher.reset()
         self.guard.run(PART, self.framework.release, self.watcher)
@@ -118,6 +165,29 @@ class DumpSession:
         never = [s for s in self.config.step if s >= self.iteration]
         if never and self.iteration:
             logger.warning("trainsentry: step: %s never came; the last step was %d", never, self.iteration - 1)
+
+    def _stop_at_limit(self) -> None:
+        """Stop at the call that reaches `overflow_nums`, where no rank is left waiting and no step may be skipped.
+
+        Raises:
+            OverflowLimitReached: when the limit is reached, once in a step; `step` raises it in any case.
+
+        """
+        limit = self.overflows
+        if limit is None or self._stopped or not 0 < limit.limit <= limit.calls + self.task.calls:
+            return
+        self._stopped = True
+        if self.framework.rank_and_world_size()[1] == 1 and not self.framework.scales_losses():
+            raise limit.reached(self.iteration, limit.calls + self.task.calls, limit.first or self.task.first)
+
+    def _note_failure(self, part: str, error: BaseException) -> None:
+        """Add a failure to the step's `dump_error_info.log`."""
+        text = "".join(traceback.format_exception(error))
+        with suppress(OSError):
+            folder = self._folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / ERRORS).open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {part}: {text}\n")
 
     def _start_watcher(self) -> None:
         self.watcher.start(self._named)
@@ -150,7 +220,9 @@ class DumpSession:
             self._checked_rank = True
             beyond = [r for r in self.config.rank if r >= size]
             if beyond:
-                raise ConfigError(f"rank: {beyond[0]} does not exist; allowed: 0 to {size - 1}, or [] for all")
+                logger.warning(
+                    "trainsentry: rank: %s do not exist and have no dump; there are 0 to %d", beyond, size - 1
+                )
         return not self.config.rank or rank in self.config.rank
 
     def _folder(self) -> Path:

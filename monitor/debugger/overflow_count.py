@@ -22,7 +22,7 @@ class OverflowCount:
         self._alone = False
 
     def end_step(self, step: int, found: tuple[int, str | None, bool], framework: Any) -> None:
-        """Add a step's calls.
+        """Add a step's calls, and stop on all ranks if one has reached the limit.
 
         Raises:
             OverflowLimitReached: on every rank at the same step, when one of them has reached the limit.
@@ -40,9 +40,13 @@ class OverflowCount:
             return
         most = self._max_over_ranks(float(self.calls), framework)
         if most >= self.limit:
-            where = f"; the first on this rank: {self.first}" if self.first else ""
-            count = f"{counted(int(most), 'overflowing call')} on one rank, overflow_nums is {self.limit}"
-            raise OverflowLimitReached(step, f"{count}{where}")
+            raise self.reached(step, int(most), self.first)
+
+    def reached(self, step: int, calls: int, first: str | None) -> OverflowLimitReached:
+        """Return the exception that stops training."""
+        where = f"; the first on this rank: {first}" if first else ""
+        count = f"{counted(calls, 'overflowing call')} on one rank, overflow_nums is {self.limit}"
+        return OverflowLimitReached(step, f"{count}{where}")
 
     def close(self) -> None:
         """Leave the rendezvous with the other ranks."""

@@ -77,7 +77,7 @@ class PrecisionDebugger:
 
     @classmethod
     def stop(cls) -> None:
-        """Stop dumping until the next `start`."""
+        """Stop dumping calls until the next `start`; their backward passes are dumped until `step`."""
         cls._of("stop").stop()
 
     @classmethod
@@ -142,7 +142,9 @@ class PrecisionDebugger:
 
     @classmethod
     def module_dump(cls, module: Any, dump_name: str) -> None:
-        """Dump the calls of one module and its submodules as `Module.<dump_name>…`, until `module_dump_end`.
+        """Dump only the calls of one module and its submodules, as `Module.<dump_name>…`, until `module_dump_end`.
+
+        Modules are dumped at every level, the operations inside them at level mix. Without `start`, nothing else is.
 
         Raises:
             ValueError: for a name that is empty or not a text.
@@ -157,8 +159,8 @@ class PrecisionDebugger:
 
     @classmethod
     def module_dump_end(cls) -> None:
-        """End `module_dump`."""
-        cls._of("module_dump_end").stop()
+        """End `module_dump`: what `start` began goes on."""
+        cls._of("module_dump_end").module_dump_end()
 
     @classmethod
     def monitor(cls, model: Any) -> None:
@@ -195,7 +197,7 @@ def _session_for(config: DebuggerConfig, framework: str) -> DumpSession:
     else:
         from trainsentry.collectors.torch.calls.debugging import TorchDebugging as Debugging  # type: ignore[assignment]
     if config.seed is not None or config.is_deterministic:
-        seed_all(1234 if config.seed is None else config.seed, config.is_deterministic)
+        seed_all(1234 if config.seed is None else config.seed, config.is_deterministic, rm_dropout=False)
     try:
         return DumpSession(config, Debugging())
     except ValueError as error:  # a setting that this framework lacks

@@ -14,6 +14,7 @@ from trainsentry.collectors.calls.call_stacks import CallStacks
 from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.calls.operations import Operations, changes_in_place
+from trainsentry.collectors.mindspore.calls.parameter_gradients import ParameterGradients
 from trainsentry.collectors.mindspore.calls.tensor_facts import described, facts_of, is_finite
 from trainsentry.collectors.mindspore.hooks.gradient_hooks import Arrived, hooked, hooked_call
 from trainsentry.collectors.mindspore.hooks.interception import own_class, unwatch_calls, watch_calls
@@ -36,7 +37,9 @@ class CallDump:
     """Describes each call to a writer; `save` also writes its tensors to files, and without `values` no tensor is read.
 
     With `only_overflows`, a call is written only when its results hold NaN or Inf; it made them itself when none of its
-    inputs did. A backward pass is written when recording ends, as a call's gradients arrive one by one.
+    inputs did. With `parameters`, the gradients of cells' own parameters are written too. A backward pass is written
+    when recording ends, as a call's gradients arrive one by one. `after_call` is called after each call, outside the
+    guard.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class CallDump:
         may_save: MaySave | None = None,
         only_overflows: bool = False,
         stacks: bool = False,
+        parameters: bool = False,
     ) -> None:
         self.guard = guard
         self.part = part
@@ -64,6 +68,7 @@ class CallDump:
         self.calls = 0
         self.first: str | None = None
         self.running = False
+        self.after_call: Callable[[], None] | None = None
         self._generation = 0
         self._kept: dict[str, list[tuple[dict[str, Any], Any, str]]] = {}
         self._stacks = CallStacks() if stacks else None
@@ -71,35 +76,42 @@ class CallDump:
         self._numbers: Counter[str] = Counter()
         self._open: list[Call] = []
         self._gradients: dict[str, tuple[Call, dict[str, dict[str, Any]]]] = {}
+        self._takes_parameters = parameters and "backward" in self.selection.directions
+        self._parameters = ParameterGradients(guard, part, self._take_parameter, self._write_parameters)
         self._operations = Operations(self.operation) if self.selection.sees_operations else None
 
     # ------------------------------------------------------------------ called by the debugger's session
 
-    def start(self, named: Iterable[NamedModule]) -> None:
-        """Start watching the selected kinds of calls: those of cells, of operations, or both."""
+    def start(self, named: Iterable[NamedModule], *, window: bool = False) -> None:
+        """Start watching the selected kinds of calls; in a `window` those of cells whatever the level."""
         self.running = True
-        if self._operations is not None:
+        if self._operations is not None and (self.selection.sees_modules or not window):
             self._operations.start()
         for module in named:
-            if self.selection.sees_modules and id(module.module) not in self._named:
+            if (self.selection.sees_modules or window) and id(module.module) not in self._named:
                 self._named[id(module.module)] = module
                 watch_calls(module.module, self)
 
     def stop(self) -> None:
-        """Stop watching, and write the recorded backward passes."""
-        self._generation += 1
+        """Stop watching calls, and write the recorded backward passes; those to come are written at `reset`."""
         if self._operations is not None:
             self._operations.stop()
         for named in self._named.values():
             unwatch_calls(named.module, self)
         self._named.clear()
         self._open.clear()
-        for name in list(self._gradients):
-            self.guard.run(self.part, self._write_backward, name)
+        self._write_gradients()
         self.running = False
 
+    def _write_gradients(self) -> None:
+        for name in list(self._gradients):
+            self.guard.run(self.part, self._write_backward, name)
+
     def reset(self) -> None:
-        """Number calls from 0 again: another step begins."""
+        """End the step: no backward pass of its calls is recorded any more, and calls are numbered from 0 again."""
+        self._generation += 1
+        self._parameters.close()
+        self._write_gradients()
         self._numbers.clear()
         self._gradients.clear()
         self._kept.clear()
@@ -125,13 +137,18 @@ class CallDump:
         if in_graph_mode() or id(cell) not in self._named:
             return None
         wait()
-        return self.guard.run(self.part, self._leave, self._named[id(cell)], output)
+        given = self.guard.run(self.part, self._leave, self._named[id(cell)], output)
+        if self.after_call is not None:
+            self.after_call()
+        return given
 
     def operation(self, stem: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operation, and describe the call if it has tensor arguments."""
         if not self.running or in_graph_mode() or not _takes_tensors(args, kwargs):
             return function(*args, **kwargs)
         wait()
+        if stem.startswith("Jit."):
+            self._parameters.before_compiled()
         call = Call(stem, self._numbers[stem], is_module=False, parent=self._open[-1] if self._open else None)
         changed = self.guard.run(self.part, self._begin, call, args, kwargs)
         args, kwargs = changed if changed is not None else (args, kwargs)
@@ -142,6 +159,8 @@ class CallDump:
             self._open = [c for c in self._open if c is not call]
             raise
         given = self.guard.run(self.part, self._end, call, output, None)
+        if self.after_call is not None:
+            self.after_call()
         return output if given is None else given
 
     def _enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,14 +212,29 @@ class CallDump:
                 parameters = {leaf: p for leaf, p in cell._params.items() if isinstance(p, Tensor)}
                 content["parameters"] = self._described(parameters, f"{name}.parameters")
             self._write(name, content, ("input_args", "input_kwargs"))
+        if call.traced and cell is not None and self._takes_parameters and self._reads("output"):
+            self._parameters.guard = self.guard
+            self._parameters.watch(call.stem, cell, sees_compiled=self._operations is not None)
         return hooked(output, self._arrived(call, "input")) if call.traced else None
+
+    def _take_parameter(self, gradient: Tensor, stem: str) -> dict[str, Any]:
+        wait()
+        return self._take(gradient, stem)
+
+    def _write_parameters(self, name: str, gradients: dict[str, Any]) -> None:
+        kept = [file for facts in gradients for file in self._kept.pop(f"{name}.{facts}", [])]
+        if self.writer is None or (self.only_overflows and is_finite(gradients)):
+            return
+        for facts, array, file in kept:
+            self._save(facts, array, file)
+        self.writer.entry(name, gradients)
 
     def _arrived(self, call: Call, group: str) -> Arrived:
         """Return the function that takes the gradients of a backward pass: `group` is its "input" or "output"."""
         generation = self._generation
 
         def arrived(path: str, gradient: Tensor) -> None:
-            if self.running and generation == self._generation:
+            if generation == self._generation:
                 self.guard.run(self.part, self._gradient_arrived, call, group, path, gradient)
 
         return arrived
@@ -276,11 +310,12 @@ def _in_order(path: str) -> tuple[Any, ...]:
 def _call_of(stem: str) -> str:
     """Return the name of the call that a tensor's file belongs to.
 
-    >>> _call_of("Cell.fc.Dense.forward.0.input.0")
-    'Cell.fc.Dense.forward.0'
+    >>> _call_of("Cell.fc.Dense.forward.0.input.0"), _call_of("Mint.add.3.backward.output.0")
+    ('Cell.fc.Dense.forward.0', 'Mint.add.3.backward')
     """
     for direction in (".forward.", ".backward."):
         head, found, tail = stem.rpartition(direction)
         if found:
-            return f"{head}{direction}{tail.partition('.')[0]}"
+            number = tail.partition(".")[0]
+            return f"{head}{direction}{number}" if number.isdigit() else f"{head}{direction[:-1]}"
     return stem

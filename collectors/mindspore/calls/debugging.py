@@ -49,6 +49,10 @@ class MindSporeDebugging:
             raise RuntimeError("the ranks have not met")
         return SocketMaxReduce(rendezvous, EXCHANGE_SECONDS)
 
+    def scales_losses(self) -> bool:
+        """Return False: a loss scaler of MindSpore is not looked for."""
+        return False
+
     def make_task(self, config: Any) -> CallDump | KernelDump:
         """Return the task that records calls.
 
@@ -58,6 +62,8 @@ class MindSporeDebugging:
         """
         if config.level not in LEVELS:
             raise ValueError(f"level: {config.level!r} with MindSpore; allowed: {', '.join(LEVELS)}")
+        if config.task == "free_benchmark":
+            raise ValueError("task: 'free_benchmark' with MindSpore; allowed: with PyTorch")
         if config.level == "L2":
             return KernelDump(config)
         kind = CallDump
@@ -77,6 +83,7 @@ class MindSporeDebugging:
             checksum=config.chosen.summary_mode == "md5",
             only_overflows=config.task == "overflow_check",
             stacks=config.extra_info,
+            parameters=True,
         )
         return self._dump
 

@@ -68,9 +68,9 @@ class GraphDump(CallDump):
             untap(module.module)
         self._named.clear()
 
-    def start(self, named: Iterable[NamedModule]) -> None:
+    def start(self, named: Iterable[NamedModule], *, window: bool = False) -> None:
         """Begin recording: delete earlier files, so that later ones belong to the step."""
-        del named
+        del named, window
         self.running = True
         self._delete(self._settled())
 

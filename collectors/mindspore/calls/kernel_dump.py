@@ -22,7 +22,8 @@ DEVICES: Final = 8
 
 _SAVED: Final = {"statistics": "statistic", "tensor": "tensor", "overflow_check": "tensor"}
 _SIDES: Final = {frozenset({"input", "output"}): 0, frozenset({"input"}): 1, frozenset({"output"}): 2}
-_OVERFLOWS_ONLY: Final = 3
+_OVERFLOWS: Final = {"aicore": 1, "atomic": 2, "all": 3}
+"""Values of `op_debug_mode` that save overflows only; MindSpore 2.10 itself turns 1 and 2 into 3, and says so."""
 
 
 class KernelDump:
@@ -32,13 +33,15 @@ class KernelDump:
         self.writer: Any = None
         self.guard: Any = None
         self.running = False
+        self.calls = 0
+        self.first: str | None = None
         path = Path(config.dump_path).absolute() / FILE
         _check(config, path)
         path.write_text(json.dumps(configuration(config), indent=1), encoding="utf-8")
         os.environ[VARIABLE] = str(path)
         logger.info("trainsentry: MindSpore dumps kernels as %s says, from the first graph on that is compiled", path)
 
-    def start(self, _: Any) -> None:
+    def start(self, _: Any, *, window: bool = False) -> None:
         """Do nothing: no call is watched."""
 
     def stop(self) -> None:
@@ -60,9 +63,13 @@ def configuration(config: Any) -> dict[str, Any]:
     """
     chosen = config.chosen
     sides = config.selection(lambda _: "CORE").sides
+    checks = config.task == "overflow_check"
+    extra: dict[str, Any] = {} if chosen.file_format == "npy" else {"file_format": chosen.file_format}
+    if checks and config.overflow_check.overflow_nums > 0:
+        extra["overflow_number"] = config.overflow_check.overflow_nums
     return {
         "common_dump_settings": {
-            "op_debug_mode": _OVERFLOWS_ONLY if config.task == "overflow_check" else 0,
+            "op_debug_mode": _OVERFLOWS[config.overflow_check.check_mode] if checks else 0,
             "dump_mode": int(bool(chosen.calls)),
             "path": str(Path(config.dump_path).absolute()),
             "net_name": "Net",
@@ -71,6 +78,7 @@ def configuration(config: Any) -> dict[str, Any]:
             "input_output": _SIDES[sides],
             "kernels": list(chosen.calls),
             "support_device": list(config.rank) or list(range(DEVICES)),
+            **extra,
         },
         "e2e_dump_settings": {"enable": True, "trans_flag": True},
     }
@@ -103,6 +111,8 @@ def _check(config: Any, path: Path) -> None:
         raise ValueError(
             f"task: {config.task!r} at level L2 on the CPU; allowed: tensor, as MindSpore saves nothing else there"
         )
+    if on_host() and config.chosen.file_format == "bin":
+        raise ValueError("file_format: 'bin' at level L2 on the CPU; allowed: npy, as bin is a device's own format")
     other = os.environ.get(VARIABLE)
     if other and Path(other) != path:
         raise ValueError(f"{VARIABLE}: is set to {other!r} already; allowed: not set, as level L2 sets it")

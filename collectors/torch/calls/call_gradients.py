@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.calls.call import PART
+from trainsentry.collectors.calls.call import PART, Call
 from trainsentry.collectors.guard import Guard
 
 MAX_NODES: Final = 100_000
@@ -194,6 +194,37 @@ def _edges_to_inputs(
                 seen.add(following)
                 stack.append(following)
     return found
+
+
+class ReportsToWatcher:
+    """Passes the gradients of one call to the watcher, in the step of the call."""
+
+    __slots__ = ("call", "step", "watcher")
+
+    def __init__(self, watcher: Any, call: Call) -> None:
+        self.watcher = watcher
+        self.call = call
+        self.step = watcher.steps
+
+    def run(self, function: Any, *args: Any) -> Any:
+        """Call a function under the watcher's guard."""
+        result = self.watcher.guard.run(self.watcher.part, function, *args)
+        if self.watcher.after_call is not None:
+            self.watcher.after_call()
+        return result
+
+    def began(self, gradients: GradientsOfCall) -> bool:
+        """Ask the watcher whether the gradients are needed."""
+        needed: bool = self.step == self.watcher.steps and self.watcher.backward_begins(self.call, gradients)
+        return needed
+
+    def arrived(self, place: int, gradient: Tensor) -> Any:
+        """Pass on the gradient at an output."""
+        return self.watcher.gradient_arrived(self.call, place, gradient)
+
+    def done(self, inputs: list[Any], outputs: list[Tensor | None]) -> None:
+        """Pass on all gradients."""
+        self.watcher.backward_done(self.call, inputs, outputs)
 
 
 class ParameterGradients:

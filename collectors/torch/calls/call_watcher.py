@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -23,7 +23,12 @@ from trainsentry.collectors.torch.calls.call_arguments import (
     may_change,
     without_buffers,
 )
-from trainsentry.collectors.torch.calls.call_gradients import Edges, GradientsOfCall, ParameterGradients
+from trainsentry.collectors.torch.calls.call_gradients import (
+    Edges,
+    GradientsOfCall,
+    ParameterGradients,
+    ReportsToWatcher,
+)
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.watch_modules import ModuleCallHooks
 from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
@@ -55,7 +60,9 @@ CLIP_GRAD: Final = torch.nn.utils.clip_grad.__file__
 class CallWatcher:
     """Numbers calls, finds the module that contains each, and hooks their backward passes.
 
-    With `parameters`, also takes the gradients of modules' own parameters. `part` is the guard's name of the watcher.
+    Calls are seen between `start` and `stop`. Their backward passes are recorded until `reset`, also after `stop`.
+    With `parameters`, also takes the gradients of modules' own parameters. `after_call` is called after each call and
+    each gradient, outside the guard, so that it can stop the training. `part` is the guard's name of the watcher.
     """
 
     def __init__(
@@ -76,7 +83,12 @@ class CallWatcher:
         self.stacks = CallStacks() if stacks else None
         self.parameters = parameters
         self.part = part
+        self.after_call: Callable[[], None] | None = None
         self.running = False
+        self.steps = 0
+        self._in_window = False
+        self._awaits_backward = False
+        self._stems_passed: set[str] = set()
         self._arguments = CallArguments()
         self._leaves = Edges()
         self._counts: Counter[str] = Counter()
@@ -93,16 +105,17 @@ class CallWatcher:
         self._clips: dict[int, bool] = {}
         self._handles: list[Any] = []
 
-    def start(self, modules: Sequence[NamedModule]) -> None:
-        """Start watching; `modules` are the modules whose calls are watched."""
+    def start(self, modules: Sequence[NamedModule], *, window: bool = False) -> None:
+        """Start watching; `modules` are the modules whose calls are watched, in a `window` whatever the level."""
         if not self.running:
-            self.running = True
-            self.guard.run(self.part, self._attach, modules)
+            self.running = self._awaits_backward = True
+            self.guard.run(self.part, self._attach, modules, window)
 
-    def _attach(self, modules: Sequence[NamedModule]) -> None:
-        if self.selection.sees_modules:
+    def _attach(self, modules: Sequence[NamedModule], window: bool) -> None:
+        sees_modules, self._in_window = self.selection.sees_modules, window
+        if sees_modules or window:
             self._modules = ModuleCallHooks(self, modules)
-        if self.selection.sees_operations:
+        if self.selection.sees_operations and (sees_modules or not window):
             self._handles = [
                 register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
                 register_optimizer_step_post_hook(lambda *_: self._enter(None)),
@@ -111,7 +124,7 @@ class CallWatcher:
             enter_below(self._mode)
 
     def stop(self) -> None:
-        """Stop watching, and have the task write what it has kept."""
+        """Stop watching calls, and have the task write what it has kept; backward passes are still recorded."""
         if not self.running:
             return
         self.running = False
@@ -130,7 +143,12 @@ class CallWatcher:
         self.guard.run(self.part, self.task.flush)
 
     def reset(self) -> None:
-        """Number calls from 0 again: another step begins."""
+        """End the step: no backward pass of its calls is recorded any more, and calls are numbered from 0 again."""
+        if self._awaits_backward:
+            self._finish_gradients()
+            self.guard.run(self.part, self.task.flush)
+        self._awaits_backward = self.running
+        self.steps += 1
         self._counts.clear()
         self._gradient_counts.clear()
         self._open.clear()
@@ -157,8 +175,7 @@ class CallWatcher:
                 self._drop(call)
                 raise
             with torch._C.DisableTorchFunction():
-                if call is not None:
-                    self.guard.run(self.part, self.end, call, output, None)
+                self.finish(call, output, None)
             return output
         finally:
             self._threads.inside = False
@@ -176,9 +193,15 @@ class CallWatcher:
         except BaseException:
             self.guard.run(self.part, self._drop, call)
             raise
-        if call is not None:
-            self.guard.run(self.part, self.end, call, output, None)
+        self.finish(call, output, None)
         return output
+
+    def finish(self, call: Call | None, output: Any, module: nn.Module | None) -> None:
+        """End a call under the guard; None is one that is not watched."""
+        if call is not None:
+            self.guard.run(self.part, self.end, call, output, module)
+            if self.after_call is not None:
+                self.after_call()
 
     def begin(self, stem: str, is_module: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
         """Number a call, find its parent, and have the task take its inputs; return None for one without tensors."""
@@ -189,6 +212,10 @@ class CallWatcher:
             self._collect_arrived()
         tensors = list_tensors((*args, *kwargs.values()))
         if not is_module and not tensors:
+            return None
+        if self._in_window and not is_module and parent is None:  # outside the window's module
+            if self._may_change(call, args, kwargs):
+                self._before_change()
             return None
         self._counts[stem] += 1
         calls.append(call)
@@ -274,12 +301,13 @@ class CallWatcher:
         outputs = list_tensors([call.changed if output is None else output])
         if not any(t.requires_grad for t in outputs):
             return
-        GradientsOfCall(outputs, call.edges, call.sequence, _Backward(self, call))
+        GradientsOfCall(outputs, call.edges, call.sequence, ReportsToWatcher(self, call))
 
     def backward_begins(self, call: Call, gradients: Any) -> bool:
         """Note that a backward pass has reached a call; return whether its gradients are needed."""
-        if not self.running or self.part in self.guard.disabled:
+        if not self._awaits_backward or self.part in self.guard.disabled:
             return False
+        self._stems_passed.add(call.stem)
         call.recorded = self.selection.begins(call, "backward")
         name = call.name("backward")
         if call.recorded and name in self._backward_done:
@@ -309,7 +337,7 @@ class CallWatcher:
 
     def backward_done(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
         """Pass the gradients of a call to the task."""
-        if not self.running:
+        if not self._awaits_backward:
             return
         if call.recorded and self.task.writer is not None:
             with self._quietly:
@@ -327,8 +355,8 @@ class CallWatcher:
         return known
 
     def _parameter_gradients(self, call: Call, gradients: dict[str, Tensor]) -> None:
-        if not self.running:
-            return
+        if not self.running and call.stem not in self._stems_passed:
+            return  # gradients of calls after `stop`, whose backward passes are not recorded
         number = self._gradient_counts[call.stem]
         self._gradient_counts[call.stem] += 1
         if self.task.writer is not None and (self.selection.scope is None or call.recorded):
@@ -340,6 +368,7 @@ class CallWatcher:
         opened, self._open = self._open, {}
         for gradients in opened.values():
             self.guard.run(self.part, gradients.finish)
+        self._stems_passed.clear()
         self.task.forget()
 
     def _enter(self, scope: str | None) -> None:
@@ -368,25 +397,3 @@ class CallWatcher:
         if calls is None:
             calls = self._threads.calls = []
         return calls
-
-
-class _Backward:
-    """Passes the gradients of one call to the watcher."""
-
-    __slots__ = ("call", "watcher")
-
-    def __init__(self, watcher: CallWatcher, call: Call) -> None:
-        self.watcher = watcher
-        self.call = call
-
-    def run(self, function: Any, *args: Any) -> Any:
-        return self.watcher.guard.run(self.watcher.part, function, *args)
-
-    def began(self, gradients: GradientsOfCall) -> bool:
-        return self.watcher.backward_begins(self.call, gradients)
-
-    def arrived(self, place: int, gradient: Tensor) -> Any:
-        return self.watcher.gradient_arrived(self.call, place, gradient)
-
-    def done(self, inputs: list[Any], outputs: list[Tensor | None]) -> None:
-        self.watcher.backward_done(self.call, inputs, outputs)

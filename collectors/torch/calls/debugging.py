@@ -1,10 +1,12 @@
 """The torch side of the debugger: makes its tasks, watchers and probes, and meets the other ranks."""
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from trainsentry.collectors.calls.call_selection import TokenRange
@@ -15,6 +17,7 @@ from trainsentry.collectors.torch import environment
 from trainsentry.collectors.torch.calls.call_names import CallNames, risk_of
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
+from trainsentry.collectors.torch.calls.free_benchmark.call_benchmark import CallBenchmark
 from trainsentry.collectors.torch.calls.grad_probe import ModelGradientProbe
 from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
@@ -40,6 +43,10 @@ class TorchDebugging:
         """Return the max-reduce over the ranks."""
         return GroupMaxReduce(rendezvous, PATIENCE_SECONDS)
 
+    def scales_losses(self) -> bool:
+        """Whether a loss scaler of torch is in use, which may skip a step that overflows; looks at every object."""
+        return any(issubclass(type(x), torch.amp.GradScaler) and x.is_enabled() for x in gc.get_objects())
+
     def make_task(self, config: Any) -> Any:
         """Return the task that records calls.
 
@@ -51,14 +58,21 @@ class TorchDebugging:
             raise ValueError(
                 "level: 'L2'; allowed: L0, L1, mix, debug; L2 dumps the kernels of a device, for which there is msprobe"
             )
+        if config.task == "free_benchmark":
+            settings = config.free_benchmark.settings(self.rank_and_world_size()[0], config.dump_path)
+            names = CallNames(config.custom_op_namespaces or ())
+            return CallBenchmark(Guard(), settings, config.selection(risk_of), names)
         facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
         if config.task == "overflow_check":
             return OverflowTask(facts, flags=DeviceOverflowFlags())
         save, values = config.task == "tensor", config.task != "structure"
         return DumpTask(facts, config.selection(risk_of), save=save, values=values, later=config.async_dump)
 
-    def make_watcher(self, guard: Guard, task: Any, config: Any) -> CallWatcher:
-        """Return the watcher of calls."""
+    def make_watcher(self, guard: Guard, task: Any, config: Any) -> CallWatcher | CallBenchmark:
+        """Return the watcher of calls; for free_benchmark it is the task itself."""
+        if isinstance(task, CallBenchmark):
+            task.guard = guard
+            return task
         names = CallNames(config.custom_op_namespaces or ())
         return CallWatcher(guard, task, config.selection(risk_of), names, stacks=config.extra_info)
 

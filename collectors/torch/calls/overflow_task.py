@@ -90,6 +90,8 @@ class OverflowTask:
         self.unscaled = False
         self._unjudged: list[Unjudged] = []
         self._bytes = 0
+        self._set = 0
+        self._arrived: dict[str, int] = {}
 
     def before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Describe the inputs, and keep them: copies of what the call can change."""
@@ -100,16 +102,14 @@ class OverflowTask:
             "input_args": self._describe(list(args), stem, kept, copy=copy),
             "input_kwargs": self._describe(dict(kwargs), stem, kept, copy=copy),
         }
-        call.state = (content, kept)
-        if self.flags is not None:
-            self.flags.clear()
+        call.state = (content, kept, self._times_set())
 
     def after(self, call: Call, output: Any, module: nn.Module | None) -> None:
         """Write the call if it has overflowed."""
         if call.state is None:
             return
-        (content, kept), call.state = call.state, None
-        flagged = self.flags is not None and self.flags.is_set()
+        (content, kept, before), call.state = call.state, tuple(edge is not None for edge in call.edges)
+        flagged = self._times_set() > before
         if call.stem == UNSCALE:
             self.facts.settle()
             self.unscaled |= bool(kinds_in(content["input_args"][:1]))
@@ -121,18 +121,27 @@ class OverflowTask:
     def gradient_arrived(self, call: Call, place: int, gradient: Tensor) -> Any:
         """Return the description of a gradient at an output, and the tensors to save for it."""
         kept: list[Kept] = []
-        facts = self._describe(gradient, "", kept, name=f"{call.name('backward')}.input.{place}")
+        name = call.name("backward")
+        facts = self._describe(gradient, "", kept, name=f"{name}.input.{place}")
+        self._arrived[name] = self._times_set()  # of several outputs, the last one: then the call's own nodes run
         return facts, kept
 
     def gradients(self, call: Call, inputs: Sequence[Any], outputs: Sequence[Tensor | None]) -> None:
-        """Write the backward pass of a call if it has overflowed."""
+        """Write the backward pass of a call if it has overflowed.
+
+        The flag counts from the last gradient at an output to those at the inputs. Where one of these is missing, the
+        pass may have ended long ago, and its values alone are judged.
+        """
         name = call.name("backward")
+        whole = all(x is not None or not needed for x, needed in zip(outputs, call.state or (), strict=False))
+        before = self._arrived.pop(name, None)
+        flagged = self._times_set() > before if whole and before is not None else False
         tensors = [kept for arrived in inputs if arrived is not None for kept in arrived[1]]
         content: dict[str, Any] = {
             "input": [None if arrived is None else arrived[0] for arrived in inputs],
             "output": self._describe(list(outputs), f"{name}.output.", tensors),
         }
-        self._take(Unjudged(name, content, ("input",), "output", tensors))
+        self._take(Unjudged(name, content, ("input",), "output", tensors, flagged))
 
     def parameter_gradients(self, name: str, gradients: Mapping[str, Tensor]) -> None:
         """Write the gradients of parameters if one has overflowed."""
@@ -148,6 +157,7 @@ class OverflowTask:
         """Judge what was taken, and forget what is known of tensors, so that each is read again."""
         self._judge_all()
         self.facts.forget()
+        self._arrived.clear()
 
     def flush(self) -> None:
         """Judge what was taken, and leave the devices' flags as a loss scaler would have found them."""
@@ -161,6 +171,16 @@ class OverflowTask:
         found = (self.calls, self.first, self.unscaled)
         self.calls, self.first, self.unscaled = 0, None, False
         return found
+
+    def _times_set(self) -> int:
+        """Return how often the flag has been found set, and leave it clear, so that a call is judged by itself.
+
+        Counts are compared, as a call inside another one clears the flag too.
+        """
+        if self.flags is not None and self.flags.is_set():
+            self._set += 1
+            self.flags.clear()
+        return self._set
 
     def _take(self, unjudged: Unjudged) -> None:
         """Judge a call, now if its values have arrived."""

@@ -84,6 +84,5 @@ class _After(InertWhenCopied):
         if torch.compiler.is_compiling() or not self.calls.here:
             return
         watcher, call = self.calls.watcher, self.calls.here.pop()
-        if call is not None:
-            with torch._C.DisableTorchFunction():
-                watcher.guard.run(watcher.part, watcher.end, call, output, module)
+        with torch._C.DisableTorchFunction():
+            watcher.finish(call, output, module)

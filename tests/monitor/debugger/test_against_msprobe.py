@@ -15,7 +15,7 @@ def test_names_are_msprobes_in_their_order(tmp_path, level):
     """docs/debugger.md lists the differences from msprobe 26.2: three groups of calls, each with its reason."""
     golden = json.loads((DATA / "msprobe_names.json").read_text())
     for kind in (Awkward, Tower, Encoder):
-        [dump] = debug(tmp_path / kind.__name__, kind=kind, level=level)
+        [dump] = debug(tmp_path / kind.__name__, kind=kind, level=level, risk_level="FOCUS")  # its default
         ours = [n for n in dump["dump"]["data"] if n not in SEEN_BY_US_ONLY]
         inside = SEEN_INSIDE if kind is Encoder else {}
         theirs = [inside.get(n, n) for n in golden[kind.__name__][level] if n not in HANDED_ON]

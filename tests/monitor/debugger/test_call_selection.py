@@ -1,34 +1,73 @@
 """Only the requested calls, modules, steps and sections are dumped."""
 
+import json
+
 import pytest
 import torch
-from debugged import LEVELS, Tower, debug, make, read, train
+from debugged import LEVELS, Awkward, Tower, debug, make, read, train
 
 from trainsentry import PrecisionDebugger
 
 
-def test_sections_and_a_stop_before_the_backward_pass(tmp_path):
+def calls_of(folder, stem):
+    return [n for n in read(folder / "step0" / "rank0")["dump"]["data"] if n.startswith(stem)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_section_that_is_stopped_before_its_backward_pass_has_it_until_the_step(tmp_path, level):
     model = make(Tower)
-    debugger = PrecisionDebugger(task="statistics", level="mix", dump_path=str(tmp_path))
+    debugger = PrecisionDebugger(task="statistics", level=level, dump_path=str(tmp_path))
     debugger.start(model)
     first = model(torch.ones(2, 4)).sum()
     debugger.stop()
-    model(torch.ones(2, 4))
+    between = model(torch.ones(2, 4)).sum()
     debugger.start(model)
     second = model(torch.ones(2, 4)).sum()
     debugger.stop()
-    first.backward()  # nothing: the debugger is off
+    second.backward(retain_graph=True)
+    between.backward()  # not seen, so its backward pass is not either
+    first.backward(retain_graph=True)
+    debugger.step()
+    first.backward()  # after its step
     debugger.start(model)
-    second.backward()
+    first = model(torch.ones(2, 4)).sum()
     debugger.stop()
     debugger.step()
-    names = list(read(tmp_path / "step0" / "rank0")["dump"]["data"])
-    assert [n for n in names if n.startswith("Module.first.Linear.")] == [
-        "Module.first.Linear.forward.0",
-        "Module.first.Linear.forward.1",
-        "Module.first.Linear.backward.1",
-        "Module.first.Linear.parameters_grad.0",
-    ]
+    linears = 6  # of one forward pass
+    if level != "L1":
+        assert calls_of(tmp_path, "Module.first.Linear.") == [
+            "Module.first.Linear.forward.0",
+            "Module.first.Linear.forward.1",
+            "Module.first.Linear.backward.1",
+            "Module.first.Linear.parameters_grad.0",
+            "Module.first.Linear.backward.0",
+            "Module.first.Linear.parameters_grad.1",
+        ]
+    if level != "L0":
+        assert [n for n in calls_of(tmp_path, "Functional.linear.") if "backward" in n] == [
+            *(f"Functional.linear.{n}.backward" for n in reversed(range(linears, 2 * linears))),
+            *(f"Functional.linear.{n}.backward" for n in reversed(range(linears))),
+        ]
+    later = read(tmp_path / "step1" / "rank0")["dump"]["data"]
+    assert later
+    assert not any("backward" in name or "grad" in name for name in later)
+
+
+@pytest.mark.parametrize("task", ["tensor", "structure", "overflow_check"])
+def test_every_task_has_the_backward_pass_after_stop(tmp_path, task):
+    model = make(Tower)
+    path = tmp_path / "config.json"
+    settings = {"task": task, "level": "mix", "overflow_check": {"overflow_nums": -1}}
+    path.write_text(json.dumps({"dump_path": str(tmp_path), **settings}))
+    debugger = PrecisionDebugger(str(path))
+    debugger.start(model)
+    loss = model(torch.ones(2, 4)).sum()
+    debugger.stop()
+    (loss * torch.inf).backward()
+    debugger.step()
+    dump = read(tmp_path / "step0" / "rank0")
+    assert "Module.last.Linear.backward.0" in dump["construct"]
+    assert ("Module.last.Linear.backward.0" in dump["dump"]["data"]) == (task != "structure")
 
 
 def test_a_range_of_tokens_of_an_inference(tmp_path):
@@ -62,6 +101,29 @@ def test_the_window_of_one_module(tmp_path):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_the_window_of_one_module_gives_the_dump_back(tmp_path, level):
+    model = make(Tower)
+    debugger = PrecisionDebugger(task="statistics", level=level, dump_path=str(tmp_path))
+    debugger.start(model)
+    x = model.first(torch.ones(2, 4))
+    debugger.module_dump(model.blocks[1], "second")
+    x = model.blocks[1](x)
+    model.blocks[0](x)
+    debugger.module_dump_end()
+    model.last(x).sum().backward()
+    debugger.stop()
+    debugger.step()
+    names = calls_of(tmp_path, "")
+    modules = {n for n in names if n.startswith("Module.") and "_grad" not in n}
+    assert "Module.second.fc1.Linear.forward.0" in modules
+    assert "Module.second.fc1.Linear.backward.0" in modules
+    assert not any(n.startswith("Module.blocks") for n in modules)
+    assert ("Module.last.Linear.backward.0" in modules) == (level != "L1")
+    linears = [n for n in names if n.startswith("Functional.linear") and "forward" in n]
+    assert len(linears) == {"L0": 0, "L1": 2, "mix": 4}[level]  # outside the window two, inside it two
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_structure_says_what_was_called_and_reads_nothing(tmp_path, level):
     [dump] = debug(tmp_path, task="structure", level=level)
     assert dump["dump"]["data"] == {}
@@ -77,6 +139,7 @@ def test_structure_says_what_was_called_and_reads_nothing(tmp_path, level):
             {"scope": ["Functional.linear.1.forward", "Functional.linear.2.forward"]},
             {"Functional.linear.1.forward", "Functional.gelu.0.forward", "Functional.linear.2.forward"},
         ),
+        ({"scope": ["Functional.gelu.1.forward"]}, {"Functional.gelu.1.forward"}),
     ],
 )
 def test_names_and_ranges_choose_calls(tmp_path, config, wanted):
@@ -111,6 +174,22 @@ def test_at_level_mix_a_module_takes_all_that_is_in_it(tmp_path):
     names = set(dump["dump"]["data"])
     assert {"Module.blocks.1.fc1.Linear.forward.0", "Functional.gelu.1.forward", "Tensor.__add__.1.forward"} <= names
     assert not any("blocks.0" in n or "backward" in n for n in names)
+
+
+def test_at_level_mix_a_part_of_a_name_takes_the_modules_that_have_it_and_all_in_them(tmp_path):
+    [dump] = debug(tmp_path, level="mix", kind=Awkward, statistics={"list": ["relu"]})
+    names = set(dump["dump"]["data"])
+    assert {"Module.relu.ReLU.forward.0", "Functional.relu.0.forward", "Torch.relu.0.forward"} <= names
+    assert all("relu" in name for name in names)
+
+
+def test_without_a_list_every_call_is_recorded(tmp_path):
+    debugger = PrecisionDebugger(task="statistics", level="L1", dump_path=str(tmp_path))
+    debugger.start()
+    torch.ones(2, 3).flatten().view(3, 2).transpose(0, 1).contiguous().add(1)
+    debugger.stop()
+    debugger.step()
+    assert calls_of(tmp_path, "") == [f"Tensor.{n}.0.forward" for n in ("flatten", "view", "transpose", "add")]
 
 
 @pytest.mark.parametrize("mode", ["input", "output"])

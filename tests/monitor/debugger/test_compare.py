@@ -170,3 +170,12 @@ def test_arrays_of_the_other_framework_are_loaded_without_pickles(tmp_path):
     np.save(tmp_path / "b.npy", np.array([object()]), allow_pickle=True)
     with pytest.raises(InputError, match="expected numbers"):
         load_array(tmp_path / "b.npy")
+
+
+def test_a_page_is_made_of_monitored_runs_alone(tmp_path):
+    for name in "ab":
+        debug(tmp_path / name, level="L0")
+    dumps = [str(tmp_path / x / "dump") for x in "ab"]
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["compare", *dumps, "-o", str(tmp_path / "c.csv"), "--html", str(page)])
+    assert (result.exit_code, "are no monitored runs" in result.output, page.exists()) == (2, True, False)

@@ -22,7 +22,6 @@ def load(tmp_path, **config):
     ("config", "message"),
     [
         ({"task": "statistic"}, "task: 'statistic'; allowed: statistics, tensor"),
-        ({"task": "free_benchmark"}, "use instead: tensor on two devices"),
         ({"task": "run_ut"}, "use instead: trainsentry overflow"),
         ({"level": "L3"}, "level: 'L3'; allowed: L0, L1, mix, debug"),
         ({"level": "debug", "task": "structure"}, "level: 'debug'|task 'structure' is read as 'mix'"),
@@ -34,7 +33,11 @@ def load(tmp_path, **config):
         ({"async_dump": True, "task": "tensor"}, "allowed: with a non-empty tensor.list"),
         ({"async_dump": True, "statistics": {"summary_mode": "md5"}}, "allowed: summary_mode statistics"),
         ({"statistics": {"scope": ["a", "b"], "list": ["c"]}}, "are both given; allowed: one of them"),
-        ({"statistics": {"scope": ["Functional.linear.0.forward"]}}, "allowed: two full names"),
+        ({"statistics": {"scope": ["Functional.linear.0.forward"] * 3}}, "allowed: two full names"),
+        ({"tensor": {"backward_input": ["x.pt"]}}, r"backward_input: \['x.pt'\]; allowed: \[\]"),
+        ({"task": "tensor", "tensor": {"file_format": "bin"}}, "file_format: 'bin' at level 'L1'; allowed: npy"),
+        ({"task": "tensor", "tensor": {"file_format": "pt"}}, "file_format: got 'pt'"),
+        ({"task": "overflow_check", "overflow_check": {"check_mode": "aicore"}}, "check_mode: 'aicore' at level 'L1'"),
         ({"statistics": {"scope": ["linear", "gelu"]}}, "allowed: full names such as"),
         ({"statistics": {"data_mode": ["forwards"]}}, "'forwards'; allowed: some of all, forward"),
         ({"statistics": {"data_mode": ["all", "input"]}}, "alone, or some of the others"),
@@ -64,8 +67,10 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     file.write_text("")
     with pytest.raises(ConfigError, match=r"dump_path: .* cannot be created"):
         load(tmp_path, dump_path=str(file))
+    nowhere = tmp_path / "without.json"
+    nowhere.write_text("{}")
     with pytest.raises(ConfigError, match="dump_path: missing; allowed"):
-        load_debugger_config(None, {})
+        load_debugger_config(str(nowhere), {})
     if os.geteuid() != 0:
         closed = tmp_path / "closed"
         closed.mkdir()
@@ -94,7 +99,6 @@ def test_both_generations_are_read(tmp_path):
         "free_benchmark",
         "grad_probe",
         "run_ut",
-        "tensor.file_format",
     ]
     newer = {
         "task": "statistics",
@@ -134,9 +138,15 @@ def _file(tmp_path, **config):
 
 def test_ranks_that_do_not_exist_and_steps_that_never_come(tmp_path, caplog):
     debugger = PrecisionDebugger(str(_file(tmp_path, rank=[3])))
-    with pytest.raises(ConfigError, match="rank: 3 does not exist; allowed: 0 to 0"):
-        debugger.start()
+    import torch
+
+    debugger.start()
+    torch.ones(2) + 1
+    debugger.stop()
+    debugger.step()
     debugger.close()
+    assert "rank: [3] do not exist and have no dump; there are 0 to 0" in caplog.text
+    assert not list((tmp_path / "dump").iterdir())
     debugger = PrecisionDebugger(str(_file(tmp_path, step=[0, 9])))
     for _ in range(3):
         debugger.start()
@@ -163,6 +173,24 @@ def test_wrong_arguments_are_refused(tmp_path, call, error, message):
     debugger = PrecisionDebugger(task="statistics", dump_path=str(tmp_path))
     with pytest.raises(error, match=message):
         call(debugger)
+
+
+def test_without_a_file_the_default_configuration_holds(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    debugger = PrecisionDebugger()
+    assert f"the debugger writes to {tmp_path / 'dump'}" in caplog.text
+    import torch
+
+    debugger.start()
+    torch.ones(2) + 1
+    debugger.stop()
+    debugger.step()
+    written = json.loads((tmp_path / "dump" / "step0" / "rank0" / "dump.json").read_text())
+    assert (written["task"], written["level"], list(written["data"])) == (
+        "statistics",
+        "L1",
+        ["Tensor.__add__.0.forward"],
+    )
 
 
 def _linear():

@@ -122,7 +122,8 @@ def test_every_dtype_is_described_and_saved(tmp_path, dtype):
     debugger.stop()
     debugger.step()
     data = read(tmp_path / "step0" / "rank0")["dump"]["data"]
-    assert list(data) == ["Torch.flip.0.forward", "Aten.alias.0.forward"]
+    names = ["Torch.flip.0", "Tensor.to.0", "Tensor.flatten.0", "Tensor.to.1", "Aten.alias.0"]
+    assert list(data) == [f"{name}.forward" for name in names]
     [facts] = data["Aten.alias.0.forward"]["output"]
     assert (facts["dtype"], facts["Max"], facts["Min"]) == (str(dtype), 4.0, 1.0)
     saved = load_tensor(tmp_path / "step0" / "rank0" / "dump_tensor_data" / facts["data_name"])

@@ -75,13 +75,13 @@ def test_modules_and_backward_passes_are_checked(tmp_path, level):
     assert not any(n.endswith("forward.0") and n.startswith("Module.") for n in names)
 
 
-def test_training_stops_at_the_boundary_of_the_step_that_reaches_the_limit(tmp_path):
+def test_training_stops_at_the_call_that_reaches_the_limit(tmp_path):
     def overflow(times):
         for _ in range(times):
             torch.full((1,), 3e38) * 10
 
     debugger = PrecisionDebugger(task="overflow_check", dump_path=str(tmp_path))
-    debugger._session.overflows.limit = 3
+    debugger._session.overflows.limit = 4
     for step, times in enumerate((0, 2, 0)):
         debugger.start()
         overflow(times)
@@ -89,22 +89,25 @@ def test_training_stops_at_the_boundary_of_the_step_that_reaches_the_limit(tmp_p
         debugger.step()
         assert debugger._session.iteration == step + 1
     debugger.start()
-    overflow(1)
-    debugger.stop()
-    with pytest.raises(
-        OverflowLimitReached, match=r"step 3: 3 overflowing calls .* overflow_nums is 3; the first"
-    ) as e:
-        debugger.step()
+    message = r"step 3: 4 overflowing calls .* overflow_nums is 4; the first on this rank: Tensor.__mul__.0.forward"
+    with pytest.raises(OverflowLimitReached, match=message) as e:
+        overflow(9)
     assert e.value.step == 3
+    debugger.close()
+    written = read(tmp_path / "step3" / "rank0")["dump"]["data"]
+    assert list(written) == ["Tensor.__mul__.0.forward", "Tensor.__mul__.1.forward"]
 
 
-def test_one_is_enough_by_default(tmp_path):
-    debugger = PrecisionDebugger(task="overflow_check", dump_path=str(tmp_path))
-    debugger.start()
-    torch.full((1,), 3e38) * 10
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_a_backward_pass_that_overflows_stops_too(tmp_path, level):
+    debugger = PrecisionDebugger(task="overflow_check", level=level, dump_path=str(tmp_path))
+    model = make(Tower)
+    debugger.start(model)
+    loss = model(torch.ones(2, 4))
     debugger.stop()
-    with pytest.raises(OverflowLimitReached):
-        debugger.step()
+    with pytest.raises(OverflowLimitReached, match=r"backward"):
+        loss.backward(torch.full((2, 1), torch.inf))
+    debugger.close()
 
 
 def test_a_step_that_the_loss_scaler_left_out_is_counted_apart(tmp_path):
@@ -157,6 +160,77 @@ def test_in_saturation_mode_the_flag_is_cleared_before_each_call(tmp_path, monke
 
     data = check(tmp_path, body)
     assert {name: entry["overflow"] for name, entry in data.items()} == {"Tensor.__mul__.0.forward": "made"}
+
+
+class Raises(torch.autograd.Function):
+    """Sets the flag in its forward or its backward pass, whose values stay finite."""
+
+    @staticmethod
+    def forward(ctx, x, flag, forward, backward):
+        ctx.flag, ctx.backward = flag, backward
+        flag.raised |= forward
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.flag.raised |= ctx.backward
+        return gradient * 2, None, None, None
+
+
+class RaisesInside(nn.Module):
+    """A module whose flag is set between two modules inside it."""
+
+    def __init__(self, flag, forward, backward):
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.arguments = flag, forward, backward
+
+    def forward(self, x):
+        return self.last(Raises.apply(self.first(x), *self.arguments))
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "found"),
+    [
+        (True, False, {"Module.middle.RaisesInside.forward.0"}),
+        (False, True, {"Module.middle.RaisesInside.backward.0"}),
+        (False, False, set()),
+    ],
+)
+def test_a_module_is_blamed_for_the_flag_of_what_runs_between_the_modules_inside_it(
+    tmp_path, monkeypatch, forward, backward, found
+):
+    flag = Flag()
+    monkeypatch.setattr(debugging, "DeviceOverflowFlags", lambda: flag)
+    model = nn.Sequential()
+    for name, part in (("before", nn.Linear(2, 2)), ("middle", RaisesInside(flag, forward, backward))):
+        model.add_module(name, part)
+    model.add_module("after", nn.Linear(2, 2))
+    data = check(tmp_path, lambda: model(torch.ones(3, 2)).sum().backward(), level="L0", model=model)
+    assert {name for name in data if "Model" not in name and "Sequential" not in name} == found
+    assert {entry["overflow"] for entry in data.values()} <= {"made"}
+    assert flag.raised  # as a loss scaler would have found it
+
+
+class Pair(nn.Module):
+    """Two results that depend on one input each."""
+
+    def forward(self, x, y):
+        return x * 2, y * 2
+
+
+def test_a_backward_pass_whose_end_is_not_seen_is_judged_by_its_values(tmp_path, monkeypatch):
+    """Its second input has no gradient, and what is set later, in the rest of the pass, is not its own."""
+    flag = Flag()
+    monkeypatch.setattr(debugging, "DeviceOverflowFlags", lambda: flag)
+    model = nn.ModuleDict({"pair": Pair()})
+
+    def body():
+        x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+        model["pair"](Raises.apply(x, flag, False, True), y)[0].sum().backward()
+
+    assert check(tmp_path, body, level="L0", model=model) == {}
+    assert flag.raised
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,22 @@ def test_calls_inside_torch_compile_are_left_alone(tmp_path):
     assert torch.equal(found, expected)
 
 
+def test_what_cannot_be_dumped_stands_in_the_steps_error_log(tmp_path, monkeypatch):
+    from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
+
+    def broken(*_):
+        raise ValueError("no such layout")
+
+    bare = train(make(Tower), 2)
+    debugger = PrecisionDebugger(task="statistics", level="L1", dump_path=str(tmp_path))
+    model = make(Tower)
+    monkeypatch.setattr(TensorFacts, "describe", broken)
+    assert train(model, 2, debugger)[0] == bare[0]
+    text = (tmp_path / "step0" / "rank0" / "dump_error_info.log").read_text()
+    assert "debugger: Traceback" in text
+    assert "ValueError: no such layout" in text
+
+
 KILLED = """
 import os, sys, torch
 sys.path.insert(0, {helpers!r})

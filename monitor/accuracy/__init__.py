@@ -1,0 +1,1 @@
+"""Checks the accuracy of the calls of a dump, in processes of their own."""
