@@ -1,6 +1,6 @@
 """The interface between the recorder and its exporters: an exporter's table entry, its place and its methods."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,6 +14,15 @@ Lost = Callable[[int, int, str], None]
 
 def nothing_lost(first: int, last: int, reason: str) -> None:
     """Ignore lost records: nobody keeps a list of gaps."""
+
+
+Missing = Callable[[], Sequence[Mapping[str, Any]]]
+"""Returns the steps that have not reached an exporter so far: `first_step`, `last_step` and `reason`."""
+
+
+def nothing_missing() -> Sequence[Mapping[str, Any]]:
+    """Return nothing: every step has come."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,7 @@ class ExportPlace:
     restart: int = 0
     beside: bool = False
     lost: Lost = nothing_lost
+    missing: Missing = nothing_missing
 
 
 @dataclass(frozen=True)

@@ -44,17 +44,17 @@ _SEEN: Final[dict[str, Kind]] = {
 _SUSPECTS: Final = objects(_SEEN, frozenset({"name", "quantity", "rank"}))
 _INCIDENT: Final[dict[str, Kind]] = {
     **_SEEN,
-    **dict.fromkeys(("id", "first_seen", "last_seen"), whole),
+    **dict.fromkeys(("id", "first_seen", "last_seen", "returns"), whole),
     **dict.fromkeys(("severity", "summary"), text),
     "suspects": _SUSPECTS,
     "actions": texts,
 }
 _ANOMALY: Final[dict[str, Kind]] = {**_SEEN, **dict.fromkeys(("value", "expected"), number), "order": whole}
 _STATUS: Final[dict[str, Kind]] = {
-    **dict.fromkeys(("step", "anomalies", "overflow_steps", "skipped_steps"), whole),
-    **dict.fromkeys(("state", "note"), text),
-    "updated": finite,
-    "cost": an_object(dict.fromkeys(("share", "recent_share", "seconds_a_step"), finite)),
+    **dict.fromkeys(("step", "anomalies", "overflow_steps", "skipped_steps", "lag_steps", "dropped_records"), whole),
+    **dict.fromkeys(("state", "note", "ended", "why"), text),
+    **dict.fromkeys(("updated", "lag_seconds"), finite),
+    "cost": an_object(dict.fromkeys(("share", "recent_share", "seconds_a_step", "step_seconds"), finite)),
     "gaps": objects({**dict.fromkeys(("sink", "reason"), text), **dict.fromkeys(("first_step", "last_step"), whole)}),
     "failures": texts,
 }

@@ -14,7 +14,7 @@ from trainsentry.exporters.files.foreign_files import InputError, read_object
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.exporters.tensorboard.event_file import EVENTS
 
-STATE_VERSION: Final = 4
+STATE_VERSION: Final = 5
 
 UNFINISHED: Final = ".converting"
 """Prefix of an event file that is being written; TensorBoard ignores it."""
@@ -30,8 +30,8 @@ _STATE: Final[dict[str, Kind]] = {
 class Choice:
     """Which values of a table are converted: steps `first` to `last`, every `every`-th, thinned unless `full`.
 
-    Above `raw_tags` tags (-1: no limit) only the numbers over all layers are written. `pages` adds these numbers and
-    pictures of layers over steps.
+    Above `raw_tags` tags (-1: no limit) only the layers' norms and the numbers over all layers are written; with 0 only
+    the latter. `pages` adds the numbers over all layers and pictures of layers over steps.
     """
 
     first: int = 0

@@ -1,5 +1,6 @@
 """Converts the CSV tables of a run, ours or msprobe's, to TensorBoard event files."""
 
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from trainsentry.collectors.series import writable
 from trainsentry.exporters.convert.conversion_state import Choice, Table
@@ -53,6 +55,7 @@ def csv2tb(
     jobs: int = 1,
     time_start: str | None = None,
     time_end: str | None = None,
+    begin: Callable[[int], None] = lambda _: None,
     progress: Progress = lambda *_: None,
 ) -> Conversion:
     """Convert every rank below `source` into a run below `out`; report and skip malformed lines.
@@ -60,8 +63,9 @@ def csv2tb(
     A second conversion adds what files gained and replaces tables that changed otherwise. `quantities` and `steps`
     select tables and steps, `every` takes every n-th step, `time_start` and `time_end` select msprobe's directories.
     Tables with more steps than TensorBoard shows points are thinned to the lowest and highest value of each bin,
-    unless `full`. Numbers over all layers and pictures of layers over steps are always written; single series only if
-    a run has at most `raw_tags` tags (-1: no limit). `jobs` tables are converted at a time.
+    unless `full`. Numbers over all layers, pictures of layers over steps and each layer's norm are always written; the
+    other single series only if a run has at most `raw_tags` tags (-1: no limit, 0: no single series at all).
+    `jobs` tables are converted at a time. `begin` gets the bytes of the chosen tables, which `progress` counts.
 
     Raises:
         InputError: when `source` holds no table of trainsentry or msprobe, or none of `quantities`.
@@ -81,6 +85,7 @@ def csv2tb(
     if not found:
         known = sorted({table for tables in runs.values() for table in tables})
         raise InputError(f"{source}: no table of {', '.join(quantities)}; there are {', '.join(known)}")
+    begin(sum(map(_size, found)))
     raw = -1 if full or raw_tags < 0 else raw_tags // max(len(tables) for tables in runs.values())
     first, last = (steps[0], steps[-1]) if steps else (0, None)
     done = convert(found, Choice(first, last, every, full, raw, pages=True), our_tag, report, jobs, progress)
@@ -142,11 +147,33 @@ def _convert_all(
 ) -> Iterator[Converted]:
     if jobs <= 1:
         for table in tables:
-            yield convert_table(table, choice, tagger, partial(progress, f"{table.run}/{table.name}"))
+            told = _Told(partial(progress, f"{table.run}/{table.name}"))
+            result = convert_table(table, choice, tagger, told)
+            told(_size(table) - told.bytes)  # what was up to date
+            yield result
         return
     # Spawn, as forking is unsafe while the progress bar's threads run.
-    with ProcessPoolExecutor(min(jobs, len(tables)), mp_context=get_context("spawn")) as pool:
+    # Ctrl-C reaches the workers too, and ends them without a word: the caller says how to go on.
+    silently: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
+    with ProcessPoolExecutor(min(jobs, len(tables)), mp_context=get_context("spawn"), **silently) as pool:
         work = pool.map(partial(convert_table, choice=choice, tagger=tagger), tables)
         for table, result in zip(tables, work, strict=True):
-            progress(f"{table.run}/{table.name}", sum(file.path.stat().st_size for file in table.files))
+            progress(f"{table.run}/{table.name}", _size(table))
             yield result
+
+
+class _Told:
+    """Counts the bytes that it passes on."""
+
+    def __init__(self, progress: Callable[[int], None]) -> None:
+        self.bytes = 0
+        self._progress = progress
+
+    def __call__(self, read: int) -> None:
+        self.bytes += read
+        self._progress(read)
+
+
+def _size(table: Table) -> int:
+    """Return the bytes of a table's files; a live run may have compacted one meanwhile."""
+    return sum(file.path.stat().st_size for file in table.files if file.path.exists())

@@ -18,6 +18,11 @@ Tagger = Callable[[str, RowKey, str], str]
 WIDEST: Final = 64
 """Numeric columns of a table at most; a slot is key * WIDEST + column."""
 
+MOST_NORMS: Final = 5_000
+"""Layers of a table at most whose norms are kept where there are too many series; TensorBoard lists so many at ease."""
+
+NORM: Final = "norm"
+
 _OVER_LAYERS: Final = -2
 """Replaces the model chunk in a key that stands for all layers."""
 
@@ -34,6 +39,7 @@ class TableTags:
         self._columns: list[str] = []
         self._tags: dict[int, str] = {}
         self._last: tuple[npt.NDArray[np.int64], tuple[str, ...]] | None = None
+        self._kept: list[int] = []
         self._slots = np.empty(0, np.int64)
         self._names: list[str] = []
         self._views: dict[str, QuantityView] | None = {} if pages else None
@@ -45,7 +51,7 @@ class TableTags:
         last = self._last
         if last is None or last[1] != rows.numbers or not np.array_equal(last[0], rows.keys):
             self._choose(rows)
-        raw = rows.values.ravel() if not self.too_many else np.empty(0)
+        raw = rows.values[:, self._kept].ravel()
         if not self._groups:
             return KeptValues(rows.step, self._slots, raw)
         sizes = self._sizes.all()
@@ -72,17 +78,25 @@ class TableTags:
         self.too_many = self.too_many or (
             self._views is not None and 0 <= self._raw_tags < len(rows) * len(rows.numbers)
         )
-        raw = rows.keys[:, None] * WIDEST + np.asarray([self._column(name) for name in rows.numbers])
-        parts = [] if self.too_many else [raw.ravel()]
+        self._kept = self._columns_kept(rows)
+        columns = np.asarray([self._column(rows.numbers[i]) for i in self._kept], np.int64)
+        parts = [(rows.keys[:, None] * WIDEST + columns).ravel()]
         self._groups = self._grouped(rows)
         for view, _, _ in self._groups:
             key = self.keys.key_id(RowKey(_OVER_LAYERS, view.quantity, 0))
             parts.append(np.asarray([key * WIDEST + self._column(name) for name in SUMMARY], np.int64))
-        self._slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        self._slots = np.concatenate(parts)
+
+    def _columns_kept(self, rows: TableRows) -> list[int]:
+        """Return the columns whose single series are written: all, or where there are too many each layer's norm."""
+        if not self.too_many:
+            return list(range(len(rows.numbers)))
+        kept = self._raw_tags != 0 and len(rows) <= MOST_NORMS and NORM in rows.numbers
+        return [rows.numbers.index(NORM)] if kept else []
 
     def _grouped(self, rows: TableRows) -> list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
         """Group rows by quantity: its view, its rows in the table, and their rows in its picture."""
-        if self._views is None or "norm" not in rows.numbers:
+        if self._views is None or NORM not in rows.numbers:
             return []
         found: dict[str, list[int]] = {}
         for row, key in enumerate(rows.keys.tolist()):

@@ -71,7 +71,7 @@ def _parts_of_csv(reading: Reading, keys: RowKeys, report: Report) -> Iterator[T
     file = reading.file
     with open_table(file.path) as stream:
         first = stream.readline(MAX_LINE_BYTES)
-        header = _header(first, file, report)
+        header = header_of(first, file, report)
         if header is None:
             return
         number = 2
@@ -87,19 +87,27 @@ def _parts_of_csv(reading: Reading, keys: RowKeys, report: Report) -> Iterator[T
             whole = piece.data[: piece.data.rfind(b"\n") + 1]
             if len(whole) < len(piece.data):
                 report(file.path, number + lines, "the line is cut off")
-            frame = _frame(whole, header) if whole else None
-            rows, steps = (
-                _rows(frame, header, file.restart, keys)
-                if frame is not None
-                else parse_lines(whole, header, file, number, keys, report)
-            )
+            rows, steps = rows_of_lines(whole, header, file, number, keys, report)
             reading.offset, reading.lines = reading.offset + len(whole), reading.lines + lines
             reading.rows += len(rows)
             yield from by_step(rows, steps)
             number += lines
 
 
-def _header(line: bytes, file: TableFile, report: Report) -> Header | None:
+def rows_of_lines(
+    lines: bytes, header: Header, file: TableFile, number: int, keys: RowKeys, report: Report
+) -> tuple[TableRows, Ids]:
+    """Return the rows of whole lines of a table, the first of which is line `number`, and the rows' steps, shape (n,).
+
+    `report` gets every malformed line, which is skipped.
+    """
+    frame = _frame(lines, header) if lines else None
+    if frame is not None:
+        return _rows(frame, header, file.restart, keys)
+    return parse_lines(lines, header, file, number, keys, report)
+
+
+def header_of(line: bytes, file: TableFile, report: Report) -> Header | None:
     """Parse the first line of a table; report its problems and return None where the table cannot be read."""
     if len(line) >= MAX_LINE_BYTES:
         report(file.path, 1, f"the header has {MAX_LINE_BYTES} bytes or more; the file is left out")
@@ -151,7 +159,7 @@ def frames_of(file: TableFile) -> "Iterator[pd.DataFrame]":
     """
     with open_table(file.path) as stream:
         problems: list[str] = []
-        header = _header(stream.readline(MAX_LINE_BYTES), file, lambda *problem: problems.append(problem[2]))
+        header = header_of(stream.readline(MAX_LINE_BYTES), file, lambda *problem: problems.append(problem[2]))
         if header is None:
             raise InputError(f"{file.path}: the header cannot be read: {', '.join(problems)}")
         for piece in pieces(stream):

@@ -1,7 +1,6 @@
 """Reads the data of a report from the files of a run."""
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,14 @@ from trainsentry.exporters.csv.reader import read_steps, table_files
 from trainsentry.exporters.csv.table_rows import RowKeys
 from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import InputError, Report
+from trainsentry.exporters.report.suspect_curves import (
+    MAX_POINTS,
+    Points,
+    SuspectCurves,
+    kind_of,
+    shown_statistic,
+    thin,
+)
 from trainsentry.exporters.run_reader import RecordedRun, anomalies_since, read_run
 from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 from trainsentry.exporters.tensorboard.quantity_view import LayoutSizes, QuantityView
@@ -30,13 +37,19 @@ MAX_SIBLINGS: Final = 12
 MAX_ANOMALIES: Final = 1000
 """Anomalies of a rank that are read, from the first incident on; the rest is only counted."""
 
-MAX_POINTS: Final = 2000
-"""Points of a scalar's curve; a longer one keeps the extremes of each bin."""
+MAX_SUSPECTS: Final = 12
+"""Distinct suspects that have a curve: the first one of every incident, then the second ones of the worst."""
+
+CurveKey = tuple[int, str, str]
+"""Rank, quantity and statistic."""
 
 
 @dataclass
 class ReportData:
-    """A run, its scalars by name (steps and values), and its matrices by (rank, quantity)."""
+    """A run, its scalars by name (steps and values), its matrices by (rank, quantity), and the suspects' curves.
+
+    `curves` holds the suspects and their siblings by name, in the statistic that the suspect's sentence speaks of.
+    """
 
     run: RecordedRun
     scalars: dict[str, tuple[list[int], list[float]]] = field(default_factory=dict)
@@ -44,6 +57,7 @@ class ReportData:
     anomalies: list[dict[str, Any]] = field(default_factory=list)
     more_anomalies: int = 0
     problems: int = 0
+    curves: dict[CurveKey, dict[str, Points]] = field(default_factory=dict)
 
     def curve(self, rank: int, quantity: str, name: str) -> tuple[list[int], list[float]] | None:
         """Return a layer's root mean square over steps (Inf: not finite); None if the layer was not recorded."""
@@ -64,15 +78,6 @@ class ReportData:
         return [other for _, other in sorted(found) if kind_of(other) == kind][:MAX_SIBLINGS]
 
 
-def kind_of(name: str) -> str:
-    """Return a name without its numbers.
-
-    >>> kind_of("layers.12.mlp.weight")
-    'layers.*.mlp.weight'
-    """
-    return re.sub(r"\d+", "*", name)
-
-
 def gather(
     root: Path, report: Report, progress: Callable[[str], None] = lambda _: None, mapper: Mapper = map_locally
 ) -> ReportData:
@@ -89,11 +94,13 @@ def gather(
         raise InputError(f"{root}: holds no output of trainsentry (expected rank0/ with status.json in it)")
     data = ReportData(run)
     suspects = [s for incident in run.incidents[:3] for s in incident.get("suspects", [])[:8]]
+    shown = shown_suspects(run)
     whole = next(iter([s["rank"] for s in suspects if s.get("rank") in run.ranks]), next(iter(run.ranks)))
-    wanted = {s.get("quantity") for s in suspects}
-    others = [rank for rank in run.ranks if rank != whole][: MAX_RANKS - 1]
-    since = next((incident.get("first_seen", 0) for incident in run.incidents[:1]), 0)
-    wanted_tables: list[tuple[int, str, list[TableFile]]] = []
+    blamed = {s["rank"] for s in (*suspects, *shown)}
+    others = [rank for rank in sorted(run.ranks, key=lambda rank: rank not in blamed) if rank != whole][: MAX_RANKS - 1]
+    wanted = {s.get("quantity") for s in (*suspects, *shown)}
+    since = min((i["first_seen"] for i in run.incidents if "first_seen" in i), default=0)
+    wanted_tables: list[_Wanted] = []
     for rank in [whole, *others]:
         directory = root / f"rank{rank}"
         try:
@@ -104,29 +111,55 @@ def gather(
             if name == SCALARS and rank == whole:
                 data.scalars = _scalars(files, report)
             elif name != SCALARS and (rank == whole or name in wanted):
-                wanted_tables.append((rank, name, files))
-        if rank == whole or rank in {s["rank"] for s in suspects}:
+                singly = {(s["name"], shown_statistic(s)) for s in shown if s["quantity"] == name}
+                wanted_tables.append((rank, name, files, tuple(sorted(singly))))
+        if rank == whole or rank in blamed:
             found, more = anomalies_since(directory, since, MAX_ANOMALIES, report)
             data.anomalies += found
             data.more_anomalies += more
     progress(f"{len(wanted_tables)} tables")
-    for (rank, name, _), (matrix, problems) in zip(wanted_tables, mapper(_matrix, wanted_tables), strict=True):
+    for (rank, name, *_), read in zip(wanted_tables, mapper(_read_table, wanted_tables), strict=True):
         progress(f"rank{rank}/{name}")
-        data.matrices[rank, name] = matrix
-        for problem in problems:
+        data.matrices[rank, name] = read.matrix
+        data.curves.update({(rank, name, statistic): curves for statistic, curves in read.curves.items()})
+        for problem in read.problems:
             report(*problem)
     data.anomalies.sort(key=lambda a: (a["step"], a.get("order", 0)))
     return data
 
 
-def _matrix(item: tuple[int, str, list[TableFile]]) -> tuple[LayerMatrix, list[tuple[Path, int, str]]]:
-    """Return the matrix of a table, and the problems of its files."""
-    _, quantity, files = item
+def shown_suspects(run: RecordedRun) -> list[dict[str, Any]]:
+    """Return the distinct suspects that have a curve: the first one of every incident before any second one."""
+    firsts = [s for i in run.incidents for s in i.get("suspects", [])[:1]]
+    seconds = [s for i in run.incidents[:3] for s in i.get("suspects", [])[1:2]]
+    found: dict[tuple[int, str, str], dict[str, Any]] = {}
+    for suspect in (*firsts, *seconds):
+        found.setdefault((suspect["rank"], suspect["quantity"], suspect["name"]), suspect)
+    return list(found.values())[:MAX_SUSPECTS]
+
+
+_Wanted = tuple[int, str, list[TableFile], tuple[tuple[str, str], ...]]
+"""A table to read: rank, quantity, files, and the suspects whose curves are wanted, as name and statistic."""
+
+
+@dataclass(frozen=True)
+class _TableRead:
+    """What was read of a table; `curves` by statistic and name."""
+
+    matrix: LayerMatrix
+    curves: dict[str, dict[str, Points]]
+    problems: list[tuple[Path, int, str]]
+
+
+def _read_table(item: _Wanted) -> _TableRead:
+    """Return the matrix of a table, the curves of its suspects, and the problems of its files."""
+    _, quantity, files, suspects = item
     problems: list[tuple[Path, int, str]] = []
     report: Report = lambda *problem: problems.append(problem)  # noqa: E731
     keys = RowKeys()
     view = QuantityView(quantity, COLUMNS)
     sizes = LayoutSizes(keys)
+    curves = SuspectCurves(suspects)
     rows_of: dict[bytes, npt.NDArray[np.intp]] = {}
     for rows in read_steps(files, keys, report):
         if "norm" not in rows.numbers:
@@ -136,8 +169,10 @@ def _matrix(item: tuple[int, str, list[TableFile]]) -> tuple[LayerMatrix, list[t
             rows_of.clear()
         if key not in rows_of:
             rows_of[key] = view.matrix.rows_of([keys.keys[k].name for k in rows.keys.tolist()])
-        view.take_rows(rows, sizes.all(), rows_of[key])
-    return view.matrix, problems
+        elements = sizes.all()
+        view.take_rows(rows, elements, rows_of[key])
+        curves.take(rows, keys, elements)
+    return _TableRead(view.matrix, curves.thinned(), problems)
 
 
 def _scalars(files: list[TableFile], report: Report) -> dict[str, tuple[list[int], list[float]]]:
@@ -148,20 +183,5 @@ def _scalars(files: list[TableFile], report: Report) -> dict[str, tuple[list[int
             points = found.setdefault(keys.keys[key].name, {})
             points[rows.step] = value
             if len(points) > 10 * MAX_POINTS:
-                found[keys.keys[key].name] = dict(zip(*_thin(points), strict=True))
-    return {name: _thin(points) for name, points in found.items()}
-
-
-def _thin(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    """Return at most MAX_POINTS points: the lowest, the highest and the first non-finite value of each bin."""
-    steps, values = np.asarray(list(points)), np.asarray(list(points.values()))
-    if len(steps) > MAX_POINTS:
-        kept: set[int] = {0, len(steps) - 1}
-        for part in np.array_split(np.arange(len(steps)), MAX_POINTS // 3):
-            finite = np.where(np.isfinite(values[part]), values[part], np.nan)
-            kept.update(part[np.flatnonzero(np.isnan(finite))[:1]].tolist())
-            if not np.isnan(finite).all():
-                kept.update((int(part[np.nanargmin(finite)]), int(part[np.nanargmax(finite)])))
-        order = sorted(kept)
-        steps, values = steps[order], values[order]
-    return steps.tolist(), values.tolist()
+                found[keys.keys[key].name] = dict(zip(*thin(points), strict=True))
+    return {name: thin(points) for name, points in found.items()}

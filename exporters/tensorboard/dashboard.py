@@ -1,7 +1,8 @@
 """Condenses ten thousand series into ten TensorBoard cards while the run goes on."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,23 +12,28 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, SeriesTable
 from trainsentry.collectors.statistics import INFS, NANS, NORM
 from trainsentry.exporters.short_text import flat
+from trainsentry.exporters.tensorboard.layers_picture import picture
+from trainsentry.exporters.tensorboard.modules_map import modules_map
+from trainsentry.exporters.tensorboard.painter import Draw
 from trainsentry.exporters.tensorboard.quantity_view import SUMMARY, QuantityView, overview, summary_tag
-from trainsentry.exporters.tensorboard.values import hparams, layout, text
+from trainsentry.exporters.tensorboard.values import hparams, image, layout
 
-MAX_TEXT = 20
-"""Incidents written as text; the report has all of them."""
+MAP_FIRST: Final = "0_overview/map"
+"""The map of all quantities, in the group that TensorBoard's first page opens on."""
 
 
 class Dashboard:
-    """Turns step records into numbers over all layers, and periodically into pictures."""
+    """Turns step records into numbers over all layers, and periodically into pictures.
+
+    `incidents` holds the newest state of each incident, as in a line of `incidents.jsonl`.
+    """
 
     def __init__(self, table: SeriesTable) -> None:
         self.table = table
-        self.incidents: dict[int, int] = {}
+        self.incidents: dict[int, dict[str, Any]] = {}
         self._views: dict[str, QuantityView] = {}
         self._plans: dict[bytes, list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]]] = {}
         self._charted: set[str] = set()
-        self._shown: set[int] = set()
 
     def numbers(self, record: StepRecord) -> tuple[list[str], list[float]]:
         """Return tags and values of a record: the summary of each quantity over its layers."""
@@ -41,24 +47,16 @@ class Dashboard:
             values += numbers
         return tags, values
 
-    def pages(self) -> list[Summary.Value]:
-        """Return the current pictures, and the overview if it has new charts."""
-        marks = sorted(set(self.incidents.values()))
-        values = [value for view in self._views.values() for value in view.pictures(marks)]
-        if set(self._views) != self._charted:
-            self._charted = set(self._views)
-            values.append(layout(overview(sorted(self._views))))
-        return values
+    def drawing(self) -> Draw:
+        """Return a function that draws the present state, whatever happens meanwhile."""
+        return partial(_draw, [view.copy() for view in self._views.values()], list(self.incidents.values()))
 
-    def incident(self, incident: Any) -> Summary.Value | None:
-        """Return an incident with its actions as text; None after the first MAX_TEXT incidents."""
-        self.incidents[incident.id] = incident.first_seen
-        if incident.id not in self._shown and len(self._shown) >= MAX_TEXT:
-            return None
-        self._shown.add(incident.id)
-        actions = "".join(f"\n- {_plain(action)}" for action in incident.actions)
-        suspects = "".join(f"\n1. `{_plain(s.name)}` ({s.quantity}): {_plain(s.kind)}" for s in incident.suspects[:5])
-        return text(f"incidents/{incident.id}", f"**{_plain(incident.summary)}**\n{suspects}\n{actions}")
+    def new_layout(self) -> list[Summary.Value]:
+        """Return the layout of the custom scalars page if it has new charts."""
+        if set(self._views) == self._charted:
+            return []
+        self._charted = set(self._views)
+        return [layout(overview(sorted(self._views)))]
 
     @staticmethod
     def settings(run: Mapping[str, Any]) -> list[Summary.Value]:
@@ -87,10 +85,10 @@ class Dashboard:
         return plan
 
 
-def _plain(value: Any) -> str:
-    """Escape a text for Markdown and HTML."""
-    shown = str(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return shown.replace("`", "'").replace("|", "\\|").replace("*", "\\*")
+def _draw(views: Sequence[QuantityView], incidents: Sequence[Mapping[str, Any]]) -> list[Summary.Value]:
+    values = [value for view in views for value in view.pictures(incidents)]
+    shown = modules_map({view.quantity: view.matrix for view in views}, incidents)
+    return values if shown is None else [image(MAP_FIRST, *picture(shown, "all quantities: modules by steps")), *values]
 
 
 def _setting(value: Any) -> "bool | float | str":

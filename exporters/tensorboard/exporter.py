@@ -7,17 +7,18 @@ from trainsentry.exporters.exporter import Exporter, ExporterEntry, ExportPlace,
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """Curves and pages in TensorBoard while the run goes on: numbers over all layers, heatmaps, single series."""
+    """Curves and pages in TensorBoard while the run goes on: numbers over all layers, maps, single series."""
 
     raw: list[str] = setting(  # noqa: RUF009 - a dataclass field, whose list is made for each block
         ["*"], "Shell-style patterns over the names of single series to write."
     )
     max_raw_tags: int = setting(
-        5000, "Single series are written while they are at most this many. -1: any number.", unit="series", ge=-1
+        5000,
+        "Tags of single series at most, besides scalars and suspects; norms come first. -1: any number.",
+        unit="tags",
+        ge=-1,
     )
-    renew_every: int = setting(
-        100, "Distance between heatmaps of a quantity; it grows in a long run.", unit="steps", ge=1
-    )
+    renew_every: int = setting(100, "Distance between maps of a quantity; it grows in a long run.", unit="steps", ge=1)
 
 
 def tensorboard_writer(block: TensorBoard, place: ExportPlace) -> Exporter:
@@ -25,7 +26,15 @@ def tensorboard_writer(block: TensorBoard, place: ExportPlace) -> Exporter:
     from trainsentry.exporters.tensorboard.writer import TensorBoardWriter  # imports tensorboard: half a second
 
     events = place.output_dir / "tensorboard" / place.directory.name
-    return TensorBoardWriter(events, place.table, place.statistics, lost=place.lost, **asdict(block))
+    return TensorBoardWriter(
+        events,
+        place.table,
+        place.statistics,
+        output_dir=place.output_dir,
+        lost=place.lost,
+        missing=place.missing,
+        **asdict(block),
+    )
 
 
 TENSORBOARD = ExporterEntry("tensorboard", tensorboard_writer, TensorBoard)

@@ -1,6 +1,7 @@
 """Holds the size of every layer over steps in bounded memory, by merging neighbouring steps."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
 import numpy as np
@@ -56,26 +57,12 @@ class LayerMatrix:
         columns = (self.last_step - self.first_step) // self.width + 1
         return self._values[: len(self.names), :columns]
 
-    def shown(self, max_rows: int) -> tuple[npt.NDArray[np.float32], list[str]]:
-        """Return the matrix for a picture, and its rows' names.
-
-        A column without samples repeats the last one. With more than `max_rows` layers, neighbours share a row that
-        holds their maximum.
-        """
-        table = self.table()
-        sampled = ~np.isnan(table).all(axis=0)
-        table = table[:, np.maximum.accumulate(np.where(sampled, np.arange(table.shape[1]), 0))]
-        group = -(-len(table) // max_rows)
-        if group <= 1:
-            return table, list(self.names)
-        starts = np.arange(0, len(table), group)
-        with np.errstate(invalid="ignore"):
-            grouped = np.fmax.reduceat(table, starts, axis=0)
-        return grouped, [self._group_name(first, group) for first in starts.tolist()]
-
-    def _group_name(self, first: int, group: int) -> str:
-        more = min(group, len(self.names) - first) - 1
-        return f"{self.names[first]} and {more} more" if more else self.names[first]
+    def copy(self) -> "LayerMatrix":
+        """Return a copy that stays as it is while this one goes on."""
+        made = copy(self)
+        made.names, made._rows = list(self.names), dict(self._rows)
+        made._values = self._values[: len(self.names)].copy()
+        return made
 
     def step_of(self, column: int) -> int:
         """Return the first step of a column."""
@@ -99,16 +86,3 @@ class LayerMatrix:
             folded = np.fmax(pairs[:, :, 0], pairs[:, :, 1])
         self._values = np.concatenate([folded, np.full_like(folded, np.nan)], axis=1)
         self.width *= 2
-
-
-def log_shares(values: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], float, float]:
-    """Return the positions of values on a logarithmic scale, from 0 to 1, and the values at its ends.
-
-    The scale runs from the 1st to the 99th percentile of the positive values; NaN is at 0, Inf at 1.
-    """
-    good = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(x) for x in (np.percentile(good, [1, 99]) if good.size else (1.0, 10.0)))
-    low, high = max(low, 1e-45), max(high, low * 1.001, 1e-44)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = (np.log10(values) - np.log10(low)) / (np.log10(high) - np.log10(low))
-    return np.clip(np.nan_to_num(share, nan=0.0, neginf=0.0, posinf=1.0), 0, 1), low, high

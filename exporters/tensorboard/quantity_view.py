@@ -1,7 +1,7 @@
 """Summarises one quantity over all its layers: a few numbers per step, and its pictures."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +9,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.csv.format import elements_of, parse_shape
 from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
-from trainsentry.exporters.tensorboard.heatmap import picture
+from trainsentry.exporters.tensorboard.incident_marks import marks, suspects
 from trainsentry.exporters.tensorboard.layer_matrix import MAX_COLUMNS, LayerMatrix
+from trainsentry.exporters.tensorboard.layers_map import layers_map
+from trainsentry.exporters.tensorboard.layers_picture import picture
 from trainsentry.exporters.tensorboard.values import histogram, image
 
 SUMMARY: Final = ("norm_of_all", "rms_max", "rms_median", "rms_min", "not_finite")
@@ -88,12 +90,21 @@ class QuantityView:
         norms = rows.values[at, rows.numbers.index("norm")]
         return self.take(rows.step, layers, norms, sizes[rows.layouts[at]], bad)
 
-    def pictures(self, incidents: Sequence[int] = ()) -> list[Summary.Value]:
-        """Return the heatmap of layers over steps, and the log-scale histogram of the last step's layers."""
+    def copy(self) -> "QuantityView":
+        """Return a copy that stays as it is while this view goes on."""
+        made = QuantityView(self.quantity, 0)
+        made.matrix, made._last = self.matrix.copy(), self._last
+        return made
+
+    def pictures(self, incidents: Sequence[Mapping[str, Any]] = ()) -> list[Summary.Value]:
+        """Return the map of layers by steps, and the log-scale histogram of the last step's layers.
+
+        `incidents` are lines of `incidents.jsonl`; the map marks them and their suspects.
+        """
         if not self.matrix.names:
             return []
-        title = f"{self.quantity}: root mean square, layers by steps"
-        values = [image(f"heatmaps/{self.quantity}", *picture(self.matrix, title, incidents))]
+        shown = layers_map(self.matrix, suspects(incidents, self.quantity), marks(incidents))
+        values = [image(f"heatmaps/{self.quantity}", *picture(shown, f"{self.quantity}: layers by steps"))]
         positive = self._last[self._last > 0]
         if positive.size:
             values.append(histogram(f"layers.{self.quantity}/log10_rms", np.log10(positive)))

@@ -3,38 +3,47 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_ORDER, UPDATE, SeriesTable
-from trainsentry.collectors.statistics import STATISTICS, VALUE
-from trainsentry.exporters.exporter import Lost, nothing_lost
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.exporters.exporter import Lost, Missing, nothing_lost, nothing_missing
 from trainsentry.exporters.files.whole_writes import LOOK_SECONDS
 from trainsentry.exporters.tensorboard.dashboard import Dashboard
 from trainsentry.exporters.tensorboard.event_file import EventFile, tag
+from trainsentry.exporters.tensorboard.incident_marks import worst_first
+from trainsentry.exporters.tensorboard.incident_text import incident_list, incident_text, notes
+from trainsentry.exporters.tensorboard.markers import Markers
+from trainsentry.exporters.tensorboard.painter import Painter
+from trainsentry.exporters.tensorboard.tag_choice import TagChoice
+from trainsentry.exporters.tensorboard.values import text
 
 MAX_FILE_BYTES: Final = 64 * 2**20
 """Size of an event file at which the next one begins, so that the disk quota can delete old ones."""
 
 MAX_RAW_TAGS: Final = 5000
-"""Tags of single series at most; above it they are all left out, as TensorBoard takes minutes to list 12,000."""
+"""Tags of single series at most, as TensorBoard takes minutes to list 12,000."""
 
 PICTURES_EVERY: Final = 100
 """Minimum steps between two pictures; in a long run a tenth of its steps, as TensorBoard keeps ten pictures."""
+
+MAX_TEXT: Final = 20
+"""Incidents written as text of their own; the list of incidents and the report have all of them."""
+
+INCIDENTS_FIRST: Final = "0_overview/incidents"
+"""The number of incidents once more, in the group that TensorBoard's first page opens on."""
 
 
 class TensorBoardWriter:
     """One run per rank: `tensorboard/rank<r>/events.out.tfevents…`.
 
     Every step has the numbers over all layers of each quantity. The statistics of single series whose names match one
-    of `raw` are added while there are at most `max_raw_tags` of them (-1: no limit). Pictures are written every
-    `renew_every` steps, less often in a long run, and at the end.
+    of `raw` are added, at most `max_raw_tags` of them (-1: no limit), see `TagChoice`. Pictures are written every
+    `renew_every` steps, less often in a long run, and at the end; a thread of their own draws them. `missing` tells
+    which steps never came.
 
     A record is written whole or not at all, so it can be retried. If somebody removes the file, a new one is created,
     and `lost` gets the steps that went with it.
@@ -49,29 +58,30 @@ class TensorBoardWriter:
         raw: Sequence[str] = ("*",),
         max_raw_tags: int = MAX_RAW_TAGS,
         renew_every: int = PICTURES_EVERY,
+        output_dir: Path | None = None,
         lost: Lost = nothing_lost,
+        missing: Missing = nothing_missing,
     ) -> None:
         self.directory = directory
-        self.table = table
-        self.raw = tuple(raw)
-        self.max_raw_tags = max_raw_tags
         self.renew_every = renew_every
-        self._lost = lost
+        self.output_dir = output_dir or directory.parent.parent
+        self.dashboard = Dashboard(table)
+        self.painter = Painter()
+        self.choice = TagChoice(table, statistics, raw, max_raw_tags)
+        self.markers = Markers(directory, table)
+        self._lost, self._missing = lost, missing
         self._first: int | None = None
         self._checked_at = 0.0
-        self.dashboard = Dashboard(table)
-        self._columns = [(name, STATISTICS.index(name)) for name in statistics]
         self._file: EventFile | None = None
         self._files = 0
-        self._tags: dict[int, list[tuple[str, int]]] = {}
-        self._count = 0
-        self._too_many = False
-        self._ids: bytes | None = None
-        self._last: list[str] = []
-        self._rows: npt.NDArray[np.intp] = np.empty(0, np.intp)
-        self._value_columns: npt.NDArray[np.intp] = np.empty(0, np.intp)
+        self._loud: set[str] = set()
+        self._tags: list[str] = []
+        self._chosen: tuple[list[str], list[str]] = ([], [])
         self._step = -1
         self._renewed: int | None = None
+        self._noted = ""
+        self._worst: int | None = None
+        self._counted = (-1, 0)
 
     def write(self, record: StepRecord) -> None:
         """Append one event with the values of the record.
@@ -81,34 +91,62 @@ class TensorBoardWriter:
 
         """
         self._look_for_removed()
-        tags, numbers = self.dashboard.numbers(record)
-        ids = record.ids.tobytes()
-        if ids != self._ids:
-            self._choose(record)
-            self._ids, self._last = ids, self._last + tags
+        tags, numbers = self._numbers(record)
+        raw_tags, raw = self.choice.of(record)
+        if self._chosen[0] is not raw_tags or self._chosen[1] != tags:
+            self._chosen, self._tags = (raw_tags, tags), raw_tags + tags
         file = self._open()
         size, renewed = file.size, self._renewed
         try:
-            raw = record.values[self._rows, self._value_columns].tolist()
-            file.write(record.step, record.time, self._last, raw + numbers)
+            file.write(record.step, record.time, self._tags, raw.tolist() + numbers)
             self._step = record.step
             self._renew(record.step)
         except OSError:
             file.cut_back(size)
             self._renewed = renewed
             raise
+        self.markers.take(record)
         self._first = record.step if self._first is None else self._first
         if file.size >= MAX_FILE_BYTES:
             file.close()
             self._file, self._first, self._files = None, None, self._files + 1
 
+    def _numbers(self, record: StepRecord) -> tuple[list[str], list[float]]:
+        """Return the numbers over all layers; the counts of non-finite values once one was not 0."""
+        tags, numbers = self.dashboard.numbers(record)
+        pairs = [(t, n) for t, n in zip(tags, numbers, strict=True) if not self._is_silent(t, n)]
+        return [t for t, _ in pairs], [n for _, n in pairs]
+
+    def _is_silent(self, name: str, number: float) -> bool:
+        if not name.endswith("/not_finite") or name in self._loud:
+            return False
+        if number:
+            self._loud.add(name)
+        return not number
+
     def _renew(self, step: int) -> None:
-        """Append the current pictures, if they are due."""
+        """Begin the next pictures, if they are due, and append those that are ready."""
         first = self._renewed is None
         if self._renewed is None or abs(step - self._renewed) >= max(self.renew_every, self._renewed // 10):
             self._renewed = step
             if not first:
-                self._append(self.dashboard.pages())
+                self._append(self.dashboard.new_layout())
+                self.painter.start(step, self.dashboard.drawing())
+            self._append_notes()
+        self._append_drawn()
+
+    def _append_drawn(self) -> None:
+        drawn = self.painter.drawn
+        if drawn is not None:
+            self._open().append(drawn[0], time.time(), drawn[1])
+            self.painter.clear()
+
+    def _append_notes(self) -> None:
+        """Append what is missing here, if that has changed."""
+        found = notes(self.choice.sentence(), self.painter.left_out, self._missing())
+        if found != self._noted:
+            self._append([text("run/what is missing here", found or "Nothing is missing.")])
+            self._noted = found
 
     def _look_for_removed(self) -> None:
         """Close a file that somebody has removed, and report its steps as lost."""
@@ -129,12 +167,29 @@ class TensorBoardWriter:
             self._file.write(step, time.time(), tags, list(scalars.values()))
 
     def write_incident(self, incident: Any) -> None:
-        """Append an incident as text, and the number of incidents."""
-        value = self.dashboard.incident(incident)
-        if value is not None:
-            self._append([value])
-        step = max(self._step, incident.first_seen, 0)
-        self._open().write(step, time.time(), ["scalars/incidents"], [float(len(self.dashboard.incidents))])
+        """Append an incident: as text, in the list of all, as dots on curves, and the number of incidents."""
+        line = incident.to_json()
+        shown = self.dashboard.incidents
+        shown[line["id"]] = line
+        self.choice.add_suspects([(s["name"], s["quantity"]) for s in line["suspects"]])
+        self.markers.write(line)
+        worst = worst_first(shown.values())[0]["id"]
+        changed = {line["id"], worst, self._worst} if worst != self._worst else {line["id"]}
+        self._worst = worst
+        texts = [self._incident(n) for n in sorted(list(shown)[:MAX_TEXT]) if n in changed]
+        everything = text("incidents/0 all", incident_list(list(shown.values()), self.output_dir, worst))
+        self._append([everything, *texts])
+        step = max(self._step, line["first_seen"], 0)
+        file, now = self._open(), time.time()
+        before, counted = self._counted
+        if counted < len(shown) and before < step - 1:  # so that the curve is a stair
+            file.write(step - 1, now, [INCIDENTS_FIRST], [float(counted)])
+        self._counted = (step, len(shown))
+        file.write(step, now, ["scalars/incidents", INCIDENTS_FIRST], [float(len(shown))] * 2)
+
+    def _incident(self, number: int) -> Summary.Value:
+        line = self.dashboard.incidents[number]
+        return text(f"incidents/{number}", incident_text(line, self.output_dir, worst=number == self._worst))
 
     def write_settings(self, run: Mapping[str, Any]) -> None:
         """Append the run's configuration."""
@@ -145,7 +200,10 @@ class TensorBoardWriter:
         self._checked_at = -math.inf
         self._look_for_removed()
         if self._file is not None:
-            self._append(self.dashboard.pages())
+            self._append(self.dashboard.new_layout())
+            self.painter.finish(max(self._step, 0), self.dashboard.drawing(), before=self._append_drawn)
+            self._append_drawn()
+            self._append_notes()
             self._file.close()
             self._file = None
 
@@ -157,33 +215,3 @@ class TensorBoardWriter:
     def _append(self, values: Sequence[Summary.Value]) -> None:
         if values:
             self._open().append(max(self._step, 0), time.time(), values)
-
-    def _choose(self, record: StepRecord) -> None:
-        """Choose the single series to write for records with these rows."""
-        pairs = [self._tags_of(series_id) for series_id in record.ids.tolist()]
-        if self._too_many:
-            scalar = [self.table.series[series_id].scalar for series_id in record.ids.tolist()]
-            pairs = [found if keep else [] for found, keep in zip(pairs, scalar, strict=True)]
-        self._last = [name for found in pairs for name, _ in found]
-        self._rows = np.repeat(np.arange(len(pairs)), [len(found) for found in pairs])
-        self._value_columns = np.asarray([column for found in pairs for _, column in found], np.intp)
-
-    def _tags_of(self, series_id: int) -> list[tuple[str, int]]:
-        found = self._tags.get(series_id)
-        if found is None:
-            found = self._tags[series_id] = self._new_tags(series_id)
-            if not self.table.series[series_id].scalar:
-                self._count += len(found)
-                self._too_many |= 0 <= self.max_raw_tags < self._count
-        return found
-
-    def _new_tags(self, series_id: int) -> list[tuple[str, int]]:
-        s = self.table.series[series_id]
-        if s.quantity in {COMMUNICATION_CALL, COMMUNICATION_ORDER}:
-            return []
-        if s.scalar:
-            return [(tag(s.quantity, "value", s.name, s.micro_step, scalar=True), VALUE)]
-        if not any(fnmatchcase(s.name, pattern) for pattern in self.raw):
-            return []
-        columns = [*self._columns, ("ratio", VALUE)] if s.quantity == UPDATE else self._columns
-        return [(tag(s.quantity, name, s.name, s.micro_step, vpp_stage=s.vpp_stage), i) for name, i in columns]

@@ -1,21 +1,23 @@
 """The `trainsentry` command line; each command has its own file."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 import trainsentry
+from trainsentry.monitor.cli.check import check_command, multi_run_ut_command, run_ut_command
 from trainsentry.monitor.cli.compare import compare_command
 from trainsentry.monitor.cli.config import config_app
 from trainsentry.monitor.cli.csv2tb import csv2tb_command
 from trainsentry.monitor.cli.ctl import ctl_command
-from trainsentry.monitor.cli.demo import demo_command
+from trainsentry.monitor.cli.demo.command import demo_command
 from trainsentry.monitor.cli.diagnose import diagnose_command
 from trainsentry.monitor.cli.doctor import doctor_command
 from trainsentry.monitor.cli.overflow import overflow_command
 from trainsentry.monitor.cli.report import report_command
 from trainsentry.monitor.cli.run import StartProgram, run_command
+from trainsentry.monitor.cli.serve import serve_command
 from trainsentry.monitor.cli.watch import watch_command
 
 app = typer.Typer(
@@ -31,9 +33,14 @@ app.command("rank", hidden=True, help="The same as diagnose.")(diagnose_command)
 app.command("csv2tb")(csv2tb_command)
 app.command("report")(report_command)
 app.command("watch")(watch_command)
+app.command("serve")(serve_command)
 app.command("ctl")(ctl_command)
 app.command("compare")(compare_command)
 app.command("overflow")(overflow_command)
+app.command("check")(check_command)
+_MSPROBE: Final[dict[str, Any]] = {"ignore_unknown_options": True, "allow_extra_args": True}
+app.command("run_ut", context_settings=_MSPROBE, add_help_option=False)(run_ut_command)
+app.command("multi_run_ut", context_settings=_MSPROBE, add_help_option=False)(multi_run_ut_command)
 app.command("doctor")(doctor_command)
 app.add_typer(config_app, name="config")
 

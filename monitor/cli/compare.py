@@ -27,16 +27,22 @@ def compare_command(
     names: Annotated[
         Path | None, typer.Option("--names", help='JSON that maps name prefixes of A to those of B: {"a": "b"}.')
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="A page of two monitored runs laid over each other.")
+    ] = None,
     engine_name: Annotated[str, typer.Option("--engine", help=ENGINE_HELP)] = "local",
     scheduler: Annotated[str | None, typer.Option(help=SCHEDULER_HELP)] = None,
 ) -> None:
     """Compare two dumps, or two monitored runs: where they first differ, by how much, and what only one of them has.
 
-    Exit status 1 when they differ. Example: trainsentry compare dump_cpu dump_npu --names names.json
+    Exit status 0 when they do not differ, 1 when they do, also in extent alone, 2 when they have nothing in common.
+    Example: trainsentry compare run_a run_b --html out.html
     """
+    prefixes = _read_names(names)
+    problems = ProblemPrinter()
     try:
         with engine(engine_name, scheduler) as mapper:
-            compared = compare(a, b, _read_names(names), mapper, ProblemPrinter())
+            compared = compare(a, b, prefixes, mapper, problems)
     except (ValueError, OSError) as error:
         bad_input(str(error))
     try:
@@ -45,8 +51,22 @@ def compare_command(
         bad_input(f"--output: {output}: {error.strerror}")
     _show(compared)
     err.print(f"{counted(len(compared.rows), 'row')} in {output}", soft_wrap=True)
-    if compared.first is not None or compared.only_in_one:
+    if html is not None:
+        _write_page(html, a, b, compared, prefixes)
+    if compared.differ:
         raise typer.Exit(FOUND)
+
+
+def _write_page(path: Path, a: Path, b: Path, compared: Compared, names: dict[str, str]) -> None:
+    if compared.runs is None:
+        bad_input(f"--html: {a} and {b} are no monitored runs; allowed: two of those")
+    from trainsentry.monitor.offline.comparison_page import write_comparison
+
+    try:
+        write_comparison(path, a, b, compared.runs, names)
+    except OSError as error:
+        bad_input(f"--html: {path}: {error.strerror}")
+    out.print(f"{path}: {path.stat().st_size / 2**20:.1f} MB", soft_wrap=True)
 
 
 def _read_names(path: Path | None) -> dict[str, str]:
@@ -76,10 +96,13 @@ def _write(path: Path, compared: Compared) -> None:
 
 def _show(compared: Compared) -> None:
     out.print(compared.summary, style="bold", soft_wrap=True)
-    for row in compared.worst[:SHOWN]:
-        cells = zip(compared.columns, row, strict=True)
-        shown = [f"{name} {_text(value)}" for name, value in cells if name not in _HIDDEN and not _is_empty(value)]
-        out.print("  " + ", ".join(shown), soft_wrap=True)
+    shown = [i for i, name in enumerate(compared.columns) if name not in _HIDDEN]
+    rows = [["" if _is_empty(row[i]) else _text(row[i]) for i in shown] for row in compared.worst[:SHOWN]]
+    table = [[compared.columns[i] for i in shown], *rows] if rows else []
+    kept = [i for i in range(len(shown)) if any(row[i] for row in table[1:])]
+    wide = [max(len(row[i]) for row in table) for i in kept]
+    for row in table:
+        out.print("  " + "  ".join(f"{row[i]:<{w}}" for i, w in zip(kept, wide, strict=True)).rstrip(), soft_wrap=True)
     if len(compared.worst) > SHOWN:
         out.print(f"  … and {len(compared.worst) - SHOWN} more")
 

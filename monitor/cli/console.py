@@ -12,6 +12,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from trainsentry.exporters.files.foreign_files import InputError
@@ -41,6 +42,17 @@ class PlainConsole(Console):
         for segment in text.render(self):
             whole.append(plain(segment.text), segment.style)
         return whole
+
+    def print_behind(self, mark: str, text: Text) -> None:
+        """Print a text behind a mark: on a terminal wrapped with an indent, in a pipe as one line."""
+        if not self.is_terminal:
+            self.print(Text.assemble(mark, text), soft_wrap=True)
+            return
+        line = Table.grid()
+        line.add_column(width=len(mark), no_wrap=True)
+        line.add_column()
+        line.add_row(mark, text)
+        self.print(line)
 
 
 out = PlainConsole()
@@ -73,6 +85,9 @@ FOUND = 1
 
 BAD_INPUT = 2
 """Exit status: the input or an option is invalid."""
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
 
 ENGINE_HELP = "local, or dask to read ranks and tables on a cluster."

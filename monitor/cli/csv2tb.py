@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
-from trainsentry.exporters.convert.csv2tb import csv2tb
+from trainsentry.exporters.convert.csv2tb import Conversion, csv2tb
 from trainsentry.exporters.short_text import counted
 from trainsentry.exporters.tensorboard.writer import MAX_RAW_TAGS
 from trainsentry.monitor.cli.console import (
+    INTERRUPTED,
     ProblemPrinter,
     bad_input,
+    err,
     out,
     parse_steps,
     progress_bar,
@@ -28,27 +30,30 @@ def csv2tb_command(
     steps: Annotated[str | None, typer.Option(help="Convert only these steps, such as 10-20.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Convert only every n-th step.")] = 1,
     full: Annotated[bool, typer.Option("--full", help="Convert every value; thin no series.")] = False,
-    raw_tags: Annotated[int, typer.Option(min=-1, help="Tags of single series at most; -1: no limit.")] = MAX_RAW_TAGS,
+    raw_tags: Annotated[
+        int, typer.Option(min=-1, help="Tags of single series at most; above, only norms. -1: no limit.")
+    ] = MAX_RAW_TAGS,
     time_start: Annotated[str | None, typer.Option(help="msprobe's directories from then on: Dec03_21-34-40.")] = None,
     time_end: Annotated[str | None, typer.Option(help="msprobe's directories up to this time.")] = None,
 ) -> None:
     """Convert the CSV tables of a run, ours or msprobe's, to TensorBoard event files.
 
     Tables of more than 1,000 steps are thinned to the lowest and the highest value of each bin of steps, so a spike of
-    one step stays visible. A second run converts only what is new.
+    one step stays visible. A second run converts only what is new, also after Ctrl-C.
 
     Example: trainsentry csv2tb monitor_output --quantity gradient --steps 100-200
     """
     out_dir = target or source / "tensorboard_csv"
     problems = ProblemPrinter()
     with progress_bar() as bar:
-        task = bar.add_task("converting", total=_bytes(source))
+        task = bar.add_task("converting", total=None)
         try:
             done = csv2tb(
                 source,
                 out_dir,
                 problems,
                 quantities=[name for given in quantity or () for name in given.split(",")],
+                begin=lambda total: bar.update(task, total=total),
                 jobs=jobs,
                 steps=parse_steps(steps),
                 every=every,
@@ -60,23 +65,29 @@ def csv2tb_command(
             )
         except (ValueError, OSError) as error:
             bad_input(str(error))
+        except KeyboardInterrupt:
+            bar.stop()
+            err.print(
+                f"Stopped. Finished tables stay in {out_dir}; the same command goes on with the others.", soft_wrap=True
+            )
+            raise typer.Exit(INTERRUPTED) from None
     if not done.scalars and not done.unchanged:
         bad_input(f"{source}: nothing to convert" + (f" in steps {steps}" if steps else ""))
-    out.print(
-        f"wrote {counted(done.scalars, 'scalar')} of {counted(done.tables, 'table')} "
-        f"and {counted(done.runs, 'run')} to {out_dir}"
-        + (f"; {counted(done.unchanged, 'table')} already up to date" if done.unchanged else "")
-        + (
-            f"; left out the series of {counted(done.too_many, 'table')} (--raw-tags -1 keeps them)"
-            * bool(done.too_many)
-        )
-        + (f"; thinned {counted(done.thinned, 'table')} to the extremes (--full keeps all)" if done.thinned else "")
-        + (f"; left out {counted(problems.of_file.total(), 'malformed line')}" if problems.of_file else ""),
-        soft_wrap=True,
-    )
+    out.print(_said(done, out_dir, problems), soft_wrap=True)
     out.print(f"Open it: {tensorboard_command()} --logdir {out_dir}", soft_wrap=True)
 
 
-def _bytes(source: Path) -> int:
-    """Return the size of all tables, for the progress bar."""
-    return sum(path.stat().st_size for path in source.glob("**/*.csv") if path.is_file()) or 1
+def _said(done: Conversion, out_dir: Path, problems: ProblemPrinter) -> str:
+    """Return what was written, and what was left out."""
+    tables = f"{counted(done.tables, 'table')} and {counted(done.runs, 'run')}"
+    parts = [f"wrote {counted(done.scalars, 'scalar')} of {tables} to {out_dir}"]
+    if done.unchanged:
+        parts.append(f"{counted(done.unchanged, 'table')} already up to date")
+    if done.too_many:
+        norms = counted(done.too_many, "table")
+        parts.append(f"kept only the norms of {norms} (--raw-tags -1 keeps every series)")
+    if done.thinned:
+        parts.append(f"thinned {counted(done.thinned, 'table')} to the extremes (--full keeps all)")
+    if problems.of_file:
+        parts.append(f"left out {counted(problems.of_file.total(), 'malformed line')}")
+    return "; ".join(parts)

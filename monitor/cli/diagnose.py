@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.incident import CRITICAL, Incident
 from trainsentry.exporters.csv.format import table_paths
 from trainsentry.exporters.engine import engine
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.exporters.msprobe.recorded_alerts import alert_files, at_steps, read_alerts
 from trainsentry.exporters.run_reader import read_run
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.cli.anomaly_analysis import show_alerts
 from trainsentry.monitor.cli.console import (
     ENGINE_HELP,
@@ -67,6 +68,7 @@ def diagnose_command(
             bad_input(f"{directory}: no step was recorded, so there is nothing to diagnose")
         out.print(f"{directory}: nothing abnormal")
         return
+    out.print(_count(incidents), style="bold", soft_wrap=True)
     for incident in incidents:
         _show(incident, top)
     if out_path is not None:
@@ -110,10 +112,26 @@ def _is_rank(path: Path) -> bool:
     return ours or bool(table_paths(path))
 
 
+def _count(incidents: Sequence[Incident]) -> str:
+    """Return what the output begins with."""
+    if len(incidents) == 1:
+        return "1 incident"
+    critical = sum(incident.severity == CRITICAL for incident in incidents)
+    return f"{counted(len(incidents), 'incident')}, {critical} critical; the worst first"
+
+
 def _show(incident: Incident, top: int) -> None:
-    out.print(Text.assemble((f"incident {incident.id}", "bold"), f" ({incident.severity}) {incident.summary}"))
+    steps = f"step {incident.first_seen}"
+    if incident.last_seen > incident.first_seen:
+        steps = f"steps {incident.first_seen} to {incident.last_seen}"
+    head = f"incident {incident.id}, {incident.severity}, {steps}: "
+    if out.is_terminal:
+        out.print()
+    out.print_behind("", Text.assemble((head, "bold"), incident.summary))
     for number, s in enumerate(incident.suspects[:top], 1):
         where = f"{s.quantity}, rank {s.rank}"
         what = f" ({where}): {s.kind} since step {s.step}, score {s.score:.4g}"
-        out.print(Text.assemble(f"{number:3}. ", (s.name, "bold"), what))
-        out.print(f"     {s.evidence}")
+        out.print_behind(f"{number:3}. ", Text.assemble((s.name, "bold"), what))
+        out.print_behind("     ", Text(s.evidence))
+    if len(incident.suspects) > top:
+        out.print_behind("     ", Text(f"and {counted(len(incident.suspects) - top, 'more suspect')}", style="dim"))

@@ -3,8 +3,8 @@
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,12 +12,13 @@ import numpy as np
 
 from trainsentry.anomaly.dumps.dump_comparison import EQUAL, Row, compare_dumps, renamed
 from trainsentry.anomaly.dumps.tensor_difference import Difference, of_values
-from trainsentry.exporters.csv.reader import CsvRow, rank_directories, read_table, table_files
+from trainsentry.exporters.csv.reader import rank_directories
 from trainsentry.exporters.dumps.dump_reader import DumpedTensor, RankDump, read_dumps
 from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_arrays import read_array
 from trainsentry.exporters.files.foreign_files import InputError, Report, open_file
 from trainsentry.exporters.short_text import counted
+from trainsentry.monitor.offline.two_runs import RUN_COLUMNS, TwoRuns, compare_runs
 
 DUMP_COLUMNS: Final = (
     "step",
@@ -33,15 +34,10 @@ DUMP_COLUMNS: Final = (
     "shape",
     "note",
 )
-RUN_COLUMNS: Final = ("step", "rank", "table", "name", "statistic", "a", "b", "relative")
 PROBE_COLUMNS: Final = ("step", "rank", "parameter", "similarity")
 
 MAX_EXPANDED_BYTES: Final = 1 << 30
 """Bytes of a loaded tensor at most, if that exceeds its file's size (an expanded tensor stores its values once)."""
-
-SAME_RUN: Final = 1e-6
-"""Relative difference above which two statistics differ: tables hold single precision or better, and runs on one
-machine with one seed are bitwise equal."""
 
 SIMILAR: Final = 0.97
 """Share of equal signs below which the directions of two gradients differ: msprobe's rule of thumb for a first step."""
@@ -49,7 +45,10 @@ SIMILAR: Final = 0.97
 
 @dataclass(frozen=True)
 class Compared:
-    """The result: all rows, the rows that differ (in the order of the run), the first of them, and a sentence."""
+    """The result: all rows, the rows that differ (in order of cause), the first of them, and a sentence.
+
+    Of two monitored runs, `worst` has each series' first difference alone, and `runs` what a page shows.
+    """
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
@@ -57,6 +56,12 @@ class Compared:
     first: tuple[Any, ...] | None
     only_in_one: int
     summary: str
+    runs: TwoRuns | None = field(default=None, repr=False)
+
+    @property
+    def differ(self) -> bool:
+        """Whether they differ, also in extent alone; the sentence says which."""
+        return self.first is not None or self.only_in_one > 0
 
 
 def compare(
@@ -117,7 +122,7 @@ def _compare_dumps(a: Path, b: Path, names: Mapping[str, str], report: Report) -
     text = (
         f"they first differ at step {first[0]}, rank {first[1]}, {first[2]} ({first[3]}): {_why(first)}"
         if first is not None
-        else "they do not differ"
+        else f"they do not differ{' in what both have' if only else ''}"
     )
     counts = f"{counted(equal, 'tensor')} equal within rounding, {len(worst)} different, {only} in only one of the two"
     summary = f"{text}; {counts}"
@@ -180,86 +185,10 @@ def _load(path: Path, limit: int) -> Any:
 
 
 def _compare_runs(a: Path, b: Path, names: Mapping[str, str], mapper: Mapper, report: Report) -> Compared:
-    ranks_a, ranks_b = rank_directories(a), rank_directories(b)
-    if not ranks_a.keys() & ranks_b.keys():
-        raise InputError(f"{a} and {b} have no rank in common")
-    ordered: list[tuple[int, tuple[Any, ...]]] = []
-    only = len(ranks_a.keys() ^ ranks_b.keys())
-    shared = [(name, ranks_a[name], ranks_b[name], dict(names)) for name in ranks_a if name in ranks_b]
-    for found, missing, problems in mapper(_compare_tables, shared):
-        ordered.extend(found)
-        only += missing
-        for problem in problems:
-            report(*problem)
-    ordered.sort(key=lambda item: (item[1][0], item[0], item[1][1]))
-    rows = [row for _, row in ordered]
-    first = rows[0] if rows else None
-    text = (
-        f"they first differ at step {first[0]}, {first[1]}: {first[4]} of {first[2]} {first[3]} is {first[5]:.6g} and "
-        f"{first[6]:.6g}"
-        if first is not None
-        else "they do not differ"
-    )
-    counts = f"{counted(len(rows), 'different statistic')}, {counted(only, 'row')} in only one of the two"
-    summary = f"{text}; {counts}"
-    return Compared(RUN_COLUMNS, rows, rows, first, only, summary)
-
-
-def _compare_tables(
-    item: tuple[str, Path, Path, dict[str, str]],
-) -> tuple[list[tuple[int, tuple[Any, ...]]], int, list[tuple[Path, int, str]]]:
-    """Return the statistics that differ, the count of rows that only one run has, and the problems of the files.
-
-    Each statistic comes with its row's order in the step.
-    """
-    rank, a, b, names = item
-    problems: list[tuple[Path, int, str]] = []
-    report: Report = lambda *problem: problems.append(problem)  # noqa: E731
-    tables_a, tables_b = table_files(a), table_files(b)
-    rows: list[tuple[int, tuple[Any, ...]]] = []
-    only = len(set(tables_a) ^ set(tables_b))
-    for table in sorted(set(tables_a) & set(tables_b)):
-        for one, other in _side_by_side(tables_a[table], tables_b[table], names, report):
-            only += len(set(one) ^ set(other))
-            for key in one.keys() & other.keys():
-                row = one[key]
-                for statistic, x in row.values.items():
-                    y = other[key].values.get(statistic, math.nan)
-                    difference = _relative(x, y)
-                    if difference > SAME_RUN:
-                        rows.append((row.order, (row.step, rank, table, row.name, statistic, x, y, difference)))
-    return rows, only, problems
-
-
-def _side_by_side(
-    a: Sequence[Any], b: Sequence[Any], names: Mapping[str, str], report: Report
-) -> Iterator[tuple[dict[Any, CsvRow], dict[Any, CsvRow]]]:
-    """Yield the rows of each step in two tables by key, with the names of `b`.
-
-    Of a step that only one table has, the other part is empty.
-    """
-    tables = [read_table(files, report) for files in (a, b)]
-    steps = [next(table, None) for table in tables]
-    while any(steps):
-        step = min(rows[0].step for rows in steps if rows)
-        found = []
-        for i, rows in enumerate(steps):
-            is_current = rows is not None and rows[0].step == step
-            new = names if i == 0 else {}
-            found.append(
-                {(renamed(r.name, new), r.vpp_stage, r.micro_step): r for r in rows} if is_current and rows else {}
-            )
-            if is_current:
-                steps[i] = next(tables[i], None)
-        yield found[0], found[1]
-
-
-def _relative(x: float, y: float) -> float:
-    if x == y or (math.isnan(x) and math.isnan(y)):
-        return 0.0
-    if not (math.isfinite(x) and math.isfinite(y)):
-        return math.inf
-    return abs(x - y) / max(abs(x), abs(y))
+    found = compare_runs(a, b, names, mapper, report)
+    firsts = [series.row for series in found.series]
+    first = firsts[0] if firsts else None
+    return Compared(RUN_COLUMNS, found.rows, firsts, first, found.only, found.sentence, found)
 
 
 def _signs(path: Path) -> list[Path]:

@@ -5,13 +5,25 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
+from bokeh.models import ColumnDataSource
+from PIL import Image
 from recorded_runs import CULPRIT, make_run
+from step_records import Records
 from written_files import fail
 
+from trainsentry.anomaly.incident import Incident, Suspect
+from trainsentry.collectors.statistics import STATISTICS
+from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.exporters.files.foreign_files import InputError
+from trainsentry.exporters.files.json_files import append_lines, replace_json
 from trainsentry.exporters.report.data import gather
 from trainsentry.exporters.report.page import MAX_BYTES, write_report
+from trainsentry.exporters.report.sections import dump_of, figures_of
+
+FAULTS = ((400, "h.1.attn.weight", "gradient"), (1100, "h.4.mlp.weight", "parameter"))
+"""Two faults 700 steps apart: step, name and quantity."""
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -147,3 +159,105 @@ def test_the_report_is_written_when_a_run_ends_with_an_incident(tmp_path, monkey
     assert len(started) == 1
     subprocess.run(started[0], check=True)
     assert json.loads((root / "incidents.jsonl").read_text())["name"] in (root / "report.html").read_text()
+
+
+def two_faults(root, *, steps=1500):
+    """Write the files of a run whose gradient and whose weight each jump once, 700 steps apart."""
+    rng = np.random.default_rng(0)
+    records = Records()
+    writer = CsvWriter(root / "rank0", records.table, STATISTICS)
+    names = [f"h.{i}.{part}.weight" for i in range(6) for part in ("attn", "mlp")]
+    for n in range(steps):
+        sizes = {(name, "gradient"): 0.1 * np.exp(rng.normal(0, 0.2)) for name in names}
+        sizes |= {(name, "parameter"): 3.0 + n / 1000 for name in names}
+        if n == FAULTS[0][0]:
+            sizes[FAULTS[0][1:]] = 20.0
+        if n == FAULTS[1][0]:
+            sizes[FAULTS[1][1:]] *= 1024
+        writer.write(records.step(n, sizes | {("loss", "loss"): 3.0 + rng.normal(0, 0.1)}))
+    writer.close()
+    replace_json(root / "rank0" / "status.json", {"state": "closed", "rank": 0, "step": steps - 1})
+    lines, seen = [], []
+    for number, (step, name, quantity) in enumerate(FAULTS, 1):
+        score = 50.0 + number
+        who = {"step": step, "rank": 0, "name": name, "quantity": quantity, "statistic": "max", "kind": "spike"}
+        suspect = Suspect(**who, score=score, module="", evidence=f"the largest magnitude of {name} jumped")
+        line = Incident(
+            number, step, 0, name, quantity, "max", "spike", "warning", score, f"{name} jumped", (suspect,),
+            (f"dump: dump/step{step}/rank0 (4 tensors)",), step, step,
+        )  # fmt: skip
+        lines.append(line.to_json())
+        seen.append({**who, "score": score, "value": 10.0, "expected": 0.1})
+    append_lines(root / "incidents.jsonl", lines)
+    append_lines(root / "rank0" / "anomalies.jsonl", seen)
+    (root / "dump" / "step400" / "rank0").mkdir(parents=True)
+    return root
+
+
+def test_every_suspect_has_its_curve_in_the_statistic_of_its_sentence(tmp_path):
+    data = gather(two_faults(tmp_path), fail)
+    figures = {shown.title: shown for shown in figures_of(data) if shown.part == "Suspects"}
+    assert len(figures) == 2
+    for number, (step, name, quantity) in enumerate(FAULTS, 1):
+        shown = figures[f"{name}: {quantity}, rank 0"]
+        assert shown.columns[1] == "largest magnitude"
+        assert shown.incidents == (number,)
+        steps, values = data.curves[0, quantity, "max"][name]
+        norm = 20.0 if quantity == "gradient" else 1024 * (3.0 + step / 1000)
+        assert values[steps.index(step)] == pytest.approx(
+            norm / 2
+        )  # of the test's tensors the largest is half the norm
+
+
+def test_an_incident_leads_to_its_curve_and_dump_and_every_link_of_the_page_arrives(tmp_path):
+    page = write_report(two_faults(tmp_path)).read_text()
+    addresses = set(re.findall(r' id="([^"]+)"', page))
+    links = set(re.findall(r'href="#([^"]+)"', page))
+    assert links >= {"incident-1", "incident-2", "curve-1", "curve-2", "timeline", "ranks", "configuration"}
+    assert links <= addresses
+    assert 'href="dump/step400/rank0/"' in page
+    assert "dump/step1100/rank0/" not in page  # that folder is not there
+
+
+def test_the_timeline_begins_with_the_first_incident_though_the_second_is_worse(tmp_path):
+    data = gather(two_faults(tmp_path), fail)
+    assert data.run.incidents[0]["first_seen"] == FAULTS[1][0]
+    assert data.anomalies[0]["step"] == FAULTS[0][0]
+    figure = next(shown.figure for shown in figures_of(data) if shown.anchor == "timeline")
+    assert figure.select({"type": ColumnDataSource})[0].data["x"] == [FAULTS[0][0], FAULTS[1][0]]
+
+
+def test_all_figures_share_their_axis_of_steps(tmp_path):
+    assert len({shown.figure.x_range.id for shown in figures_of(gather(two_faults(tmp_path), fail))}) == 1
+
+
+def test_a_dump_of_a_foreign_file_leads_nowhere_else(tmp_path):
+    assert dump_of({"actions": ["dump: dump/../../etc (1 tensor)"]}, tmp_path) is None
+
+
+def shoot(page, target, width, height, *options):
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000",
+        f"--window-size={width},{height}", f"--screenshot={target}", *options, page.as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    return np.asarray(Image.open(target).convert("RGB"), int)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("options", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"])
+def test_both_faults_are_seen_in_the_first_map_of_the_page(tmp_path, options):
+    """The first two deep red spots, from the left, stand 700 steps apart and in their modules' rows."""
+    image = shoot(write_report(two_faults(tmp_path)), tmp_path / "page.png", 1400, 1600, *options)
+    assert (image[5, 5].mean() < 60) == bool(options)
+    red, green, blue = (image[..., i] for i in range(3))
+    deep = (red > 90) & (red < 130) & (green < 20) & (blue > 20) & (blue < 50)
+    bar = np.flatnonzero(deep.any(axis=1))[-1]
+    deep[bar - 15 :] = False  # the colour bar below the map ends in the same red
+    columns = np.flatnonzero(deep.any(axis=0))
+    first, second = np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1)  # two spots, and no third
+    upper, lower = (np.flatnonzero(deep[:, spot].any(axis=1)) for spot in (first, second))
+    assert upper.max() < lower.min()  # h.1 stands above h.4
+    assert min(len(upper), len(lower)) >= 12  # of 15, whose edges the browser blends
+    assert min(len(first), len(second)) >= 4
+    assert second.min() - first.max() > 300

@@ -12,8 +12,9 @@ import typer
 from rich.text import Text
 
 from trainsentry.exporters.report.page import write_report
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.cli.console import FOUND, bad_input, out
-from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
+from trainsentry.monitor.cli.demo.show import panel, progress_bar, show_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ class Fault(str, enum.Enum):
     """The fault in a weight midway."""
 
     FLIP = "flip"
-    HARD = "hard"
+    SOFT = "soft"
     NONE = "none"
 
 
@@ -64,7 +65,7 @@ class DemoFramework(str, enum.Enum):
 def demo_command(
     steps: Annotated[int, typer.Option(min=20, help="Training steps.")] = 150,
     fault: Annotated[
-        Fault, typer.Option(help="flip: bit 30 of one weight; hard: bit 25 or 26 (×16 or ×256); none.")
+        Fault, typer.Option(help="flip: bit 30 of one weight (×2^128); soft: bit 25 or 26 (×16 or ×256); none.")
     ] = Fault.FLIP,
     fault_parameter: Annotated[
         str | None, typer.Option(help="The parameter to break; chosen by --seed if left out.")
@@ -93,7 +94,7 @@ def demo_command(
     directory = output_dir or _fresh(Path("demo_output"))
     config = _config(directory, stop, overflow_nums)
     if ranks > 1:
-        from trainsentry.monitor.cli.demo_ranks import demo_on_ranks
+        from trainsentry.monitor.cli.demo.ranks import demo_on_ranks
         from trainsentry.monitor.demo.ranks import DemoTask
 
         broken = seed % ranks if fault is not Fault.NONE else -1
@@ -146,10 +147,10 @@ def _check_mindspore(device: DemoDevice, ranks: int) -> None:
 def _train(train: "Callable[..., Outcome]", config: dict[str, Any], steps: int, **fault: Any) -> "Outcome":
     """Train behind a progress bar; end the command when the fault cannot be made."""
     with progress_bar() as bar:
-        task = bar.add_task("training", total=steps, loss=float("nan"))
+        task = bar.add_task("training", total=steps, loss="")
 
         def progress(step: int, loss: float) -> None:
-            bar.update(task, completed=step + 1, loss=loss)
+            bar.update(task, completed=step + 1, loss=f"loss {loss:.3f}")
 
         try:
             return train(config, steps=steps, progress=progress, **fault)
@@ -173,7 +174,7 @@ def _show(outcome: "Outcome", seconds: float) -> None:
 
     before = outcome.losses[: outcome.flip_step]
     out.print(
-        f"{outcome.steps} steps in {seconds:.0f} s; loss {before[0]:.2f} → {before[-1]:.2f}"
+        f"{counted(outcome.steps, 'step')} in {seconds:.0f} s; loss {before[0]:.2f} → {before[-1]:.2f}"
         + (" before the fault" if outcome.flip else "")
     )
     for incident in outcome.incidents:

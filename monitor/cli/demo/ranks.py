@@ -11,9 +11,10 @@ from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.files.foreign_files import read_lines
+from trainsentry.exporters.report.page import write_report
 from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.cli.console import FOUND, ProblemPrinter, bad_input, out
-from trainsentry.monitor.cli.demo_show import panel, progress_bar, show_files
+from trainsentry.monitor.cli.demo.show import panel, progress_bar, show_files
 from trainsentry.monitor.demo.ranks import DemoTask, messages_of, start_ranks
 
 END_SECONDS: Final = 600.0
@@ -50,11 +51,11 @@ def demo_on_ranks(task: DemoTask, ranks: int, directory: Path) -> None:
         thread.start()
     try:
         with progress_bar() as bar:
-            shown = bar.add_task("training", total=task.steps, loss=float("nan"))
+            shown = bar.add_task("training", total=task.steps, loss="")
             for message in messages_of(processes[0]):
                 messages.append(message)
                 if "step" in message and "loss" in message:
-                    bar.update(shown, completed=message["step"] + 1, loss=message["loss"])
+                    bar.update(shown, completed=message["step"] + 1, loss=f"loss {message['loss']:.3f}")
         for process in processes:
             process.wait(timeout=END_SECONDS)
     finally:
@@ -73,10 +74,12 @@ def demo_on_ranks(task: DemoTask, ranks: int, directory: Path) -> None:
 
 
 def _show(messages: list[dict[str, Any]], directory: Path) -> bool:
-    """Show incidents and verdict; return whether the first suspect is the fault, or there is neither."""
+    """Show incidents and verdict, and write the report; return whether the verdict is the right one."""
     incidents = _incidents(directory / "incidents.jsonl")
     for incident in incidents:
         out.print(panel(incident))
+    if incidents:
+        write_report(directory)
     stops = [message["stopped"] for message in messages if "stopped" in message]
     if stops:
         steps = ", ".join(map(str, sorted(set(stops))))

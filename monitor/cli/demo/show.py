@@ -1,6 +1,8 @@
 """Prints the progress, the incidents and the files of the demo."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -8,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainsentry.anomaly.incident import Incident
+from trainsentry.exporters.run_reader import read_run
 from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.cli.console import out, tensorboard_command
 
@@ -18,7 +21,7 @@ def progress_bar() -> Progress:
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.fields[loss]}", markup=False),
         TimeElapsedColumn(),
         console=out,
     )
@@ -58,5 +61,14 @@ def show_files(directory: Path) -> None:
     for name, note in notes.items():
         if (directory / name).exists():
             out.print(f"  {name:16} {note}")
-    command = f"{tensorboard_command()} --logdir {directory / 'tensorboard'}"
-    out.print(Text.assemble("Open it: ", (command, "bold")))
+    if any((directory / "tensorboard").rglob("events.out.tfevents*")):
+        command = f"{tensorboard_command()} --logdir {directory / 'tensorboard'}"
+        out.print(Text.assemble("Open it: ", (command, "bold")), soft_wrap=True)
+    for gap in dict.fromkeys(gap for status in read_run(directory).ranks.values() for gap in _gaps(status)):
+        out.print(gap, style="yellow", soft_wrap=True)
+
+
+def _gaps(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the files of a rank lack, so that nobody looks for it there."""
+    for gap in status.get("gaps", []):
+        yield f"{gap.get('sink')} lacks steps {gap.get('first_step')} to {gap.get('last_step')}: {gap.get('reason')}"

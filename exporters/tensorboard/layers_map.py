@@ -1,0 +1,208 @@
+"""The map that shows the culprit: what a picture of layers by steps shows, wherever it is drawn.
+
+TensorBoard's picture (`layers_picture`) and the report's figure draw the same map: the same rows and columns, colours,
+names and labels.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.exporters.tensorboard.deviation import deviations
+from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
+
+MOST_COLUMNS: Final = 180
+"""Columns of a map; with more, neighbours share one that shows the cell furthest from usual. A cell of a picture is
+then four pixels wide, so that one step of thousands is seen."""
+
+MOST_ROWS: Final = 160
+"""Rows of a map; with more layers, neighbours share a row, but a suspect has one of its own."""
+
+TALLEST: Final = 420
+"""Pixels that the rows share, before those of suspects are made tall enough."""
+
+ROW_PIXELS: Final = (3, 16)
+"""Height of a row at least and at most."""
+
+SUSPECT_PIXELS: Final = 15
+"""Height of a suspect's row at least: that of its label."""
+
+LIMITS: Final = (8.0, 40.0)
+"""Robust deviations at the ends of the colours, at least and at most: noise stays pale, and a run whose faults fill the
+map still shows how they began."""
+
+CLIPPED_AT: Final = 99.5
+"""Percentile of the distances from usual at two thirds of the colour scale."""
+
+NEUTRAL: Final = 125
+NOT_KNOWN: Final = 254
+NOT_FINITE: Final = 255
+"""Levels of a cell: 0 to 250 from far below usual to far above, and the two without a distance."""
+
+_STOPS: Final = np.asarray(
+    [
+        [5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [228, 236, 241], [244, 244, 244],
+        [250, 230, 218], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31],
+    ]
+)  # fmt: skip
+"""Blue below usual, red above, almost white between: apart for every kind of colour vision."""
+
+MAGENTA: Final = (214, 0, 214)
+GREY: Final = (214, 214, 219)
+"""Colours of what was not finite, and of what was not sampled or has no usual yet."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An incident beside a map: its step and its label."""
+
+    step: int
+    label: str
+
+
+@dataclass(frozen=True)
+class LayersMap:
+    """What a map shows.
+
+    `levels` has shape (rows, columns), see NEUTRAL; column `i` begins at step `first_step + i * steps_a_column`.
+    `names` are the rows' layers, `suspects` the labels of some rows. `pixels` are the heights of the rows. The ends of
+    the colours are `limit` robust deviations from usual.
+    """
+
+    levels: npt.NDArray[np.uint8]
+    names: tuple[str, ...]
+    suspects: Mapping[int, str]
+    pixels: tuple[int, ...]
+    first_step: int
+    steps_a_column: int
+    limit: float
+    marks: tuple[Mark, ...]
+
+    def column_of(self, step: int) -> int:
+        """Return the column of a step; it may lie outside the map."""
+        return (step - self.first_step) // self.steps_a_column
+
+    def row_of(self, name: str) -> int | None:
+        """Return the row of a layer that has one of its own."""
+        return self.names.index(name) if name in self.names else None
+
+    @property
+    def last_step(self) -> int:
+        """The first step after the map."""
+        return self.first_step + int(self.levels.shape[1]) * self.steps_a_column
+
+
+def layers_map(matrix: LayerMatrix, suspects: Mapping[str, str] | None = None, marks: Sequence[Mark] = ()) -> LayersMap:
+    """Return the map of a matrix; `suspects` are labels of layers that must stand out."""
+    away = spread_deviations(matrix)
+    return map_of(away, matrix.names, (matrix.step_of(0), matrix.width), suspects or {}, marks)
+
+
+def map_of(
+    away: npt.NDArray[np.float32],
+    layers: Sequence[str],
+    steps: tuple[int, int],
+    wanted: Mapping[str, str],
+    marks: Sequence[Mark],
+) -> LayersMap:
+    """Return the map of deviations, shape (layers, columns); `steps` are the first step and the steps a column."""
+    limit = _limit(away)
+    columns = -(-away.shape[1] // MOST_COLUMNS) if away.size else 1
+    away = furthest(away, np.arange(0, away.shape[1], columns), axis=1)
+    groups = list(_groups(layers, wanted)) if away.size else []
+    away = furthest(away, np.asarray([first for first, _ in groups], np.intp), axis=0)
+    rows = {row: wanted[layers[first]] for row, (first, _) in enumerate(groups) if layers[first] in wanted}
+    pixels = int(np.clip(TALLEST // max(len(groups), 1), *ROW_PIXELS))
+    heights = tuple(max(pixels, SUSPECT_PIXELS) if row in rows else pixels for row in range(len(groups)))
+    names = tuple(_name(layers[first], count) for first, count in groups)
+    return LayersMap(_levels(away, limit), names, rows, heights, steps[0], steps[1] * columns, limit, tuple(marks))
+
+
+def named_rows(shown: LayersMap, distance: int) -> list[int]:
+    """Return the rows whose names are written, at least `distance` pixels apart.
+
+    Suspects come first, then the rows furthest from usual, then others wherever there is room.
+    """
+    known = np.where(shown.levels <= 2 * NEUTRAL, np.abs(shown.levels.astype(int) - NEUTRAL), 0)
+    known[shown.levels == NOT_FINITE] = NEUTRAL
+    far = known.max(axis=1, initial=0) < NEUTRAL
+    middles = np.cumsum(shown.pixels) - np.asarray(shown.pixels) / 2
+    taken: list[int] = []
+    for row in sorted(range(len(shown.names)), key=lambda row: (row not in shown.suspects, bool(far[row]), row)):
+        if all(abs(middles[row] - middles[other]) >= distance for other in taken):
+            taken.append(row)
+    return taken
+
+
+def bar_texts(limit: float) -> list[tuple[float, str]]:
+    """Return the numbers beside a colour bar: the place from -1 to 1, and the text.
+
+    >>> bar_texts(8.0)[0], bar_texts(8.0)[2]
+    ((1.0, '+8 or more'), (0.0, 'usual'))
+    """
+    half, ends = f"{limit / 2:.3g}", f"{limit:.3g}"
+    above, below = [(1.0, f"+{ends} or more"), (0.5, f"+{half}")], [(-0.5, f"-{half}"), (-1.0, f"-{ends} or less")]
+    return [*above, (0.0, "usual"), *below]
+
+
+def palette() -> npt.NDArray[np.uint8]:
+    """Return the colours of the 256 levels, shape (256, 3)."""
+    positions = np.linspace(0, len(_STOPS) - 1, 2 * NEUTRAL + 1)
+    shades = np.stack([np.interp(positions, np.arange(len(_STOPS)), _STOPS[:, c]) for c in range(3)], axis=1)
+    others = np.tile(np.asarray([GREY]), (256 - len(shades), 1))
+    others[-1] = MAGENTA
+    return np.concatenate([shades, others]).astype(np.uint8)
+
+
+def spread_deviations(matrix: LayerMatrix) -> npt.NDArray[np.float32]:
+    """Return the deviations of a matrix; columns without a sample repeat the last one that has one."""
+    away = deviations(matrix.table())
+    if not away.size:
+        return away
+    sampled = ~np.isnan(away).all(axis=0)
+    return away[:, np.maximum.accumulate(np.where(sampled, np.arange(away.shape[1]), 0))]
+
+
+def furthest(away: npt.NDArray[np.float32], starts: npt.NDArray[np.intp], axis: int) -> npt.NDArray[np.float32]:
+    """Return the value furthest from 0 of each part of an axis."""
+    if not len(starts) or len(starts) == away.shape[axis]:
+        return away
+    high, low = np.fmax.reduceat(away, starts, axis=axis), np.fmin.reduceat(away, starts, axis=axis)
+    found: npt.NDArray[np.float32] = np.where(np.abs(low) > np.abs(high), low, high)
+    return found
+
+
+def _groups(names: Sequence[str], suspects: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+    """Yield the rows of a map as first layer and count of layers."""
+    size = -(-len(names) // MOST_ROWS)
+    first = 0
+    for i, name in enumerate(names):
+        if (name in suspects or i - first >= size) and i > first:
+            yield first, i - first
+            first = i
+        if name in suspects:
+            yield i, 1
+            first = i + 1
+    if first < len(names):
+        yield first, len(names) - first
+
+
+def _name(first: str, count: int) -> str:
+    return first if count == 1 else f"{first} and {count - 1} more"
+
+
+def _limit(away: npt.NDArray[np.float32]) -> float:
+    finite = np.abs(away[np.isfinite(away)])
+    return float(np.clip(np.ceil(1.5 * np.percentile(finite, CLIPPED_AT)), *LIMITS)) if finite.size else LIMITS[0]
+
+
+def _levels(away: npt.NDArray[np.float32], limit: float) -> npt.NDArray[np.uint8]:
+    with np.errstate(invalid="ignore"):
+        shares = np.clip(np.nan_to_num(away, nan=0.0, posinf=0.0) / limit, -1, 1)
+    levels: npt.NDArray[np.uint8] = np.rint(NEUTRAL + NEUTRAL * shares).astype(np.uint8)
+    levels[np.isnan(away)] = NOT_KNOWN
+    levels[np.isinf(away)] = NOT_FINITE
+    return levels

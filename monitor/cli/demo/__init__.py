@@ -1,0 +1,1 @@
+"""`trainsentry demo`: the command, its ranks, and what it shows."""

@@ -1,0 +1,133 @@
+"""A run that trains is served by the real command: what it says is what the files say, also while they grow."""
+
+import base64
+import json
+import time
+
+import numpy as np
+import pytest
+from recorded_runs import CULPRIT, make_run
+from served import served
+from written_files import table
+
+pytest.importorskip("torch")
+from broken_weight import FLIP, break_weight, make
+from tiny_models import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run whose weight breaks, recorded by a monitor; beside it a second run, and a folder that is none."""
+    folder = tmp_path_factory.mktemp("runs")
+    model, optimizer, monitor = make(folder / "job" / "broken", strict=False)
+    with monitor:
+        train(model, optimizer, FLIP + 4, monitor, before_step=break_weight(model))
+    make_run(folder / "two_ranks", ranks=3)
+    (folder / "notes").mkdir()
+    (folder / "notes" / "secret.csv").write_text("name,step,micro_step,value\nsecret,1,0,1\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(run):
+    """The server of these runs."""
+    with served(run) as server:
+        yield server
+
+
+def test_the_runs_are_found_at_any_depth_and_nothing_else_is(server):
+    status, answer = server.ask("runs")
+    assert (status, {r["name"] for r in answer["runs"]}) == (200, {"job/broken", "two_ranks"})
+
+
+def test_the_incident_is_the_one_in_the_files(server, run):
+    _, state = server.ask("state", run="job/broken")
+    line = json.loads((run / "job/broken/incidents.jsonl").read_text().splitlines()[-1])
+    shown = next(i for i in state["incidents"] if i["id"] == line["id"])
+    assert {key: shown[key] for key in ("name", "quantity", "step", "summary")} == {
+        key: line[key] for key in ("name", "quantity", "step", "summary")
+    }
+    assert [i["id"] for i in state["incidents"]] == sorted(i["id"] for i in state["incidents"])
+    assert [i["worst"] for i in state["incidents"]].count(True) == 1
+    assert state["state"] == "finished"
+    assert state["lag_steps"] == 0
+    assert state["cost"]["share"] > 0
+
+
+def test_a_series_is_found_by_words_and_has_the_numbers_of_the_table(server, run):
+    _, found = server.ask("series", run="job/broken", words="GRADIENT 0.weight")
+    series = next(s for s in found["found"] if s["table"] == "gradient")
+    query = {"run": "job/broken", "table": series["table"], "name": series["name"], "statistic": "max"}
+    _, points = server.ask("points", **query)
+    rows = [row for row in table(run / "job/broken", 0, "gradient") if row["name"] == series["name"]]
+    assert [(s, str(v)) for s, v in zip(points["steps"], points["values"], strict=True)] == [
+        (int(r["step"]), str(float(f"{float(r['max']):.7g}"))) for r in rows
+    ]
+    _, part = server.ask("points", **query, first=3, last=5)
+    assert (part["steps"], part["whole"]) == ([3, 4, 5], True)
+
+
+def test_the_map_shows_the_culprit_alone_far_from_its_usual(server):
+    _, found = server.ask("map", run="two_ranks", table="gradient")
+    away = np.frombuffer(base64.b64decode(found["deviations"]), np.int8).reshape(len(found["names"]), -1)
+    values = np.frombuffer(base64.b64decode(found["values"]), "<f4").reshape(away.shape)
+    row = found["names"].index(CULPRIT)
+    assert np.abs(np.delete(away, row, 0)).max() == 0
+    assert away[row, :30].max() == 0
+    assert away[row, 30] == 127
+    assert np.isinf(values[row, 31])
+    assert (found["first"], found["width"], found["columns"]) == (0, 1, 40)
+
+
+def test_ranks_stand_beside_each_other_and_the_one_that_differs_shows(server):
+    _, found = server.ask("ranks", run="two_ranks", table="gradient", name=CULPRIT, statistic="norm")
+    away = np.frombuffer(base64.b64decode(found["deviations"]), np.int8).reshape(3, -1)
+    assert found["names"] == ["rank 0", "rank 1", "rank 2"]
+    assert away[0, 30] == 127
+    assert np.abs(away[1:]).max() == 0
+
+
+def test_a_run_that_begins_and_grows_after_the_server_is_shown_and_a_torn_line_costs_nothing(tmp_path):
+    with served(tmp_path) as server:
+        status, answer = server.ask("state")
+        assert (status, "no run yet" in answer["error"]) == (404, True)
+        make_run(tmp_path, steps=20)
+        file = tmp_path / "rank0" / "gradient_0-999.csv"
+        whole = file.read_bytes()
+        cut = whole.rindex(b"\n", 0, -200) + 30  # in the middle of a line
+        file.write_bytes(whole[:cut])
+        (tmp_path / "incidents.jsonl").open("a").write('{"id": 2, "summary": "half')
+        query = {"table": "gradient", "name": CULPRIT}
+
+        def answered():
+            for _ in range(300):  # the list of runs is kept for a moment
+                status, answer = server.ask("map", table="gradient")
+                if status == 200:
+                    return answer
+                time.sleep(0.1)
+            raise AssertionError(answer)
+
+        before = answered()
+        file.write_bytes(whole)
+        make_run(tmp_path / "other", steps=60)
+        (tmp_path / "other" / "rank0" / file.name).replace(file)
+        after = server.ask("map", table="gradient")[1]
+        assert before["last"] < 20 <= after["last"]
+        assert server.ask("points", **query)[1]["steps"] == list(range(60))
+        state = server.ask("state")[1]
+        assert any("incidents.jsonl:2" in line for line in state["problems"])
+
+
+def test_what_is_asked_for_wrongly_is_answered_in_one_line(server):
+    wrong = [
+        ("state", {"run": "nowhere"}, "no such run"),
+        ("state", {}, "several"),
+        ("points", {"run": "two_ranks", "table": "secret", "name": "x"}, "no table"),
+        ("points", {"run": "two_ranks", "rank": "7"}, "no rank7"),
+        ("points", {"run": "two_ranks", "first": "-1"}, "not a step"),
+        ("points", {"run": "two_ranks", "first": "5", "last": "4"}, "comes before"),
+    ]
+    for question, query, words in wrong:
+        status, answer = server.ask(question, **query)
+        assert (status, words in answer["error"], "\n" in answer["error"]) == (404, True, False), answer
+    assert server.ask("points", run="two_ranks", name="no such series")[1]["steps"] == []
