@@ -1,0 +1,1 @@
+"""Compares what a resumed run holds with what its checkpoint saved."""

@@ -1,0 +1,1 @@
+"""Computes fingerprints of a torch model and its optimizers."""
