@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from trainsentry.anomaly.baselines.outlier_detector import OutlierDetector
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.incidents.provenance import Provenance, name_of, quantity_of
 from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
+from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.registry import rules
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.rules.user_detectors import DetectorFunction, UserDetector, load_detectors
@@ -41,6 +43,7 @@ class Detection:
         self._arrays = SeriesArrays(table)
         self.facts = SeriesFacts(self._arrays)
         self._rules: list[Rule] = [make(self._arrays) for make in rules()]
+        self._nonfinite = next(rule for rule in self._rules if isinstance(rule, NonfiniteRule))
         self._judges: list[Rule | UserDetector] = [*self._rules, *map(UserDetector, own)]
         self._late = LateScalars(self.facts, self._arrays)
         self._outliers = OutlierDetector(self._arrays, allowed)
@@ -68,6 +71,15 @@ class Detection:
         self._outliers.learn(outliers, rejected)
         record.forget_columns()
         return found
+
+    def certain(self, record: StepRecord) -> list[Anomaly]:
+        """Return the NaN and Inf of a record that waits for its turn; learn nothing of it."""
+        self._grow()
+        where, facts = record.where, self.facts
+        excused = facts.backward[where] if record.skipped else np.zeros(len(record), bool)
+        wrong = self._nonfinite.known_rows(record) & facts.judged[where] & facts.watched[where] & ~excused
+        findings = [self._nonfinite.finding(record, row) for row in np.flatnonzero(wrong).tolist()]
+        return [self._anomaly(record, replace(f, passed_on=False, step=record.step)) for f in findings]
 
     def _observe(self, record: StepRecord) -> Observed:
         where, facts = record.where, self.facts

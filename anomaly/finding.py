@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
+DATA: Final = "data"
+"""The quantity of a fault in the model's inputs."""
+
 ALL: Final = "all"
 """The name of a fault that concerns all series of a quantity at once."""
 

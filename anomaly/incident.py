@@ -4,10 +4,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
-from trainsentry.anomaly.anomaly import CERTAIN, json_number
+from trainsentry.anomaly.anomaly import json_number
 
 CRITICAL: Final = "critical"
 WARNING: Final = "warning"
+NOTE: Final = "note"
+"""A spike of the loss or of all gradients that passes by itself: it is written, and nobody is told."""
+
+SEVERITIES: Final = (CRITICAL, WARNING, NOTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,8 @@ class Incident:
     """One line of `incidents.jsonl`; `name`, `quantity` and `rank` are those of the first suspect.
 
     `step` and `first_seen` are the first step of the trouble, `last_seen` the last one; `actions` lists the
-    reactions to it. `severity` is `critical` or `warning`.
+    reactions to it. `severity` is one of `SEVERITIES`. `again` are the newest steps at which the trouble came back
+    after a quiet time, and `returns` is their number.
     """
 
     id: int
@@ -52,12 +57,14 @@ class Incident:
     actions: tuple[str, ...]
     first_seen: int
     last_seen: int
+    again: tuple[int, ...] = ()
+    returns: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         data = asdict(self)
         data["suspects"] = [{k: json_number(v) for k, v in s.items()} for s in data["suspects"]]
-        data["actions"] = list(self.actions)
+        data["actions"], data["again"] = list(self.actions), list(self.again)
         return {key: json_number(value) for key, value in data.items()}
 
     @classmethod
@@ -66,7 +73,7 @@ class Incident:
         known = {f.name for f in fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
         values["suspects"] = tuple(Suspect(**s) for s in data["suspects"])
-        values["actions"] = tuple(data["actions"])
+        values["actions"], values["again"] = tuple(data["actions"]), tuple(data.get("again", ()))
         return cls(**values)
 
     def with_action(self, action: str) -> "Incident":
@@ -74,11 +81,6 @@ class Incident:
         return self if action in self.actions else replace(self, actions=(*self.actions, action))
 
 
-def severity_of(kind: str) -> str:
-    """Return the severity of a kind of anomaly."""
-    return CRITICAL if kind in CERTAIN else WARNING
-
-
 def worst_first(incidents: Iterable[Incident]) -> tuple[Incident, ...]:
     """Return incidents in the order in which a person should look at them."""
-    return tuple(sorted(incidents, key=lambda i: (i.severity != CRITICAL, -i.score, i.first_seen)))
+    return tuple(sorted(incidents, key=lambda i: (SEVERITIES.index(i.severity), -i.score, i.first_seen)))

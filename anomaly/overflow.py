@@ -93,7 +93,7 @@ class _SaturatedRows:
         where = record.where
         found: Mask = magnitudes(record) >= self._largest.values[record.layouts]
         first = ~self._seen.values[where]
-        self._by_design.values[record.ids[first & found & facts.activation[where]]] = True
+        self._by_design.values[record.ids[first & found & facts.may_mask[where]]] = True
         self._seen.values[where] = True
         found &= ~self._by_design.values[where]
         return found

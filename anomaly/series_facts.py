@@ -8,6 +8,7 @@ from trainsentry.collectors.series import (
     ACTIVATION_GRAD_OUTPUT,
     ACTIVATION_INPUT,
     ACTIVATION_QUANTITIES,
+    BUFFER,
     COMMUNICATION_QUANTITIES,
     GRADIENT,
     GRADIENT_UNREDUCED,
@@ -21,6 +22,9 @@ WATCHED_SCALARS: Final = frozenset({"loss", "grad_norm"})
 
 BACKWARD: Final = frozenset({GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, "grad_norm"})
 """Quantities that the backward pass computes, and that overflow when the loss scale is too large."""
+
+BATCH_COUNTER: Final = "num_batches_tracked"
+"""The buffer in which batch norm counts its batches."""
 
 SQUARES: Final = frozenset({"exp_avg_sq", "moment2", "moments2", "square_avg", "v"})
 """State that averages squares: v' = β·v + (1 − β)·g² ≥ β·v (Kingma and Ba, "Adam", 2015; RMSprop)."""
@@ -40,6 +44,9 @@ class SeriesFacts:
         self.table = arrays.table
         self._scalar = arrays.series.column(bool, of=lambda s: s.scalar)
         self._activation = arrays.series.column(bool, of=lambda s: s.quantity in ACTIVATION_QUANTITIES)
+        self._may_mask = arrays.series.column(
+            bool, of=lambda s: s.quantity in ACTIVATION_QUANTITIES or s.quantity == BUFFER
+        )
         self._judged = arrays.series.column(bool, of=_is_judged)
         self._watched = arrays.series.column(bool, of=_is_watched)
         self._backward = arrays.series.column(bool, of=lambda s: s.quantity in BACKWARD)
@@ -53,6 +60,11 @@ class SeriesFacts:
     def activation(self) -> Mask:
         """Tensors that enter or leave a module, and their gradients."""
         return self._activation.values
+
+    @property
+    def may_mask(self) -> Mask:
+        """Tensors that may be masks, which hold −Inf or the smallest number of their dtype by design."""
+        return self._may_mask.values
 
     @property
     def judged(self) -> Mask:
@@ -73,6 +85,8 @@ class SeriesFacts:
 def _is_watched(series: Series) -> bool:
     if series.quantity in COMMUNICATION_QUANTITIES:
         return False  # buffers have padding that nobody writes; the ranks' inputs and outputs are compared instead
+    if series.quantity == BUFFER and series.name.endswith(BATCH_COUNTER):
+        return False
     if series.is_state and series.quantity == STEP_COUNTER:
         return False  # a run that is rolled back sets it back; the rule on lost optimizer state follows it
     return not series.scalar or series.name in WATCHED_SCALARS

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace, EntryWriter
+from trainsentry.collectors.fingerprint import FingerprintReader
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import CollectSettings, Plan
@@ -195,6 +196,7 @@ class ModelWatch(Protocol):
 
     optimizers: list[Any]
     own_group: str
+    in_window: bool
 
     @property
     def rows(self) -> StepRows:
@@ -365,6 +367,9 @@ class Framework(Protocol):
 
     def measure(self, table: SeriesTable, tensors: Sequence[tuple[Series, Any]], eps: float) -> PendingRows:
         """Return the statistics of tensors now, as rows of `table`; nothing is recorded."""
+
+    def fingerprints(self, watch: Any) -> FingerprintReader | None:
+        """Return a reader of the fingerprints of a watch's tensors, None where the framework has none."""
 
     def describe_environment(self) -> Mapping[str, Any]:
         """Return the framework, its version and the accelerator, for `run.json`."""

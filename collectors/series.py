@@ -15,6 +15,9 @@ PARAMETER = "parameter"
 PARAMETER_UPDATED = "parameter_updated"
 """Weights just after the update, for tables that want them in the same step; detectors read `PARAMETER`."""
 
+BUFFER = "buffer"
+"""What a module holds besides its parameters: running statistics, masks, position tables, router biases."""
+
 UPDATE = "update"
 
 MOMENT_DIRECTION = "moment_direction"
@@ -54,6 +57,13 @@ OPTIMIZER_RATE = "optimizer_learning_rate"
 """The scalar of an update's learning rate, where the training loop logs its own `learning_rate`: many loops log that
 after the scheduler has already set the next step's."""
 
+OPTION = "option"
+"""Prefix of the scalars of optimizers' options, which have a row in each step in which they change."""
+
+RECOMPUTED = "recomputed"
+"""Prefix of `recomputed.<module>`, the scalar of how many elements of a module's output came out otherwise when its
+call was computed again; NaN where its kernel is not repeatable."""
+
 FOUND_INF = "found_inf"
 """The scalar of whether the loss scaler makes a fused optimizer skip; 0 or 1."""
 
@@ -72,7 +82,10 @@ NOT_JUDGED = frozenset({PARAMETER_UPDATED, MOMENT_DIRECTION})
 """Quantities that repeat what others say; they are written, and no detector reads them."""
 
 TENSOR_QUANTITIES = (
-    ACTIVATION_QUANTITIES | COMMUNICATION_QUANTITIES | {GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE} | NOT_JUDGED
+    ACTIVATION_QUANTITIES
+    | COMMUNICATION_QUANTITIES
+    | {GRADIENT, GRADIENT_UNREDUCED, PARAMETER, BUFFER, UPDATE}
+    | NOT_JUDGED
 )
 """Every quantity that is neither a logged scalar nor optimizer state."""
 
@@ -114,6 +127,24 @@ class Layout:
     numel: int
     whole: tuple[int, ...] | None = None
     region: str = ""
+
+
+def option_name(optimizer: int, group: int, key: str) -> str:
+    """Return the name of the scalar of an option; `option_parts` takes it apart.
+
+    >>> option_name(0, 1, "betas.0"), option_parts("option.0.1.betas.0")
+    ('option.0.1.betas.0', (0, 1, 'betas.0'))
+    """
+    return f"{OPTION}.{optimizer}.{group}.{key}"
+
+
+def option_parts(name: str) -> tuple[int, int, str] | None:
+    """Return the optimizer, the group and the key of an option's scalar; None for another series."""
+    prefix, _, rest = name.partition(".")
+    parts = rest.split(".", 2)
+    if prefix != OPTION or len(parts) < 3 or not (parts[0].isdecimal() and parts[1].isdecimal()):
+        return None
+    return int(parts[0]), int(parts[1]), parts[2]
 
 
 _UNWRITABLE: Final = re.compile("[\x00\ud800-\udfff]")

@@ -12,6 +12,9 @@ COMMUNICATION: Final = "communication"
 PARTS: Final = (GRADIENTS, PARAMETERS, OPTIMIZER_STATE, UPDATES, ACTIVATIONS)
 """The parts of a step that can be collected from a model, by their names in the configuration."""
 
+LARGEST_INPUT: Final = 2**16
+"""Elements of the model's input that are read at every step, 0.1 ms of a core; of a larger input its first samples."""
+
 READ_TOGETHER: Final = 64
 """Activations that an accelerator reads in one launch: a launch costs ten times as much as reading a small tensor."""
 
@@ -28,6 +31,9 @@ class CollectSettings:
     recorded; `reducer` also records the collectives that DistributedDataParallel calls in C++. On an accelerator,
     `read_together` activations wait to be read in one launch, or fewer if they hold `read_together_bytes` of memory.
     `after_update` also reads weights after the update; `direction` compares the signs of gradients and first moments.
+    `recompute` computes one module's call again in each step that samples activations. `buffers` also reads modules'
+    buffers where it reads weights.
+    `inputs` also reads the model's own inputs in the steps that sample no activations.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
@@ -43,6 +49,9 @@ class CollectSettings:
     read_together_bytes: int = READ_TOGETHER_BYTES
     after_update: bool = False
     direction: bool = False
+    inputs: bool = True
+    buffers: bool = True
+    recompute: bool = True
 
 
 Plan = frozenset[str]

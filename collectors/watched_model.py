@@ -40,10 +40,12 @@ class WatchedModel:
 
     `names` has the `modules`, `parameters` and `chunks` of the watched model. `communication` is None where no
     collectives are watched. `_updates` reads how updates changed the weights; `moved` counts updated parameters.
+    `in_window`: the step is one that is recorded, so that what is read at every step is read in it.
     """
 
     communication: Any = None
     _updates: Any = None
+    in_window: bool = True
 
     def __init__(self, guard: Guard, settings: CollectSettings, names: Any, rows: Any) -> None:
         self.guard = guard

@@ -37,7 +37,7 @@ class LateScalars:
             if record.first_order == 0:
                 scalars = np.flatnonzero(self.facts.scalar[where] & self.facts.watched[where])
                 self._late.values[record.ids[scalars]] = scalars < activations[0]
-            self._backward_begins = record.first_order + int(activations[-1]) + 1
+            self._backward_begins = record.first_order + int(activations[-1])  # a tie goes to what came first
 
     def is_late(self, series_id: int) -> bool:
         """Whether the row of a series belongs to the step before."""

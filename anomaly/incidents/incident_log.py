@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Final
 
 from trainsentry.anomaly.anomaly import CERTAIN, DEAD, SHIFT, SPIKE, Anomaly
-from trainsentry.anomaly.incident import Incident, Suspect, severity_of
+from trainsentry.anomaly.incident import Incident, Suspect
+from trainsentry.anomaly.incidents.closed_incidents import ClosedIncidents, MemberKey
 from trainsentry.anomaly.incidents.ranking import rank, strength
-from trainsentry.anomaly.incidents.sentence import evidence, summary
+from trainsentry.anomaly.incidents.sentence import evidence, returned, summary
+from trainsentry.anomaly.incidents.severity import severity_of
 from trainsentry.anomaly.rules.registry import detector
 from trainsentry.collectors.series import PARAMETER, SeriesTable
 
@@ -28,21 +30,32 @@ LOOK_BACK_STEPS: Final = 5
 MAX_SUSPICIONS: Final = 500
 """Suspicions kept for a later incident, a bound on memory."""
 
+MAX_AGAIN: Final = 16
+"""Newest returns of an incident that are listed with their steps; all are counted."""
+
+MAX_ALARMS: Final = 8
+"""Steps with an alarm that are told apart: whether trouble lasts shows after three."""
+
 
 class IncidentLog:
-    """The incidents of a run. At most one is open at a time: while it lasts, every anomaly joins it."""
+    """The incidents of a run. At most one is open at a time: while it lasts, every anomaly joins it.
+
+    Trouble that comes back in the same place opens its incident again instead of another.
+    """
 
     def __init__(self, table: SeriesTable, first_id: int = 1, quiet_steps: int = QUIET_STEPS) -> None:
         self.table = table
         self.quiet_steps = quiet_steps
         self.incidents: dict[int, Incident] = {}
-        self._members: dict[tuple[int, str, str, int, bool], Anomaly] = {}
+        self._members: dict[MemberKey, Anomaly] = {}
         self._worst: Anomaly | None = None
         self._suspicions: deque[Anomaly] = deque(maxlen=MAX_SUSPICIONS)
         self._last_alarm = -1
+        self._alarms: set[int] = set()
         self._current: int | None = None
         self._activations_seen = False
         self._first_id = first_id
+        self._closed = ClosedIncidents()
 
     @property
     def is_open(self) -> bool:
@@ -68,27 +81,41 @@ class IncidentLog:
         if current is not None and reported - current.last_seen > self.quiet_steps:
             current = None
             self.close_current()
-        if current is None and not any(a.alarm for a in new):
+        alarms = [a.step for a in new if a.alarm]
+        if current is None and not alarms:
             self._suspicions.extend(new)
             return None
         if not new:
             return None
+        opened = current is None
         if current is None:
-            self._current = self._first_id + len(self.incidents)
-            if not any(a.kind in CERTAIN for a in new):  # a certain fault needs no earlier signs
-                new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
-            self._suspicions.clear()
+            new, current = self._open(step, new)
         self._activations_seen |= activations
-        if any(a.alarm for a in new):
-            last = step if current is None else max(step, self._last_alarm)
-            self._last_alarm = last  # suspicions do not keep an incident open
+        if alarms:  # suspicions do not keep an incident open
+            self._last_alarm = step if opened else max(step, self._last_alarm)
+            self._alarms.update(alarms[:1] if len(self._alarms) < MAX_ALARMS else ())
         changes = [self._join(anomaly) for anomaly in new]
-        if current is not None and not any(changes):
+        if current is not None and not opened and not any(changes):
             self.incidents[current.id] = replace(current, last_seen=self._last_alarm)
             return None
-        incident = self._build(self._current or 0, step, current.actions if current is not None else ())
+        incident = self._build(self._current or 0, current)
         self.incidents[incident.id] = incident
         return incident
+
+    def _open(self, step: int, new: list[Anomaly]) -> tuple[list[Anomaly], Incident | None]:
+        """Open an incident, or again the one whose trouble comes back; return its anomalies, and that incident."""
+        parameters = sum(1 for _ in self.table.of_quantity(PARAMETER))
+        closed = self._closed.returning(rank([a for a in new if a.alarm], parameters), step)
+        if closed is not None:
+            self._current, self._members, self._worst = closed.id, dict(closed.members), closed.worst
+            known = self.incidents[closed.id]
+            again = (*known.again, step)[-MAX_AGAIN:]
+            return new, replace(known, again=again, returns=known.returns + 1)
+        self._current = self._first_id + len(self.incidents)
+        if not any(a.kind in CERTAIN for a in new):  # a certain fault needs no earlier signs
+            new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
+        self._suspicions.clear()
+        return new, None
 
     def _join(self, anomaly: Anomaly) -> bool:
         """Add an anomaly to the open incident; return whether that changes it."""
@@ -111,8 +138,11 @@ class IncidentLog:
 
     def close_current(self) -> None:
         """End the open incident: the next alarm opens another."""
+        if self._current is not None and self._worst is not None:
+            self._closed.add(self.incidents[self._current], self._members, self._worst)
         self._current = None
         self._members = {}
+        self._alarms = set()
         self._worst = None
         self._activations_seen = False
 
@@ -124,7 +154,8 @@ class IncidentLog:
         self.incidents[incident_id] = known.with_action(action)
         return self.incidents[incident_id]
 
-    def _build(self, incident_id: int, step: int, actions: tuple[str, ...]) -> Incident:
+    def _build(self, incident_id: int, known: Incident | None) -> Incident:
+        """Return the incident of the present members; `known` is its last state."""
         parameters = sum(1 for _ in self.table.of_quantity(PARAMETER))
         ranked = rank(self._members.values(), parameters)
         suspects = tuple(
@@ -144,6 +175,7 @@ class IncidentLog:
         first = suspects[0]
         worst = self._worst or ranked[0].anomaly
         began = min(r.onset for r in ranked)
+        again, returns = (known.again, known.returns) if known is not None else ((), 0)
         return Incident(
             id=incident_id,
             step=began,
@@ -152,17 +184,19 @@ class IncidentLog:
             quantity=first.quantity,
             statistic=first.statistic,
             kind=first.kind,
-            severity=severity_of(worst.kind),
+            severity=severity_of(ranked, worst, len(self._alarms), known),
             score=worst.score,
-            summary=summary(ranked, activations_seen=self._activations_seen),
+            summary=summary(ranked, activations_seen=self._activations_seen) + returned(again, returns),
             suspects=suspects,
-            actions=actions,
+            actions=known.actions if known is not None else (),
             first_seen=began,
             last_seen=self._last_alarm,
+            again=again,
+            returns=returns,
         )
 
 
-def _key(anomaly: Anomaly) -> tuple[int, str, str, int, bool]:
+def _key(anomaly: Anomaly) -> MemberKey:
     """Return the key of which an incident keeps one anomaly; those that settle ties have keys of their own."""
     known = detector(anomaly.detector)
     settles = known is not None and known.settles_ties

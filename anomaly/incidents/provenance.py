@@ -6,7 +6,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
 from trainsentry.anomaly.baselines.late_scalars import LateScalars
-from trainsentry.anomaly.finding import ALL, Finding
+from trainsentry.anomaly.finding import ALL, DATA, Finding
 from trainsentry.anomaly.series_arrays import Mask
 from trainsentry.anomaly.series_facts import BACKWARD
 from trainsentry.collectors.record import StepRecord
@@ -38,9 +38,6 @@ SOURCES = {
 INSIDE = " inside"
 CONTAINED = (ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT)
 """Quantities of a module that are computed in the modules that it contains."""
-
-DATA = "data"
-"""The quantity of the model's inputs."""
 
 
 class Provenance:

@@ -18,6 +18,7 @@ from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
+    BUFFER,
     COMMUNICATION_INPUT,
     COMMUNICATION_OUTPUT,
     GRADIENT,
@@ -28,6 +29,7 @@ from trainsentry.collectors.series import (
 
 _SUBJECTS = {
     PARAMETER: "parameter {}",
+    BUFFER: "buffer {}",
     GRADIENT: "the gradient of {}",
     GRADIENT_UNREDUCED: "the gradient of {} before reduction",
     UPDATE: "the update of {}",
@@ -111,6 +113,20 @@ def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
     groups = ", ".join(f"{count} × {quantity}" for quantity, count in followed.items())
     series = "1 other series is" if others == 1 else f"{others} other series are"
     return said + f". {series} also abnormal so far ({groups})."
+
+
+def returned(again: Sequence[int], returns: int) -> str:
+    """Return the words for the steps at which an incident came back; `again` are the newest of them.
+
+    >>> returned((1510,), 1), returned((1510, 1590), 2)
+    (' Again at step 1510.', ' Again at steps 1510, 1590.')
+    >>> returned((1510, 1590), 17)
+    ' Again 17 times, last at steps 1510, 1590.'
+    """
+    if not again:
+        return ""
+    steps = f"{'step' if len(again) == 1 else 'steps'} {', '.join(map(str, again))}"
+    return f" Again at {steps}." if returns <= len(again) else f" Again {returns} times, last at {steps}."
 
 
 def _is_own_scalar(anomaly: Anomaly) -> bool:

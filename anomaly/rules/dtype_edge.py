@@ -87,7 +87,7 @@ class DtypeEdgeRule(Rule):
         seen, is_at_edge = self._seen.values, self._is_at_edge.values
         if not seen[where].all():
             first = ~seen[where]
-            is_at_edge[record.ids[first & found & facts.activation[where]]] = True
+            is_at_edge[record.ids[first & found & facts.may_mask[where]]] = True
             seen[where] = True
         found &= ~is_at_edge[where]
         return found

@@ -19,8 +19,8 @@ SCORE: Final = 1000.0
 class NonfiniteRule(Rule):
     """Finds rows that count a NaN or Inf.
 
-    An activation that holds Inf at its first sample (a mask filled with -Inf) does so by design: its Inf is not
-    reported, its NaN always is.
+    An activation or buffer that holds Inf at its first sample (a mask filled with -Inf) does so by design: its Inf is
+    not reported, its NaN always is.
     """
 
     name: ClassVar[str] = "nonfinite"
@@ -36,7 +36,7 @@ class NonfiniteRule(Rule):
         """Return a finding for each judged row that is not finite."""
         self.wrong_rows = self.rows(observed.record, observed.facts)
         rows = np.flatnonzero(self.wrong_rows & observed.judged).tolist()
-        return [self._finding(observed.record, row) for row in rows]
+        return [self.finding(observed.record, row) for row in rows]
 
     def rows(self, record: StepRecord, facts: SeriesFacts) -> Mask:
         """Return which rows are not finite although they should be, shape (n,)."""
@@ -45,13 +45,21 @@ class NonfiniteRule(Rule):
         seen, holds_inf = self._seen.values, self._holds_inf.values
         if not seen[where].all():
             first = ~seen[where]
-            holds_inf[record.ids[first & infs & ~nans & facts.activation[where]]] = True
+            holds_inf[record.ids[first & infs & ~nans & facts.may_mask[where]]] = True
             seen[where] = True
         found: Mask = nans | (infs & ~holds_inf[where])
         return found
 
+    def known_rows(self, record: StepRecord) -> Mask:
+        """Return which rows of series seen before are not finite although they should be, shape (n,); learn nothing."""
+        where = record.where
+        wrong = (record.columns[NANS] > 0) | ((record.columns[INFS] > 0) & ~self._holds_inf.values[where])
+        found: Mask = wrong & self._seen.values[where]
+        return found
+
     @staticmethod
-    def _finding(record: StepRecord, row: int) -> Finding:
+    def finding(record: StepRecord, row: int) -> Finding:
+        """Return the finding for a row that is not finite."""
         nans, infs = record.values[row, [NANS, INFS]].tolist()
         statistic, count = ("nans", nans) if nans > 0 else ("infs", infs)
         return Finding(int(record.ids[row]), row, NONFINITE, NonfiniteRule.name, statistic, count, 0.0, SCORE)

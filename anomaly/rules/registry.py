@@ -8,33 +8,44 @@ from trainsentry.anomaly.across_ranks.peers import CallOrderRule, PeerRule
 from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import ReplicaRule
 from trainsentry.anomaly.anomaly import Detector
+from trainsentry.anomaly.checkpoints.rule import CheckpointRule
+from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
-from trainsentry.anomaly.rules.frozen import FrozenRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
-from trainsentry.anomaly.rules.learning_rate import LearningRateRule
-from trainsentry.anomaly.rules.loss_scale import LossScaleRule
-from trainsentry.anomaly.rules.lost_state import LostStateRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
+from trainsentry.anomaly.rules.optimizer.frozen import FrozenRule
+from trainsentry.anomaly.rules.optimizer.learning_rate import LearningRateRule
+from trainsentry.anomaly.rules.optimizer.loss_scale import LossScaleRule
+from trainsentry.anomaly.rules.optimizer.lost_state import LostStateRule
+from trainsentry.anomaly.rules.optimizer.options import OptionRule
+from trainsentry.anomaly.rules.optimizer.recurrence import RecurrenceRule
+from trainsentry.anomaly.rules.optimizer.state_reset import StateResetRule
+from trainsentry.anomaly.rules.optimizer.weight_continuity import WeightContinuityRule
+from trainsentry.anomaly.rules.repeated_call import RepeatedCallRule
 from trainsentry.anomaly.rules.repeated_data import RepeatedDataRule
 from trainsentry.anomaly.rules.rule import Rule
-from trainsentry.anomaly.rules.state_reset import StateResetRule
-from trainsentry.anomaly.rules.weight_continuity import WeightContinuityRule
+from trainsentry.anomaly.rules.stale import StaleRule
 
 _RULES: Final[list[type[Rule]]] = [
     FrozenRule,
     WeightContinuityRule,
+    RecurrenceRule,
     StateResetRule,
     LostStateRule,
     ModeChangeRule,
     DtypeChangeRule,
     LearningRateRule,
+    OptionRule,
     LossScaleRule,
     LayerOutlierRule,
     RepeatedDataRule,
     ConstantDataRule,
+    ConstantBufferRule,
+    StaleRule,
+    RepeatedCallRule,
     NonfiniteRule,
     DtypeEdgeRule,
 ]
@@ -47,8 +58,9 @@ _ACROSS_RANKS: Final[list[type[Detector]]] = [
     PeerRule,
     CallOrderRule,
     HangRule,
+    CheckpointRule,
 ]
-"""Rules over the records of several ranks; the recorder of the root runs them."""
+"""Rules over the records of several ranks, or over what no record has: they are not run with each record."""
 
 
 _BY_NAME: Final[dict[str, type[Detector]]] = {d.name: d for d in (*_RULES, *_ACROSS_RANKS)}

@@ -8,9 +8,12 @@ import numpy as np
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import Integers, SeriesArrays
 from trainsentry.collectors.series import ACTIVATION_INPUT, Series
 from trainsentry.collectors.statistics import STATISTICS, fingerprints
+
+PART: Final = ".part"
+"""Ends the index of an input of which only the first samples are read."""
 
 SCORE: Final = 20.0
 """Deviations: below the rules whose bounds hold for any run, as the order of batches is a habit."""
@@ -62,6 +65,7 @@ class RepeatedDataRule(Rule):
             if record.step != self._step + 1:  # the run went back, or steps in between were not sampled
                 self._forget()
             self._step, self._batch = record.step, 0
+        rows = _read_at_every_step(rows, [observed.table.series[i].index for i in record.ids[rows].tolist()])
         for bits in fingerprints(record.values[rows]).tolist():
             self._batch = (self._batch * 31 + bits) % 2**53
         return found
@@ -105,6 +109,12 @@ class RepeatedDataRule(Rule):
             f"the data loader is repeating a few old batches: {subject} of step {anomaly.step} is the batch of step "
             f"{anomaly.value:.0f}, for the third time"
         )
+
+
+def _read_at_every_step(rows: Integers, indices: list[str]) -> Integers:
+    """Return the rows without those of whole inputs of which a part is read at every step."""
+    parts = {index.removesuffix(PART) for index in indices if index.endswith(PART)}
+    return rows[[index not in parts for index in indices]] if parts else rows
 
 
 def _is_input(series: Series) -> bool:

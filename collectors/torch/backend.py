@@ -12,6 +12,7 @@ from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.torch import saving
 from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, GroupRendezvous, meet
 from trainsentry.collectors.torch.environment import describe_environment, rank_and_world_size
+from trainsentry.collectors.torch.fingerprints.model_fingerprints import ModelFingerprints
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -20,6 +21,7 @@ from trainsentry.collectors.torch.watch import TorchWatch
 
 __all__ = [
     "describe_environment",
+    "fingerprints",
     "follow",
     "max_reduce",
     "measure",
@@ -40,6 +42,11 @@ def measure(table: SeriesTable, tensors: Sequence[tuple[Series, Any]], eps: floa
     rows = StepRows(table, eps, None)
     rows.add_many([table.series_id(series) for series, _ in tensors], [tensor for _, tensor in tensors])
     return rows.take()
+
+
+def fingerprints(watch: TorchWatch) -> ModelFingerprints:
+    """Return a reader of the fingerprints of a watch's tensors."""
+    return ModelFingerprints(watch)
 
 
 def max_reduce(rendezvous: GroupRendezvous | None, max_wait: float) -> GroupMaxReduce:

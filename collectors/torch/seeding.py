@@ -7,6 +7,9 @@ from torch import nn
 
 from trainsentry.collectors.torch.device.registry import known_devices
 
+RM_DROPOUT: Final = True
+"""The default of `rm_dropout` that msprobe documents for PyTorch."""
+
 DROPOUTS: Final = (
     "dropout",
     "dropout1d",
@@ -14,7 +17,9 @@ DROPOUTS: Final = (
     "dropout3d",
     "alpha_dropout",
     "feature_alpha_dropout",
+    "feature_dropout",
 )
+"""Functions of `torch.nn.functional` and `torch`, those of torch also with a trailing underscore."""
 
 
 def seed_framework(seed: int, mode: bool, rm_dropout: bool) -> None:
@@ -34,15 +39,11 @@ def _choose_deterministic_algorithms() -> None:
 
 
 def _remove_dropout() -> None:
-    for name in DROPOUTS:
-        if hasattr(nn.functional, name):
-            setattr(nn.functional, name, _pass_on)
+    for module in (nn.functional, torch):
+        for name in (*DROPOUTS, *(f"{name}_" for name in DROPOUTS)):
+            if hasattr(module, name):
+                setattr(module, name, _pass_on)
 
 
-def _pass_on(
-    input: torch.Tensor,  # noqa: A002 - the name that callers use
-    p: float = 0.5,  # noqa: ARG001
-    training: bool = True,  # noqa: ARG001
-    inplace: bool = False,  # noqa: ARG001
-) -> torch.Tensor:
+def _pass_on(input: torch.Tensor, *_: object, **__: object) -> torch.Tensor:  # noqa: A002 - the name that callers use
     return input

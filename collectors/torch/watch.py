@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import PARAMETER_UPDATED, Series, SeriesTable
+from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import (
     ACTIVATIONS,
     COMMUNICATION,
@@ -41,12 +41,11 @@ from trainsentry.collectors.torch.parameters.gradients import (
     gradient_of,
 )
 from trainsentry.collectors.torch.parameters.loss_scale import LossScale
+from trainsentry.collectors.torch.parameters.model_state import ModelState
 from trainsentry.collectors.torch.parameters.readers import (
-    StateCount,
     UpdateReader,
     learning_rate_of,
     parameters_of,
-    read_directions,
     read_parameters,
     read_state,
 )
@@ -97,8 +96,8 @@ class TorchWatch(WatchedModel):
         )
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
-        self._state_count = StateCount()
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
+        self._state = ModelState(self.rows, guard, settings, self._optimized)
         self._additions = AddedModules(guard)
         self._awaits_optimizer = self._names_grew = False
         self._adopted = 0
@@ -170,7 +169,7 @@ class TorchWatch(WatchedModel):
 
         Inside compiled graphs, the hooks stay as they were traced.
         """
-        self.settings = settings
+        self.settings = self._state.settings = settings
         self._gradients.adopt(settings)
         self._activations.forward, self._activations.backward = settings.forward, settings.backward
         modules, parameters = [m.name for m in self.names.modules], [p.name for p in self.names.parameters]
@@ -277,7 +276,7 @@ class TorchWatch(WatchedModel):
         self.guard.run("additions", self._follow_additions)
         self._begin_step(plan)
         self._scale.forget()
-        self._activations.open_step(sampling=ACTIVATIONS in plan)
+        self._activations.open_step(sampling=ACTIVATIONS in plan, inputs=self.in_window)
         if self.communication is not None:
             self.communication.open_step(sampling=COMMUNICATION in plan)
         self._gradients.open_step(
@@ -290,21 +289,14 @@ class TorchWatch(WatchedModel):
         """Read gradients, parameters and optimizer state before an update; copy the weights that it will change."""
         micro_step = self._micro_step_of(optimizer)
         self.guard.run(ACTIVATIONS, self.rows.read_gathered)  # an activation may share the memory of a weight
-        self.guard.run(OPTIMIZER_STATE, self._check_lost_state, optimizer)
+        if self.in_window:
+            self._state.read_options(optimizer)
+        if self._plan and self._state.has_lost_state(optimizer):  # before the next sample it may be rebuilt
+            self._plan |= {PARAMETERS, OPTIMIZER_STATE} & set(self._selections)
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
-        if PARAMETERS in self._plan:
-            owned = self._optimized.owned(PARAMETERS, optimizer)
-            if not self._read:  # weights without an optimizer can break too; they are read with the first optimizer
-                owned = [*self._optimized.unoptimized(PARAMETERS, self.optimizers), *owned]
-            self._read.update(id(p.parameter) for p in owned)
-            self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step)
-        if OPTIMIZER_STATE in self._plan:
-            self._read_state_of.add(id(optimizer))
-            self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
-            if self.settings.direction:
-                owned = self._optimized.owned(OPTIMIZER_STATE, optimizer)
-                self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
+        self._state.read_weights(self._plan, optimizer, micro_step, self._read, self.optimizers)
+        self._state.read_state(self._plan, optimizer, micro_step, self._read_state_of)
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if gradient_of(p.parameter) is not None or not gradients_ready]
@@ -320,10 +312,7 @@ class TorchWatch(WatchedModel):
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
-        if PARAMETERS in self._plan and self.settings.after_update:
-            owned, micro_step = self._optimized.owned(PARAMETERS, optimizer), self._micro_step_of(optimizer)
-            self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step, PARAMETER_UPDATED)
-        self.guard.run(OPTIMIZER_STATE, self._state_count.updated, optimizer)
+        self._state.updated(self._plan, optimizer, self._micro_step_of(optimizer))
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Optimizer) -> None:
@@ -344,11 +333,8 @@ class TorchWatch(WatchedModel):
         """Read a step that ends without an optimizer's call: the current gradients, parameters and optimizer state."""
         if GRADIENTS in self._plan:
             self.guard.run(GRADIENTS, self._gradients.read, self._optimized.selected(GRADIENTS), None, 0)
-        if PARAMETERS in self._plan:
-            self.guard.run(PARAMETERS, read_parameters, self.rows, self._optimized.selected(PARAMETERS))
-        if OPTIMIZER_STATE in self._plan:
-            for optimizer in self.optimizers:
-                self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE)
+        selected = self._optimized.selected(PARAMETERS) if PARAMETERS in self._plan else []
+        self._state.read_without_optimizer(self._plan, selected, self.optimizers)
 
     @property
     def data_parallel(self) -> bool:
@@ -388,11 +374,6 @@ class TorchWatch(WatchedModel):
 
     def _read_state(self, optimizer: Optimizer, part: str, micro_step: int = 0) -> None:
         read_state(self.rows, optimizer, self._optimized.owned(part, optimizer), micro_step)
-
-    def _check_lost_state(self, optimizer: Optimizer) -> None:
-        """If optimizer state was lost, read weights and state now: before the next sample it may be rebuilt."""
-        if self._plan and self._state_count.has_fewer(optimizer):
-            self._plan |= {PARAMETERS, OPTIMIZER_STATE} & set(self._selections)
 
     def _read_gradients(self, optimizer: Optimizer) -> None:
         if GRADIENTS in self._plan:

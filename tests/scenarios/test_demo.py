@@ -17,6 +17,14 @@ def invoke(*args):
     return CliRunner().invoke(app, [str(a) for a in args])
 
 
+def assert_what_is_named_is_there(output, out):
+    """Check that the files at the end of a demo are there, the report among them."""
+    [listed] = re.findall(r"Written to .*?MB(.*?)Open it:", output, re.DOTALL)
+    named = [line.split()[0] for line in listed.splitlines() if line.startswith("  ")]
+    assert {"incidents.jsonl", "report.html", "rank0"} <= set(named)
+    assert all((out / name).exists() for name in named)
+
+
 @pytest.mark.parametrize("parameter", ["blocks.2.attention.qkv.weight", "token.weight", "blocks.0.norm2.weight"])
 def test_the_first_suspect_is_the_flipped_parameter(tmp_path, parameter):
     out = tmp_path / "demo"
@@ -30,6 +38,7 @@ def test_the_first_suspect_is_the_flipped_parameter(tmp_path, parameter):
     assert any("dump" in action for action in line["actions"])
     assert "tensorboard --logdir" in text
     assert f"gradient.norm/{parameter}" in scalars(out / "tensorboard" / "rank0")
+    assert_what_is_named_is_there(result.output, out)
 
 
 def test_a_clean_run_reports_nothing(tmp_path):
@@ -88,6 +97,7 @@ def test_on_two_ranks_the_rank_and_the_layer_are_named(tmp_path, strategy):
     text = " ".join(result.output.split())
     assert "The first suspect is this parameter on this rank." in text
     assert "Stopped on 2 ranks, at step" in text
+    assert_what_is_named_is_there(result.output, out)
     last = json.loads((out / "incidents.jsonl").read_text().splitlines()[-1])
     assert last["rank"] == 1
     assert not any(s["kind"] == "communication_mismatch" for s in last["suspects"])

@@ -37,10 +37,11 @@ class Cuda(Device):
         return find_spec("triton") is not None
 
     def make_deterministic(self) -> None:
-        """Choose the deterministic algorithms of cuBLAS (read when it starts) and cuDNN."""
+        """Choose the deterministic algorithms of cuBLAS (read when it starts), and no cuDNN, as msprobe does."""
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.enabled = False
 
 
 CUDA: Final = Cuda("cuda")

@@ -141,8 +141,8 @@ class Npu(Device):
         return status
 
     def faults(self) -> Mapping[str, int]:
-        """Return how often torch_npu's silent-data check (NPU_ASD_ENABLE) has found a fault since the first call."""
-        return self._faults.counts() if self.is_in_use() else super().faults()
+        """Return the findings of the silent-data check, and the faults of memory, since the first call."""
+        return self._faults.counts(torch_npu().npu) if self.is_in_use() else super().faults()
 
     def make_deterministic(self) -> None:
         """Choose deterministic collectives; the variables are read when a group is made."""

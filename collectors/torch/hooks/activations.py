@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from trainsentry.collectors.guard import Guard, InertWhenCopied
@@ -24,9 +24,11 @@ from trainsentry.collectors.torch.hooks.compiler import (
     is_compiled,
     left_out,
 )
-from trainsentry.collectors.torch.hooks.module_hooks import ModuleHooks, Switch, stay_out_of_graphs
+from trainsentry.collectors.torch.hooks.model_inputs import ModelInputs
+from trainsentry.collectors.torch.hooks.module_hooks import ModuleHooks, Switch, can_be_called, stay_out_of_graphs
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in, tensors_in_call
 from trainsentry.collectors.torch.hooks.recomputed_calls import RecomputedCalls
+from trainsentry.collectors.torch.hooks.repeated_calls import RepeatedCalls
 from trainsentry.collectors.torch.hooks.unfilled_passes import runs_on_unfilled_memory
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -40,9 +42,10 @@ class ActivationHooks:
     has no rows. A forward that is recomputed in the backward pass has none either; only the gradients of calls that
     had no graph the first time (those inside a reentrant checkpoint) are read then.
 
-    Eager modules have hooks only in sampled steps. Modules that a compiler has inlined keep their hooks, even after
-    `close`: the hooks are part of its graphs, one with sampling and one without, which `switch` selects, and adding or
-    removing a hook would recompile them. The first step hooks every module: inlined modules never run eagerly in it.
+    Eager modules have hooks only in sampled steps, but for the roots, whose inputs are read at every step. Modules that
+    a compiler has inlined keep their hooks, even after `close`: the hooks are part of its graphs, one with sampling and
+    one without, which `switch` selects, and adding or removing a hook would recompile them. The first step hooks every
+    module: inlined modules never run eagerly in it.
     """
 
     def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, settings: CollectSettings) -> None:
@@ -51,6 +54,7 @@ class ActivationHooks:
         self.flow = flow
         self.forward = settings.forward
         self.backward = settings.backward
+        self.inputs = ModelInputs(rows, every_step=settings.inputs and settings.forward)
         self.switch = Switch(
             forward=self.forward,
             backward=self.backward and TRACES_GRADIENTS,
@@ -68,6 +72,7 @@ class ActivationHooks:
         self._leaf_handles: list[RemovableHandle] = []
         self.passes = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
+        self._repeated = RepeatedCalls(rows, enabled=settings.recompute)
         self._visits = CompiledVisits()
         self._inner_ran = False
 
@@ -85,13 +90,15 @@ class ActivationHooks:
         if not stay_out_of_graphs(m.module for m in modules):
             self._warn_untraced()
             return
-        hooked = [m for m in modules if (m.name in observed or not m.name) and _can_be_called(m.module)]
+        hooked = [m for m in modules if (m.name in observed or not m.name) and can_be_called(m.module)]
+        self._repeated.choose_among(hooked)
         self._hooks = ModuleHooks(self, self.switch, hooked, observed)
         self.switch = self._hooks.switch
         self._attach()
 
-    def open_step(self, *, sampling: bool) -> None:
-        """Begin a step; read activations in it if `sampling`."""
+    def open_step(self, *, sampling: bool, inputs: bool = False) -> None:
+        """Begin a step; read activations in it if `sampling`, and the model's inputs in any case if `inputs`."""
+        self.inputs.reading = inputs
         if self.sampling and (not self._inner_ran or self.flow.passes.bit_count() == 1):
             self._warn_unseen_modules()  # rarely: after sampled steps 1, 2, 4, 8, …
         self.generation += 1
@@ -99,6 +106,7 @@ class ActivationHooks:
         self._inner_ran = False
         self.passes.open_step()
         self._recomputed.clear()
+        self._repeated.open_step(sampling=sampling)
         self._visits.clear()
         self._drop_leaf_hooks()
         if sampling:
@@ -146,6 +154,8 @@ class ActivationHooks:
         def stays(named: NamedModule) -> bool:
             if not keep_inlined or named.name in self.compiled:
                 return keep_inlined
+            if not named.name and not closing and self.inputs.every_step:
+                return True
             if named.name in self.eager:
                 return False
             return not closing or fused or bool(self.compiled) or f"{named.name}.".startswith(inside)
@@ -237,6 +247,8 @@ class ActivationHooks:
         """Note that a module is entered, and read its inputs."""
         self.flow.entered(named.name)
         if not self.switch.sampling:
+            if not named.name and not in_backward():
+                self._read_inputs(named, args, kwargs)
             return
         if in_backward():  # a recomputed forward may end without `leave`
             self._enter_recomputed(named, tensors_in_call(args, kwargs))
@@ -250,8 +262,18 @@ class ActivationHooks:
         self.passes.enter()
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
+            if not named.name:
+                self.inputs.read(named, tensors_in_call(args, kwargs), self.passes, only_large=True)
+        if self.passes.recording:
+            self._repeated.enter(named, args, kwargs)
         if getattr(named.module, "inplace", False):
             self.rows.read_gathered()
+
+    def _read_inputs(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Read the model's own inputs in a step that samples no activations."""
+        self.passes.begin(named, training=torch.is_grad_enabled() and not runs_on_unfilled_memory())
+        if self.passes.recording and named.name in self._observed:
+            self.inputs.read(named, tensors_in_call(args, kwargs), self.passes)
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Note that a module is left, and read its outputs."""
@@ -263,6 +285,7 @@ class ActivationHooks:
         self.passes.leave()
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "output", tensors_in(output))
+            self._repeated.leave(named, output)
             self.passes.called(named)
 
     def _begin_pass(self, named: NamedModule, *, training: bool) -> None:
@@ -360,11 +383,6 @@ class ActivationHooks:
         if call < MAX_CALLS and micro_step < MAX_MICRO_STEPS:
             side, _, within = path.partition(".")
             self.rows.add(self.passes.series(site.named, side, within, call, micro_step, gradient=True), gradient)
-
-
-def _can_be_called(module: nn.Module) -> bool:
-    """Return whether a module takes hooks and defines `forward`, unlike for example a ModuleList."""
-    return not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,11 @@ def stay_out_of_graphs(modules: Iterable[nn.Module]) -> bool:
     return never_compiled(BeforeForward.__call__, AfterForward.__call__, _ModuleHook._named, named_at, *functions)
 
 
+def can_be_called(module: nn.Module) -> bool:
+    """Return whether a module takes hooks and defines `forward`, unlike for example a ModuleList."""
+    return not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward
+
+
 class ForwardListener(Observer, Protocol):
     """Is called by the hooks. `eager` has the names of modules whose hooks have run outside of graphs."""
 

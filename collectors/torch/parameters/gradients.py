@@ -54,6 +54,10 @@ class OptimizedParameters:
         self._selections = selections
         self._lists.clear()
 
+    def selection(self, part: str) -> Selection:
+        """Return the names that a part selects."""
+        return self._selections[part]
+
     def selected(self, part: str, among: Iterable[NamedParameter] | None = None) -> list[NamedParameter]:
         """Return the parameters that a part selects, of all or of those in `among`."""
         chosen = self._selections[part].parameters

@@ -1,4 +1,4 @@
-"""Cuts tensors into the chunks that the programs of a launch read."""
+"""Cuts tensors into the chunks that the programs of a launch read, and chunks into the tiles that fit a device."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -6,6 +6,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from trainsentry.collectors.torch.device.device import KernelLimits
 
 LANES: Final = 1_024
 """Elements that the kernels keep sums for: eight for each of 128 threads, so that the sums fit into registers."""
@@ -28,6 +30,41 @@ ARENA_ROWS: Final = 65_535
 
 MOST_AT_ONCE: Final = 32_768
 """Tensors per launch: half the number of partial rows, so that each tensor has room."""
+
+
+LANE_BYTES: Final = 96
+"""Bytes of a program that reads any values, for each lane: 10 sums, 10 terms and masks of 4 bytes, and an address of
+8, rounded up."""
+
+ELEMENT_BYTES: Final = 24
+"""Bytes of a program that reads finite values, for each element it loads at a time: the value as it lies in memory and
+in float32, and value and square in float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program loads at a time: `unroll` elements for each of `lanes`, both powers of two."""
+
+    lanes: int = LANES
+    unroll: int = UNROLL
+
+
+def tile_for(limits: KernelLimits) -> Tile:
+    """Return the largest tile that a device has room for, at most the usual one; TILE is a multiple of it.
+
+    There are lanes enough for the elements before the first aligned address.
+
+    >>> tile_for(KernelLimits(alignment=16, most_programs=65_535))
+    Tile(lanes=1024, unroll=8)
+    >>> tile_for(KernelLimits(alignment=32, most_programs=65_535, most_tile_bytes=96 * 1024))
+    Tile(lanes=1024, unroll=2)
+    """
+    lanes, unroll, most = LANES, UNROLL, limits.most_tile_bytes
+    while most and lanes > limits.alignment and lanes * LANE_BYTES > most:
+        lanes //= 2
+    while most and unroll > 1 and lanes * (unroll * ELEMENT_BYTES + LANE_BYTES // 2) > most:
+        unroll //= 2
+    return Tile(lanes, unroll)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from trainsentry.collectors.torch.rows.fused_rows import (
     kernels_for,
 )
 from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits
+from trainsentry.collectors.torch.rows.list_passes import BLOCK, PASS_BLOCKS
+from trainsentry.collectors.torch.rows.list_statistics import ListStatistics
 
 logger = logging.getLogger("trainsentry")
 
@@ -32,8 +34,9 @@ FIRST_ROWS: Final = 256
 class DeviceRows:
     """Rows of one device in one buffer; `positions` says which row of the record each of them is.
 
-    `address_in_place` returns the address at which the fused kernels read a plain tensor of this device, 0 where they
-    cannot; it is asked for each tensor, so it is no method.
+    Tensors are read together by the fused kernels, or by plain operations where those do not run. `address_in_place`
+    returns the address of a plain tensor of this device that is read so, 0 where it is read alone; it is asked for each
+    tensor, so it is no method.
 
     `overwritten` are the positions of tensors that changed before they were read, and `lost` those of rows that no
     kernel could write: their values mean nothing.
@@ -50,23 +53,25 @@ class DeviceRows:
         self._rows = torch.empty(FIRST_ROWS, COLUMNS, dtype=self.dtype, device=device)
         kernels = kernels_for(device)
         self.fused = FusedRows(device, kernels) if kernels is not None else None
+        self._lists = ListStatistics(device)
         self._gathered = GatheredTensors(limits or GatherLimits())
         self._gathering_on: tuple[int, Any] = (0, None)
         self._has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
-        found = self._address_in_plain_format if self._has_private_formats else address_in_place
-        self.address_in_place: Callable[[Tensor], int] = _nowhere if self.fused is None else found
+        self.address_in_place: Callable[[Tensor], int] = (
+            self._address_in_plain_format if self._has_private_formats else address_in_place
+        )
 
     def __bool__(self) -> bool:
         """Whether there are rows, or tensors that wait to be read."""
         return bool(self.positions or self._gathered.positions)
 
     def _address_in_plain_format(self, x: Tensor) -> int:
-        """Return the address at which the fused kernels read a plain tensor of this device, 0 where they cannot."""
+        """Return the address of a plain tensor of this device that is read with others, 0 where it is read alone."""
         return address_in_place(x) if self.seam.has_plain_format(x) else 0
 
     def addresses_in_place(self, tensors: Sequence[Tensor]) -> list[int] | None:
         """Return the addresses of many such tensors; None where one cannot be read in place."""
-        if self.fused is None or (self._has_private_formats and not all(map(self.seam.has_plain_format, tensors))):
+        if self._has_private_formats and not all(map(self.seam.has_plain_format, tensors)):
             return None
         return addresses_in_place(tensors)
 
@@ -99,19 +104,27 @@ class DeviceRows:
         address = 0 if implicit_zeros else self.address_in_place(x)
         if address and self._fuse([position], DenseTensors([x], [address], [x.numel()])):
             return
+        self._lists.follow()
         plain = self.seam.in_plain_format(x)
+        if plain.numel() > BLOCK * PASS_BLOCKS and not implicit_zeros:
+            self._add_plainly([position], [plain])
+            return
         row = device_row(plain, self.eps, implicit_zeros)  # before a row is reserved, as this may fail
         self._reserve([position])[0].copy_(row)
 
     def add_many(self, positions: Sequence[int], dense: DenseTensors) -> None:
-        """Write the statistics of tensors that the fused kernels read to the next rows."""
+        """Write the statistics of tensors that have an address in place to the next rows."""
         if len(positions) > MOST_AT_ONCE:
             for start in range(0, len(positions), MOST_AT_ONCE):
                 some = slice(start, start + MOST_AT_ONCE)
                 self.add_many(positions[some], dense[some])
         elif not self._fuse(positions, dense):
-            for position, x in zip(positions, dense.tensors, strict=True):
-                self.add(position, x)
+            self._add_plainly(positions, dense.tensors)
+
+    def _add_plainly(self, positions: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Write the statistics of tensors to the next rows by plain operations."""
+        rows = self._lists.rows_of(tensors, self.eps)  # before rows are reserved, as this may fail
+        self._reserve(positions).copy_(rows)
 
     def add_scalar(self, position: int, value: Tensor) -> None:
         """Write a scalar to the next row, as its value and as a tensor of one element."""
@@ -165,7 +178,8 @@ class DeviceRows:
         return True
 
     def _combine(self) -> None:
-        """Write the rows under way; those of a launch that fails are lost."""
+        """Write the rows under way; those of a launch that fails are lost. The current stream finds all rows."""
+        self._lists.follow()
         if self.fused is None:
             return
         try:
@@ -179,7 +193,6 @@ class DeviceRows:
         if self.fused is not None:
             logger.warning("trainsentry: the fused kernels do not run on %s; slower ones do: %s", self.device, error)
         self.fused = None
-        self.address_in_place = _nowhere
 
     def _reserve(self, positions: Sequence[int]) -> Tensor:
         """Take the next rows for the given positions of the record; return them, shape (n, COLUMNS)."""
@@ -192,8 +205,3 @@ class DeviceRows:
             self._rows = grown
         self.positions += positions
         return self._rows[start:end]
-
-
-def _nowhere(_: Tensor) -> int:
-    """Return 0 for any tensor: no kernel reads it in place."""
-    return 0

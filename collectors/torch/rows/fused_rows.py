@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
 from trainsentry.collectors.torch.device.registry import device_of
-from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, LANES, UNROLL, chunk_of, cut
+from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, chunk_of, cut, tile_for
 
 DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes that the kernels read; plain tensor operations read any other."""
@@ -100,6 +100,8 @@ class FusedRows:
         self.tables = PinnedTables(device)
         self._split = self.dtype is not torch.float64
         self._accumulator = kernels.tl.float32 if self._split else kernels.tl.float64
+        self._tile = tile_for(self.seam.kernel_limits)
+        self._alignment = self.seam.kernel_limits.alignment
         self._partials: Tensor | None = None
         self._used = 0
         self._under_way: list[npt.NDArray[np.int64]] = []
@@ -179,8 +181,9 @@ class FusedRows:
             many=many,
             split=self._split,
             accumulator=self._accumulator,
-            lanes=LANES,
-            unroll=UNROLL,
+            lanes=self._tile.lanes,
+            unroll=self._tile.unroll,
+            alignment=self._alignment,
         )
         self.launches += 1
 

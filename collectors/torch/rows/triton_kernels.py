@@ -64,11 +64,20 @@ def _add_lanes(x, inside, low, high, total, squares, zeros, eps, accumulator: tl
 
 
 @triton.jit
-def _read_finite(values, start, stop, eps, accumulator: tl.constexpr, lanes: tl.constexpr, unroll: tl.constexpr):
+def _read_finite(
+    values,
+    start,
+    stop,
+    eps,
+    accumulator: tl.constexpr,
+    lanes: tl.constexpr,
+    unroll: tl.constexpr,
+    alignment: tl.constexpr,
+):
     """Return the min, max, sum, sum of squares and number of zeros of a chunk, which are right if all is finite.
 
     The sum of squares tells: of finite float32 values it is finite in float64. The main loop loads from an address
-    that is a multiple of 16 bytes and says so, for then each thread loads 16 bytes at once.
+    that is a multiple of `alignment` bytes and says so, for then as many are loaded at once.
     """
     low = tl.full([lanes], float("inf"), tl.float32)
     high = tl.full([lanes], float("-inf"), tl.float32)
@@ -77,13 +86,13 @@ def _read_finite(values, start, stop, eps, accumulator: tl.constexpr, lanes: tl.
     zeros = tl.zeros([lanes], tl.int32)
     lane = tl.arange(0, lanes)
     width: tl.constexpr = values.dtype.element_ty.primitive_bitwidth // 8
-    past = (values + start).to(tl.int64) & 15
-    head = tl.minimum(((16 - past) & 15) // width, stop - start).to(tl.int32)
+    past = (values + start).to(tl.int64) & (alignment - 1)
+    head = tl.minimum(((alignment - past) & (alignment - 1)) // width, stop - start).to(tl.int32)
     inside = lane < head
     first = tl.load(values + start + lane, mask=inside, other=0.0).to(tl.float32)
     low, high, total, squares, zeros = _add_lanes(first, inside, low, high, total, squares, zeros, eps, accumulator)
 
-    aligned = tl.multiple_of(values + start + head, 16)
+    aligned = tl.multiple_of(values + start + head, alignment)
     count = (stop - start).to(tl.int32) - head
     full = count // (lanes * unroll) * (lanes * unroll)
     for at in tl.range(0, full, lanes * unroll, num_stages=3):
@@ -184,6 +193,7 @@ def partial_rows(
     accumulator: tl.constexpr,
     lanes: tl.constexpr,
     unroll: tl.constexpr,
+    alignment: tl.constexpr,
 ):
     """Write the partial row of one chunk: chunk `program_id` of one tensor, or with `many` a chunk of one of many.
 
@@ -195,7 +205,7 @@ def partial_rows(
     if split:
         _read_any(values, start, stop, eps, row, split, accumulator, lanes)
     else:
-        low, high, total, squares, zeros = _read_finite(values, start, stop, eps, accumulator, lanes, unroll)
+        low, high, total, squares, zeros = _read_finite(values, start, stop, eps, accumulator, lanes, unroll, alignment)
         if squares < float("inf"):
             tl.store(row + _MIN, low.to(accumulator))
             tl.store(row + _MAX, high.to(accumulator))

@@ -21,7 +21,7 @@ def test_what_stands_before_the_forward_pass_belongs_to_the_step_before_it_and_b
     for step in range(30):
         assert detection.judge(records.step(step, {LOSS: 1.0, RATE: 0.1, OUT: 1.0, BACK: 1.0, G: 1.0})) == []
     [bad] = detection.judge(records.step(30, {LOSS: float("nan"), RATE: 0.1, OUT: 1.0, BACK: 1.0, G: 1.0}))
-    assert (bad.step, bad.order, bad.last_clean, bad.passed_on) == (29, 3, 28, False)
+    assert (bad.step, bad.order, bad.last_clean, bad.passed_on) == (29, 2, 28, False)
     found = detection.judge(records.step(31, {LOSS: 1.0, RATE: 30.0, OUT: 1.0, BACK: 1.0, G: 1.0}))
     assert [(a.name, a.step) for a in found] == [("learning_rate", 31)], "a rate may be logged as a step begins"
 

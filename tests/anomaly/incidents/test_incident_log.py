@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.incidents.closed_incidents import AFTERMATH_STEPS, RETURN_STEPS
 from trainsentry.anomaly.incidents.incident_log import QUIET_STEPS, IncidentLog
 from trainsentry.collectors.series import Series, SeriesTable
 
@@ -34,11 +35,64 @@ def test_only_news_is_returned():
     assert incidents.observe(7, [replace(HARD, step=7, name="other")]) is not None
 
 
-def test_after_quiet_steps_there_is_a_new_incident():
+LATER = 5 + QUIET_STEPS + 1
+
+
+def test_after_quiet_steps_trouble_elsewhere_is_a_new_incident():
     incidents = log()
     incidents.observe(5, [HARD])
-    incidents.observe(5 + QUIET_STEPS + 1, [replace(HARD, step=5 + QUIET_STEPS + 1)])
+    incidents.observe(LATER, [replace(HARD, step=LATER, name="head.weight")])
     assert [i.id for i in incidents.incidents.values()] == [1, 2]
+
+
+def test_trouble_that_comes_back_in_the_same_place_is_the_same_incident():
+    incidents = log()
+    incidents.observe(5, [SOFT])
+    for step in (LATER, 2 * LATER, 3 * LATER):
+        again = incidents.observe(step, [replace(SOFT, step=step)])
+        assert (again.id, again.first_seen, again.last_seen) == (1, 5, step)
+    assert (again.again, again.returns) == ((LATER, 2 * LATER, 3 * LATER), 3)
+    assert again.summary.endswith(f"Again at steps {LATER}, {2 * LATER}, {3 * LATER}.")
+    assert Incident.from_json(again.to_json()) == again
+
+
+def test_what_is_certain_or_long_after_or_of_another_rank_is_no_return():
+    for other in (
+        replace(HARD, step=LATER),
+        replace(SOFT, step=LATER, rank=1),
+        replace(SOFT, step=5 + RETURN_STEPS + 1),
+    ):
+        incidents = log()
+        incidents.observe(5, [SOFT])
+        incidents.observe(other.step, [other])
+        assert len(incidents.incidents) == 2
+
+
+def test_state_and_weights_that_carry_an_incident_on_belong_to_it():
+    incidents = log()
+    incidents.observe(5, [HARD])
+    carried = replace(SOFT, step=LATER, quantity="exp_avg_sq")
+    assert incidents.observe(LATER, [carried]).id == 1
+    assert incidents.observe(LATER + 2 * AFTERMATH_STEPS, [replace(carried, step=LATER + 2 * AFTERMATH_STEPS)]).id == 2
+
+
+def test_a_spike_of_the_loss_that_passes_is_a_note_and_one_that_lasts_is_not():
+    spike = replace(SOFT, name="loss", quantity="loss", module="", statistic="value")
+    gradients = [replace(SOFT, name=f"p{i}", passed_on=True) for i in range(9)]
+    incidents = log()
+    assert incidents.observe(5, [spike, *gradients]).severity == "note"
+    assert incidents.observe(LATER, [replace(a, step=LATER) for a in (spike, *gradients)]).severity == "note"
+    lasting = log()
+    found = [lasting.observe(step, [replace(spike, step=step), replace(SOFT, step=step, name=f"p{step}")])
+             for step in (5, 6, 7, 8)]  # fmt: skip
+    assert [incident.severity for incident in found] == ["note", "note", "warning", "warning"]
+
+
+def test_a_spike_in_one_place_or_with_anything_else_is_no_note():
+    spike = replace(SOFT, name="loss", quantity="loss", module="", statistic="value", order=5)
+    assert log().observe(5, [SOFT, spike]).severity == "warning"
+    assert log().observe(5, [spike, replace(SOFT, kind="dead", passed_on=True)]).severity == "warning"
+    assert log().observe(5, [spike, replace(HARD, passed_on=True)]).severity == "critical"
 
 
 def test_an_incident_lasts_until_the_slowest_rank_has_been_heard():
@@ -51,7 +105,7 @@ def test_an_incident_lasts_until_the_slowest_rank_has_been_heard():
     [incident] = incidents.incidents.values()
     assert incident.last_seen == ahead
     late = ahead + QUIET_STEPS + 1
-    incidents.observe(late, [replace(HARD, step=late)], reached=late)
+    incidents.observe(late, [replace(HARD, step=late, name="head.weight")], reached=late)
     assert len(incidents.incidents) == 2
 
 
@@ -127,6 +181,8 @@ def test_a_line_reads_back_as_the_same_incident():
         "actions",
         "first_seen",
         "last_seen",
+        "again",
+        "returns",
     ]
     assert {"rank", "name", "quantity", "statistic", "kind", "score", "step", "evidence"} <= set(line["suspects"][0])
 

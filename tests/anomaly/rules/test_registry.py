@@ -19,6 +19,8 @@ from trainsentry.anomaly.rules.rule import EVERY_TENSOR, OPTIMIZER_STATE, Rule
 from trainsentry.collectors.series import (
     LEARNING_RATE,
     OPTIMIZER_RATE,
+    OPTION,
+    RECOMPUTED,
     TENSOR_QUANTITIES,
     TRAINING_MODE,
     UNKNOWN_REGION,
@@ -27,7 +29,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import NORM, STATISTICS
 
-SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, TRAINING_MODE, UPDATED_PARAMETERS, "loss", "grad_norm"}
+SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, OPTION, RECOMPUTED, TRAINING_MODE, UPDATED_PARAMETERS, "loss", "grad_norm"}
 SERIES = [
     ("fc.weight", "update"),
     ("fc.weight", "gradient"),
@@ -40,7 +42,7 @@ SERIES = [
     ("input.0", "activation_input"),
     ("loss", "loss"),
 ]
-WITHOUT_A_NUMBER = {"frozen", "missing_state", "mode_change", "dtype_change"}
+WITHOUT_A_NUMBER = {"frozen", "missing_state", "mode_change", "dtype_change", "checkpoint"}
 """Rules on an absence or a switch, whose sentences have no number to give."""
 
 WITHOUT_A_SERIES = {"loss_scale_collapse"}

@@ -48,12 +48,23 @@ def operations(collect=None, skip=3, out=None):
 
 
 def only(part):
-    return {**NOTHING, part: {"every": 1}}
+    return {**NOTHING, part: {"every": 1, **({"recompute": False} if part == "activations" else {})}}
+
+
+def test_a_step_without_samples_reads_the_models_input_alone(out):
+    bare, _ = operations()
+    every_fifth = {part: {"every": 5} for part in EVERY_STEP}
+    watched, hooks = operations(collect=every_fifth, skip=3, out=out)
+    number = {"aten::to", "aten::_to_copy", "aten::empty_strided", "aten::copy_"}  # tokens become numbers
+    assert set(watched - bare) <= number | {"aten::resolve_neg", "aten::detach", "detach"}
+    assert max((watched - bare).values()) == 1
+    assert hooks == 2, "before and after the root"
 
 
 def test_a_step_without_samples_has_no_operation_and_no_hook_of_ours(out):
     bare, _ = operations()
     every_fifth = {part: {"every": 5} for part in EVERY_STEP}
+    every_fifth["activations"]["inputs"] = False
     watched, hooks = operations(collect=every_fifth, skip=3, out=out)  # step 3; 4 is not sampled either
     assert watched == bare
     assert hooks == 0

@@ -252,7 +252,12 @@ def test_targets_select(out):
 def test_every_n_samples_the_multiples_of_n_and_leaves_no_hook_in_between(out):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    collect = {"gradients": {"every": 4}, "activations": {"every": 3}, "parameters": False, "updates": False}
+    collect = {
+        "gradients": {"every": 4},
+        "activations": {"every": 3, "inputs": False},
+        "parameters": False,
+        "updates": False,
+    }
     hooks = []
 
     def count(step):

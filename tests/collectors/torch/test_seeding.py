@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import trainsentry
@@ -16,11 +17,11 @@ import trainsentry
 @pytest.fixture(autouse=True)
 def _restore():
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    dropouts = {n: getattr(nn.functional, n) for n in dir(nn.functional) if "dropout" in n}
-    deterministic = torch.backends.cudnn.deterministic
+    dropouts = [(m, n, getattr(m, n)) for m in (nn.functional, torch) for n in dir(m) if "dropout" in n]
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.enabled
     hash_seed = os.environ.get("PYTHONHASHSEED")
     yield
-    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.enabled = cudnn
     os.environ.pop("PYTHONHASHSEED", None)
     if hash_seed is not None:
         os.environ["PYTHONHASHSEED"] = hash_seed
@@ -28,8 +29,8 @@ def _restore():
     random.setstate(state[1])
     np.random.set_state(state[2])
     torch.use_deterministic_algorithms(False)
-    for name, function in dropouts.items():
-        setattr(nn.functional, name, function)
+    for module, name, function in dropouts:
+        setattr(module, name, function)
 
 
 def draws():
@@ -37,11 +38,11 @@ def draws():
 
 
 def test_every_source_draws_the_same():
-    trainsentry.seed_all(5)
+    trainsentry.seed_all(5, rm_dropout=False)
     first = draws()
-    trainsentry.seed_all(5)
+    trainsentry.seed_all(5, rm_dropout=False)
     assert draws() == first
-    trainsentry.seed_all(6)
+    trainsentry.seed_all(6, rm_dropout=False)
     assert draws() != first
 
 
@@ -52,7 +53,7 @@ def test_every_device_is_seeded(monkeypatch):
     monkeypatch.setattr(torch, "npu", npu, raising=False)
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(npu=npu))
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: asked.append(("cuda", seed)))
-    trainsentry.seed_all(7)
+    trainsentry.seed_all(7, rm_dropout=False)
     assert sorted(asked) == [("cuda", 7), ("npu", 7)]
     assert os.environ["PYTHONHASHSEED"] == "7"
 
@@ -64,15 +65,20 @@ def test_deterministic_algorithms_are_chosen(monkeypatch):
     trainsentry.seed_all(mode=True)
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.enabled
     assert [os.environ[n] for n in ("HCCL_DETERMINISTIC", "CUBLAS_WORKSPACE_CONFIG")] == ["true", "mine"]
 
 
-def test_dropout_is_taken_out_only_when_asked():
+@pytest.mark.parametrize("asked", [{}, {"rm_dropout": True}])
+def test_dropout_is_taken_out_unless_it_is_to_stay(asked):
     layer, x = nn.Dropout(0.9), torch.ones(100)
-    trainsentry.seed_all()
+    trainsentry.seed_all(rm_dropout=False)
     assert (layer(x) == 0).any()
-    trainsentry.seed_all(rm_dropout=True)
-    assert torch.equal(layer(x), x)
+    assert (torch.dropout(x, 0.9, train=True) == 0).any()
+    trainsentry.seed_all(**asked)
+    calls = [layer, lambda x: torch.dropout(x, p=0.9, train=True), lambda x: torch.alpha_dropout(x, 0.9, True)]
+    calls += [lambda x: F.dropout(x, 0.9, training=True), lambda x: torch.dropout_(x, 0.9, True), nn.AlphaDropout(0.9)]
+    assert all(torch.equal(call(x), x) for call in calls)
 
 
 @pytest.mark.parametrize(

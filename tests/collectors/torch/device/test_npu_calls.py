@@ -8,8 +8,11 @@ import pytest
 import torch
 from recording_torch_npu import Graph, RecordingTorchNpu, every_call, installed
 
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch import device_checks
 from trainsentry.collectors.torch.device.npu import ND, Npu
 from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
+from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 
 MODE = "torch.npu.utils.is_support_inf_nan"
 READ, CLEAR = "torch.npu.utils.get_npu_overflow_flag", "torch.npu.utils.clear_npu_overflow_flag"
@@ -137,18 +140,87 @@ def test_an_older_cann_that_knows_fewer_parts_is_no_error(saturating):
     assert Npu().versions() == {"torch_npu": "2.13.0", "CANN": "8.0"}
 
 
-def test_findings_of_the_silent_check_are_counted_and_its_log_is_left_as_it_was(saturating, caplog):
-    npu = Npu()
+@pytest.fixture
+def npu(saturating):
+    """An NPU that leaves nothing behind of what it listens to."""
+    made = Npu()
+    yield made
+    made._faults.forget()
+
+
+def test_findings_of_the_silent_check_are_counted_and_its_log_is_left_as_it_was(npu, caplog):
     logger = logging.getLogger("torch_npu.silent_check")
     before = list(logger.handlers)
-    assert npu.faults() == {"silent_check": 0}
+    assert npu.faults()["silent_check"] == 0
     with caplog.at_level(logging.INFO, "torch_npu.silent_check"):
         logger.info("[Event] a grad-norm spike may happen")
         logger.warning("[Warning] feature detection detects abnormal results!")
-    assert npu.faults() == {"silent_check": 1}
+    assert npu.faults() == {"silent_check": 1, "memory_fault": 0}
     assert len(caplog.records) == 2
     npu._faults.forget()
     assert logger.handlers == before
+
+
+ADDRESS = {"ptr": 1 << 40, "size": 64}
+
+
+def test_a_fault_of_memory_that_nobody_recovers_from_counts_once(npu, saturating):
+    assert npu.faults()["memory_fault"] == 0
+    saturating.faulty.append(ADDRESS)
+    assert [npu.faults()["memory_fault"] for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("addresses", "where"), [([ADDRESS], 2), ([ADDRESS], 0), ([], 3)])
+def test_faults_that_a_recovery_has_cleared_within_a_step_are_counted(npu, saturating, addresses, where):
+    """Where it is asked for, or by the addresses that a restart clears; some faults have no address."""
+    npu.faults()
+    for count in (1, 2):
+        saturating.faulty += addresses
+        saturating.fault_is_in = where
+        assert saturating.npu.check_uce_in_memory(0) == where
+        saturating.npu.restart_device(0, rebuild_all_resources=1)
+        assert saturating.faulty == []
+        assert npu.faults()["memory_fault"] == count
+    calls = [
+        (name, args, kwargs) for name, args, kwargs in saturating.calls if "restart" in name or "check_uce" in name
+    ]
+    assert calls[:2] == [
+        ("torch.npu.check_uce_in_memory", (0,), {}), ("torch.npu.restart_device", (0,), {"rebuild_all_resources": 1})
+    ]  # fmt: skip
+    assert len(calls) == 4  # each as often as the recovery called it
+
+
+def test_a_rank_that_restarts_for_the_fault_of_another_one_counts_none(npu, saturating):
+    npu.faults()
+    assert saturating.npu.check_uce_in_memory(0) == 0
+    saturating.npu.restart_device(0)
+    assert npu.faults()["memory_fault"] == 0
+
+
+def test_an_older_version_that_cannot_be_asked_is_no_error_and_functions_are_given_back(npu, saturating):
+    restart = saturating.npu.restart_device
+    del saturating.npu._get_uce_addr
+    del saturating.npu.check_uce_in_memory
+    assert npu.faults()["memory_fault"] == 0
+    assert saturating.npu.restart_device is not restart
+    npu._faults.forget()
+    assert saturating.npu.restart_device is restart
+
+
+def test_faults_stand_as_numbers_at_their_step(npu, saturating, monkeypatch):
+    logged = []
+    monkeypatch.setattr(device_checks, "device_of", lambda _: npu)
+    checks = device_checks.DeviceChecks(Guard(strict=True), lambda *entry: logged.append(entry))
+    parameters = [NamedParameter("weight", torch.nn.Parameter(torch.ones(1)), "", 0)]
+    for step in range(4):
+        if step == 2:
+            saturating.faulty.append(ADDRESS)
+            saturating.npu.restart_device(0)
+        logged.append(step)
+        checks.read(parameters)
+    assert [entry for entry in logged if isinstance(entry, int) or entry[0] == "memory_fault"] == [
+        0, 1, 2, ("memory_fault", 1.0, 0), 3
+    ]  # fmt: skip
 
 
 def test_every_function_that_the_seam_asks_torch_npu_for_is_among_the_recorded_calls():
@@ -156,12 +228,15 @@ def test_every_function_that_the_seam_asks_torch_npu_for_is_among_the_recorded_c
     import inspect
     import re
 
-    from trainsentry.collectors.torch.device import device, npu
+    from trainsentry.collectors.torch.device import device, npu, npu_faults
 
     text = inspect.getsource(npu) + inspect.getsource(device)
     asked = set(re.findall(r"(?:self\.module|module|torch_npu\(\)|self\._tools|tools)\.(?:npu\.utils\.)?(\w+)\(", text))
     asked |= set(re.findall(r'getattr\(self\.module, "(\w+)"', text)) | {"npu_get_float_status"}
+    of_faults = set(re.findall(r'getattr\(npu, "(\w+)"|"(\w+)": self._with', inspect.getsource(npu_faults)))
+    asked |= {name for found in of_faults for name in found if name}
     recorded = {name.rpartition(".")[2] for mode in (True, False) for name, _, _ in every_call(inf_nan=mode)}
     only_elsewhere = {"get_rng_state", "set_rng_state", "manual_seed"}  # of mps, which has one device
     assert asked - only_elsewhere <= recorded
     assert {"get_npu_overflow_flag", "npu_format_cast", "set_rng_state_all", "mem_get_info"} <= recorded
+    assert {"_get_uce_addr", "restart_device", "check_uce_in_memory"} <= asked

@@ -145,6 +145,7 @@ def test_a_skip_of_a_fused_optimizer_is_counted(out):
 @pytest.mark.parametrize("fused", [False, True])
 def test_an_unsampled_step_leaves_nothing_of_the_scaler(out, fused):
     config = {"collect": {part: {"every": 4} for part in EVERY_STEP}}
+    config["collect"]["activations"]["inputs"] = False
     monitor, _, _ = loop(out, fused=fused, config=config)
     with monitor:
         assert sorted(set(monitor.records()["step"])) == [0, 4]

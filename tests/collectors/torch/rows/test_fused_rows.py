@@ -7,12 +7,15 @@ import sys
 import numpy as np
 import pytest
 import torch
+from counted_launches import counted_launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, STATISTICS, reference
 from trainsentry.collectors.torch.device.cpu import CPU
+from trainsentry.collectors.torch.device.device import KernelLimits
+from trainsentry.collectors.torch.device.npu import NPU
 from trainsentry.collectors.torch.rows import chunks, device_rows, fused_rows
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -151,6 +154,59 @@ def test_views_that_begin_anywhere_and_end_anywhere(dtype, one_by_one, monkeypat
     assert_rows(views, values)
 
 
+LIMITS = {
+    "usual": KernelLimits(alignment=16, most_programs=65_535),
+    "an NPU": NPU.kernel_limits,
+    "little memory": KernelLimits(alignment=64, most_programs=65_535, most_tile_bytes=9_000),
+}
+
+
+@pytest.fixture(params=LIMITS)
+def limits(request, monkeypatch):
+    """The host with the limits of a device."""
+    monkeypatch.setattr(type(CPU), "kernel_limits", property(lambda self: LIMITS[request.param]))
+    monkeypatch.setattr(chunks, "CHUNK", chunks.TILE)
+    return LIMITS[request.param]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_kernels_keep_to_the_limits_of_their_device_and_say_the_same(limits, dtype, accumulator):
+    """The main loop begins at an address that is aligned for the device, wherever a tensor begins."""
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(chunks.TILE + 200, generator=generator).to(dtype)
+    sizes = [1, 15, 40, 1500, chunks.TILE + 13]
+    views = [whole[start : start + size] for start in (0, 1, 5, 33) for size in sizes]
+    assert_rows(views, rows_of(views)[0])
+    assert_rows(views[3:4], rows_of(views[3:4], one_by_one=True)[0])
+
+
+def test_a_launch_is_told_the_alignment_and_the_tile_that_fits(limits, monkeypatch):
+    launched = []
+    with counted_launches() as kernels:
+        monkeypatch.setattr(kernels.__class__, "partial_rows", Told(launched))
+        rows_of([torch.ones(3), torch.ones(5)])
+    told = launched[0]
+    tile = chunks.Tile(told["lanes"], told["unroll"])
+    assert told["alignment"] == limits.alignment
+    assert chunks.TILE % (tile.lanes * tile.unroll) == 0
+    assert tile.lanes >= limits.alignment // 2  # elements of two bytes before the first aligned address
+    if limits.most_tile_bytes:
+        assert tile.lanes * chunks.LANE_BYTES <= limits.most_tile_bytes
+        assert tile.lanes * (tile.unroll * chunks.ELEMENT_BYTES + chunks.LANE_BYTES // 2) <= limits.most_tile_bytes
+    else:
+        assert tile == chunks.Tile()
+
+
+class Told:
+    """A kernel that notes what its launches are told, and writes nothing."""
+
+    def __init__(self, launched):
+        self.launched = launched
+
+    def __getitem__(self, grid):
+        return lambda *args, **kwargs: self.launched.append(kwargs)
+
+
 @pytest.mark.parametrize("at", [0, 1, chunks.TILE - 1, chunks.TILE, chunks.TILE + 4, -1])
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 def test_one_bad_value_anywhere_is_counted_and_left_out_of_the_rest(at, bad):
@@ -264,6 +320,7 @@ for capability in (80, 90):
             numbers = {"first": "i32", "size": "i32", "chunk": "i32", "eps": "fp32"}
             signature = {"x_pointer": x, **tables, "partials": "*fp64", **numbers}
             constants = {"many": many, "split": False, "accumulator": tl.float64, "lanes": LANES, "unroll": UNROLL}
+            constants["alignment"] = 16
             built = compile(kernels.partial_rows, signature, constants, capability)
             assert built.asm["cubin"]
             wide = re.findall(r"cp\\.async\\.cg\\.shared\\.global \\[[^]]*\\], \\[[^]]*\\], 0x10", built.asm["ptx"])

@@ -9,7 +9,7 @@ from step_records import Records
 from tiny_models import EVERY_STEP, mlp
 
 import trainsentry
-from trainsentry.anomaly.rules.weight_continuity import HELD_FOR, WAIT, WeightContinuityRule
+from trainsentry.anomaly.rules.optimizer.weight_continuity import HELD_FOR, WAIT, WeightContinuityRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MAX, MEAN
 

@@ -3,7 +3,7 @@
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.lost_state import LostStateRule
+from trainsentry.anomaly.rules.optimizer.lost_state import LostStateRule
 
 WEIGHT, MOMENTUM = ("fc.weight", "parameter"), ("fc.weight", "momentum_buffer")
 

@@ -4,7 +4,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
-from trainsentry.anomaly.rules.state_reset import StateResetRule
+from trainsentry.anomaly.rules.optimizer.state_reset import StateResetRule
 from trainsentry.collectors.statistics import MIN
 
 SQUARES, WEIGHT = ("fc.weight", "exp_avg_sq"), ("fc.weight", "parameter")

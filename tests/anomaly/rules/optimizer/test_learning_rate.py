@@ -2,7 +2,7 @@
 
 from step_records import Records
 
-from trainsentry.anomaly.rules.learning_rate import LearningRateRule
+from trainsentry.anomaly.rules.optimizer.learning_rate import LearningRateRule
 
 RATE = ("learning_rate", "learning_rate")
 

@@ -2,7 +2,7 @@
 
 from step_records import Records
 
-from trainsentry.anomaly.rules.loss_scale import LossScaleRule
+from trainsentry.anomaly.rules.optimizer.loss_scale import LossScaleRule
 
 G = ("fc.weight", "gradient")
 

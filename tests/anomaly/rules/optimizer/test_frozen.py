@@ -7,7 +7,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
-from trainsentry.anomaly.rules.frozen import FrozenRule
+from trainsentry.anomaly.rules.optimizer.frozen import FrozenRule
 from trainsentry.collectors.series import Layout
 
 U, G = ("fc.weight", "update"), ("fc.weight", "gradient")

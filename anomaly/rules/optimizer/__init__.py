@@ -1,0 +1,1 @@
+"""Rules on optimizers: their options, their state, and the weights that they update."""

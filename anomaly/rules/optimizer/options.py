@@ -1,0 +1,342 @@
+"""An option of the optimizer that is not what its schedule, or its constancy so far, lets expect."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.series import OPTION, option_parts
+from trainsentry.collectors.statistics import VALUE
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as the number itself is read and is no estimate."""
+
+SETTLED: Final = 10
+"""Steps of an option before it is judged: programs set their options when they begin."""
+
+SMOOTH: Final = 8
+"""Changes in a row, one at each step, that make a smooth schedule, whose pace is known."""
+
+JUMP: Final = math.log(1.2)
+"""A change by this factor can be a jump: schedules that change at each step change by less, but near their end."""
+
+TIMES_USUAL: Final = 3.0
+"""A jump exceeds the usual change of this run by so many times: a cosine's last steps grow 1.7 times from one to the
+next."""
+
+ABOVE_LARGEST: Final = 1.2
+"""A rate jumps too high at so many times the largest rate known: seen, or named by the schedule."""
+
+LEAST_CHANGE: Final = math.log(1.05)
+"""Smallest change of an option other than the rate: some schedules change the decay of weights a little each epoch."""
+
+AGAIN: Final = 1.5
+"""A jump so many times as large as the largest that the run has made is another one."""
+
+LARGEST_DROP: Final = 30.0
+"""A rate may fall by this factor in a step: schedules of steps divide by 2 to 10."""
+
+NEAR_START: Final = 0.05
+"""Share by which a rate that falls may differ from the run's first rate and count as a schedule that starts anew."""
+
+NEAR_ZERO: Final = 0.05
+"""Share of the largest rate from which a schedule may step to zero: one that takes 20 steps or more ends below it."""
+
+RESTART: Final = 5.0
+"""A rate that rises by this factor, and not above its largest, is a warm restart (Loshchilov and Hutter, 2017)."""
+
+DOUBLE: Final = (1.7, 2.3)
+"""Range of the factor of a pace that has doubled, as when a schedule is stepped twice a step."""
+
+PACE_STEPS: Final = 3
+"""Steps in a row at double pace."""
+
+STEADY: Final = 0.2
+"""Share by which the pace of a smooth schedule may differ from one step to the next."""
+
+TOGETHER: Final = 20
+"""Changes through which groups keep their ratio before one that parts from them counts."""
+
+PARTED: Final = 0.01
+"""Share by which a ratio of two groups must change."""
+
+RATE: Final = "lr"
+KNOWN_RATES: Final = ("initial_lr", "max_lr")
+"""Options that schedulers add: a rate up to them is planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """How an option is wrong, its value and the one expected, and the step."""
+
+    how: str
+    value: float
+    expected: float
+    step: int
+
+
+@dataclass(slots=True)
+class _Option:
+    """What is known of one option: its newest value, and the changes that led there.
+
+    `since` and `first` are the steps of its newest and of its first value, which is `start`; `before` is the value
+    before the newest one. `changes` are the newest changes at consecutive steps, `ratios` the newest |log ratio| of
+    changes that are no jumps, `largest_jump` the largest of those that are. `doubled` counts the steps at twice `pace`.
+    """
+
+    value: float
+    since: int
+    first: int
+    start: float = 0.0
+    before: float = math.nan
+    largest: float = 0.0
+    largest_jump: float = 0.0
+    changes: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    doubled: int = 0
+    pace: float = 0.0
+
+
+class OptionRule(Rule):
+    """Judges the options of optimizers, each when it changes, at the step in which it does.
+
+    An option that has not changed must stay as it is. A learning rate follows its schedule: a jump that the run has not
+    made before, a rate above every rate known, a sign that turns, a sudden zero, another rate for a single step, a pace
+    that doubles, and groups that kept their ratio and part are findings. Drops between constant stretches, restarts and
+    warm-ups belong to schedules.
+    """
+
+    name: ClassVar[str] = "options"
+    speaks_for: ClassVar[str | None] = OPTION_CHANGE
+    quantities: ClassVar[frozenset[str]] = frozenset({OPTION})
+    statistics: ClassVar[frozenset[str]] = frozenset()
+    state_key: ClassVar[str | None] = "options"
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_option = arrays.series.column(bool, of=lambda s: s.scalar and option_parts(s.name) is not None)
+        self._options: dict[str, _Option] = {}
+        self._ids: dict[str, int] = {}
+        self._ratios: dict[str, tuple[float, int]] = {}
+        self._changed_at: int | None = None
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the findings of a record's options, and of groups that parted in an earlier step."""
+        record = observed.record
+        found = self._parted(record.step)
+        for row in np.flatnonzero(self._is_option.values[record.where]).tolist():
+            series_id = int(record.ids[row])
+            name, value = observed.table.series[series_id].name, float(record.values[row, VALUE])
+            self._ids[name] = series_id
+            fault = self._take(name, value, record.step)
+            if fault is not None:
+                found.append(self._finding(name, fault))
+        return found
+
+    def _take(self, name: str, value: float, step: int) -> _Fault | None:
+        """Follow an option to its new value; return what is wrong with it."""
+        known = self._options.get(name)
+        if known is None:
+            self._options[name] = _Option(value, step, step, start=value, largest=abs(value))
+            return None
+        if value == known.value:  # a resumed run writes all its options again
+            return None
+        settled = step - known.first >= SETTLED
+        fault = self._fault(name, known, value, step) if settled else None
+        _follow(known, value, step, settled=settled, fault=fault)
+        if _key(name) == RATE:
+            self._changed_at = step
+        return fault
+
+    def _fault(self, name: str, known: _Option, value: float, step: int) -> _Fault | None:
+        if not math.isfinite(value):
+            return _Fault("value", value, known.value, step)
+        if value < 0 <= known.value:
+            return _Fault("sign", value, known.value, step)
+        if _key(name) in KNOWN_RATES:
+            return None
+        if _key(name) != RATE:
+            return _constancy(known, value, step)
+        return _glitch(known, value, step) or self._jump(name, known, value, step) or _pace(known, value, step)
+
+    def _jump(self, name: str, known: _Option, value: float, step: int) -> _Fault | None:
+        """Judge the size of a rate's change."""
+        group = name.rpartition(".")[0]
+        planned = (self._options[f"{group}.{key}"].value for key in KNOWN_RATES if f"{group}.{key}" in self._options)
+        largest = max(known.largest, *planned, 0.0)
+        too_large = _Fault("largest", value, largest, step) if value > ABOVE_LARGEST * largest else None
+        odd = _Fault("value", value, known.value, step)
+        if value == 0:
+            return odd if known.value > NEAR_ZERO * largest else None
+        if known.value <= 0:
+            return too_large
+        ratio = math.log(value / known.value)
+        if abs(ratio) <= max(JUMP, TIMES_USUAL * max(known.ratios, default=0.0), AGAIN * known.largest_jump):
+            return None
+        smooth = _is_smooth(known, step)
+        if smooth and abs(value - known.value) <= TIMES_USUAL * max(map(abs, known.changes)):
+            return None  # near zero each step is a large part of the rest
+        if ratio > 0:
+            return too_large or (odd if smooth and ratio < math.log(RESTART) else None)
+        starts_anew = smooth and abs(value / known.start - 1) <= NEAR_START if known.start > 0 else False
+        return odd if starts_anew or -ratio > math.log(LARGEST_DROP) else None
+
+    def _parted(self, step: int) -> list[Finding]:
+        """Judge the ratios of groups after a step in which a rate changed: all its rows have come by now."""
+        at = self._changed_at
+        if at is None or step <= at:
+            return []
+        self._changed_at = None
+        found = []
+        for name, option in self._options.items():
+            first = f"{'.'.join(name.split('.')[:2])}.0.{RATE}"
+            if _key(name) != RATE or name == first or first not in self._options:
+                continue
+            other = self._options[first]
+            if not (option.value > 0 and other.value > 0):
+                continue
+            ratio, (usual, times) = option.value / other.value, self._ratios.get(name, (math.nan, 0))
+            same = abs(ratio / usual - 1) <= PARTED
+            self._ratios[name] = (usual, times + 1) if same else (ratio, 0)
+            if not same and times >= TOGETHER and name in self._ids and first in self._ids:
+                odd = _oddness(option, at) > _oddness(other, at)
+                expected = other.value * usual if odd else option.value / usual
+                fault = _Fault("groups", option.value if odd else other.value, expected, at)
+                found.append(self._finding(name if odd else first, fault))
+        return found
+
+    def _finding(self, name: str, fault: _Fault) -> Finding:
+        detail = (OPTION_CHANGE, self.name, fault.how, fault.value, fault.expected, SCORE)
+        return Finding(
+            self._ids[name],
+            -1,
+            *detail,
+            step=fault.step,
+            last_clean=fault.step - 1,
+            passed_on=False,
+            name=words_of(name),
+            quantity="optimizer",
+        )
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the option with both values, and why it is odd."""
+        expected = f"{anomaly.expected:.6g}"
+        now = f"the optimizer's {subject} is {anomaly.value:.6g} at step {anomaly.step}"
+        reasons = {
+            "largest": f"no rate before was above {expected}",
+            "groups": f"its ratio to the other groups, constant until then, gives {expected}",
+            "pace": f"the schedule has moved at twice its pace since step {anomaly.step - PACE_STEPS + 1}",
+            "one_step": f"at this step alone: before and after it is {expected}",
+        }
+        return f"{now}; {reasons.get(anomaly.statistic, f'before, it was {expected}')}"
+
+    def saved(self, count: int) -> dict[str, list[float]]:
+        """Return value, largest, first and last step, largest jump, usual change and first value of each option."""
+        return {
+            name: [o.value, o.largest, o.first, o.since, o.largest_jump, max(o.ratios, default=0.0), o.start]
+            for name, o in self._options.items()
+        }
+
+    def load(self, saved: Any) -> None:
+        """Restore the options: a resumed run should go on with them."""
+        for name, (value, largest, first, since, jump, usual, start) in saved.items():
+            known = _Option(float(value), int(since), int(first), float(start), largest=float(largest))
+            known.largest_jump, known.ratios = float(jump), [float(usual)]
+            self._options[name] = known
+
+
+def words_of(name: str) -> str:
+    """Return how a sentence names an option.
+
+    >>> words_of("option.0.1.lr"), words_of("option.2.0.betas.1")
+    ('lr of group 1', 'betas.1 of group 0 of optimizer 2')
+    """
+    optimizer, group, key = option_parts(name) or (0, 0, name)
+    return f"{key} of group {group}" + (f" of optimizer {optimizer}" if optimizer else "")
+
+
+def _key(name: str) -> str:
+    return (option_parts(name) or (0, 0, ""))[2]
+
+
+def _follow(known: _Option, value: float, step: int, *, settled: bool, fault: _Fault | None) -> None:
+    """Make `value` the newest one; learn from changes that are no fault."""
+    ratio = abs(math.log(abs(value / known.value))) if value * known.value else math.inf
+    if ratio < math.inf and (fault is not None or ratio > JUMP) and settled:
+        known.largest_jump = max(known.largest_jump, ratio)
+    elif ratio < math.inf and fault is None:
+        known.ratios = [*known.ratios[1 - SMOOTH :], ratio]
+    in_a_row = step == known.since + 1 and fault is None
+    known.changes = [*known.changes[-SMOOTH:], value - known.value] if in_a_row else []
+    if fault is None:
+        known.largest = max(known.largest, abs(value))
+    known.before, known.value, known.since = known.value, value, step
+
+
+def _constancy(known: _Option, value: float, step: int) -> _Fault | None:
+    """Judge an option other than the rate: a jump after a constant stretch."""
+    if step - known.since < SETTLED and not known.ratios:
+        return None
+    most = max(LEAST_CHANGE, TIMES_USUAL * max(known.ratios, default=0.0), AGAIN * known.largest_jump)
+    if _change(known.value, value) <= most:
+        return None
+    return _Fault("value", value, known.value, step)
+
+
+def _change(before: float, after: float) -> float:
+    """Return |log ratio|: of two shares near 1, such as betas, that of what they lack if it is larger."""
+    if before * after <= 0:
+        return math.inf
+    change = abs(math.log(after / before))
+    if 0 < before < 1 and 0 < after < 1:
+        change = max(change, abs(math.log((1 - after) / (1 - before))))
+    return change
+
+
+def _glitch(known: _Option, value: float, step: int) -> _Fault | None:
+    """Judge a rate that was another for one step alone."""
+    if step != known.since + 1 or not (value > 0 and known.value > 0 and known.before > 0):
+        return None
+    usual = max(known.ratios, default=0.0)
+    away, back = abs(math.log(known.value / known.before)), abs(math.log(value / known.before))
+    if away <= max(JUMP, TIMES_USUAL * usual) or back > TIMES_USUAL * usual + PARTED:
+        return None
+    return _Fault("one_step", known.value, known.before, known.since)
+
+
+def _pace(known: _Option, value: float, step: int) -> _Fault | None:
+    """Judge the pace of a smooth schedule: doubled for some steps in a row is a schedule that is stepped twice."""
+    change = value - known.value
+    if known.doubled:
+        held = step == known.since + 1 and DOUBLE[0] <= change / known.pace <= DOUBLE[1]
+        known.doubled = known.doubled + 1 if held else 0
+        if known.doubled < PACE_STEPS:
+            return None
+        known.doubled = 0
+        return _Fault("pace", value, known.value + known.pace, step)
+    if _is_smooth(known, step) and _is_steady(known.changes) and DOUBLE[0] <= change / known.changes[-1] <= DOUBLE[1]:
+        known.doubled, known.pace = 1, known.changes[-1]
+    return None
+
+
+def _is_smooth(known: _Option, step: int) -> bool:
+    return step == known.since + 1 and len(known.changes) >= SMOOTH
+
+
+def _is_steady(changes: list[float]) -> bool:
+    return all(a and abs(b / a - 1) <= STEADY for a, b in itertools.pairwise(changes))
+
+
+def _oddness(option: _Option, step: int) -> float:
+    """Return how far an option's change at a step is from its usual ones; 0 where it did not change there."""
+    if option.since != step or not (option.before > 0 and option.value > 0):
+        return 0.0
+    change = abs(math.log(option.value / option.before))
+    usual = float(np.median(option.ratios)) if option.ratios else 0.0
+    return abs(change - usual)

@@ -1,0 +1,237 @@
+"""Optimizer state that does not follow from its own past and the gradients: the optimizer does what it says."""
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
+from trainsentry.anomaly.features import FEW
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
+from trainsentry.collectors.series import FOUND_INF, GRADIENT, OPTION, PARAMETER, Series, option_parts
+from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM, VALUE
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as the recurrences hold to rounding."""
+
+LEARNED: Final = 4
+"""Samples in which a state must have followed before it is judged: not every optimizer keeps state of these names by
+these recurrences."""
+
+TIMES_RESIDUAL: Final = 30.0
+"""A state is wrong at so many times its largest residual so far, which measures rounding and what changes gradients
+after they are read."""
+
+LEAST_RESIDUAL: Final = 3e-4
+"""Smallest residual, as a share of the state's root mean square, that counts: float32 sums leave 1e-6, and decay of
+weights, whose means are known at samples only, 1e-5."""
+
+LARGEST_RESIDUAL: Final = 0.02
+"""Residual above which a state does not follow the recurrence at all, so that none is learned."""
+
+MOST_AT_ONCE: Final = 0.5
+"""Share of the states that may break at once: where most do, the training's own loop changed the gradients."""
+
+RECURRENCES: Final[dict[str, tuple[str, str, bool]]] = {
+    "exp_avg": ("betas.0", "", False),
+    "exp_avg_sq": ("betas.1", "", True),
+    "momentum_buffer": ("momentum", "dampening", False),
+    "square_avg": ("alpha", "", True),
+}
+"""State by its name: the option of its decay; that of what the gradient's part lacks ("" for 1 − decay); whether it is
+of squares. Kingma and Ba, "Adam" (2015); Sutskever et al., "On the importance of initialization and momentum" (2013);
+torch.optim's documentation."""
+
+_KINDS: Final = tuple(RECURRENCES)
+_NONE, _GRADIENT, _WEIGHT = -3, -2, -1
+
+
+class RecurrenceRule(Rule):
+    """Follows the mean of each state from sample to sample by the gradients of the steps between.
+
+    The recurrences of momentum and of averages are linear, so that they hold for means; the mean of squares is known
+    from the norm. Gradients must be sampled at every step, as they are by default; state need not be. Decay of weights
+    inside the gradient (SGD, Adam) is tried with and without, as the group of a parameter is not known here.
+    """
+
+    name: ClassVar[str] = "recurrence"
+    speaks_for: ClassVar[str | None] = RECURRENCE
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, PARAMETER, OPTION, OPTIMIZER_STATE})
+    statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._kind = arrays.series.column(np.int8, _NONE, of=_kind)
+        self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
+        self._is_option = arrays.series.column(bool, of=lambda s: s.scalar and option_parts(s.name) is not None)
+        self._skips = arrays.series.column(bool, of=lambda s: s.scalar and s.name == FOUND_INF)
+        self._owners: dict[str, int] = {}
+        self._options: dict[str, dict[str, float]] = {}
+        # By owner: mean, mean square and elements of the pending gradient (NaN: none), and the mean of the weight.
+        self._pending = _ByOwner(3)
+        self._weight = _ByOwner(1)
+        # By state series: the predicted means without and with decay of weights, the residuals' largest and number.
+        self._predicted: Column[Series] = arrays.series.column(np.float64, np.nan, shape=(2,))
+        self._numel = arrays.series.column(np.float64)
+        self._residual = arrays.series.column(np.float64)
+        self._followed = arrays.series.column(np.int64)
+        self._states: Integers = np.zeros(0, np.int64)
+        self._step = -1
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the states that do not follow from the sample before; a step may come in several records."""
+        record = observed.record
+        if record.step != self._step:
+            self._advance(record.step)
+        self._note(observed)
+        kinds = self._kind.values[record.where]
+        rows = np.flatnonzero((kinds >= 0) & (observed.numel >= FEW))
+        if not len(rows):
+            return []
+        ids = record.ids[rows].astype(np.int64)
+        means = record.values[rows, MEAN]
+        rms = record.values[rows, NORM] / np.sqrt(observed.numel[rows])
+        squares = np.asarray([recurrence[2] for recurrence in RECURRENCES.values()])[kinds[rows]]
+        scale = np.where(squares, np.abs(means), rms)
+        findings = [] if record.examined else self._compare(ids, rows, means, scale)
+        self._predicted.values[:, ids] = np.nan if record.examined else means
+        self._numel.values[ids] = observed.numel[rows]
+        self._states = np.union1d(self._states, ids)
+        return findings
+
+    def _compare(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
+        """Compare states with what was predicted; learn the residuals of those that follow."""
+        predicted = self._predicted.values[:, ids]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            apart = np.abs(predicted - means) / scale
+        nearest = np.where(np.isnan(apart), np.inf, apart).argmin(axis=0)
+        residual = apart[nearest, np.arange(len(ids))]
+        known = np.isfinite(residual)
+        largest, followed = self._residual.values, self._followed.values
+        bound = np.maximum(LEAST_RESIDUAL, TIMES_RESIDUAL * largest[ids])
+        judged = known & (followed[ids] >= LEARNED)
+        wrong = judged & (residual > bound)
+        learned = ids[known & ~wrong]
+        largest[learned] = np.maximum(largest[learned], residual[known & ~wrong])
+        followed[learned] += 1
+        followed[ids[known & ~wrong & (residual > LARGEST_RESIDUAL)]] = 0
+        if not wrong.any() or wrong.sum() > max(1, MOST_AT_ONCE * judged.sum()):
+            return []
+        return [
+            Finding(
+                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "mean", float(means[i]),
+                float(predicted[nearest[i], i]), SCORE, passed_on=False,
+            )
+            for i in np.flatnonzero(wrong).tolist()
+        ]  # fmt: skip
+
+    def _note(self, observed: Observed) -> None:
+        """Take in a record's options, gradients and weights."""
+        record = observed.record
+        for row in np.flatnonzero(self._is_option.values[record.where]).tolist():
+            parts = option_parts(observed.table.series[record.ids[row]].name)
+            if parts is not None:
+                self._options.setdefault(parts[2], {})[f"{parts[0]}.{parts[1]}"] = float(record.values[row, VALUE])
+        kinds = self._kind.values[record.where]
+        values, owners = record.values, self._owner.values[record.where]
+        rows = np.flatnonzero(kinds == _GRADIENT)
+        if len(rows):
+            size = np.maximum(observed.numel[rows], 1)
+            taken = np.stack((values[rows, MEAN], values[rows, NORM] ** 2 / size, observed.numel[rows]))
+            taken[:, (values[rows][:, [NANS, INFS]] > 0).any(axis=1)] = np.inf  # nothing is known of what follows
+            self._pending.set(owners[rows], taken)
+        rows = np.flatnonzero(kinds == _WEIGHT)
+        self._weight.set(owners[rows], values[rows, MEAN][None])
+        if record.skipped or (record.values[self._skips.values[record.where], VALUE] > 0).any():
+            self._pending.clear()
+
+    def _advance(self, step: int) -> None:
+        """Predict the states before a step from the gradients of the step before it."""
+        states = self._states
+        if step != self._step + 1:
+            self._predicted.values[:, states] = np.nan
+        else:
+            for number, quantity in enumerate(_KINDS):
+                self._advance_kind(states[self._kind.values[states] == number], quantity)
+        self._pending.clear()
+        self._step = step
+
+    def _advance_kind(self, states: Integers, quantity: str) -> None:
+        """Advance the predicted means of all states of one name."""
+        if not len(states):
+            return
+        key, lacking, squares = RECURRENCES[quantity]
+        decay, lacks = self._option(key), self._option(lacking) if lacking else None
+        predicted, owners = self._predicted.values, self._owner.values[states]
+        mean, square, numel = self._pending.get(owners)
+        moves = ~np.isnan(mean)
+        if np.isnan(decay):
+            predicted[:, states] = np.nan
+            return
+        sign = -1.0 if self._option("maximize") == 1 else 1.0
+        gain = 1 - (decay if lacks is None else np.nan_to_num(lacks))
+        part = square if squares else sign * mean
+        decayed = part if squares else part + self._largest("weight_decay") * self._weight.get(owners)[0]
+        new = np.stack((decay * predicted[0, states] + gain * part, decay * predicted[1, states] + gain * decayed))
+        new[:, (numel != self._numel.values[states]) | ~np.isfinite(mean)] = np.nan
+        predicted[:, states] = np.where(moves, new, predicted[:, states])
+
+    def _option(self, key: str) -> float:
+        """Return the value of an option, NaN where groups differ in it or none has it."""
+        values = set(self._options.get(key, {}).values())
+        return values.pop() if len(values) == 1 else float("nan")
+
+    def _largest(self, key: str) -> float:
+        return max(self._options.get(key, {}).values(), default=0.0)
+
+    def _owner_of(self, series: Series) -> int:
+        if series.scalar or (series.quantity not in RECURRENCES and series.quantity not in {GRADIENT, PARAMETER}):
+            return -1
+        return self._owners.setdefault(f"{series.vpp_stage} {series.name}", len(self._owners))
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the mean, and what the recurrence gives."""
+        return (
+            f"the mean of {subject} is {anomaly.value:.6g} at step {anomaly.step}; its own past and the gradients "
+            f"since then give {anomaly.expected:.6g}"
+        )
+
+
+class _ByOwner:
+    """Arrays with an element for each parameter, shape (lines, owners); NaN where nothing is known."""
+
+    def __init__(self, lines: int) -> None:
+        self.values = np.full((lines, 0), np.nan)
+
+    def set(self, owners: Integers, values: Floats) -> None:
+        """Set the elements of some owners, shape (lines, n)."""
+        if len(owners):
+            self._grow(int(owners.max()) + 1)
+            self.values[:, owners] = values
+
+    def get(self, owners: Integers) -> Floats:
+        """Return the elements of some owners, shape (lines, n)."""
+        self._grow(int(owners.max(initial=-1)) + 1)
+        found: Floats = self.values[:, owners]
+        return found
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.values[:] = np.nan
+
+    def _grow(self, size: int) -> None:
+        lines, known = self.values.shape
+        if size > known:
+            more = np.full((lines, max(size - known, known // 2)), np.nan)
+            self.values = np.concatenate((self.values, more), axis=1)
+
+
+def _kind(series: Series) -> int:
+    if series.scalar or series.micro_step:
+        return _NONE
+    if series.quantity == GRADIENT:
+        return _GRADIENT
+    if series.quantity == PARAMETER:
+        return _WEIGHT
+    return _KINDS.index(series.quantity) if series.quantity in RECURRENCES and not series.index else _NONE

@@ -1,0 +1,58 @@
+"""A module's call that gives something else when it is computed again: the device has computed wrongly."""
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import ARITHMETIC, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.series import ACTIVATION_OUTPUT, RECOMPUTED
+from trainsentry.collectors.statistics import VALUE
+
+SCORE: Final = 100.0
+"""Deviations: a rule whose bound holds for any run, as equal computations of equal numbers give equal bits."""
+
+EQUAL_BEFORE: Final = 1
+"""Calls of the module that came out equal before one that does not counts: a hook may change its outputs by design."""
+
+
+class RepeatedCallRule(Rule):
+    """Judges how many elements of a module's output differ from two calls that agree with each other.
+
+    (Hochschild et al., "Cores that don't count", HotOS 2021; Dixit et al., "Silent data corruptions at scale", 2021.)
+    """
+
+    name: ClassVar[str] = "repeated_call"
+    speaks_for: ClassVar[str | None] = ARITHMETIC
+    quantities: ClassVar[frozenset[str]] = frozenset({RECOMPUTED})
+    statistics: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        prefix = f"{RECOMPUTED}."
+        self._is_repeated = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
+        self._equal = arrays.series.column(np.int64)
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the modules whose output cannot be had again."""
+        record = observed.record
+        found = []
+        for row in np.flatnonzero(self._is_repeated.values[record.where]).tolist():
+            series_id, differing = int(record.ids[row]), float(record.values[row, VALUE])
+            if differing > 0 and self._equal.values[series_id] >= EQUAL_BEFORE:
+                module = observed.table.series[series_id].module
+                detail = (ARITHMETIC, self.name, "elements", differing, 0.0, SCORE)
+                name = f"{module}.output.0"
+                found.append(Finding(series_id, row, *detail, passed_on=False, name=name, quantity=ACTIVATION_OUTPUT))
+            self._equal.values[series_id] += differing == 0
+        return found
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return how many elements differ, and what that says."""
+        elements = "1 element" if anomaly.value == 1 else f"{anomaly.value:.0f} elements"
+        return (
+            f"{elements} of {subject} came out otherwise when the call was computed again at step {anomaly.step}, "
+            "twice alike: the device computes wrongly, or memory was overwritten"
+        )

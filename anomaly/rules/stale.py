@@ -1,0 +1,170 @@
+"""A tensor that should move and does not: a batch given again and again, a gradient or a state that is a copy."""
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import DUPLICATE_DATA, STALE, Anomaly
+from trainsentry.anomaly.features import FEW
+from trainsentry.anomaly.finding import DATA, Finding
+from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays
+from trainsentry.collectors.series import (
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    BUFFER,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+    STEP_COUNTER,
+    Series,
+)
+from trainsentry.collectors.statistics import INFS, NANS, NORM, STATISTICS, fingerprints
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as float64 sums of a tensor that moved never repeat by chance."""
+
+VARIED_BEFORE: Final = 6
+"""Samples in which a series must have moved before: masks, positions and averages that have settled do not."""
+
+INPUTS_BEFORE: Final = 16
+"""The same for the model's inputs, which are sampled at every step: some are equal in most batches."""
+
+REPEATS: Final = 2
+"""Samples equal to the one before that make a finding; a loader that echoes each batch by design repeats from its first
+steps on, and then twice its longest repetition counts."""
+
+BUFFER_REPEATS: Final = 5
+"""The same for a buffer: some hold a few levels, as a router's bias that moves by fixed steps, and rest at times."""
+
+LEAST_ELEMENTS: Final = 4
+"""Elements of a tensor that is judged, where it is no input: those of small inputs, as of labels, repeat by chance."""
+
+EXACT: Final = frozenset({"float32", "float64"})
+"""Dtypes of state that is judged: in narrower ones an average stops when its changes are below their resolution."""
+
+MOVING_PEERS: Final = 0.5
+"""Share of a quantity's other series that must move: where none does, nothing was computed or nothing was updated."""
+
+_TOLD: Final = -(2**30)
+"""Stands in place of the number of repetitions of a stretch that was reported."""
+
+_OTHER, _GRADIENT, _ACTIVATION, _STATE, _BUFFER, _INPUT = range(6)
+
+
+class StaleRule(Rule):
+    """Compares each sample's statistics with those of the sample before, exactly.
+
+    Weights are not judged: frozen ones stay by design. State is judged where its parameter has a gradient, as state of
+    a parameter that is frozen later stays by design too.
+    """
+
+    name: ClassVar[str] = "stale"
+    speaks_for: ClassVar[str | None] = STALE
+    quantities: ClassVar[frozenset[str]] = frozenset(
+        {GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_OUTPUT, ACTIVATION_INPUT, BUFFER, OPTIMIZER_STATE}
+    )
+    statistics: ClassVar[frozenset[str]] = frozenset(STATISTICS)
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._kind = arrays.series.column(np.int8, of=_kind)
+        self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
+        self._owners: dict[str, int] = {}
+        self._is_exact = arrays.layouts.column(bool, of=lambda layout: layout.dtype in EXACT)
+        self._last = arrays.series.column(np.int64)
+        self._varied = arrays.series.column(np.int32)
+        self._repeats = arrays.series.column(np.int32)
+        self._longest = arrays.series.column(np.int32)
+        self._since = arrays.series.column(np.int64, -1)
+        self._step = -1
+        self._with_gradient: set[int] = set()
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the series that have not moved for `REPEATS` samples, once each."""
+        record, kinds = observed.record, self._kind.values[observed.record.where]
+        self._note_gradients(observed, kinds)
+        values = record.values
+        least = np.where(kinds == _INPUT, FEW, LEAST_ELEMENTS)
+        moves = (kinds != _OTHER) & ~observed.excused & (observed.numel >= least) & (values[:, NORM] > 0)
+        moves &= (kinds != _STATE) | self._is_exact.values[record.layouts]
+        rows = np.flatnonzero(moves & (values[:, NANS] + values[:, INFS] == 0))
+        if not len(rows):
+            return []
+        ids, kinds = record.ids[rows].astype(np.int64), kinds[rows]
+        same = self._follow(ids, fingerprints(values[rows]), record.step)
+        repeats = self._repeats.values[ids]
+        enough = np.maximum(np.where(kinds == _BUFFER, BUFFER_REPEATS, REPEATS), 2 * self._longest.values[ids])
+        suspects = (repeats == enough) & (
+            self._varied.values[ids] >= np.where(kinds == _INPUT, INPUTS_BEFORE, VARIED_BEFORE)
+        )
+        if not suspects.any():
+            return []
+        suspects &= (kinds == _INPUT) | self._peers_move(kinds, same)
+        return [
+            self._finding(int(ids[i]), int(rows[i]), float(values[rows[i], NORM]), data=bool(kinds[i] == _INPUT))
+            for i in np.flatnonzero(suspects).tolist()
+            if kinds[i] != _STATE or self._owner.values[ids[i]] in self._with_gradient
+        ]
+
+    def _note_gradients(self, observed: Observed, kinds: Integers) -> None:
+        """Note the parameters with a gradient in this step, which may come in several records."""
+        record = observed.record
+        if record.step != self._step:
+            self._step = record.step
+            self._with_gradient.clear()
+        rows = np.flatnonzero((kinds == _GRADIENT) & (record.values[:, NORM] > 0))
+        self._with_gradient.update(self._owner.values[record.ids[rows]].tolist())
+
+    def _follow(self, ids: Integers, prints: Integers, step: int) -> Mask:
+        """Take in the fingerprints of series; return which are those of the sample before."""
+        last, repeats, longest = self._last.values, self._repeats.values, self._longest.values
+        same: Mask = prints == last[ids]
+        moved, still = ids[~same], ids[same]
+        longest[moved] = np.maximum(longest[moved], repeats[moved])
+        repeats[moved] = 0
+        self._varied.values[moved] += 1
+        self._since.values[still] = np.where(repeats[still] == 0, step, self._since.values[still])
+        repeats[still] += 1
+        last[ids] = prints
+        return same
+
+    def _peers_move(self, kinds: Integers, same: Mask) -> Mask:
+        """Return for each row whether most series of its kind moved in this record."""
+        moved = np.bincount(kinds[~same], minlength=_INPUT + 1)
+        return np.asarray(moved[kinds] >= MOVING_PEERS * np.bincount(kinds, minlength=_INPUT + 1)[kinds], bool)
+
+    def _finding(self, series_id: int, row: int, norm: float, *, data: bool) -> Finding:
+        since = int(self._since.values[series_id])
+        self._repeats.values[series_id] = _TOLD  # the stretch is told once, and is no habit of this run
+        kind = DUPLICATE_DATA if data else STALE
+        detail = (kind, self.name, "norm", norm, norm, SCORE)
+        return Finding(series_id, row, *detail, step=since, last_clean=since - 1, passed_on=None if data else False)
+
+    def _owner_of(self, series: Series) -> int:
+        return self._owners.setdefault(f"{series.vpp_stage} {series.name}", len(self._owners))
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return since when the tensor repeats."""
+        if anomaly.quantity == DATA:
+            return (
+                f"the data loader gives one batch again and again: {subject} is the same since step {anomaly.step} "
+                f"(norm {anomaly.value:.6g})"
+            )
+        return (
+            f"{subject} does not move: it is exactly the same since step {anomaly.step} (norm {anomaly.value:.6g}), "
+            "while others of its kind change"
+        )
+
+
+def _kind(series: Series) -> int:
+    if series.scalar:
+        return _OTHER
+    if series.quantity in {GRADIENT, GRADIENT_UNREDUCED}:
+        return _GRADIENT
+    if series.quantity == ACTIVATION_INPUT:
+        return _INPUT if series.module == "" else _OTHER
+    if series.quantity == ACTIVATION_OUTPUT:
+        return _ACTIVATION
+    if series.quantity == BUFFER:
+        return _BUFFER
+    return _STATE if series.is_state and series.quantity != STEP_COUNTER else _OTHER

@@ -1,0 +1,87 @@
+"""Reads what an optimizer's step begins with: its options, the weights and the state."""
+
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import PARAMETER_UPDATED
+from trainsentry.collectors.settings import OPTIMIZER_STATE, PARAMETERS, CollectSettings, Plan
+from trainsentry.collectors.torch.parameters.buffers import BufferReader
+from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
+from trainsentry.collectors.torch.parameters.options import OptionReader
+from trainsentry.collectors.torch.parameters.readers import StateCount, read_directions, read_parameters, read_state
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
+
+
+class ModelState:
+    """Appends the rows of a model's weights and of its optimizers' state and options.
+
+    `settings` may be replaced between steps. Each part runs under the guard: a failure costs that part alone.
+    """
+
+    def __init__(self, rows: StepRows, guard: Guard, settings: CollectSettings, optimized: OptimizedParameters) -> None:
+        self.rows = rows
+        self.guard = guard
+        self.settings = settings
+        self.optimized = optimized
+        self._options = OptionReader(rows)
+        self._buffers = BufferReader(rows, optimized.names)
+        self._state_count = StateCount()
+
+    def read_options(self, optimizer: Optimizer) -> None:
+        """Read the numbers of an optimizer's groups that have changed; at every step, as they cost little."""
+        self.guard.run("options", self._options.read, optimizer)
+
+    def has_lost_state(self, optimizer: Optimizer) -> bool:
+        """Whether state was lost since the optimizer's last update."""
+        return bool(self.guard.run(OPTIMIZER_STATE, self._state_count.has_fewer, optimizer))
+
+    def read_weights(
+        self, plan: Plan, optimizer: Optimizer, micro_step: int, read: set[int], optimizers: Sequence[Optimizer]
+    ) -> None:
+        """Read the weights that an optimizer is about to change, and note in `read` which were read.
+
+        Weights without an optimizer can break too: they are read with the first optimizer, and so are buffers.
+        """
+        if PARAMETERS not in plan:
+            return
+        owned = self.optimized.owned(PARAMETERS, optimizer)
+        if not read:
+            owned = [*self.optimized.unoptimized(PARAMETERS, optimizers), *owned]
+            self._read_buffers()
+        read.update(id(p.parameter) for p in owned)
+        self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step)
+
+    def _read_buffers(self) -> None:
+        if self.settings.buffers:
+            self.guard.run("buffers", self._buffers.read, self.optimized.selection(PARAMETERS).modules)
+
+    def read_state(self, plan: Plan, optimizer: Optimizer, micro_step: int, read: set[int]) -> None:
+        """Read an optimizer's state before its update, and note in `read` that it was read."""
+        if OPTIMIZER_STATE not in plan:
+            return
+        read.add(id(optimizer))
+        owned = self.optimized.owned(OPTIMIZER_STATE, optimizer)
+        self.guard.run(OPTIMIZER_STATE, read_state, self.rows, optimizer, owned, micro_step)
+        if self.settings.direction:
+            self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
+
+    def updated(self, plan: Plan, optimizer: Optimizer, micro_step: int) -> None:
+        """Note an update; read the new weights where the settings ask for them."""
+        if PARAMETERS in plan and self.settings.after_update:
+            owned = self.optimized.owned(PARAMETERS, optimizer)
+            self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step, PARAMETER_UPDATED)
+        self.guard.run(OPTIMIZER_STATE, self._state_count.updated, optimizer)
+
+    def read_without_optimizer(
+        self, plan: Plan, parameters: Sequence[NamedParameter], optimizers: Sequence[Optimizer]
+    ) -> None:
+        """Read weights and state at the end of a step that no optimizer's call ends."""
+        if PARAMETERS in plan:
+            self.guard.run(PARAMETERS, read_parameters, self.rows, parameters)
+            self._read_buffers()
+        for optimizer in optimizers:
+            self.read_options(optimizer)
+            self.read_state(plan, optimizer, 0, set())

@@ -1,0 +1,72 @@
+"""Reads the numbers in an optimizer's parameter groups at every step: learning rate, betas, decay and the rest."""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainsentry.collectors.series import Series, option_name
+from trainsentry.collectors.torch.device.registry import device_of
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+
+MOST_GROUPS: Final = 64
+"""Groups of an optimizer whose numbers are read, 0.1 ms a step: some programs make a group for each parameter."""
+
+
+def options_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the names and numbers of a parameter group; each number of a pair such as `betas` has a name of its own.
+
+    A tensor counts where it is in host memory: reading it elsewhere would wait for the device.
+
+    >>> dict(options_of({"params": [], "lr": 0.1, "betas": (0.9, 0.99), "fused": None, "maximize": False}))
+    {'lr': 0.1, 'betas.0': 0.9, 'betas.1': 0.99, 'maximize': 0.0}
+    """
+    for key, value in group.items():
+        if isinstance(value, (bool, int, float)):
+            yield key, float(value)
+        elif isinstance(value, tuple):
+            for i, number in enumerate(value):
+                if isinstance(number, (int, float)):
+                    yield f"{key}.{i}", float(number)
+        elif isinstance(value, Tensor) and value.numel() == 1 and device_of(value).on_host:
+            yield key, float(value.detach())
+
+
+class OptionReader:
+    """Appends a scalar for each option that differs from the step before; the first step appends all.
+
+    Optimizers and their groups are numbered as they come. A group is known by its first parameter: loading a checkpoint
+    replaces the groups, and some wrappers show an optimizer one group at a time.
+    """
+
+    def __init__(self, rows: StepRows) -> None:
+        self.rows = rows
+        self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, dict[int, _Group]]] = weakref.WeakKeyDictionary()
+        self._optimizers = 0
+
+    def read(self, optimizer: Optimizer) -> None:
+        """Read the options of an optimizer."""
+        if optimizer not in self._known:
+            self._known[optimizer], self._optimizers = (self._optimizers, {}), self._optimizers + 1
+        number, known = self._known[optimizer]
+        for group in optimizer.param_groups[:MOST_GROUPS]:
+            parameters = group["params"]
+            key = id(parameters[0]) if parameters else 0
+            place, before = known.get(key, (len(known), {}))
+            now = dict(options_of(group))
+            if now == before or place >= MOST_GROUPS:
+                continue
+            known[key] = place, now
+            for option, value in now.items():
+                if before.get(option) != value:
+                    self._append(option_name(number, place, option), value)
+
+    def _append(self, name: str, value: float) -> None:
+        series = Series(name, name, scalar=True)
+        self.rows.add_scalar(self.rows.table.series_id(series), value)
+
+
+_Group = tuple[int, dict[str, float]]
+"""The number of a group, and its options in the step before."""

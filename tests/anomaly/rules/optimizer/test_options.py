@@ -1,0 +1,132 @@
+"""An option that changes against its schedule is named with both values; what schedules do is not."""
+
+import math
+
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.optimizer.options import OptionRule
+
+LR = ("option.0.0.lr", "option.0.0.lr")
+OTHER = ("option.0.1.lr", "option.0.1.lr")
+DECAY = ("option.0.0.weight_decay", "option.0.0.weight_decay")
+STEPS = 400
+
+
+def cosine(step, steps=STEPS):
+    """A warm-up of 20 steps and a cosine to zero."""
+    return 1e-3 * min((step + 1) / 20, 1) * 0.5 * (1 + math.cos(math.pi * min(step / steps, 1)))
+
+
+def one_cycle(step):
+    """Up over 120 steps, then down, each by a cosine."""
+    up = min(step / 120, 1)
+    down = max(0, (step - 120) / (STEPS - 120))
+    return 1e-3 * (0.04 + 0.96 * 0.5 * (1 - math.cos(math.pi * up))) * 0.5 * (1 + math.cos(math.pi * down)) + 1e-9
+
+
+SCHEDULES = {
+    "constant": lambda s: 1e-3,
+    "cosine": cosine,
+    "one cycle": one_cycle,
+    "steps": lambda s: 0.1 * 0.1 ** (s // 100),
+    "halves": lambda s: 0.1 * 0.5 ** (s // 40),
+    "restarts": lambda s: 1e-5 + 1e-3 * 0.5 * (1 + math.cos(math.pi * (s % 100) / 100)),
+    "linear": lambda s: 1e-3 * max(0, 1 - s / (STEPS - 1)),
+    "plateau, then linear": lambda s: 1e-3 * min(1, (STEPS - s) / 40),
+    "root": lambda s: 1e-3 * min((s + 1) / 40, (40 / (s + 1)) ** 0.5),
+    "exponential": lambda s: 1e-3 * 0.99**s,
+    "triangles": lambda s: 1e-4 + 9e-4 * abs((s % 60) / 30 - 1),
+    "cosine with a drop": lambda s: cosine(s) * (0.2 if s >= 200 else 1),
+    "cosine by epoch": lambda s: 1e-3 * 0.5 * (1 + math.cos(math.pi * (s // 20) / 20)),
+}
+
+
+def run(alone, judged, series, steps=range(STEPS), rule=None, records=None):
+    """Return the findings over steps; as the collector does, only changes have a row."""
+    records = records or Records()
+    rule = rule or alone(OptionRule, records.table)
+    last = {}
+
+    def changes(step):
+        now = {key: value(step) for key, value in series.items()}
+        new = {key: value for key, value in now.items() if last.get(key) != value}
+        last.update(now)
+        return new
+
+    return judged(rule, records, steps, changes)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_quiet(alone, judged, name):
+    assert run(alone, judged, {LR: SCHEDULES[name], OTHER: lambda s: 0.3 * SCHEDULES[name](s)}) == []
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "steps", "one cycle"])
+@pytest.mark.parametrize(
+    ("at", "fault"),
+    [
+        (157, lambda rate, s: rate(s) * (10 if s == 157 else 1)),
+        (157, lambda rate, s: rate(s) * (0 if s >= 157 else 1)),
+        (157, lambda rate, s: rate(s) * (-1 if s >= 157 else 1)),
+        (157, lambda rate, s: rate(s) * (10 if s >= 157 else 1) if s < 200 else rate(157) * 10),
+    ],
+    ids=["for one step", "zero", "negative", "ten times"],
+)
+def test_a_rate_that_leaves_its_schedule_is_found_at_its_step(alone, judged, name, at, fault):
+    found = run(alone, judged, {LR: lambda s: fault(SCHEDULES[name], s)}, range(200))
+    if name == "steps" and not found:
+        pytest.skip("ten times the present rate is an earlier rate of this schedule")
+    assert found[0].step == at
+    assert found[0].quantity == "optimizer"
+    assert found[0].name == "lr of group 0"
+
+
+def test_a_schedule_that_is_stepped_twice_or_starts_anew_is_found(alone, judged):
+    [twice, *_] = run(alone, judged, {LR: lambda s: cosine(s if s < 150 else 150 + 2 * (s - 150))}, range(200))
+    assert (twice.statistic, 150 <= twice.step <= 155) == ("pace", True)
+    [anew, *_] = run(alone, judged, {LR: lambda s: cosine(s if s < 150 else s - 150)}, range(200))
+    assert (anew.step, anew.expected) == (150, cosine(149))
+
+
+def test_a_group_that_parts_from_the_others_is_named(alone, judged):
+    series = {LR: lambda s: cosine(s) * (0.9 if s >= 150 else 1), OTHER: lambda s: 0.3 * cosine(s)}
+    [found] = run(alone, judged, series, range(200))
+    assert (found.name, found.statistic, found.step) == ("lr of group 0", "groups", 150)
+    assert found.expected == pytest.approx(cosine(150))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.02, -0.02), (0.02, 0.2), (0.0, 0.1), (0.9, 0.999), (0.999, 0.9), (1e-8, 1e-2), (0.0, 1.0)]
+)
+def test_an_option_that_never_changed_must_not(alone, judged, before, after):
+    [found] = run(alone, judged, {DECAY: lambda s: after if s >= 77 else before}, range(100))
+    assert (found.value, found.expected, found.step, found.name) == (after, before, 77, "weight_decay of group 0")
+    assert "step 77" in OptionRule.sentence(_anomaly(found), found.name)
+
+
+def test_options_that_change_at_every_step_or_a_little_are_schedules(alone, judged):
+    momentum = {DECAY: lambda s: 0.95 - 0.1 * one_cycle(s) / 1e-3}
+    assert run(alone, judged, momentum) == []
+    assert run(alone, judged, {DECAY: lambda s: 0.04 * 1.02 ** (s // 50)}) == []
+
+
+def test_a_resumed_run_goes_on_with_the_rate_that_was_saved(alone, judged):
+    records = Records()
+    rule = alone(OptionRule, records.table)
+    assert run(alone, judged, {LR: cosine}, range(150), rule, records) == []
+    same, other = alone(OptionRule, records.table), alone(OptionRule, records.table)
+    same.rule.load(rule.rule.saved(0))
+    other.rule.load(rule.rule.saved(0))
+    assert run(alone, judged, {LR: cosine}, range(150, 200), same, records) == []
+    [found] = run(alone, judged, {LR: lambda s: 2 * cosine(s)}, range(150, 200), other, records)
+    assert (found.step, found.statistic) == (150, "largest")
+
+
+def _anomaly(found):
+    from trainsentry.anomaly.anomaly import Anomaly
+
+    return Anomaly(
+        found.step, 0, 0, 0, found.name, found.quantity, found.statistic, found.value, found.expected, found.score,
+        found.detector, found.kind,
+    )  # fmt: skip

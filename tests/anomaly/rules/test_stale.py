@@ -1,0 +1,65 @@
+"""A tensor that stops moving while others move is named; what stays by design is not."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.stale import REPEATS, VARIED_BEFORE, StaleRule
+
+GRADIENTS = [(f"layers.{i}.weight", "gradient") for i in range(4)]
+MOMENTS = [(f"layers.{i}.weight", "exp_avg") for i in range(4)]
+DATA = ("input.0", "activation_input")
+MASK = ("input.1", "activation_input")
+
+
+def noise(step, salt=0):
+    return 1 + float(np.random.default_rng([step, salt]).random())
+
+
+def moving(step, stuck=(), since=60):
+    """Return sizes of all series at a step; those in `stuck` stay as they were at step `since`."""
+    series = [*GRADIENTS, *MOMENTS, DATA]
+    return {key: noise(min(step, since) if key in stuck else step, i) for i, key in enumerate(series)}
+
+
+@pytest.mark.parametrize("stuck", [GRADIENTS[1], MOMENTS[2], DATA])
+def test_a_series_that_repeats_while_others_move_is_told_once(alone, judged, stuck):
+    records = Records()
+    [found] = judged(alone(StaleRule, records.table), records, range(100), lambda s: moving(s, [stuck]))
+    series = records.table.series[found.series_id]
+    assert (series.name, series.quantity) == stuck
+    assert (found.step, found.last_clean) == (61, 60)
+    assert found.kind == ("duplicate_data" if stuck == DATA else "stale")
+
+
+def test_nothing_is_said_where_nothing_moves_or_the_gradient_is_gone(alone, judged):
+    records = Records()
+    rule = alone(StaleRule, records.table)
+    assert judged(rule, records, range(100), lambda s: moving(s, [*GRADIENTS, *MOMENTS])) == []
+    frozen = Records()
+    frozen_later = lambda s: {k: v for k, v in moving(s, [MOMENTS[1]]).items() if s < 60 or k != GRADIENTS[1]}  # noqa: E731
+    assert judged(alone(StaleRule, frozen.table), frozen, range(100), frozen_later) == []
+
+
+def test_what_never_moved_or_repeats_by_design_is_quiet(alone, judged):
+    records = Records()
+    rule = alone(StaleRule, records.table)
+    by_design = lambda s: {**moving(s), MASK: 1.0, DATA: noise(s // 3)}  # noqa: E731 - a loader that echoes each batch
+    assert judged(rule, records, range(120), by_design) == []
+
+
+def test_an_echoing_loader_that_gets_stuck_is_found(alone, judged):
+    records = Records()
+    rule = alone(StaleRule, records.table)
+    [found] = judged(rule, records, range(120), lambda s: {DATA: noise(min(s, 90) // 3)})
+    assert found.step == 91
+
+
+def test_few_samples_and_zeros_are_not_judged(alone, judged):
+    records = Records()
+    rule = alone(StaleRule, records.table)
+    early = lambda s: moving(s, [GRADIENTS[0]], since=VARIED_BEFORE - 2)  # noqa: E731
+    assert judged(rule, records, range(60), early) == []
+    zeros = Records()
+    silent = lambda s: {**moving(s), **({GRADIENTS[0]: 0.0} if s > 50 else {})}  # noqa: E731 - an expert without tokens
+    assert judged(alone(StaleRule, zeros.table), zeros, range(50 + 5 * REPEATS), silent) == []

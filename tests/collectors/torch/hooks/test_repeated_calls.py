@@ -1,0 +1,84 @@
+"""One module a sampled step is computed again: a device that computes wrongly shows, and training does not change."""
+
+import pytest
+import torch
+from torch import nn
+
+import trainsentry
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+def train(tmp_path, model, steps=40, *, recompute=True, autocast=False, step_hook=lambda step: None):
+    """Train; return losses, the rows of calls that were computed again, and the incidents."""
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    collect = {"activations": {"every": 1, "recompute": recompute}}
+    config = {"output_dir": str(tmp_path), "strict": True, "collect": collect, "on_incident": {"dump": False}}
+    losses = []
+    torch.manual_seed(1)
+    with trainsentry.TrainMonitor(config).watch(model, sgd) as monitor:
+        for step in range(steps):
+            step_hook(step)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = model(torch.randn(16, 8)).float().square().mean()
+            loss.backward()
+            losses.append(float(loss))
+            sgd.step()
+            sgd.zero_grad()
+        table = monitor.records()
+        monitor.flush()
+        found = monitor.incidents
+    return losses, table[table["name"].str.startswith("recomputed.")], found
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_healthy_device_gives_the_same_bits_and_training_does_not_change(tmp_path, autocast):
+    with_it, rows, found = train(tmp_path / "a", net(), autocast=autocast)
+    without, none, _ = train(tmp_path / "b", net(), autocast=autocast, recompute=False)
+    assert with_it == without
+    assert none.empty
+    assert set(rows["name"]) == {f"recomputed.{i}" for i in (0, 1, 3, 4)}, "dropout draws random numbers"
+    assert (rows["value"] == 0).all()
+    assert found == ()
+
+
+def test_a_wrong_output_is_found_and_its_module_named(tmp_path):
+    model, now = net(), {"step": 0}
+
+    def wrong(module, args, output):
+        return output.clone().index_fill_(1, torch.tensor([3]), 0.0) if now["step"] >= 20 else output
+
+    model[3].register_forward_hook(wrong)
+    _, _, found = train(tmp_path, model, step_hook=lambda step: now.update(step=step))
+    [incident, *_] = [i for i in found if i.kind == "arithmetic"]
+    assert (incident.name, incident.quantity) == ("3.output.0", "activation_output")
+    assert 20 <= incident.step < 24
+    assert "16 elements" in incident.summary
+
+
+def test_a_hook_that_changes_outputs_by_design_is_no_fault(tmp_path):
+    model = net()
+    model[0].register_forward_hook(lambda module, args, output: output * 2)
+    assert train(tmp_path, model)[2] == ()
+
+
+def test_kernels_that_are_not_repeatable_are_not_judged(tmp_path, monkeypatch):
+    model, calls = net(), iter(range(10_000))
+    original = nn.LayerNorm.forward
+    monkeypatch.setattr(nn.LayerNorm, "forward", lambda self, x: original(self, x) + 1e-3 * (next(calls) % 5))
+    _, rows, found = train(tmp_path, model)
+    assert rows[rows["name"] == "recomputed.3"]["value"].isna().all()
+    assert found == ()
+
+
+def test_own_forwards_subclasses_and_bounded_embeddings_are_left_alone(tmp_path):
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(Own(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
+    model[1].forward = model[1].forward
+    _, rows, _ = train(tmp_path, model, steps=6)
+    assert set(rows["name"]) == {"recomputed.2"}

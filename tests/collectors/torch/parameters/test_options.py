@@ -1,0 +1,73 @@
+"""Every number of an optimizer's groups is read when it changes, and never by waiting for a device."""
+
+import copy
+
+import torch
+from torch import nn
+
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.torch.parameters.options import MOST_GROUPS, OptionReader, options_of
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+
+
+def reader():
+    """Return an option reader, and what returns the rows that it has appended since the last call."""
+    rows = StepRows(SeriesTable(), 0.0)
+
+    def new():
+        taken = rows.take()
+        return {rows.table.series[i].name: float(row[VALUE]) for i, row in zip(taken.ids, taken.values, strict=True)}
+
+    return OptionReader(rows), new
+
+
+def groups(n=2):
+    return [{"params": [nn.Parameter(torch.ones(2))], "weight_decay": 0.1 * i} for i in range(n)]
+
+
+def test_the_first_step_has_all_numbers_and_later_ones_what_changed():
+    options, new = reader()
+    adam = torch.optim.AdamW(groups(), lr=1e-3)
+    options.read(adam)
+    first = new()
+    assert first["option.0.0.lr"] == 1e-3
+    assert first["option.0.1.weight_decay"] == 0.1
+    assert (first["option.0.0.betas.0"], first["option.0.0.betas.1"]) == (0.9, 0.999)
+    options.read(adam)
+    assert new() == {}
+    adam.param_groups[1]["lr"] = 2e-3
+    adam.param_groups[0]["maximize"] = True
+    adam.param_groups[0]["mine"] = 7
+    options.read(adam)
+    assert new() == {"option.0.1.lr": 2e-3, "option.0.0.maximize": 1.0, "option.0.0.mine": 7.0}
+
+
+def test_a_loaded_checkpoint_and_a_wrapper_that_shows_one_group_change_no_number():
+    options, new = reader()
+    adam = torch.optim.AdamW(groups(), lr=1e-3)
+    options.read(adam)
+    new()
+    adam.load_state_dict(copy.deepcopy(adam.state_dict()))
+    options.read(adam)
+    whole = adam.param_groups
+    for group in whole:
+        adam.param_groups = [group]
+        options.read(adam)
+    assert new() == {}
+
+
+def test_a_rate_in_a_tensor_is_read_in_host_memory_alone():
+    assert dict(options_of({"lr": torch.tensor(0.5)})) == {"lr": 0.5}
+    assert dict(options_of({"lr": torch.empty((), device="meta"), "name": "x", "foreach": None})) == {}
+
+
+def test_a_second_optimizer_has_numbers_of_its_own_and_groups_are_bounded():
+    options, new = reader()
+    options.read(torch.optim.SGD(groups(1), lr=0.1))
+    sgd = torch.optim.SGD(groups(MOST_GROUPS + 3), lr=0.2)
+    options.read(sgd)
+    rates = {name: value for name, value in new().items() if name.endswith(".lr")}
+    assert rates["option.0.0.lr"] == 0.1
+    assert rates["option.1.0.lr"] == 0.2
+    assert len(rates) == 1 + MOST_GROUPS

@@ -1,0 +1,202 @@
+"""What must hold in any training is checked in real ones: a breach is named, and none is seen where there is none."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import trainsentry
+
+STEPS, FAULT = 130, 93
+
+
+class Gpt(nn.Module):
+    """A decoder of two blocks over tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(16, 32)
+        self.register_buffer("mask", torch.full((12, 12), -math.inf).triu(1))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, src_mask=self.mask)
+        return self.head(x)
+
+
+class ResNet(nn.Module):
+    """A convolutional net with batch norm and a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.body(x)
+        return self.head(x.mean((2, 3)))
+
+
+def text(generator):
+    tokens = torch.randint(0, 32, (8, 1), generator=generator) + torch.arange(13)
+    tokens = (tokens + torch.randint(0, 2, tokens.shape, generator=generator)) % 32
+    return tokens[:, :-1], tokens[:, 1:].flatten()
+
+
+def images(generator):
+    labels = torch.randint(0, 4, (16,), generator=generator)
+    pixels = torch.randn(16, 3, 8, 8, generator=generator)
+    pixels[:, 0] += 0.3 * (labels[:, None, None] - 1.5)
+    return pixels, labels
+
+
+FAMILIES = {
+    "gpt": (Gpt, text, "head.weight", "embedding.weight"),
+    "resnet": (ResNet, images, "head.weight", "stem.0.weight"),
+}
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.02),
+    "adam with decay": lambda p: torch.optim.Adam(p, lr=2e-3, weight_decay=0.02),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, dampening=0.5),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
+    "climbs": lambda p: torch.optim.AdamW(p, lr=1e-4, maximize=True),
+}
+CONFIGURATIONS = {
+    "default": {},
+    "everything": {p: {"every": 1} for p in ("parameters", "optimizer_state", "updates", "activations")},
+}
+
+
+def train(tmp_path, family, optimizer="adamw", collect="default", harm=None, batch=None, steps=STEPS, clip=None):
+    """Train a family; `harm(model, optimizer, step)` runs before each update, `batch(step, given)` changes batches."""
+    make, data, *_ = FAMILIES[family]
+    torch.manual_seed(0)
+    model = make()
+    stepper = OPTIMIZERS[optimizer](model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(stepper, lambda s: min((s + 1) / 20, 1) * (1 - s / (2 * STEPS)))
+    config = {
+        "output_dir": str(tmp_path),
+        "collect": CONFIGURATIONS[collect],
+        "on_incident": {"dump": False},
+        "strict": True,
+    }
+    monitor = trainsentry.TrainMonitor(config).watch(model, stepper)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        given = data(generator)
+        inputs, targets = given if batch is None else batch(step, given)
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if harm is not None:
+            harm(model, stepper, step)
+        monitor.log(loss=loss)
+        stepper.step()
+        stepper.zero_grad()
+        schedule.step()
+    monitor.flush()
+    found = sorted(monitor.incidents, key=lambda i: i.id)
+    monitor.close()
+    return found
+
+
+both_families = pytest.mark.parametrize("family", FAMILIES)
+both_configurations = pytest.mark.parametrize("collect", CONFIGURATIONS)
+
+
+@both_families
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_that_do_what_they_say_are_quiet(tmp_path, family, optimizer):
+    everything = "everything" if optimizer in {"adamw", "nesterov", "climbs"} else "default"
+    clip = 0.5 if optimizer in {"adamw", "nadam"} else None
+    assert train(tmp_path, family, optimizer, everything, clip=clip) == []
+
+
+@both_families
+@both_configurations
+@pytest.mark.parametrize("optimizer", ["adamw", "nesterov"])
+def test_state_that_does_not_follow_from_its_past_is_named(tmp_path, family, collect, optimizer):
+    name = FAMILIES[family][2]
+    key = "exp_avg" if optimizer == "adamw" else "momentum_buffer"
+
+    def shift(model, stepper, step):
+        if step == FAULT:
+            moment = stepper.state[model.get_parameter(name)][key]
+            moment.add_(0.2 * moment.square().mean().sqrt())
+
+    [found, *_] = train(tmp_path, family, optimizer, collect, shift)
+    assert (found.name, found.quantity) == (name, key)
+    assert FAULT <= found.step <= FAULT + 10
+
+
+@both_families
+@both_configurations
+def test_a_loader_that_is_stuck_is_named(tmp_path, family, collect):
+    kept = {}
+
+    def stuck(step, given):
+        return kept.setdefault("batch", given) if step >= FAULT else given
+
+    [found, *_] = train(tmp_path, family, collect=collect, batch=stuck)
+    assert (found.quantity, found.name, found.step) == ("data", "input.0", FAULT + 1)
+    assert "again and again" in found.summary
+
+
+@both_families
+@both_configurations
+def test_an_option_that_changes_is_named_at_its_own_step(tmp_path, family, collect):
+    def change(model, stepper, step):
+        if step == FAULT:
+            stepper.param_groups[0]["betas"] = (0.99, 0.999)
+
+    [found, *_] = train(tmp_path, family, collect=collect, harm=change)
+    assert (found.quantity, found.name, found.step) == ("optimizer", "betas.0 of group 0", FAULT)
+
+
+@both_families
+@both_configurations
+def test_a_moment_that_is_a_copy_is_named(tmp_path, family, collect):
+    name, kept = FAMILIES[family][2], {}
+
+    def stale(model, stepper, step):
+        if step >= FAULT:
+            moment = stepper.state[model.get_parameter(name)]["exp_avg"]
+            moment.copy_(kept.setdefault("moment", moment.clone()))
+
+    [found, *_] = train(tmp_path, family, collect=collect, harm=stale)
+    assert (found.name, found.quantity) == (name, "exp_avg")
+
+
+@both_configurations
+@pytest.mark.parametrize(("family", "name"), [("gpt", "mask"), ("resnet", "stem.1.running_var")])
+def test_a_buffer_that_is_overwritten_is_named(tmp_path, family, collect, name):
+    def overwrite(model, stepper, step):
+        if step >= FAULT:
+            buffer = model.get_buffer(name)
+            buffer.zero_() if family == "gpt" else buffer.fill_(1e4)
+
+    [found, *_] = train(tmp_path, family, collect=collect, harm=overwrite)
+    assert (found.name, found.quantity) == (name, "buffer") or collect == "everything"
+    assert name in [suspect.name for suspect in found.suspects]
+
+
+@both_configurations
+def test_running_statistics_that_no_longer_run_are_named(tmp_path, collect):
+    kept = {}
+
+    def stop(model, stepper, step):
+        if step >= 62:
+            mean = model.get_buffer("stem.1.running_mean")
+            mean.copy_(kept.setdefault("mean", mean.clone()))
+
+    found = train(tmp_path, "resnet", collect=collect, harm=stop)
+    assert ("stem.1.running_mean", "buffer") in [(i.name, i.quantity) for i in found]
