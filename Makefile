@@ -8,7 +8,7 @@ PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
 # Some machines are told to keep nothing that was compiled; then every process of the tests would compile all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test simulated test-torch test-torches torch-environment test-peer test-device lint types pytest pytest-alone pytest-ranks mindspore format clean
+.PHONY: demo test pictures simulated test-torch test-torches torch-environment test-peer test-device lint types pytest pytest-alone pytest-ranks mindspore format clean
 
 # Folders whose tests keep process groups, whole trainers or builds busy; the others run beside them.
 RANKS := tests/packaging tests/distributed tests/scenarios
@@ -110,6 +110,10 @@ $(DEVICE)/stamp: pyproject.toml
 	$(PYTHON) -m pip freeze | grep -iE "^(torch|torch_npu|triton|triton-ascend)==" > $(DEVICE)/constraints.txt || true
 	$(DEVICE)/bin/$(INSTALL) --constraint $(DEVICE)/constraints.txt --editable '.[test]'
 	touch $@
+
+# The pictures of the documentation, of a real run by the present code: some minutes, and Chromium must be installed.
+pictures: $(VENV)/dev.stamp
+	$(BIN)/python benchmarks/pictures.py
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .

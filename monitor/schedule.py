@@ -30,9 +30,13 @@ class Schedule:
         """The current interval of each part, in steps."""
         return {part: every * self.stretch[part] for part, every in self.every.items()}
 
+    def covers(self, step: int) -> bool:
+        """Whether a step is between the first and the last that are recorded."""
+        return self.start <= step and (self.stop is None or step < self.stop)
+
     def plan(self, step: int) -> Plan:
         """Return the parts to collect at `step`."""
-        if step < self.start or (self.stop is not None and step >= self.stop):
+        if not self.covers(step):
             return NOTHING
         if step in self.dense:
             return frozenset(self.every)

@@ -23,7 +23,7 @@ from trainsentry.monitor.trainer.closing_line import print_closing_line
 from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, cancel_close_at_exit, close_at_exit, end_recorder
 from trainsentry.monitor.trainer.flight_recorder import metrics_of, table_of_records
 from trainsentry.monitor.trainer.one_monitor import close_older, forget
-from trainsentry.monitor.trainer.saved_state import checked_state, detection_for, state_of
+from trainsentry.monitor.trainer.saved_state import checked_state, state_of
 from trainsentry.monitor.trainer.step_loop import StepCallback, StepLoop
 from trainsentry.monitor.trainer.triggers import Callback
 from trainsentry.monitor.trainer.wiring import (
@@ -308,7 +308,7 @@ class TrainMonitor:
             self._guard.run("flush", self._flush, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step and the detectors' state for a checkpoint; `detection` is None without a recorder.
+        """Return the step, the detectors' state (None without a recorder) and fingerprints of all tensors as they are.
 
         `torch.distributed.checkpoint` accepts the monitor itself and stores one rank's state for all ranks. That rank
         resumes its detectors from it; the detectors of the other ranks start without learned state.
@@ -317,7 +317,8 @@ class TrainMonitor:
         if loop is None:
             step = self._unwatched_rank.step if self._unwatched_rank is not None else 0
             return self._saved_state or state_of(step)
-        return state_of(loop.step, self._guard.run("state_dict", self._ask_state, loop), loop.rank)
+        learned = self._guard.run("state_dict", self._ask_state, loop)
+        return state_of(loop.step, learned, loop.rank, loop.checkpoint.save(loop.step))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the step and the detectors' state of an earlier run, before or after `watch`.
@@ -330,9 +331,7 @@ class TrainMonitor:
         if self._unwatched_rank is not None:
             self._unwatched_rank.go_to(state["step"])
         if self._loop is not None and not self._closed:
-            self._loop.go_to(state["step"])
-            learned = detection_for(self._loop.rank, self._saved_state)
-            self._loop.link.send(messages.LOAD_STATE, state=learned, step=state["step"])
+            self._loop.resume(self._saved_state)
 
     # ------------------------------------------------------------------ the end
 

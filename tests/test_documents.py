@@ -125,3 +125,39 @@ def test_every_recipe_runs_as_it_stands(recipe, tmp_path, monkeypatch):
     names = {"__name__": "recipe"}
     exec(RECIPES[0], names)
     exec(recipe, names)
+
+
+TROUBLES = blocks(ROOT / "docs" / "troubleshooting.md", "python")
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="the examples are written for torch")
+@pytest.mark.parametrize("number", range(1, len(TROUBLES)))
+def test_every_example_of_what_to_do_in_trouble_runs_as_it_stands(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "trouble"}
+    exec(TROUBLES[0], names)
+    exec(TROUBLES[number], names)
+
+
+def test_every_command_that_helps_in_trouble_has_the_options_that_are_named(monkeypatch):
+    from typer.testing import CliRunner
+
+    from trainsentry.monitor.cli.app import app
+
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    named = set(re.findall(r"trainsentry (\w+) (?:[\w.=]+ )*(--[a-z-]+)", page))
+    assert {command for command, _ in named} >= {"watch", "diagnose", "report"}
+    for command, option in named:
+        words = [command, "--help"] if command != "ctl" else ["ctl", "set", "--help"]
+        shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, words).output
+        assert option in shown, (command, option)
+
+
+def test_every_key_that_helps_in_trouble_is_a_key_of_the_configuration():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    reference = (ROOT / "docs" / "configuration.md").read_text()
+    for key in re.findall(r"`((?:export|collect|detect|on_incident)(?:\.\w+)+)(?:`|=)", page):
+        block, _, name = key.rpartition(".")
+        section = re.search(rf"^## {re.escape(block)}$(.*?)(?=^## |\Z)", reference, re.DOTALL | re.MULTILINE)
+        assert section is not None, key
+        assert f"| `{name}`" in section[1], key

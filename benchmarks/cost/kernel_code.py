@@ -35,6 +35,7 @@ def compiled(pointer: str, capability: int) -> bytes:
     tables = dict.fromkeys(("addresses", "sizes", "places"), "*i64")
     numbers = {"first": "i32", "size": "i32", "chunk": "i32", "eps": "fp32"}
     constants = {"many": True, "split": False, "accumulator": tl.float64, "lanes": LANES, "unroll": UNROLL}
+    constants["alignment"] = 16
     signature = {
         "x_pointer": pointer,
         **tables,

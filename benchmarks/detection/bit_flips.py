@@ -65,12 +65,12 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("trainsentry").setLevel(logging.ERROR)
     torch.set_num_threads(2)
-    rows = [run(fault, seed, options.steps) for fault in ("flip", "hard") for seed in range(options.seeds)]
+    rows = [run(fault, seed, options.steps) for fault in ("flip", "soft") for seed in range(options.seeds)]
     rows += [run("none", seed, options.steps) for seed in range(options.clean)]
     print(f"\n{describe_machine()}\n")
     print("| fault | runs | detected | first suspect right | within three | median delay (steps) |")
     print("|---|---|---|---|---|---|")
-    for fault in ("flip", "hard"):
+    for fault in ("flip", "soft"):
         of = [r for r in rows if r["fault"] == fault]
         delays = sorted(int(str(r["delay"])) for r in of if r["delay"] is not None)
         counts = [sum(bool(r[key]) for r in of) for key in ("incidents", "right", "within_three")]

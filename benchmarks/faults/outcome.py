@@ -25,6 +25,7 @@ class Outcome:
     block_right: bool = False
     incidents: int = 0
     early: int = 0
+    notes: int = 0
     steps: int = 0
     said: str = ""
     same_from_tables: bool | None = None
@@ -62,12 +63,14 @@ def first_live(out: Path) -> list[tuple[str, str, int]]:
 
 def judge(case: Case, who: dict[str, Any], out: Path, fault_step: int, *, faulty: bool, steps: int) -> Outcome:
     """Read a run's incidents and say whether they are right; `who` says which run it was."""
-    incidents = list({line["id"]: line for line in read_lines(out / "incidents.jsonl")}.values())
+    newest = {line["id"]: line for line in read_lines(out / "incidents.jsonl")}.values()
+    incidents = [i for i in newest if i["severity"] != "note"]  # nobody is told of notes
+    notes = len(newest) - len(incidents)
     alarms = [a for d in out.glob("rank*") for a in read_lines(d / "anomalies.jsonl") if a.get("alarm", True)]
     alarms += [{"step": i["step"]} for i in incidents if i["kind"] == "hang"]
     if not faulty or case.expect.silent:
         said = "; ".join(i["summary"] for i in incidents)
-        return Outcome(**who, incidents=len(incidents), early=len(incidents), steps=steps, said=said)
+        return Outcome(**who, incidents=len(incidents), early=len(incidents), notes=notes, steps=steps, said=said)
     times = sorted(a["step"] for a in alarms)
     late = [t for t in times if t >= fault_step]
     early = [i for i in incidents if i["last_seen"] < fault_step]
@@ -75,7 +78,7 @@ def judge(case: Case, who: dict[str, Any], out: Path, fault_step: int, *, faulty
     delay = late[0] - fault_step if late and after else None
     detected = delay is not None and delay <= case.expect.within
     if not after:
-        return Outcome(**who, early=len(early), steps=steps)
+        return Outcome(**who, early=len(early), notes=notes, steps=steps)
     first = after[0]
     suspects = first["suspects"]
     right = [case.expect.is_right(s, who["family"]) for s in suspects]
@@ -93,6 +96,7 @@ def judge(case: Case, who: dict[str, Any], out: Path, fault_step: int, *, faulty
         block_right=detected and (block == "*" or first["name"].startswith(block) or right[0]),
         incidents=len(after),
         early=len(early),
+        notes=notes,
         steps=steps,
         said=said,
     )

@@ -57,6 +57,9 @@ class Gradients(Collected):
 class Parameters(Collected):
     """Weights, read just before the update."""
 
+    buffers: bool = Field(
+        default=True, description="Also record the modules' buffers, such as running statistics and masks (`buffer`)."
+    )
     after_update: bool = Field(
         default=False, description="Also record them just after the update (`parameter_updated`), in the same step."
     )
@@ -77,6 +80,16 @@ class Activations(Collected):
 
     forward: bool = Field(default=True, description="Record inputs and outputs.")
     backward: bool = Field(default=True, description="Record the gradients at inputs and outputs.")
+    inputs: bool = Field(
+        default=True,
+        description="Record the model's own inputs at every step, so that a batch which comes again and again is seen. "
+        "Of an input with more than 65,536 elements, the first samples are read (`input.<i>.part`).",
+    )
+    recompute: bool = Field(
+        default=True,
+        description="At each of these steps compute one module's call again, the modules in turn, and compare to the "
+        "bit (`recomputed.<module>`): a device that computes wrongly shows.",
+    )
     inside_graphs: bool = Field(
         default=False,
         description="Also record inside compiled graphs of backends that fuse operations, such as inductor. This may "
@@ -318,6 +331,9 @@ class MonitorConfig(Block):
             call_sites=tuple(self.collect.communication.call_sites if self.collect.communication else ()),
             after_update=parameters is not None and parameters.after_update,
             direction=state is not None and state.direction,
+            buffers=parameters is not None and parameters.buffers,
+            recompute=activations is not None and activations.recompute,
+            inputs=activations is not None and activations.inputs,
         )
 
     def watched_ranks(self, world_size: int) -> list[int]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from trainsentry.monitor.demo.outcome import Flip
 
-BITS: Final = {"flip": (30,), "hard": (25, 26)}
+BITS: Final = {"flip": (30,), "soft": (25, 26)}
 """Bits of a float32 by kind of fault: bit 30 multiplies a small weight by 2^128, bit 25 by 16, bit 26 by 256."""
 
 

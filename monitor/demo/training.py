@@ -32,7 +32,7 @@ def train(
 ) -> Outcome:
     """Train the byte-level GPT under a monitor with `config`, with a fault in one weight midway.
 
-    `fault` is `flip`, `hard` or `none` (see `fault.BITS`). `device` holds the model. `progress` gets step and loss.
+    `fault` is `flip`, `soft` or `none` (see `fault.BITS`). `device` holds the model. `progress` gets step and loss.
     """
     torch.manual_seed(seed)
     sizes = GptConfig()

@@ -13,23 +13,35 @@ from trainsentry.monitor.doctor.machine import facts, machine_checks
 
 
 class UnknownDeviceError(ValueError):
-    """The device that was asked for is none that torch knows."""
+    """The device that was asked for is none that the framework knows."""
 
 
 def examine(device_name: str) -> Iterator[Check]:
     """Yield the checks as they are made.
 
     Raises:
-        UnknownDeviceError: for a device that torch does not know.
+        UnknownDeviceError: for a device that the framework does not know.
 
     """
     yield from attempt("machine", machine_checks)
-    if find_spec("torch") is None:
-        yield Check(
-            "torch", "missing", "is not installed", "without it, `trainsentry demo --framework mindspore` trains"
-        )
+    if find_spec("torch") is not None:
+        yield from _examine_torch(device_name)
+    elif find_spec("mindspore") is not None:
+        yield from _examine_mindspore(device_name)
+
+
+def _examine_mindspore(device_name: str) -> Iterator[Check]:
+    from trainsentry.monitor.doctor.mindspore_device import TARGETS, choose, device_checks
+    from trainsentry.monitor.doctor.mindspore_training import training_checks
+
+    if device_name not in TARGETS:
+        raise UnknownDeviceError(f"--device: got {device_name!r}; allowed: {', '.join(TARGETS)}")
+    missing = choose(device_name)
+    if missing is not None:
+        yield missing
         return
-    yield from _examine_torch(device_name)
+    yield from attempt("device", device_checks)
+    yield from attempt("training", training_checks)
 
 
 def _examine_torch(device_name: str) -> Iterator[Check]:

@@ -15,6 +15,7 @@ from trainsentry.monitor.recorder.ranks import network
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.ring import Ring
 from trainsentry.monitor.recorder.session import Session
+from trainsentry.monitor.recorder.status import LATE_STEPS
 
 IDLE_SECONDS: Final = 1.0
 """Seconds without an announcement after which the recorder checks that the trainer is still there."""
@@ -30,12 +31,15 @@ class Intake:
         self.session = session
         self.ring = ring
         self._fragments: list[bytes] = []
+        self._looked_to = 0
         session.newest = lambda: ring.newest
 
     def drain(self, up_to: int, between: Callable[[], None] = lambda: None) -> bool:
         """Handle every message before `up_to`, calling `between` after each; return False after a close message."""
         while (message := self.ring.read(up_to)) is not None:
             kind, data = message
+            if kind == RECORD and self._is_late():
+                self._look_ahead(up_to)
             try:
                 is_open = self._handle(kind, data)
             except Exception as error:  # noqa: BLE001 - one bad message must not end the recording
@@ -46,6 +50,21 @@ class Intake:
             if not is_open:
                 return False
         return True
+
+    def _is_late(self) -> bool:
+        return self.ring.newest[0] - self.session.step > LATE_STEPS
+
+    def _look_ahead(self, up_to: int) -> None:
+        """Judge the records that wait by the rules that need no history, each once, so that NaN is told in time."""
+        for position, kind, data in self.ring.ahead(self._looked_to, up_to):
+            self._looked_to = position
+            try:
+                if kind == DEFINITIONS:
+                    self.session.table.define(decode(data))
+                elif kind == RECORD:
+                    self.session.look_at(StepRecord.decode(data))
+            except Exception as error:  # noqa: BLE001 - it is judged again in its turn
+                self.session.failed("recorder", error, self.session.step)
 
     def _handle(self, kind: int, data: bytes) -> bool:
         if kind == RECORD:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.incident import NOTE, Incident
 from trainsentry.anomaly.incidents.incident_log import QUIET_STEPS, IncidentLog
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.record import StepRecord
@@ -142,8 +142,8 @@ class IncidentPublisher:
         """Settle the incidents whose ranking is final with this record: it holds weights, or enough records passed."""
         series = self.session.table.series
         for incident_id, published in self._published.items():
-            if published.settled:
-                continue
+            if published.settled or self.incidents[incident_id].severity == NOTE:
+                continue  # a note wakes nobody and stops nothing
             published.records += 1
             waited = published.records > SETTLED_AFTER
             if waited or record.examined or any(series[i].quantity == PARAMETER for i in record.ids.tolist()):
@@ -152,7 +152,7 @@ class IncidentPublisher:
     def settle_all(self) -> None:
         """Settle every incident and write its last state."""
         for incident in list(self.incidents.values()):
-            if not self._published[incident.id].settled:
+            if not self._published[incident.id].settled and incident.severity != NOTE:
                 self._settle(incident)
             self._write(incident)
 

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.exporters.exporter import ExporterEntry, ExportPlace, Lost, Moment, nothing_lost
+from trainsentry.exporters.exporter import (
+    ExporterEntry,
+    ExportPlace,
+    Lost,
+    Missing,
+    Moment,
+    nothing_lost,
+    nothing_missing,
+)
 from trainsentry.exporters.registry import switched_on, table, user_folders
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 
@@ -83,7 +91,12 @@ class RecorderSettings:
         return ((entry, block) for entry, block in found if entry.at == moment)
 
     def place(
-        self, directory: Path, table: SeriesTable, restart: int | None = None, lost: Lost = nothing_lost
+        self,
+        directory: Path,
+        table: SeriesTable,
+        restart: int | None = None,
+        lost: Lost = nothing_lost,
+        missing: Missing = nothing_missing,
     ) -> ExportPlace:
         """Return the place of an exporter; `directory` is the rank's own or `global`."""
         return ExportPlace(
@@ -96,6 +109,7 @@ class RecorderSettings:
             restart=self.restart if restart is None else restart,
             beside=self.beside,
             lost=lost,
+            missing=missing,
         )
 
     # ------------------------------------------------------------------ file names, and transfer to the process

@@ -8,7 +8,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -108,6 +108,15 @@ class Ring:
         data = self._get(self._read_to + _FRAME.size, length)
         self._read_to += _padded(length)
         return kind, data
+
+    def ahead(self, position: int, up_to: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the messages from a position before `up_to`, each with the position behind it, without reading them."""
+        position = max(position, self._read_to)
+        while position < up_to:
+            length, kind = _FRAME.unpack(self._get(position, _FRAME.size))
+            data = self._get(position + _FRAME.size, length)
+            position += _padded(length)
+            yield position, kind, data
 
     def commit(self) -> None:
         """Free all messages that were read."""

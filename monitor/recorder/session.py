@@ -12,7 +12,7 @@ from typing import Any, Final
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import detection_for
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import ACTIVATION_OUTPUT, SeriesTable
 from trainsentry.collectors.settings import ACTIVATIONS
 from trainsentry.exporters.csv.writer import next_restart
 from trainsentry.exporters.files.json_files import append_lines, replace_json, write_run
@@ -28,7 +28,7 @@ from trainsentry.monitor.recorder.sinks.events import Alerts, StatusExporters
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
 from trainsentry.monitor.recorder.sinks.output_directory import DirectoryWatch, quota_works, rewrite_removed_files
 from trainsentry.monitor.recorder.sinks.writers import Writers, WriterThread
-from trainsentry.monitor.recorder.status import StatusReporter, status_of
+from trainsentry.monitor.recorder.status import StatusReporter, lag_of, status_of
 
 STATUS_SECONDS: Final = 1.0
 """Seconds between two writes of `status.json`: fresh enough for a person, rare enough for a shared file system."""
@@ -85,6 +85,7 @@ class Session:
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = self._checked_at = self._renewed_at = -math.inf
         self._detection_fault: str | None = None
+        self._mismatches: list[Anomaly] = []
         self._hang = HangReport(self.directory)
         self.alerts = Alerts(settings, self.directory, self.table, self.failed)
         self.status_exporters = StatusExporters(settings, self.directory, self.table, self.gaps)
@@ -128,7 +129,16 @@ class Session:
         if self.records % QUOTA_STEPS == 0:
             self._keep_quota()
         self.status_reporter.send(self.sinks)
+        self.status_reporter.send_lag(*lag_of(self.step, self.time, self.newest()))
         self._renew_status()
+
+    def look_at(self, record: StepRecord) -> None:
+        """Judge a record before its turn by the rules without a history; at the root it may open an incident."""
+        if self.detection is None or not self.is_root:
+            return
+        found = self.detection.certain(record)
+        if found:
+            self.incidents.observe(found, record.step, activations=False)
 
     def _judge(self, record: StepRecord) -> list[Anomaly]:
         """Run the detectors and update the incidents; if either fails, records are still written."""
@@ -137,8 +147,10 @@ class Session:
         if self.detection is None:
             return []
         try:
-            found = self.detection.judge(record)
-            activations = bool(found) and bool(self.detection.facts.activation[record.ids].any())
+            found = [*self._mismatches, *self.detection.judge(record)]
+            self._mismatches = []
+            series = self.detection.table.series  # the model's inputs are read at every step, its outputs are not
+            activations = bool(found) and any(series[i].quantity == ACTIVATION_OUTPUT for i in record.ids.tolist())
             self.incidents.take(record, found, activations=activations)
         except Exception as error:  # noqa: BLE001 - a detector may raise anything
             self.detection, self._detection_fault = None, f"{type(error).__name__}: {error}"
@@ -246,6 +258,8 @@ class Session:
             self.gaps.add(gap["sink"], gap["first_step"], gap["last_step"], gap["reason"])
         elif kind in {messages.FLUSH, messages.STATE}:
             self._answer(message)
+        elif kind == messages.MISMATCHES:
+            self._mismatches += [Anomaly.from_json(each) for each in message["anomalies"]]
         elif kind == messages.LOAD_STATE:
             self._load(message["state"], message["step"])
         return bool(kind != messages.CLOSE)

@@ -72,6 +72,12 @@ def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[in
     return newest[0] - step, max(newest[1] - made, 0.0) if made else 0.0
 
 
+LATE_STEPS: Final = 5
+"""Steps behind the training above which the recorder is late: an alarm then comes later than it could."""
+
+LATE_SECONDS: Final = 2.0
+"""Seconds that it must be behind as well: less is the start of the process, and nobody acts faster."""
+
 MESSAGES: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off": messages.FAILURE}
 """The type of the message to the trainer for each kind of `SinkEvent`."""
 
@@ -83,6 +89,7 @@ class StatusReporter:
         self.gaps = gaps
         self._send = send
         self._sent_changes = 0
+        self._sent_lag = 0.0
 
     def send(self, sinks: Iterable[WriterThread]) -> None:
         """Send the events and gaps since the last call."""
@@ -93,6 +100,12 @@ class StatusReporter:
         if self.gaps.changes != self._sent_changes:
             self._sent_changes = self.gaps.changes
             self._send({"type": messages.GAPS, "gaps": self.gaps.to_json()})
+
+    def send_lag(self, steps: int, seconds: float) -> None:
+        """Send how far the recorder is behind the training if that is late, and again when it has doubled."""
+        if steps > LATE_STEPS and seconds > max(LATE_SECONDS, 2 * self._sent_lag):
+            self._sent_lag = seconds
+            self._send({"type": messages.LAG, "steps": steps, "seconds": seconds})
 
     def send_end(self, files: Iterable[WriterThread]) -> None:
         """Send the end of the recording: every gap, and the reason when nothing could be written to `files`."""

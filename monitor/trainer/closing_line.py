@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.incident import NOTE, Incident
 from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.recorder.sinks.gaps import sentence_of
 from trainsentry.monitor.trainer.first_steps import MISSING_CALL, NO_STEP
@@ -24,7 +24,12 @@ def print_closing_line(loop: "StepLoop", output_dir: str, incidents: Sequence[In
     if cost.steps:
         each = 1e3 * cost.added / cost.steps
         added = f"; the monitor added {each:.2f} ms a step, {cost.share:.2%} of the training's own time"
-    lines.append(f"{watched}, {counted(len(incidents), 'incident')}{added}. {_where(loop, output_dir)}")
+    noted = sum(each.severity == NOTE for each in incidents)
+    incidents = [each for each in incidents if each.severity != NOTE]
+    found = counted(len(incidents), "incident") + (f", {counted(noted, 'note')}" if noted else "")
+    if loop.triggers.lag:
+        added += f"; alarms came up to {counted(loop.triggers.lag, 'step')} late"
+    lines.append(f"{watched}, {found}{added}. {_where(loop, output_dir)}")
     lines += [f"incident {each.id}: {each.summary}" for each in incidents[:SHOWN]]
     if incidents:
         more = f"{len(incidents) - SHOWN} more; " if len(incidents) > SHOWN else ""

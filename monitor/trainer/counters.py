@@ -37,7 +37,7 @@ class TrainerCounters:
 
 
 def counters_of(loop: "StepLoop") -> dict[str, Any]:
-    """Return failures, skipped steps, dropped records, the monitor's own cost, and the next step's samples."""
+    """Return failures, skipped steps, dropped records, the monitor's own cost, the next step's samples, and the end."""
     failures = {part: {"count": f.count, "last": f.last} for part, f in loop.guard.failures.items()}
     return {
         "failures": failures,
@@ -48,4 +48,5 @@ def counters_of(loop: "StepLoop") -> dict[str, Any]:
         "cost": loop.overhead.summary(),
         "sampling": sorted(loop.schedule.plan(loop.step)),
         "every": loop.schedule.stretched,
+        **loop.ended,
     }

@@ -1,6 +1,7 @@
 """Ends a run: closes monitors at the interpreter's exit, and writes the last status if nothing else can."""
 
 import atexit
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -14,6 +15,9 @@ from trainsentry.monitor.trainer.step_loop import StepLoop
 
 FLUSH_SECONDS: Final = 60.0
 """Seconds that `flush` and `close` wait for the recorder; it writes a ring of 16 MB in a second or two."""
+
+LONGEST_REASON: Final = 300
+"""Characters of the reason of an end in `status.json`."""
 
 
 class Closable(Protocol):
@@ -50,12 +54,36 @@ def _at_exit() -> None:
         monitor.close()
 
 
+def how_it_ended(stopped: str | None) -> dict[str, str]:
+    """Return `ended` (`finished`, `stopped` or `crashed`) and `why`, for `status.json`, while the monitor closes.
+
+    `stopped` is the reason of a stop that this run was given. Else the exception decides with which the monitor is
+    left: the one in flight (`with`, `try … finally`), or at exit the one that ended the script. SystemExit is an end
+    like any other, and an interactive session keeps old exceptions, which ended nothing.
+    """
+    if stopped is not None:
+        return {"ended": "stopped", "why": stopped}
+    error = sys.exc_info()[1]
+    kind = type(error) if error is not None else getattr(sys, "last_type", None)
+    if error is None and (hasattr(sys, "ps1") or sys.flags.interactive):
+        kind = None
+    if kind is None or issubclass(kind, (SystemExit, GeneratorExit, StopIteration)):
+        return {"ended": "finished"}
+    if issubclass(kind, KeyboardInterrupt):
+        return {"ended": "stopped", "why": kind.__name__}
+    if error is None:
+        error = getattr(sys, "last_value", None)
+    return {"ended": "crashed", "why": f"{kind.__name__}: {error}"[:LONGEST_REASON]}
+
+
 def end_recorder(loop: StepLoop, root: Path) -> None:
     """Flush the recorder, announce the last incidents, and end the recorder.
 
     If it does not answer the flush, the second wait is skipped; the link writes the records that it leaves.
     """
     loop.publish(wait=True)
+    stop = loop.stopped if loop.stopped is not None and loop.stopped.step >= loop.step - 1 else None
+    loop.ended = how_it_ended(stop.reason if stop is not None else None)
     loop.counters.send()
     received, answer = loop.link.ask(messages.FLUSH, messages.FLUSHED, FLUSH_SECONDS)
     loop.triggers.receive(received)

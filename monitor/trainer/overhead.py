@@ -66,9 +66,15 @@ class Cost:
         usual = statistics.median(bare for bare, _ in self._recent)
         return statistics.fmean(added for _, added in self._recent) / usual
 
+    @property
+    def step_seconds(self) -> float | None:
+        """Median wall time of the last steps, with the monitor; None before the second step."""
+        return statistics.median(bare + added for bare, added in self._recent) if self._recent else None
+
     def summary(self) -> dict[str, Any]:
         """Return the cost for `status.json`, in seconds of host time in the training process."""
         return {
+            "step_seconds": self.step_seconds,
             "host_seconds": self.added,
             "seconds_a_step": self.added / max(self.steps, 1),
             "share": self.share,

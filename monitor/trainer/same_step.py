@@ -64,6 +64,7 @@ class SameStep:
         self._send_rows()
         stop = self.loop.triggers.take_stop()
         if stop is not None:
+            self.loop.stopped = stop
             raise stop
 
     def _send_rows(self, *, examined: bool = False) -> None:

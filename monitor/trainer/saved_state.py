@@ -1,4 +1,4 @@
-"""The monitor's state in a user's checkpoint: the step, and the learned state of one rank's detectors."""
+"""The monitor's state in a user's checkpoint: the step, the learned state of one rank's detectors, fingerprints."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,9 +8,11 @@ DETECTION_KEYS: Final = {"series", "count", "last_clean"}
 NO_RANK: Final = -1
 
 
-def state_of(step: int, detection: dict[str, Any] | None = None, rank: int = NO_RANK) -> dict[str, Any]:
-    """Return a state as plain data."""
-    return {"step": step, "detection": detection, "rank": rank}
+def state_of(
+    step: int, detection: dict[str, Any] | None = None, rank: int = NO_RANK, fingerprints: str = ""
+) -> dict[str, Any]:
+    """Return a state as plain data; `fingerprints` are those of the tensors that the checkpoint saves."""
+    return {"step": step, "detection": detection, "rank": rank, "fingerprints": fingerprints}
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +25,9 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     detection = state.get("detection")
     if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
         raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: the result of state_dict()")
-    return state_of(state["step"], detection, state.get("rank", NO_RANK))
+    fingerprints = state.get("fingerprints", "")
+    known = fingerprints if isinstance(fingerprints, str) else ""
+    return state_of(state["step"], detection, state.get("rank", NO_RANK), known)
 
 
 def detection_for(rank: int, state: Mapping[str, Any]) -> dict[str, Any] | None:

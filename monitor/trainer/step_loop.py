@@ -1,7 +1,7 @@
 """The training process's part of each step: collect, judge before the update, send records, open the next step."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,18 +19,21 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.settings import COMMUNICATION
 from trainsentry.monitor.config.schema import MonitorConfig
+from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.ranks.consensus import Consensus, Proposal
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.recorder.sinks.known_gaps import RING
 from trainsentry.monitor.schedule import Schedule
 from trainsentry.monitor.step_end import StepEnd, checked_micro_steps
+from trainsentry.monitor.trainer.checkpoint_check import CheckpointCheck
 from trainsentry.monitor.trainer.counters import TrainerCounters
 from trainsentry.monitor.trainer.first_steps import FirstSteps
 from trainsentry.monitor.trainer.live_control import LiveControl
 from trainsentry.monitor.trainer.outbox import Outbox
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.same_step import SameStep
+from trainsentry.monitor.trainer.saved_state import detection_for
 from trainsentry.monitor.trainer.scalar_log import ScalarLog
 from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
 from trainsentry.monitor.trainer.triggers import OverflowLimit, Triggers
@@ -95,6 +98,8 @@ class StepLoop:
         self._plan: frozenset[str] = frozenset()
         self.scalars = ScalarLog(watch, guard)
         self._scale_noted = False
+        self.stopped: TrainingStopped | None = None
+        self.ended: dict[str, str] = {}
         self.counters = TrainerCounters(self)
         self.first_steps = FirstSteps(self)
         self._has_closure = False
@@ -105,6 +110,14 @@ class StepLoop:
         self.stops_at_boundary = False
         self.step_callbacks: list[StepCallback] = []
         self.control = LiveControl(self, config, ranks)
+        self.checkpoint = CheckpointCheck(None, None, guard, link)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that the user has loaded into the running monitor."""
+        step = int(state["step"])
+        self.go_to(step)
+        self.link.send(messages.LOAD_STATE, state=detection_for(self.rank, state), step=step)
+        self.checkpoint.load(state["fingerprints"])
 
     def go_to(self, step: int) -> None:
         """Continue from another step, as after loading a checkpoint; earlier decisions of the ranks are void."""
@@ -215,6 +228,7 @@ class StepLoop:
         if found_inf is not None and self.schedule.plan(self.step):
             self.watch.log(FOUND_INF, found_inf, 0)
         self._has_closure = has_closure
+        self.checkpoint.before_update(self.step, complete=not self.watch.adopted_only)
         self.watch.before_update(optimizer, gradients_ready=not has_closure)
         self._dump_before_update()
         if not has_closure:
@@ -290,6 +304,7 @@ class StepLoop:
         stop = self.consensus.stop_after(step, agreed, self.triggers.stop)
         if stop is not None:
             self.triggers.take_stop()
+            self.stopped = stop
             raise stop
 
     def _propose(self, step: int) -> Proposal:
@@ -351,6 +366,7 @@ class StepLoop:
 
     def _open(self) -> None:
         self._plan = self.schedule.plan(self.step)
+        self.watch.in_window = self.schedule.covers(self.step)
         self.watch.open_step(self._plan)
 
     def doing(self) -> dict[str, Any]:

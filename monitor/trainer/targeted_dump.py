@@ -9,6 +9,7 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.backend import Replay, TensorCapture, TensorFiles
 from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
 from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.config.schema import Dump
 
 PART: Final = "dump"
@@ -236,7 +237,7 @@ class TargetedDump:
             return
         dump.close({"holds": sorted({_kind(name) for name in dump.names}), "left_out": self._left_out})
         where = dump.directory.relative_to(self.directory.parent)
-        self.done(self._incident.id, f"dump: {where} ({self._tensors} tensors)")
+        self.done(self._incident.id, f"dump: {where} ({counted(self._tensors, 'tensor')})")
 
 
 def verdict_on_replays(a: RankDump, b: RankDump) -> str:

@@ -40,7 +40,8 @@ class Triggers:
 
     `receive` takes an incident from the recorder, `proposal` counts it, the ranks agree that all of them have received
     it (a single rank agrees at once), and `act_on` acts on it. A new incident makes the sampling dense, so that weights
-    are read and its ranking settles. Incidents are logged where `speaks`: on one rank of those that agree.
+    are read and its ranking settles. Incidents are logged where `speaks`: on one rank of those that agree. `lag` is the
+    most steps that the recorder was late.
     """
 
     def __init__(self, settings: OnIncident | None, consensus: Consensus, link: RecorderLink, guard: Guard) -> None:
@@ -52,6 +53,7 @@ class Triggers:
         self.incidents: dict[int, Incident] = {}
         self.speaks = True
         self.output_dir = ""
+        self.lag = 0
         self._said: dict[int, int] = {}
         self.callbacks: list[Callback] = []
         self.stop: TrainingStopped | None = None
@@ -75,6 +77,8 @@ class Triggers:
                 self._receive_incident(message)
             elif message["type"] == messages.SUSPICION:
                 self._suspicion = True
+            elif message["type"] == messages.LAG:
+                self._report_lag(int(message["steps"]), float(message["seconds"]))
             elif message["type"] in {messages.FAILURE, messages.TROUBLE}:
                 self._report_trouble(message)
             elif message["type"] == messages.GOES_ON:
@@ -96,8 +100,19 @@ class Triggers:
             self._settled_ids.add(incident.id)
             self._just_settled.append(incident.id)
 
+    def _report_lag(self, steps: int, seconds: float) -> None:
+        """Log, once, that the recorder is behind the training."""
+        if not self.lag:
+            logger.warning(
+                "trainsentry: the recorder is %s (%.0f s) behind the training, so alarms come later by as much. Give "
+                "it a free core, or sample less: larger collect.<part>.every, or overhead_budget",
+                counted(steps, "step"),
+                seconds,
+            )
+        self.lag = max(self.lag, steps)
+
     def _report_trouble(self, message: dict[str, Any]) -> None:
-        """Log that a part of the recorder failed for good, or that it cannot write now."""
+        """Log that a part of the recorder failed, or that it cannot write now."""
         part, text = message["part"], message["message"]
         name = WRITERS.get(part, part)
         since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start"
@@ -270,7 +285,7 @@ class OverflowLimit:
         if self.nums < 0 or self.overflow.count < self.nums or self.triggers.stop is not None:
             return
         incident = max(self.triggers.incidents.values(), key=lambda i: i.id, default=None)
-        reason = f"overflow in {self.overflow.count} steps, overflow_nums is {self.nums}"
+        reason = f"overflow in {counted(self.overflow.count, 'step')}, overflow_nums is {self.nums}"
         self.nums = -1
         self.triggers.stop = OverflowLimitReached(step, reason, incident)
         if incident is not None:

@@ -26,6 +26,7 @@ from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.claim import Claim, claim_start, release
 from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.trainer.checkpoint_check import CheckpointCheck
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.saved_state import detection_for
 from trainsentry.monitor.trainer.step_loop import StepCallback, StepLoop
@@ -189,9 +190,22 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
         ranks=len(watched),
     )
     loop.step_callbacks = shared.step_callbacks
+    loop.checkpoint = _checkpoint_check(run, watch, loop)
     if run.rank == watched[0]:
         loop.control.read(root / settings.file_name(CONTROL), run.config_file)
     return loop
+
+
+def _checkpoint_check(run: RunStart, watch: ModelWatch, loop: StepLoop) -> CheckpointCheck:
+    """Return the check of checkpoints; ranks put their fingerprints together if all of them are watched."""
+    reader = run.framework.fingerprints(watch) if run.config.detect is not None else None
+    all_watched = len(run.config.watched_ranks(run.world_size)) == run.world_size
+    store = run.rank_group.rendezvous.store if run.rank_group is not None and all_watched else None
+    rank, world = run.rank, run.world_size
+    check = CheckpointCheck(reader, store, loop.guard, loop.link, rank=rank, world=world)
+    if run.saved_state is not None:
+        check.load(run.saved_state["fingerprints"])
+    return check
 
 
 def _targeted_dump(run: RunStart, watch: ModelWatch, directory: Path, triggers: Triggers) -> TargetedDump | None:

@@ -19,11 +19,11 @@ def draws():
 
 
 def test_one_seed_makes_every_source_draw_the_same():
-    trainsentry.seed_all(5)
+    trainsentry.seed_all(5, rm_dropout=False)
     first = draws()
-    trainsentry.seed_all(5)
+    trainsentry.seed_all(5, rm_dropout=False)
     assert draws() == first
-    trainsentry.seed_all(6)
+    trainsentry.seed_all(6, rm_dropout=False)
     assert draws() != first
 
 

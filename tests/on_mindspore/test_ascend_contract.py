@@ -44,10 +44,11 @@ def test_the_operation_that_dumps_gradients_takes_a_function():
 
 
 def test_every_key_of_the_kernel_dumps_configuration_is_known_to_the_library(tmp_path):
-    chosen = SimpleNamespace(calls=["MatMul-op1"], scope=(), summary_mode="statistics")
+    chosen = SimpleNamespace(calls=["MatMul-op1"], scope=(), summary_mode="statistics", file_format="npy")
     config = SimpleNamespace(
         task="overflow_check", chosen=chosen, step=[1], rank=[], dump_path=str(tmp_path),
         selection=lambda _: SimpleNamespace(sides=frozenset({"input", "output"})),
+        overflow_check=SimpleNamespace(overflow_nums=1, check_mode="all"),
     )  # fmt: skip
     written = kernel_dump.configuration(config)
     keys = {key for block in written.values() for key in block} | set(written)

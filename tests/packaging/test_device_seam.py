@@ -20,7 +20,8 @@ TYPES = frozenset({"cuda", "npu", "xpu", "mps", "torch_npu", "nccl", "hccl", "gl
 
 ALLOWED = {
     "collectors/torch/calls/call_names.py": {"npu"},  # `torch.ops.npu` is a namespace of operators, which dumps name
-    "monitor/cli/demo.py": {"cuda", "npu"},  # `--device cuda` is a word of the command line
+    "monitor/cli/demo/command.py": {"cuda", "npu"},  # `--device cuda` is a word of the command line
+    "monitor/debugger/free_benchmark_config.py": {"cuda", "npu"},  # values of `fuzz_device`
     "monitor/doctor/machine.py": {"torch_npu"},  # a package with a version
 }
 

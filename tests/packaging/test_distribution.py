@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("monitor", "anomaly", "collectors", "exporters")
+DATA = ("*.py", "*.jinja", "*.schema.json", "grafana/*", "debugger_defaults.json", "live/web/*")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def built(tmp_path_factory):
 
 
 def modules_in_tree():
-    files = [p for room in ROOMS for suffix in ("*.py", "*.jinja") for p in (ROOT / room).rglob(suffix)]
+    files = [p for room in ROOMS for suffix in DATA for p in (ROOT / room).rglob(suffix)]
     return {str(Path("trainsentry") / p.relative_to(ROOT)) for p in files}
 
 

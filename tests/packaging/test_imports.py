@@ -19,6 +19,7 @@ FRAMEWORKS_ALLOWED = (
     "collectors/torch/",
     "collectors/mindspore/",
     "monitor/demo/",
+    "monitor/doctor/mindspore_",
     "monitor/doctor/torch_",
     "monitor/integrations/",
     "monitor/cli/demo",

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from trainsentry.collectors.torch.device.npu import NPU
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.demo.model import GptConfig
-from trainsentry.monitor.doctor import torch_device, torch_ranks, torch_training
+from trainsentry.monitor.doctor import torch_device, torch_ranks, torch_training, verdicts
 from trainsentry.monitor.doctor.check import attempt
 
 CHECKS = {
@@ -49,32 +49,32 @@ def trained(tmp_path_factory):
     """A bare training and a watched one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_training, "SIZES", SMALL)
-        settings = {"output_dir": str(tmp_path_factory.mktemp("doctor")), "collect": torch_training.EVERYTHING}
-        return torch_training.train(NPU), torch_training.train(NPU, settings)
+        everything, _, _ = verdicts.configurations(str(tmp_path_factory.mktemp("doctor")))
+        return torch_training.train(NPU), torch_training.train(NPU, everything)
 
 
 def test_a_device_that_trains_otherwise_when_it_is_watched_is_found_out(trained):
     bare, watched = trained
-    assert torch_training._harm(bare, bare, watched).state == "OK"
+    assert verdicts.harm(bare, bare, watched).state == "OK"
     other = replace(watched, losses=[*watched.losses[:-1], watched.losses[-1] + 1e-7])
-    harm = torch_training._harm(bare, bare, other)
+    harm = verdicts.harm(bare, bare, other)
     assert (harm.state, "doctor.json" in harm.advice) == ("wrong", True)
     weights = [*watched.weights[:-1], watched.weights[-1] + 1e-7]
-    assert torch_training._harm(bare, bare, replace(watched, weights=weights)).state == "wrong"
-    assert "not comparable" in torch_training._harm(bare, other, watched).found
+    assert verdicts.harm(bare, bare, replace(watched, weights=weights)).state == "wrong"
+    assert "not comparable" in verdicts.harm(bare, other, watched).found
 
 
 def test_wrong_and_missing_numbers_are_found_out(trained):
     _, watched = trained
-    assert torch_training._truth(NPU, watched).state == "OK"
+    assert verdicts.truth(watched, 1e-4).state == "OK"
     wrong = {name: 1.01 * norm for name, norm in watched.recorded.items()}
-    assert torch_training._truth(NPU, replace(watched, recorded=wrong)).state == "wrong"
-    assert "29 of 29 gradients have no row" in torch_training._truth(NPU, replace(watched, recorded={})).found
+    assert verdicts.truth(replace(watched, recorded=wrong), 1e-4).state == "wrong"
+    assert "29 of 29 gradients have no row" in verdicts.truth(replace(watched, recorded={}), 1e-4).found
 
 
 def test_a_recorder_that_is_a_thread_is_slow(trained):
-    assert torch_training._recorder(trained[1]).state == "OK"
-    assert torch_training._recorder(replace(trained[1], recorder="thread")).state == "slow"
+    assert verdicts.recorder(trained[1]).state == "OK"
+    assert verdicts.recorder(replace(trained[1], recorder="thread")).state == "slow"
 
 
 def test_a_device_that_fails_is_a_finding(monkeypatch):

@@ -11,7 +11,9 @@ from torch import nn
 
 import trainsentry
 from trainsentry import OverflowLimitReached, PrecisionDebugger
+from trainsentry.collectors.statistics import INFS, NANS
 from trainsentry.collectors.torch.device.npu import NPU
+from trainsentry.collectors.torch.rows.list_statistics import ListStatistics
 
 
 class Half(nn.Module):
@@ -62,12 +64,12 @@ def test_the_mode_is_recognised(mode):
     assert not flag.is_set()
 
 
-def checked(tmp_path, body, nums=-1):
+def checked(tmp_path, body, nums=-1, level="L1", model=None):
     path = tmp_path / "config.json"
-    settings = {"task": "overflow_check", "level": "L1", "overflow_check": {"overflow_nums": nums}}
+    settings = {"task": "overflow_check", "level": level, "overflow_check": {"overflow_nums": nums}}
     path.write_text(json.dumps({"dump_path": str(tmp_path / "dump"), **settings}))
     debugger = PrecisionDebugger(str(path))
-    debugger.start(None)
+    debugger.start(model)
     body()
     debugger.stop()
     debugger.step()
@@ -91,6 +93,36 @@ def test_an_overflow_before_the_check_is_not_blamed_on_its_first_call(tmp_path, 
     large * 2
     x = torch.ones(2, device="npu")
     assert checked(tmp_path, lambda: x + 1) == {}
+
+
+class Doubled(torch.autograd.Function):
+    """Its backward pass overflows in the middle, and its result is small again."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 60_000.0 * 60_000.0 * 1e-6
+
+
+def test_a_backward_pass_that_overflows_is_found_and_no_other(tmp_path, mode):
+    class Inner(nn.Module):
+        def forward(self, x):
+            return Doubled.apply(x)
+
+    model = nn.Sequential(nn.Linear(2, 2), Inner(), nn.Linear(2, 2)).to("npu").half()
+    x = torch.ones(3, 2, dtype=torch.float16, device="npu")
+    data = checked(tmp_path, lambda: (model(x) * 0.5).sum().backward(), level="mix", model=model)
+    backward = [name for name in data if ".backward" in name]
+    assert [name for name in data if ".forward" in name] == []
+    if mode == "saturation":
+        assert backward[0] == "Module.1.Inner.backward.0"
+        assert set(backward) <= {"Module.1.Inner.backward.0", "Module.root.Sequential.backward.0"}
+    else:  # Inf goes on to the weights below
+        assert "Module.1.Inner.backward.0" in backward
+    assert data["Module.1.Inner.backward.0"]["overflow"] == "made"
 
 
 @pytest.mark.parametrize("when", ["before", "inside", "never"])
@@ -127,3 +159,19 @@ def test_a_healthy_run_in_either_mode_counts_none(out, mode):
         monitor.flush()
         assert monitor._loop.overflow.count == 0
         assert monitor.incidents == ()
+
+
+def test_reading_statistics_together_sets_no_flag_and_they_are_true(no_waiting):
+    """A mask may hold the smallest value of its dtype, so that its norm is beyond the largest."""
+    masks = [torch.full((3000,), torch.finfo(dtype).min, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+    tensors = [*masks, torch.empty(0), torch.zeros(3), torch.tensor([65504.0, -1.0]).half(), torch.randn(4000)]
+    with simulated_npu.saturating():
+        statistics = ListStatistics(torch.device("npu", 0))
+        copy = NPU.copy_to_host(statistics.rows_of([x.to("npu:0") for x in tensors]))
+        copy.wait()
+        assert not torch.ops.simulated_npu.overflow_seen()
+    for x, row in zip(tensors, copy.array().tolist(), strict=True):
+        if x.numel():
+            want = [x.double().min(), x.double().max(), x.double().mean(), x.double().norm().clamp(max=3.4028235e38)]
+            assert row[:4] == pytest.approx([float(one) for one in want], rel=1e-5, abs=1e-6)
+        assert row[NANS : INFS + 1] == [0.0, 0.0]

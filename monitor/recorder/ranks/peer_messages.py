@@ -144,7 +144,7 @@ def _incident(rank: Check) -> Check:
     incident = {"id": _whole(0, 2**53), "step": step, "rank": rank, "score": _NUMBER, "first_seen": step}
     incident |= dict.fromkeys(("name", "quantity", "statistic", "kind", "severity", "summary"), _text)
     incident |= {"last_seen": step, "suspects": _each(_members(suspect)), "actions": _each(_text)}
-    return _members(incident)
+    return _members(incident, {"again": _each(step), "returns": _SMALL})
 
 
 _DEFINITIONS: Final = _members(dict.fromkeys(("series_from", "series", "layouts_from", "layouts"), lambda _: True))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from trainsentry.anomaly.across_ranks.replicas import ReplicaRule, ReplicasOfStep
 from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.collectors.series import GRADIENT, PARAMETER, UNKNOWN_REGION, SeriesTable
+from trainsentry.collectors.series import BUFFER, GRADIENT, PARAMETER, UNKNOWN_REGION, SeriesTable
 from trainsentry.collectors.statistics import fingerprints
 
 PARTED: Final = -1
@@ -88,7 +88,7 @@ class ReplicaGroups:
 
         Updates and optimizer state of differing copies only show the effect; a tensor of unknown region has no replica.
         """
-        compared = np.asarray([x.quantity in {PARAMETER, GRADIENT} for x in self.table.series], bool)
+        compared = np.asarray([x.quantity in {PARAMETER, BUFFER, GRADIENT} for x in self.table.series], bool)
         placed = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts], bool)
         found: npt.NDArray[np.bool_] = compared[keys >> 32] & placed[keys & _LOW]
         return found

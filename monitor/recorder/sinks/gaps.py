@@ -47,6 +47,10 @@ class Gaps:
         with self._lock:
             self._open.pop(sink, None)
 
+    def of(self, sink: str) -> list[dict[str, Any]]:
+        """Return the gaps of a sink."""
+        return [gap for gap in self.to_json() if gap["sink"] == sink]
+
     def to_json(self) -> list[dict[str, Any]]:
         """Return the gaps as plain data."""
         with self._lock:

@@ -41,7 +41,10 @@ MAX_PAUSE: Final = 5.0
 """Seconds between retries at most, so that a disk with room again is noticed soon."""
 
 MAX_FAULTS: Final = 3
-"""Consecutive faults of a writer (not of the file system) after which its sink is off."""
+"""Consecutive faults of a writer (not of the file system) after which its sink is off for a while."""
+
+OFF_SECONDS, MAX_OFF_SECONDS = 60.0, 3600.0
+"""Seconds that a sink is off: twice as long each time that it fails again at once, up to an hour."""
 
 LAST_SECONDS: Final = 1.0
 """Seconds to wait at the end for a sink that is failing."""
@@ -55,7 +58,7 @@ MAX_REPORTED: Final = 5
 
 @dataclass(frozen=True)
 class SinkEvent:
-    """A change of a sink: it has `trouble` and retries, it `goes_on` again, or it is `off` for good."""
+    """A change of a sink: it has `trouble` and retries, it `goes_on` again, or it is `off` for a while."""
 
     kind: Literal["trouble", "goes_on", "off"]
     reason: str
@@ -75,7 +78,7 @@ class WriterThread:
     `submit` queues a write, `settle` waits for the queue, at most `max_wait` seconds per trouble. A write that raises
     `OSError` is retried, and later writes wait in the queue, up to `kept_bytes`. Writes that do not fit are a gap. Any
     other exception is a fault of the writer: its record is left out, and after `MAX_FAULTS` consecutive faults the sink
-    is off. `settle` never waits for a sink that is not `patient`.
+    is off for `OFF_SECONDS`; then the next write tries it again. `settle` never waits for a sink that is not `patient`.
     """
 
     def __init__(
@@ -101,7 +104,8 @@ class WriterThread:
         self._held = 0
         self._began: float | None = None
         self._failing = self._closing = self._refusing = False
-        self._faults = self._reported = 0
+        self._faults = self._reported = self._times_off = 0
+        self._off_seconds, self._back_at = OFF_SECONDS, 0.0
         self._events: list[SinkEvent] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = threading.Thread(
@@ -138,6 +142,8 @@ class WriterThread:
         """Queue a write that belongs to `step` and holds `size` bytes; the `last` one is always accepted."""
         with self._changed:
             size += JOB_BYTES
+            if self.off is not None and not self._closing and self._clock() >= self._back_at:
+                self.off, self._faults = None, MAX_FAULTS - 1
             if self.off is not None or self._closing:
                 self._note_gap(step, self.off or "it is closed")
             elif self._writes and self._held + size > self.kept_bytes and not last:
@@ -206,7 +212,7 @@ class WriterThread:
         """Return the oldest write, which stays in the queue until it is done; None when the thread can end."""
         with self._changed:
             self._changed.wait_for(lambda: self._writes or self._closing)
-            if not self._writes or self.off is not None:
+            if not self._writes:
                 return None
             self._began = self._clock()
             return self._writes[0]
@@ -216,7 +222,7 @@ class WriterThread:
             self._remove_oldest()
             self.written += 1
             if self._faults:
-                self._faults = 0
+                self._faults, self._off_seconds = 0, OFF_SECONDS
                 self.gaps.end(self.name)
             self._failing = False
             if not self._writes and self.trouble is not None:
@@ -242,6 +248,9 @@ class WriterThread:
             self._faults += 1
             if self._faults >= MAX_FAULTS:
                 self.off = reason
+                self._times_off += 1
+                self._back_at = self._clock() + self._off_seconds
+                self._off_seconds = min(2 * self._off_seconds, MAX_OFF_SECONDS)
                 self._add_event("off", reason, step)
                 self._drop_all(reason)
             else:
@@ -269,7 +278,7 @@ class WriterThread:
         self.trouble = reason
 
     def _add_event(self, kind: Literal["trouble", "goes_on", "off"], reason: str, step: int) -> None:
-        if self._reported <= MAX_REPORTED or kind == "off":
+        if (self._times_off if kind == "off" else self._reported) <= MAX_REPORTED:
             self._events.append(SinkEvent(kind, reason, step))
 
 
@@ -321,7 +330,8 @@ class Writers:
                 yield f"global {entry.key}" if is_global else entry.key, (entry, block)
 
     def _begin(self, name: str, entry: ExporterEntry, block: Any, settings: RecorderSettings) -> None:
-        place = settings.place(self.directory, self.table, self.restart, partial(self.gaps.add, name))
+        lost, missing = partial(self.gaps.add, name), partial(self.gaps.of, name)
+        place = settings.place(self.directory, self.table, self.restart, lost, missing)
         exporter: Exporter = make_exporter(entry, block, place)
         sink = WriterThread(name, self.gaps, settings.max_wait, patient=entry.patient)
         if isinstance(exporter, OpeningExporter):

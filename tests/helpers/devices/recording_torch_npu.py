@@ -37,7 +37,8 @@ class Stream:
 class RecordingTorchNpu:
     """Functions return what torch_npu's would; `calls` has the name, the positional and the keyword arguments.
 
-    `overflowed` is the state of the flag; `formats` maps the id of a tensor to its format.
+    `overflowed` is the state of the flag; `formats` maps the id of a tensor to its format. `faulty` are
+    the addresses of a fault of memory, and `fault_is_in` is what `check_uce_in_memory` says of it.
     """
 
     def __init__(self, *, inf_nan, initialized=True, devices=2):
@@ -46,6 +47,8 @@ class RecordingTorchNpu:
         self.initialized = initialized
         self.overflowed = False
         self.formats = {}
+        self.faulty = []
+        self.fault_is_in = 0
         self.streams = [Stream(self.calls), Stream(self.calls)]
         self.current = 0
         self.devices = devices
@@ -78,6 +81,9 @@ class RecordingTorchNpu:
             "max_memory_allocated": 7,
             "memory_reserved": 8,
             "mem_get_info": (100, 200),
+            "_get_uce_addr": lambda: list(self.faulty),
+            "check_uce_in_memory": lambda _: self.fault_is_in,
+            "restart_device": lambda *_, **__: self.faulty.clear(),
         }
         of_utils = {
             "is_support_inf_nan": lambda: self.inf_nan,
@@ -165,6 +171,9 @@ def every_call(*, inf_nan):
             flag.is_set()
         npu.overflow_status(torch.device("cpu"))
         npu.faults()
+        module.npu.check_uce_in_memory(0)
+        module.npu.restart_device(0)
+        npu._faults.forget()
         npu.seed(3)
         npu.restore_rng_states(npu.rng_states())
         npu.memory(device)

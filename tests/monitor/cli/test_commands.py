@@ -1,6 +1,7 @@
 """Commands print what their help promises and end with the right exit code."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -32,6 +33,25 @@ def test_diagnose_names_the_first_suspect_and_exits_with_1(broken_run):
     assert result.exit_code == 1
     assert "1. 2.weight (parameter, rank 0)" in result.output
     assert "3." not in [line.split()[0] for line in result.output.splitlines() if line.strip()]
+
+
+def test_diagnose_begins_with_a_count_and_wraps_nothing_in_a_pipe(broken_run):
+    lines = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["diagnose", str(broken_run)]).output.splitlines()
+    assert re.fullmatch(r"1 incident|\d+ incidents, \d+ critical; the worst first", lines[0])
+    assert max(map(len, lines)) > 100
+    assert all(re.match(r"incident \d+, |  ?\d+\. |     ", line) for line in lines[1:])
+
+
+def test_diagnose_wraps_with_an_indent_on_a_terminal(broken_run, monkeypatch):
+    from trainsentry.monitor.cli.console import out
+
+    monkeypatch.setattr(out, "_force_terminal", True)
+    monkeypatch.setattr(out, "_width", 60)
+    monkeypatch.setattr(out, "_height", 40)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", invoke("diagnose", broken_run).output).splitlines()
+    first = next(i for i, line in enumerate(lines) if "  1. 2.weight" in line)
+    assert max(map(len, lines)) <= 60
+    assert all(line.startswith(("     ", "  2. ")) for line in lines[first + 1 : first + 4])
 
 
 def test_diagnose_gives_the_same_first_suspect_from_the_tables_alone(broken_run, tmp_path):
@@ -102,6 +122,43 @@ def test_csv2tb_converts_and_says_how_to_open_it(broken_run, tmp_path):
     assert result.exit_code == 0
     assert list((tmp_path / "tb" / "rank0").glob("events.out.tfevents.*"))
     assert "tensorboard --logdir" in result.output
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_csv2tb_counts_the_bytes_of_the_tables_that_it_was_asked_for(broken_run, tmp_path, jobs):
+    from trainsentry.exporters.convert.csv2tb import csv2tb
+
+    asked = sum(path.stat().st_size for path in broken_run.glob("rank0/gradient_*.csv"))
+    for _ in range(2):  # the second time it is up to date
+        totals, read = [], []
+        csv2tb(
+            broken_run,
+            tmp_path,
+            quantities=["gradient"],
+            jobs=jobs,
+            begin=totals.append,
+            progress=lambda _, n, read=read: read.append(n),
+        )
+        assert (totals, sum(read)) == ([asked], asked)
+
+
+def test_csv2tb_that_is_stopped_says_how_to_go_on_and_keeps_what_is_done(broken_run, tmp_path, monkeypatch):
+    from trainsentry.exporters.convert import csv2tb
+
+    convert, done = csv2tb.convert_table, []
+
+    def stopped_at_the_third(*arguments):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(1)
+        return convert(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(csv2tb, "convert_table", stopped_at_the_third)
+        result = invoke("csv2tb", broken_run, tmp_path)
+    assert result.exit_code == 130
+    assert "the same command goes on" in result.output
+    assert "2 tables already up to date" in invoke("csv2tb", broken_run, tmp_path).output
 
 
 def test_config_check_prints_the_whole_configuration_or_the_mistake(tmp_path):

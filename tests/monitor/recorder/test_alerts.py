@@ -14,8 +14,6 @@ from tiny_models import flip_bit, mlp, train
 
 import trainsentry
 from trainsentry.exporters import webhook
-from trainsentry.exporters.files.json_files import replace_json
-from trainsentry.exporters.prometheus import registry_of, write_textfile
 
 SETTINGS = {"url_env": "HOOK", "token_env": "TOKEN", "style": "json", "timeout": 2.0, "retries": 3, "pause": 0.01}
 INCIDENT = {
@@ -251,36 +249,6 @@ def test_a_server_of_experiments_that_does_not_answer_is_asked_again():
     assert backend.logged == [0]
 
 
-def test_metrics_are_few_and_hold_what_the_files_say(tmp_path):
-    for rank in range(2):
-        status = {
-            "state": "running",
-            "step": 7 + rank,
-            "anomalies": 3,
-            "updated": time.time(),
-            "gaps": [],
-            "failures": {},
-        }
-        replace_json(tmp_path / f"rank{rank}" / "status.json", status | {"cost": {"recent_share": 0.01}})
-    (tmp_path / "incidents.jsonl").write_text(json.dumps(INCIDENT | {"kind": "spike"}) + "\n")
-    (tmp_path / "rank0" / "scalars_0-999.csv").write_text("name,step,micro_step,value\nloss,7,0,2.5\n")
-    registry = registry_of(tmp_path)
-    assert registry.get_sample_value("trainsentry_step", {"rank": "1"}) == 8
-    assert registry.get_sample_value("trainsentry_incidents", {"severity": "critical", "kind": "spike"}) == 1
-    assert registry.get_sample_value("trainsentry_loss") == 2.5
-    assert registry.get_sample_value("trainsentry_ranks_running") == 2
-    write_textfile(tmp_path, tmp_path / "metrics" / "run.prom")
-    assert "trainsentry_loss 2.5" in (tmp_path / "metrics" / "run.prom").read_text()
-
-
-def test_very_many_ranks_are_shown_by_their_extremes(tmp_path):
-    for rank in range(70):
-        replace_json(tmp_path / f"rank{rank}" / "status.json", {"state": "running", "step": rank})
-    registry = registry_of(tmp_path)
-    assert registry.get_sample_value("trainsentry_step", {"extreme": "max"}) == 69
-    assert registry.get_sample_value("trainsentry_step", {"rank": "3"}) is None
-
-
 def test_the_endpoint_serves_while_the_run_goes_on(out):
     torch.manual_seed(0)
     model = mlp()
@@ -292,7 +260,7 @@ def test_the_endpoint_serves_while_the_run_goes_on(out):
         train(model, optimizer, 5, monitor)
         monitor.flush()
         page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-    assert 'trainsentry_step{rank="0"} 4.0' in page
+    assert f'trainsentry_step{{rank="0",run="{out}"}} 4.0' in page
     assert "fc" not in page
     assert json.loads((out / "rank0" / "status.json").read_text())["gaps"] == []
 
@@ -305,6 +273,7 @@ def test_the_textfile_is_renewed_a_last_time_when_the_run_ends_and_lacks_no_step
     config = {"output_dir": str(out), "export": {"prometheus": {"port": None, "textfile": str(textfile)}}}
     with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
         train(model, optimizer, 5, monitor)
-    assert 'trainsentry_step{rank="0"} 4.0' in textfile.read_text()
-    assert "trainsentry_ranks_running 0.0" in textfile.read_text()
+    assert f'trainsentry_step{{rank="0",run="{out}"}} 4.0' in textfile.read_text()
+    assert f'trainsentry_ranks_running{{run="{out}"}} 0.0' in textfile.read_text()
+    assert f'trainsentry_run_state{{run="{out}",state="finished"}} 1.0' in textfile.read_text()
     assert "lacks" not in capsys.readouterr().err

@@ -6,13 +6,13 @@ from watched import STEPS, bare, errors, make, plant, status
 
 from trainsentry.collectors.torch import saving, watch
 from trainsentry.collectors.torch.hooks import activations
-from trainsentry.collectors.torch.parameters import gradients, readers
+from trainsentry.collectors.torch.parameters import gradients, model_state, readers
 
 PLACES = {
     "activations": (activations.ActivationHooks, "_observe"),
     "gradients": (gradients.GradientReader, "read"),
-    "parameters": (watch, "read_parameters"),
-    "optimizer_state": (watch, "read_state"),
+    "parameters": (model_state, "read_parameters"),
+    "optimizer_state": (model_state, "read_state"),
     "updates": (readers.UpdateReader, "keep"),
     "log": (watch.TorchWatch, "log"),
     "step boundary": (watch.TorchWatch, "before_update"),
@@ -36,7 +36,7 @@ def test_an_exception_planted_in_a_hook_is_contained(out, monkeypatch, caplog, p
 
 
 def test_strict_lets_it_through(out, monkeypatch):
-    monkeypatch.setattr(watch, "read_parameters", plant)
+    monkeypatch.setattr(model_state, "read_parameters", plant)
     model, optimizer, monitor = make(out, strict=True)
     with monitor, pytest.raises(OSError, match="planted"):
         train(model, optimizer, STEPS, monitor)

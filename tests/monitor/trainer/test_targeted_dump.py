@@ -1,5 +1,6 @@
 """An incident dumps the right step: the suspects first, within a budget, and not too often."""
 
+import copy
 import json
 
 import pandas as pd
@@ -97,9 +98,10 @@ def test_the_cool_down_separates_dumps(out):
 
         def before_step(step):
             monitor.flush()  # so that what the recorder says does not depend on who is faster
-            bad = step in {13, 45, 90}
+            places = {13: model[2].weight, 45: model[0].weight, 90: model[2].bias}  # the same would be one incident
             with torch.no_grad():
-                model[2].weight[1, 2] = float("nan") if bad else 0.1
+                if step in places:
+                    places[step].view(-1)[2] = float("nan")
                 if step in {14, 46, 91}:
                     for p in model.parameters():
                         p.nan_to_num_(0.1)
@@ -143,12 +145,12 @@ def test_after_a_rollback_a_new_fault_is_a_new_incident_with_its_dump_in_new_fil
     model, optimizer, monitor = make(out)
     with monitor:
         train(model, optimizer, 20, monitor)
-        state, weights = monitor.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
+        state, weights = monitor.state_dict(), copy.deepcopy(model.state_dict())
+        moments = copy.deepcopy(optimizer.state_dict())
         train(model, optimizer, 15, monitor, before_step=break_weight(model, at=5))
         monitor.flush()
         model.load_state_dict(weights)
-        for held in optimizer.state.values():
-            held["exp_avg"].zero_(), held["exp_avg_sq"].fill_(1e-4)
+        optimizer.load_state_dict(moments)
         monitor.load_state_dict(state)
 
         def before_step(step):

@@ -14,6 +14,6 @@ def _harm(run):
 CASE = Case(
     "F30",
     "learning rate times 30",
-    Expect(("optimizer", "update"), ("update_size",)),
+    Expect(("optimizer", "update"), ("update_size", "option_change")),
     before_step=_harm,
 )

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from trainsentry.monitor.recorder.sinks.gaps import MAX_GAPS, Gaps
-from trainsentry.monitor.recorder.sinks.writers import JOB_BYTES, MAX_FAULTS, MAX_REPORTED, WriterThread
+from trainsentry.monitor.recorder.sinks.writers import JOB_BYTES, MAX_FAULTS, MAX_REPORTED, OFF_SECONDS, WriterThread
 
 GUARD_SECONDS = 30
 
@@ -140,6 +140,27 @@ def test_a_fault_of_the_writer_costs_one_record_and_the_third_in_a_row_the_sink(
     assert [(first, last) for first, last, _ in listed(gaps)] == [(0, 0), (4, 11)]
     assert [event.kind for event in sink.take_events()][-1] == "off"
     assert sink.off == "ValueError: not a number"
+
+
+def test_a_sink_that_is_off_comes_back_by_itself_and_names_what_it_lacks(position):
+    now = [0.0]
+    gaps = Gaps()
+    sink = sink_of(gaps, clock=lambda: now[0])
+    position.error = ValueError("not a number")
+    submit(sink, position, range(MAX_FAULTS))
+    wait_until_idle(sink, position)
+    now[0] = OFF_SECONDS
+    submit(sink, position, [10])  # it still fails, and is off for twice as long
+    wait_until_idle(sink, position)
+    position.error = None
+    now[0] = 2.5 * OFF_SECONDS
+    submit(sink, position, [20])
+    now[0] = 3.5 * OFF_SECONDS
+    submit(sink, position, [30, 31])
+    sink.close()
+    assert position.taken == [30, 31]
+    assert [(first, last) for first, last, _ in listed(gaps)] == [(0, 20)]
+    assert [event.kind for event in sink.take_events()] == ["trouble", "off", "off", "goes_on"]
 
 
 def test_trouble_that_comes_again_and_again_is_not_told_every_time(position):
