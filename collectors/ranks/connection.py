@@ -81,6 +81,7 @@ def text_of(message: dict[str, Any]) -> bytes:
 _ROUNDS: Final = frozenset({"gather", "greatest"})
 """Requests that need every rank: none of them is answered once a rank has left."""
 
+SERVER_HAS_LEFT: Final = "the rendezvous server on rank 0 has left"
 
 LONGEST_ANSWER: Final = 2**28
 """Bytes of the server's longest message: the values of thousands of ranks, some 10 kB each."""
@@ -117,7 +118,7 @@ class Connection:
             with self._sending:
                 self._sock.sendall(self._lines.pack(text_of(message)))
         except OSError as error:
-            raise RendezvousBroken(f"the rendezvous server on rank 0 cannot be reached: {error}") from None
+            raise RendezvousBroken(f"{SERVER_HAS_LEFT} ({error})") from None
 
     def wait(self, kind: str, number: int, seconds: float) -> Any:
         """Return the answer to request `number` of a kind.
@@ -147,11 +148,13 @@ class Connection:
         self._sock.close()
 
     def _listen(self) -> None:
-        lost = "the rendezvous server on rank 0 has left"
+        lost = SERVER_HAS_LEFT
         try:
             while data := self._sock.recv(1 << 18):
                 for message in self._lines.feed(data):
                     self._take(message)
+        except ConnectionError:  # it left while a message of this rank was on its way
+            pass
         except Exception as error:  # noqa: BLE001 - this thread's edge: the waiting threads raise it
             lost = f"the connection to the rendezvous server on rank 0 broke: {error}"
         with self._arrived:

@@ -23,6 +23,7 @@ DENSE = {"parameters": {"every": 1}, "communication": {"every": 1}}
 def parts():
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    torch.manual_seed(1 + dist.get_rank())  # each rank has its own data
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
