@@ -19,10 +19,15 @@ NEEDS: Final = {
 
 
 def choose(name: str) -> Check | None:
-    """Make a device of `TARGETS` MindSpore's own; return a check that says why that cannot be."""
+    """Make a device of `TARGETS` MindSpore's own, and compute on it; return a check that says why that cannot be.
+
+    MindSpore refuses to be told its device once it has computed, even where that device is the one it uses.
+    """
     target = TARGETS[name] or _target()
     try:
-        ms.set_device(target)
+        if target != _target():
+            ms.set_device(target)
+        (ms.Tensor([1.0]) + 1.0).asnumpy()
     except (RuntimeError, ValueError) as error:
         found = without_secrets(str(error).strip().partition("\n")[0].partition(". ")[0])
         return Check("device", "missing", found, NEEDS.get(target, "see the error"))

@@ -2,6 +2,7 @@
 
 import json
 
+import mindspore as ms
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -31,6 +32,11 @@ def test_every_check_is_made_and_a_healthy_machine_is_well(tmp_path):
     assert ran.exit_code == 0
     assert "everything is OK" in ran.output
     assert list(tmp_path.iterdir()) == [tmp_path / "doctor.json"]  # the trainings leave nothing behind
+
+
+def test_a_process_that_has_computed_already_is_examined_too():
+    (ms.Tensor([1.0]) + 1.0).asnumpy()
+    assert [mindspore_device.choose(name) for name in ("auto", "cpu")] == [None, None]
 
 
 def test_a_device_that_is_not_there_is_missing_and_what_to_install_is_named(tmp_path):
