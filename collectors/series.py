@@ -60,6 +60,13 @@ after the scheduler has already set the next step's."""
 OPTION = "option"
 """Prefix of the scalars of optimizers' options, which have a row in each step in which they change."""
 
+SETTING = "setting"
+"""Prefix of `setting.<module>.<key>`, the scalar of a module's own number (epsilon, dropout's share) that changed."""
+
+GRADIENT_WRITES = "gradient_writes"
+"""Prefix of `gradient_writes.<optimizer>`, the scalar of how often an update's gradients were written in place beyond
+once for each micro-step after the first; it has a row where it changes."""
+
 RECOMPUTED = "recomputed"
 """Prefix of `recomputed.<module>`, the scalar of how many elements of a module's output came out otherwise when its
 call was computed again; NaN where its kernel is not repeatable."""

@@ -20,7 +20,7 @@ from trainsentry.collectors.settings import (
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.shared.model_graph import DataFlow
-from trainsentry.collectors.shared.scalar_rows import ScalarRows, TrainingModes
+from trainsentry.collectors.shared.scalar_rows import ModuleSettings, ScalarRows, TrainingModes
 from trainsentry.collectors.targets import Selection, select
 
 
@@ -60,6 +60,7 @@ class WatchedModel:
         self._selections: dict[str, Selection] = {}
         self._scalars = ScalarRows(rows)
         self._modes = TrainingModes(names, rows)
+        self._module_settings = ModuleSettings(names, rows)
         self._optimizer_steps: Counter[int] = Counter()
         self._read: set[int] = set()
         self._read_state_of: set[int] = set()
@@ -165,6 +166,7 @@ class WatchedModel:
             self.guard.run(UPDATES, self._note_updates)
         if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
             self.guard.run("training_mode", self._modes.read)
+            self.guard.run("module_settings", self._module_settings.read)
         self._scalars.end_step()
         if self.communication is not None:
             self.guard.run(COMMUNICATION, self.communication.end_step)

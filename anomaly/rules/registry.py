@@ -15,8 +15,10 @@ from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
+from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.optimizer.frozen import FrozenRule
+from trainsentry.anomaly.rules.optimizer.gradient_writes import GradientWritesRule
 from trainsentry.anomaly.rules.optimizer.learning_rate import LearningRateRule
 from trainsentry.anomaly.rules.optimizer.loss_scale import LossScaleRule
 from trainsentry.anomaly.rules.optimizer.lost_state import LostStateRule
@@ -24,6 +26,7 @@ from trainsentry.anomaly.rules.optimizer.options import OptionRule
 from trainsentry.anomaly.rules.optimizer.recurrence import RecurrenceRule
 from trainsentry.anomaly.rules.optimizer.state_reset import StateResetRule
 from trainsentry.anomaly.rules.optimizer.weight_continuity import WeightContinuityRule
+from trainsentry.anomaly.rules.precision import PrecisionRule
 from trainsentry.anomaly.rules.repeated_call import RepeatedCallRule
 from trainsentry.anomaly.rules.repeated_data import RepeatedDataRule
 from trainsentry.anomaly.rules.rule import Rule
@@ -36,9 +39,12 @@ _RULES: Final[list[type[Rule]]] = [
     StateResetRule,
     LostStateRule,
     ModeChangeRule,
+    ModuleSettingRule,
     DtypeChangeRule,
+    PrecisionRule,
     LearningRateRule,
     OptionRule,
+    GradientWritesRule,
     LossScaleRule,
     LayerOutlierRule,
     RepeatedDataRule,

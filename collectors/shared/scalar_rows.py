@@ -1,15 +1,18 @@
-"""Appends the scalars of a step: logged values, update counts, switches between training and evaluation."""
+"""Appends the scalars of a step: logged values, update counts, changed modes and settings of modules."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from trainsentry.collectors.series import (
     LEARNING_RATE,
     OPTIMIZER_RATE,
+    SETTING,
     TRAINING_MODE,
     UPDATED_PARAMETERS,
     Series,
     SeriesTable,
 )
+from trainsentry.collectors.statistics import MAX, VALUE
 
 
 class ScalarSink(Protocol):
@@ -19,6 +22,9 @@ class ScalarSink(Protocol):
 
     def add_scalar(self, series_id: int, value: Any) -> None:
         """Append a scalar: a number, or a framework's tensor of one element."""
+
+    def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
+        """Append a row of the given numbers."""
 
 
 class ScalarRows:
@@ -66,3 +72,58 @@ class TrainingModes:
                     series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
                     self.rows.add_scalar(self.rows.table.series_id(series), float(now))
         self._known = modes
+
+
+class ModuleSettings:
+    """Appends a row for each number among a module's attributes that has changed since the last read.
+
+    The row holds the number before in its statistics, and the new one as its value. Its `MAX` is 1 where the
+    framework's own class names the attribute as a constant, which a call uses, and 0 for what a user's class keeps.
+    """
+
+    def __init__(self, names: Any, rows: Any) -> None:
+        self.names = names
+        self.rows = rows
+        self._places: list[tuple[Any, str, dict[str, Any], bool]] = []
+        self._known: list[Any] = []
+        self._modules = -1
+
+    def read(self) -> None:
+        """Compare the settings of every module; the first call, and one after modules were added, only notes them."""
+        if len(self.names.modules) != self._modules:
+            self._modules = len(self.names.modules)
+            self._places = [place for named in self.names.modules for place in _settings_of(named)]
+            self._known = self._values()
+            return
+        values = self._values()
+        if values != self._known:
+            for place, now, before in zip(self._places, values, self._known, strict=True):
+                if now != before and isinstance(now, (int, float)) and isinstance(before, (int, float)):
+                    self._append(place, float(now), float(before))
+            self._known = values
+
+    def _values(self) -> list[Any]:
+        return [attributes.get(key) for _, key, attributes, _ in self._places]
+
+    def _append(self, place: tuple[Any, str, dict[str, Any], bool], now: float, before: float) -> None:
+        named, key, _, constant = place
+        name = f"{SETTING}.{named.name or 'model'}.{key}"
+        series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
+        numbers = [before] * VALUE + [now]
+        numbers[MAX] = float(constant)
+        self.rows.add_numbers(self.rows.table.series_id(series), numbers)
+
+
+FRAMEWORKS = frozenset({"torch", "mindspore"})
+"""Packages whose modules are followed by their declared constants alone: their other numbers are their own business."""
+
+
+def _settings_of(named: Any) -> Iterator[tuple[Any, str, dict[str, Any], bool]]:
+    """Yield the numbers of a module: of a user's class its public floats, of a framework's class its constants."""
+    attributes = vars(named.module)
+    constants = getattr(type(named.module), "__constants__", ())
+    own = type(named.module).__module__.partition(".")[0] not in FRAMEWORKS
+    for key, value in attributes.items():
+        constant = key in constants and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if constant or (own and isinstance(value, float) and not key.startswith("_")):
+            yield named, key, attributes, constant

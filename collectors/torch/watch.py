@@ -291,6 +291,8 @@ class TorchWatch(WatchedModel):
         self.guard.run(ACTIVATIONS, self.rows.read_gathered)  # an activation may share the memory of a weight
         if self.in_window:
             self._state.read_options(optimizer)
+            if gradients_ready:
+                self._state.count_writes(optimizer, self._passes.micro_steps)
         if self._plan and self._state.has_lost_state(optimizer):  # before the next sample it may be rebuilt
             self._plan |= {PARAMETERS, OPTIMIZER_STATE} & set(self._selections)
         if gradients_ready:

@@ -8,6 +8,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import PARAMETER_UPDATED
 from trainsentry.collectors.settings import OPTIMIZER_STATE, PARAMETERS, CollectSettings, Plan
 from trainsentry.collectors.torch.parameters.buffers import BufferReader
+from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrites
 from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
 from trainsentry.collectors.torch.parameters.options import OptionReader
 from trainsentry.collectors.torch.parameters.readers import StateCount, read_directions, read_parameters, read_state
@@ -27,12 +28,17 @@ class ModelState:
         self.settings = settings
         self.optimized = optimized
         self._options = OptionReader(rows)
+        self._gradient_writes = GradientWrites(rows)
         self._buffers = BufferReader(rows, optimized.names)
         self._state_count = StateCount()
 
     def read_options(self, optimizer: Optimizer) -> None:
         """Read the numbers of an optimizer's groups that have changed; at every step, as they cost little."""
         self.guard.run("options", self._options.read, optimizer)
+
+    def count_writes(self, optimizer: Optimizer, micro_steps: int) -> None:
+        """Count how often the gradients of an optimizer were written; `micro_steps` is 0 where it is unknown."""
+        self.guard.run("gradient_writes", self._gradient_writes.read, optimizer, micro_steps)
 
     def has_lost_state(self, optimizer: Optimizer) -> bool:
         """Whether state was lost since the optimizer's last update."""

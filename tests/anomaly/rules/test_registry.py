@@ -17,10 +17,12 @@ from trainsentry.anomaly.incidents.sentence import evidence
 from trainsentry.anomaly.rules.registry import detector, detectors, register, rules, unregister
 from trainsentry.anomaly.rules.rule import EVERY_TENSOR, OPTIMIZER_STATE, Rule
 from trainsentry.collectors.series import (
+    GRADIENT_WRITES,
     LEARNING_RATE,
     OPTIMIZER_RATE,
     OPTION,
     RECOMPUTED,
+    SETTING,
     TENSOR_QUANTITIES,
     TRAINING_MODE,
     UNKNOWN_REGION,
@@ -29,7 +31,8 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import NORM, STATISTICS
 
-SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, OPTION, RECOMPUTED, TRAINING_MODE, UPDATED_PARAMETERS, "loss", "grad_norm"}
+SWITCHES = {GRADIENT_WRITES, OPTION, RECOMPUTED, SETTING, TRAINING_MODE}
+SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, "loss", "grad_norm", *SWITCHES}
 SERIES = [
     ("fc.weight", "update"),
     ("fc.weight", "gradient"),
@@ -42,8 +45,8 @@ SERIES = [
     ("input.0", "activation_input"),
     ("loss", "loss"),
 ]
-WITHOUT_A_NUMBER = {"frozen", "missing_state", "mode_change", "dtype_change", "checkpoint"}
-"""Rules on an absence or a switch, whose sentences have no number to give."""
+WITHOUT_A_NUMBER = {"frozen", "missing_state", "mode_change", "dtype_change", "checkpoint", "gradient_writes"}
+"""Rules on an absence, a switch or a difference, whose sentences give neither number."""
 
 WITHOUT_A_SERIES = {"loss_scale_collapse"}
 

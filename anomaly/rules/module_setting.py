@@ -1,0 +1,78 @@
+"""A number of a module (an epsilon, a dropout's share, a capacity) that changes while the run goes on."""
+
+import math
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.series import SETTING
+from trainsentry.collectors.statistics import MAX, MIN, VALUE
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as the number itself is read and is no estimate."""
+
+LEAST_CHANGE: Final = math.log(1.2)
+"""Smallest change: a schedule of dropout or of a temperature moves by less from one sample to the next."""
+
+SETTLED: Final = 20
+"""Steps of a run before settings are judged: programs set them when they begin."""
+
+SCHEDULED: Final = frozenset({"p", "momentum"})
+"""Constants of the framework that programs lower on purpose while they train: dropout's share, and how fast a batch
+norm's running statistics move (Qi et al., "PointNet++", NeurIPS 2017, halve it every so often)."""
+
+
+class ModuleSettingRule(Rule):
+    """Judges the first change of each kind of setting; one that changes again follows a schedule of the program.
+
+    A change of a framework's own constant is an alarm, unless it is one of `SCHEDULED` and stays above 0. A user's
+    class may keep numbers of any meaning among its attributes, such as the best loss so far: their change explains an
+    incident, and makes none.
+    """
+
+    name: ClassVar[str] = "module_setting"
+    speaks_for: ClassVar[str | None] = OPTION_CHANGE
+    quantities: ClassVar[frozenset[str]] = frozenset({SETTING})
+    statistics: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        prefix = f"{SETTING}."
+        self._is_setting = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
+        self._changed: dict[str, int] = {}
+        self._first_step: int | None = None
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return a finding for each setting that changed for the first time."""
+        record, found = observed.record, []
+        if self._first_step is None:
+            self._first_step = record.step
+        for row in np.flatnonzero(self._is_setting.values[record.where]).tolist():
+            series_id = int(record.ids[row])
+            key = observed.table.series[series_id].name.rpartition(".")[2]
+            scheduled = self._changed.setdefault(key, record.step) != record.step
+            now, before = float(record.values[row, VALUE]), float(record.values[row, MIN])
+            if scheduled or record.step - self._first_step < SETTLED or _change(before, now) <= LEAST_CHANGE:
+                continue
+            module = observed.table.series[series_id].module or "model"
+            alarm = bool(record.values[row, MAX]) and (key not in SCHEDULED or now <= 0.0)
+            detail = (OPTION_CHANGE, self.name, key, now, before, SCORE, alarm)
+            found.append(Finding(series_id, row, *detail, passed_on=False, name=module, quantity="training"))
+        return found
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the setting with both values."""
+        return (
+            f"{anomaly.statistic} of {subject} was changed from {anomaly.expected:.6g} to {anomaly.value:.6g} by step "
+            f"{anomaly.step}"
+        )
+
+
+def _change(before: float, now: float) -> float:
+    """Return |log ratio| of two numbers; Inf where one is 0, not finite, or of the other sign."""
+    ratio = now / before if before and math.isfinite(before) else 0.0
+    return abs(math.log(ratio)) if ratio > 0 and math.isfinite(ratio) else math.inf

@@ -1,0 +1,99 @@
+"""Gradients that are written more or less often before an update than at all updates before."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
+from trainsentry.anomaly.finding import ALL, Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.series import GRADIENT, GRADIENT_WRITES
+from trainsentry.collectors.statistics import VALUE
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as the number is counted and is no estimate."""
+
+SETTLED: Final = 20
+"""Steps with one count before another is judged: loops that clip only large gradients change it within a few."""
+
+LASTS: Final = 2
+"""Steps that another count must last: an exception that the loop catches may cost one step its update."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """The count of an optimizer: its newest value, since which step, and every value that it had before."""
+
+    value: float
+    since: int
+    usual: float
+    known: set[float]
+    settled: bool = False
+
+
+class GradientWritesRule(Rule):
+    """Judges `gradient_writes` when it changes: a loop's calls of backward, clip and zero_grad do not change.
+
+    A count that the run has had before is no finding.
+    """
+
+    name: ClassVar[str] = "gradient_writes"
+    speaks_for: ClassVar[str | None] = GRADIENT_FLOW
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT_WRITES})
+    statistics: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        prefix = f"{GRADIENT_WRITES}."
+        self._is_count = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
+        self._counts: dict[int, _Count] = {}
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the counts that have lasted and are new."""
+        record = observed.record
+        for row in np.flatnonzero(self._is_count.values[record.where]).tolist():
+            self._take(int(record.ids[row]), float(record.values[row, VALUE]), record.step)
+        return [
+            self._finding(series_id, count)
+            for series_id, count in self._counts.items()
+            if count.value not in count.known and record.step >= count.since + LASTS and self._is_new(count)
+        ]
+
+    def _take(self, series_id: int, value: float, step: int) -> None:
+        known = self._counts.get(series_id)
+        if known is None:
+            self._counts[series_id] = _Count(value, step, value, {value})
+            return
+        lasted = step - known.since
+        if lasted >= SETTLED:
+            known.settled, known.usual = True, known.value
+        if lasted >= LASTS or not known.settled:
+            known.known.add(known.value)
+        known.settled &= lasted >= SETTLED or value in known.known
+        known.value, known.since = value, step
+
+    @staticmethod
+    def _is_new(count: _Count) -> bool:
+        """Note a count that has lasted; return whether another was settled before it."""
+        count.known.add(count.value)
+        return count.settled
+
+    def _finding(self, series_id: int, count: _Count) -> Finding:
+        detail = (GRADIENT_FLOW, self.name, "writes", count.value, count.usual, SCORE)
+        where = {"step": count.since, "last_clean": count.since - 1, "passed_on": False}
+        return Finding(series_id, -1, *detail, **where, name=ALL, quantity=GRADIENT)  # type: ignore[arg-type]
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return by how much the count differs, and what does that."""
+        more = round(anomaly.value - anomaly.expected) if isfinite(anomaly.value - anomaly.expected) else 0
+        whose = "the gradients are" if anomaly.name == ALL else f"{subject} is"
+        times = f"{abs(more)} time{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'less'} before each update"
+        reasons = (
+            "they are kept from the step before, computed twice, or scaled or clipped once more"
+            if more > 0
+            else "they are zeroed between micro-steps, or no longer clipped or unscaled"
+        )
+        return f"from step {anomaly.step} on {whose} written {times} than until then: {reasons}"

@@ -1,0 +1,106 @@
+"""Values of a tensor that hold fewer bits than its dtype has, and than they did before: something rounds them."""
+
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainsentry.anomaly.anomaly import PRECISION, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.collectors.series import ACTIVATION_OUTPUT, PARAMETER
+from trainsentry.collectors.statistics import MAX, MIN
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as a rounded value is rounded whatever came before."""
+
+FLOAT32: Final = "float32"
+
+BITS: Final = {"bfloat16": 8, "float16": 11}
+"""Significant bits of the dtypes to which values are rounded, the leading one included."""
+
+FULL_BEFORE: Final = 3
+"""Samples with full precision before rounding counts: what is rounded by design is so from the start."""
+
+NEW_VALUES: Final = 2
+"""Samples in a row with new, rounded extremes: with two extremes each, one in 10^15 by chance."""
+
+ROUND_BITS: Final = 4
+"""Significant bits of numbers such as 0.5, 1 or 6, at which values are clipped by design: they say nothing."""
+
+SMALLEST: Final = 2.0**-100
+"""Smallest magnitude that counts: numbers below 2^-126 lose bits by themselves."""
+
+
+class PrecisionRule(Rule):
+    """Looks at the extremes of float32 tensors, which are values of the tensor: a rounded tensor's are rounded too.
+
+    Weights that are kept in bfloat16, states that pass through it and activations computed in it are found without any
+    further reading. Gradients are left out: under autocast they arrive rounded, and only clipping gives them all bits.
+    (Micikevicius et al., "Mixed precision training", ICLR 2018, on why weights need float32.)
+    """
+
+    name: ClassVar[str] = "precision"
+    speaks_for: ClassVar[str | None] = PRECISION
+    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, ACTIVATION_OUTPUT, OPTIMIZER_STATE})
+    statistics: ClassVar[frozenset[str]] = frozenset({"min", "max"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        own = {PARAMETER, ACTIVATION_OUTPUT}
+        self._follows = arrays.series.column(bool, of=lambda s: s.quantity in own or s.is_state)
+        self._is_float32 = arrays.layouts.column(bool, of=lambda layout: layout.dtype == FLOAT32)
+        self._full = arrays.series.column(np.int64)
+        self._rounded = arrays.series.column(np.int64)
+        self._largest = arrays.series.column(np.float64)
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the series whose extremes are rounded since they were not."""
+        record = observed.record
+        follows: Mask = self._follows.values[record.where] & self._is_float32.values[record.layouts] & observed.judged
+        rows = np.flatnonzero(follows)
+        if not len(rows):
+            return []
+        ids = record.ids[rows]
+        low, high = (np.abs(record.columns[c][rows]) for c in (MIN, MAX))
+        largest = np.fmax(low, high)
+        bits = np.fmax(_significant_bits(low), _significant_bits(high))
+        new = np.isfinite(largest) & (largest != self._largest.values[ids]) & (bits > ROUND_BITS)
+        new &= (largest >= SMALLEST) & ((low % 1 != 0) | (high % 1 != 0))  # whole numbers count something
+        self._largest.values[ids] = largest
+        rounded = new & (bits <= BITS["float16"])
+        full = new & ~rounded
+        self._full.values[ids[full]] += 1
+        self._rounded.values[ids[full]] = 0
+        self._rounded.values[ids[rounded]] += 1
+        found = rounded & (self._rounded.values[ids] >= NEW_VALUES) & (self._full.values[ids] >= FULL_BEFORE)
+        self._full.values[ids[found]] = 0
+        return [
+            self._finding(int(ids[i]), int(rows[i]), float(largest[i]), int(bits[i])) for i in np.flatnonzero(found)
+        ]
+
+    def _finding(self, series_id: int, row: int, value: float, bits: int) -> Finding:
+        dtype = "bfloat16" if bits <= BITS["bfloat16"] else "float16"
+        return Finding(series_id, row, PRECISION, self.name, dtype, value, float("nan"), SCORE)
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return to which dtype the values are rounded."""
+        return (
+            f"the values of {subject} are rounded to {anomaly.statistic} by step {anomaly.step} (its largest is "
+            f"{anomaly.value!r}), although its dtype is float32 and they were not before"
+        )
+
+
+def _significant_bits(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return how many significant bits numbers have as float32; 0 for zero and for what is not finite.
+
+    >>> _significant_bits(np.array([0.0, 0.5, 6.0, 0.15625, float(np.float32(0.1))])).tolist()
+    [0, 1, 2, 3, 24]
+    """
+    mantissa, _ = np.frexp(np.where(np.isfinite(values), values, 0.0))
+    whole = np.abs(mantissa * 2.0**24).astype(np.int64)
+    lowest = whole & -whole
+    with np.errstate(divide="ignore"):
+        found = np.where(whole > 0, 24 - np.log2(np.maximum(lowest, 1)), 0)
+    return found.astype(np.int64)

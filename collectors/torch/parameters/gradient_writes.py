@@ -1,0 +1,65 @@
+"""Counts how often an optimizer's gradients were written in place before its update, without reading their values."""
+
+import weakref
+from typing import Final
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainsentry.collectors.series import GRADIENT_WRITES, Series
+from trainsentry.collectors.torch.rows.local_tensor import local, version_of
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+
+MOST_LOOKED_AT: Final = 64
+"""Parameters among which the first gradient is looked for; the rest may be unused in this step."""
+
+
+class GradientWrites:
+    """Appends `gradient_writes.<optimizer>` where it differs from the update before.
+
+    Autograd accumulates a gradient in place once for each micro-step after the first; unscaling and clipping write once
+    more each. torch counts these writes in the tensor's version. What remains without the micro-steps is the same at
+    every update of a training loop, unless gradients are kept from the step before, accumulated twice, zeroed between
+    micro-steps, or no longer clipped.
+    """
+
+    def __init__(self, rows: StepRows) -> None:
+        self.rows = rows
+        self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._last: weakref.WeakKeyDictionary[Optimizer, tuple[weakref.ref[Tensor], int]] = weakref.WeakKeyDictionary()
+        self._optimizers = 0
+
+    def read(self, optimizer: Optimizer, micro_steps: int) -> None:
+        """Count the writes before an update that `micro_steps` backward passes precede."""
+        gradient = _first_gradient(optimizer)
+        version = None if gradient is None else version_of(local(gradient))
+        if gradient is None or version is None or not micro_steps:
+            return
+        last = self._last.get(optimizer)
+        self._last[optimizer] = weakref.ref(gradient), version
+        kept = last is not None and last[0]() is gradient
+        writes = version - (last[1] if kept and last is not None else 0) - (micro_steps - 1)
+        if optimizer not in self._known:
+            self._known[optimizer], self._optimizers = (self._optimizers, writes), self._optimizers + 1
+            self._append(optimizer, writes)
+        elif self._known[optimizer][1] != writes:
+            self._append(optimizer, writes)
+
+    def _append(self, optimizer: Optimizer, writes: int) -> None:
+        number, _ = self._known[optimizer]
+        self._known[optimizer] = number, writes
+        name = f"{GRADIENT_WRITES}.{number}"
+        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, scalar=True)), float(writes))
+
+
+def _first_gradient(optimizer: Optimizer) -> Tensor | None:
+    """Return the first gradient of an optimizer, the very tensor: what it is tells whether it was kept."""
+    looked_at = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(parameter, Tensor) and parameter.grad is not None:
+                return parameter.grad
+            looked_at += 1
+            if looked_at >= MOST_LOOKED_AT:
+                return None
+    return None

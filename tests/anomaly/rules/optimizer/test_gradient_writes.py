@@ -1,0 +1,41 @@
+"""Gradients that are written more or less often than before are named; what loops do by design is not."""
+
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.optimizer.gradient_writes import GradientWritesRule
+
+COUNT = ("gradient_writes.0", "gradient_writes.0")
+
+
+def run(alone, count, steps=range(200)):
+    """Return the findings over steps; as the collector does, only changes have a row."""
+    records = Records()
+    rule, found, last = alone(GradientWritesRule, records.table), [], None
+    for step in steps:
+        now = count(step)
+        found += rule(records.step(step, {COUNT: now} if now != last else {}))
+        last = now
+    return found
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 0), (0, -3), (2, 3)])
+def test_another_count_that_lasts_is_found_at_its_first_step(alone, before, after):
+    [found] = run(alone, lambda step: after if step >= 90 else before)
+    assert (found.step, found.value, found.expected, found.kind) == (90, after, before, "gradient_flow")
+
+
+def test_a_count_for_one_step_is_none(alone):
+    assert run(alone, lambda step: 1 if step == 90 else 0) == []
+
+
+def test_loops_that_clip_only_large_gradients_are_quiet(alone):
+    assert run(alone, lambda step: int(step * 7919 % 13 < 5)) == []
+
+
+def test_a_count_that_the_run_has_had_is_none(alone):
+    assert run(alone, lambda step: 1 if step < 10 or 90 <= step < 150 else 0) == []
+
+
+def test_what_is_reported_once_is_the_new_usual(alone):
+    assert len(run(alone, lambda step: int(step >= 90))) == 1

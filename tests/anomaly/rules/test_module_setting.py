@@ -1,0 +1,44 @@
+"""A module's number that changes while the run goes on is named with both values."""
+
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
+from trainsentry.collectors.statistics import MAX, MIN, VALUE
+
+
+def changed(records, step, key, before, now, *, constant=True):
+    """Return the record of a step in which one setting changed."""
+    record = records.step(step, {(key, key): now})
+    record.values[:, [MIN, MAX, VALUE]] = before, float(constant), now
+    return record
+
+
+def judge(alone, *changes):
+    """Return the findings of a run of 300 steps; a change is (step, key, before, now, …)."""
+    records = Records()
+    rule, found = alone(ModuleSettingRule, records.table), []
+    by_step = {change[0]: change[1:] for change in changes}
+    for step in range(300):
+        more = by_step.get(step)
+        found += rule(records.step(step, {}) if more is None else changed(records, step, *more[:3], **dict(more[3:])))
+    return found
+
+
+@pytest.mark.parametrize(("key", "before", "now"), [("eps", 1e-5, 0.5), ("momentum", 0.1, 0.0), ("p", 0.1, 0.0)])
+def test_a_constant_of_the_framework_is_an_alarm(alone, key, before, now):
+    [found] = judge(alone, (150, f"setting.blocks.0.{key}", before, now))
+    assert (found.value, found.expected, found.statistic, found.alarm) == (now, before, key, True)
+
+
+@pytest.mark.parametrize(("key", "constant"), [("p", True), ("momentum", True), ("best_loss", False)])
+def test_what_programs_change_on_purpose_explains_and_makes_no_alarm(alone, key, constant):
+    [found] = judge(alone, (150, f"setting.blocks.0.{key}", 0.1, 0.05, ("constant", constant)))
+    assert not found.alarm
+
+
+def test_a_schedule_a_small_change_and_the_beginning_are_quiet(alone):
+    schedule = [(at, "setting.drop.rate", 1 / at, 1 / (at + 30)) for at in range(30, 290, 30)]
+    assert len(judge(alone, *schedule)) == 1  # the first of a schedule cannot be told from another change
+    assert judge(alone, (150, "setting.norm.eps", 1e-5, 1.1e-5)) == []
+    assert judge(alone, (3, "setting.norm.eps", 1e-5, 1e-3)) == []

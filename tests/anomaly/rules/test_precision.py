@@ -1,0 +1,55 @@
+"""Float32 values that something rounds to a smaller dtype are named; what is rounded by design is not."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.rules.precision import PrecisionRule
+from trainsentry.collectors.statistics import MAX, MIN
+
+WEIGHT, STATE, OUTPUT = ("fc.weight", "parameter"), ("fc.weight", "exp_avg"), ("fc.output.0", "activation_output")
+
+
+def to_bits(value, bits):
+    """Round a number to so many significant bits."""
+    mantissa, exponent = np.frexp(value)
+    return float(np.ldexp(np.round(mantissa * 2.0**bits), int(exponent) - bits))
+
+
+def run(alone, series, rounds, steps=60, scale=1.0):
+    """Return the findings over steps; `rounds` returns the bits of a step's values, None for all."""
+    records, draw = Records(), np.random.default_rng(0)
+    rule, found = alone(PrecisionRule, records.table), []
+    for step in range(steps):
+        record = records.step(step, {series: 1.0})
+        values = np.array([-draw.uniform(0.5, 2), draw.uniform(0.5, 2)], np.float32).astype(float) * scale
+        bits = rounds(step)
+        record.values[:, [MIN, MAX]] = values if bits is None else [to_bits(v, bits) for v in values]
+        found += rule(record)
+    return found
+
+
+@pytest.mark.parametrize("series", [WEIGHT, STATE, OUTPUT])
+@pytest.mark.parametrize(("bits", "dtype"), [(8, "bfloat16"), (11, "float16")])
+def test_rounding_that_sets_in_is_found_and_the_dtype_is_named(alone, series, bits, dtype):
+    [found] = run(alone, series, lambda step: bits if step >= 40 else None)
+    assert (found.statistic, found.kind, found.score) == (dtype, "precision", 60.0)
+    assert "rounded to" in PrecisionRule.sentence(_of(found), "parameter fc.weight")
+
+
+def test_what_is_rounded_from_the_start_or_for_one_step_is_design(alone):
+    assert run(alone, OUTPUT, lambda step: 8) == []
+    assert run(alone, OUTPUT, lambda step: 8 if step == 40 else None) == []
+    assert run(alone, WEIGHT, lambda step: None) == []
+    assert run(alone, ("fc.weight", "gradient"), lambda step: 8 if step >= 40 else None) == []
+
+
+def test_numbers_too_small_for_all_bits_and_whole_numbers_say_nothing(alone):
+    assert run(alone, OUTPUT, lambda step: 8 if step >= 40 else None, scale=2.0**-120) == []
+    assert run(alone, OUTPUT, lambda step: 8 if step >= 40 else None, scale=2.0**12) == []
+
+
+def _of(found):
+    detail = (found.statistic, found.value, found.expected, found.score, "precision", found.kind)
+    return Anomaly(40, 0, 0, 0, "fc.weight", "parameter", *detail)

@@ -1,0 +1,82 @@
+"""Writes of gradients are counted without reading them, and micro-steps do not count."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrites
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+
+
+class Loop:
+    """A training loop of which a step's parts can be left out or doubled."""
+
+    def __init__(self, *, sets_to_none=True):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.rows = StepRows(SeriesTable(), 0.0)
+        self.writes, self.sets_to_none = GradientWrites(self.rows), sets_to_none
+
+    def step(self, micro_steps=1, backwards=1, *, clips=True, zeroes=True):
+        """Train a step; return the count, or None where no row was made."""
+        for _ in range(micro_steps):
+            loss = self.model(torch.randn(3, 4)).square().mean()
+            for _ in range(backwards):
+                loss.backward(retain_graph=True)
+        if clips:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.writes.read(self.optimizer, micro_steps)
+        self.optimizer.step()
+        if zeroes:
+            self.optimizer.zero_grad(set_to_none=self.sets_to_none)
+        taken = self.rows.take()
+        return float(taken.values[0, VALUE]) if len(taken.ids) else None
+
+
+@pytest.mark.parametrize("sets_to_none", [True, False])
+def test_a_loop_that_stays_the_same_has_one_row(sets_to_none):
+    loop = Loop(sets_to_none=sets_to_none)
+    loop.step()
+    loop.step()
+    assert [loop.step(micro_steps) for micro_steps in (1, 1, 4, 2, 1, 3)] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("fault", "more"),
+    [({"clips": False}, -1), ({"backwards": 2}, 1), ({"micro_steps": 1}, None)],
+    ids=["no longer clipped", "computed twice", "nothing"],
+)
+def test_what_a_loop_does_otherwise_changes_the_count(fault, more):
+    loop = Loop()
+    usual = loop.step()
+    assert loop.step(**fault) == (None if more is None else usual + more)
+
+
+def test_gradients_that_are_kept_count_once_more_at_every_step():
+    loop = Loop()
+    usual = loop.step()
+    loop.step(zeroes=False)
+    assert loop.step(zeroes=False) == usual + 1
+    assert loop.step(zeroes=False) is None
+
+
+def test_no_gradient_and_unknown_micro_steps_make_no_row():
+    loop = Loop()
+    loop.writes.read(loop.optimizer, 1)
+    loop.model(torch.randn(3, 4)).sum().backward()
+    loop.writes.read(loop.optimizer, 0)
+    assert len(loop.rows.take().ids) == 0
+
+
+def test_numbers_and_bits_of_training_are_unchanged():
+    def train(*, watched):
+        loop = Loop()
+        loop.writes.read = loop.writes.read if watched else lambda *_: None
+        for micro_steps in (1, 2, 1):
+            loop.step(micro_steps)
+        return [p.detach().clone() for p in loop.model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(watched=True), train(watched=False), strict=True))
