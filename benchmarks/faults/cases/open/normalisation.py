@@ -69,7 +69,7 @@ CASES = (
     Case(
         "norm_epsilon",
         "a norm's epsilon is 0.5",
-        Expect(suspects=OUTPUT),
+        Expect(suspects=(*OUTPUT, ("training", "{norm}"))),
         ALL,
         before_step=_large_epsilon,
         source="https://github.com/mindspore-lab/mindone/pull/225 (norm_layer-eps of another default); https://github.com/allenai/OLMo/issues/281",
