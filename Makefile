@@ -8,7 +8,7 @@ PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
 # Some machines are told to keep nothing that was compiled; then every process of the tests would compile all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test pictures simulated test-torch test-torches torch-environment test-peer test-device lint types pytest pytest-alone pytest-ranks mindspore format clean
+.PHONY: demo test docs pictures simulated test-torch test-torches torch-environment test-peer test-device lint types pytest pytest-alone pytest-ranks mindspore format clean
 
 # Folders whose tests keep process groups, whole trainers or builds busy; the others run beside them.
 RANKS := tests/packaging tests/distributed tests/scenarios
@@ -21,6 +21,10 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/dev.stamp
 	$(MAKE) --jobs=2 --output-sync=target lint types $(VENV)-mindspore/stamp
 	$(MAKE) --jobs=2 --output-sync=target pytest-ranks pytest-alone simulated mindspore
+
+# The documentation as a site in build/site: open index.html.
+docs: $(VENV)/dev.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/RESULTS.md"]
 )
-OF_THE_USER = {"my_rules.py", "my_rules"}
+OF_THE_USER = {"my_rules.py", "my_rules", "mine.py"}
 """Files and modules that a reader is to write."""
 
 ROOMS = "collectors|anomaly|exporters|monitor|benchmarks|tests"
