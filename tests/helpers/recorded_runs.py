@@ -1,5 +1,7 @@
 """Writes the files of a small run whose one weight's gradient jumps, without any framework."""
 
+import time
+
 from step_records import Records
 
 from trainsentry.anomaly.incident import Incident, Suspect
@@ -36,4 +38,16 @@ def make_run(root, *, steps=40, layers=6, name=CULPRIT, incident=True, ranks=2):
         append_lines(
             root / "rank0" / "anomalies.jsonl", [line | {"value": 500.0, "expected": 4.0, "statistic": "norm"}]
         )
+    return root
+
+
+INCIDENT = {"id": 1, "name": "fc.weight", "severity": "warning", "kind": "spike", "first_seen": 7, "last_seen": 7}
+
+
+def running(root, ranks=2, **more):
+    """Write what a run has written before its first incident."""
+    for rank in range(ranks):
+        status = {"state": "running", "step": 7 + rank, "updated": time.time(), "gaps": [], "failures": {}, **more}
+        status["cost"] = {"recent_share": 0.01, "step_seconds": 0.25}
+        replace_json(root / f"rank{rank}" / "status.json", status)
     return root

@@ -5,22 +5,11 @@ import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from recorded_runs import make_run
+from recorded_runs import INCIDENT, make_run, running
 
 from trainsentry.exporters.files.json_files import append_lines, replace_json
-from trainsentry.exporters.metrics import Metrics, Prometheus
-from trainsentry.exporters.prometheus import registry_of, write_textfile
-
-INCIDENT = {"id": 1, "name": "fc.weight", "severity": "warning", "kind": "spike", "first_seen": 7, "last_seen": 7}
-
-
-def running(root, ranks=2, **more):
-    """Write what a run has written before its first incident."""
-    for rank in range(ranks):
-        status = {"state": "running", "step": 7 + rank, "updated": time.time(), "gaps": [], "failures": {}, **more}
-        status["cost"] = {"recent_share": 0.01, "step_seconds": 0.25}
-        replace_json(root / f"rank{rank}" / "status.json", status)
-    return root
+from trainsentry.exporters.metrics.prometheus import Metrics, Prometheus
+from trainsentry.exporters.metrics.prometheus_families import registry_of, write_textfile
 
 
 def samples(root, **options):

@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
-from trainsentry.exporters.metrics_server import MAX_CONNECTIONS, start_http_server
-from trainsentry.exporters.prometheus import registry_of
+from trainsentry.exporters.metrics.prometheus_families import registry_of
+from trainsentry.exporters.metrics.prometheus_server import MAX_CONNECTIONS, start_http_server
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ class Metrics:
 
         """
         if not self._serves and self.settings.port is not None:
-            from trainsentry.exporters.prometheus import serve
+            from trainsentry.exporters.metrics.prometheus_families import serve
 
             self._checked = time.monotonic()
             self._serves = serve(self.root, self.settings.port, self.settings.address, self.settings.run)
@@ -70,7 +70,7 @@ class Metrics:
             return
         if not self._first and not (now and self._textfile.exists()):
             return
-        from trainsentry.exporters.prometheus import write_textfile
+        from trainsentry.exporters.metrics.prometheus_families import write_textfile
 
         self._written = time.monotonic()
         write_textfile(self.root, self._textfile, self.settings.run, ending=now)

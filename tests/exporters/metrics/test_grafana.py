@@ -11,9 +11,9 @@ import yaml
 from recorded_runs import make_run
 
 from trainsentry.exporters.files.json_files import replace_json
-from trainsentry.exporters.prometheus import registry_of
+from trainsentry.exporters.metrics.prometheus_families import registry_of
 
-GRAFANA = Path(__file__).parents[2] / "exporters" / "grafana"
+GRAFANA = Path(__file__).parents[3] / "exporters" / "grafana"
 RULES = GRAFANA / "alerts.yml"
 DASHBOARD = json.loads((GRAFANA / "dashboard.json").read_text())
 PROMTOOL = shutil.which("promtool")
