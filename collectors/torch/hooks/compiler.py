@@ -1,5 +1,6 @@
 """Capabilities of this version's torch compiler, and calls that keep hooks from disturbing it."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -70,10 +71,9 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def has_compiled() -> bool:
-    """Whether dynamo has made a graph in this process."""
-    from torch._dynamo.utils import counters
-
-    return bool(counters["stats"])
+    """Whether dynamo has made a graph in this process; where nobody has imported it (a second), it has made none."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return bool(getattr(dynamo, "counters", {}).get("stats"))
 
 
 def backward_is_compiled() -> bool:

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainsentry.collectors.series import GRADIENT_WRITES, Series
-from trainsentry.collectors.torch.rows.local_tensor import local, version_of
+from trainsentry.collectors.torch.hooks.compiler import has_compiled
+from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 MOST_LOOKED_AT: Final = 64
@@ -20,7 +21,7 @@ class GradientWrites:
     Autograd accumulates a gradient in place once for each micro-step after the first; unscaling and clipping write once
     more each. torch counts these writes in the tensor's version. What remains without the micro-steps is the same at
     every update of a training loop, unless gradients are kept from the step before, accumulated twice, zeroed between
-    micro-steps, or no longer clipped.
+    micro-steps, or no longer clipped. Compiled code writes as its compiler likes, so beside it nothing is counted.
     """
 
     def __init__(self, rows: StepRows) -> None:
@@ -32,8 +33,8 @@ class GradientWrites:
     def read(self, optimizer: Optimizer, micro_steps: int) -> None:
         """Count the writes before an update that `micro_steps` backward passes precede."""
         gradient = _first_gradient(optimizer)
-        version = None if gradient is None else version_of(local(gradient))
-        if gradient is None or version is None or not micro_steps:
+        version = None if gradient is None else version_of(getattr(gradient, "_local_tensor", gradient))
+        if gradient is None or version is None or not micro_steps or has_compiled():
             return
         last = self._last.get(optimizer)
         self._last[optimizer] = weakref.ref(gradient), version

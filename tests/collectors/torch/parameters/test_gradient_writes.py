@@ -6,6 +6,7 @@ from torch import nn
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.torch.parameters import gradient_writes
 from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrites
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -80,3 +81,17 @@ def test_numbers_and_bits_of_training_are_unchanged():
         return [p.detach().clone() for p in loop.model.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(train(watched=True), train(watched=False), strict=True))
+
+
+def test_nothing_is_counted_where_something_is_compiled(monkeypatch):
+    loop = Loop()
+    monkeypatch.setattr(gradient_writes, "has_compiled", lambda: True)
+    assert loop.step() is None
+
+
+def test_reading_takes_no_operation():
+    loop = Loop()
+    loop.model(torch.randn(3, 4)).sum().backward()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        loop.writes.read(loop.optimizer, 1)
+    assert [event.key for event in seen.key_averages() if event.key.startswith("aten::")] == []
