@@ -17,6 +17,7 @@ from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.report.data import ReportData, gather
 from trainsentry.exporters.report.figures import BAD, INCIDENT, OTHERS, SMOOTH, SUSPECT
+from trainsentry.exporters.report.module_tree import module_tree
 from trainsentry.exporters.report.sections import ReportFigure, dump_of, figures_of
 from trainsentry.exporters.short_text import flat, number
 
@@ -89,6 +90,7 @@ def _render(data: ReportData, figures: list[ReportFigure], page_folder: Path) ->
         more_ranks=max(0, len(data.run.ranks) - SHOWN_RANKS),
         settings=flat(data.run.settings.get("configuration", {})),
         facts=_facts(data),
+        tree=module_tree(data),
         script=script,
         bokeh=Resources(mode="inline", components=["bokeh"]).render_js() if figures else "",
         number=number,
