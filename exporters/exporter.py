@@ -25,6 +25,14 @@ def nothing_missing() -> Sequence[Mapping[str, Any]]:
     return ()
 
 
+LeftOut = Callable[[str], None]
+"""Receives what an exporter leaves out by its settings, as a sentence; an empty one when that is nothing."""
+
+
+def nothing_left_out(sentence: str) -> None:
+    """Ignore what is left out."""
+
+
 @dataclass(frozen=True)
 class ExportPlace:
     """Where one exporter works, and the facts of its run.
@@ -44,6 +52,7 @@ class ExportPlace:
     beside: bool = False
     lost: Lost = nothing_lost
     missing: Missing = nothing_missing
+    left_out: LeftOut = nothing_left_out
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def tensorboard_writer(block: TensorBoard, place: ExportPlace) -> Exporter:
         output_dir=place.output_dir,
         lost=place.lost,
         missing=place.missing,
+        left_out=place.left_out,
         **asdict(block),
     )
 

@@ -10,7 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.exporters.exporter import Lost, Missing, nothing_lost, nothing_missing
+from trainsentry.exporters.exporter import LeftOut, Lost, Missing, nothing_left_out, nothing_lost, nothing_missing
 from trainsentry.exporters.files.whole_writes import LOOK_SECONDS
 from trainsentry.exporters.tensorboard.dashboard import Dashboard
 from trainsentry.exporters.tensorboard.event_file import EventFile, tag
@@ -61,6 +61,7 @@ class TensorBoardWriter:
         output_dir: Path | None = None,
         lost: Lost = nothing_lost,
         missing: Missing = nothing_missing,
+        left_out: LeftOut = nothing_left_out,
     ) -> None:
         self.directory = directory
         self.renew_every = renew_every
@@ -69,7 +70,7 @@ class TensorBoardWriter:
         self.painter = Painter()
         self.choice = TagChoice(table, statistics, raw, max_raw_tags)
         self.markers = Markers(directory, table)
-        self._lost, self._missing = lost, missing
+        self._lost, self._missing, self._left_out = lost, missing, left_out
         self._first: int | None = None
         self._checked_at = 0.0
         self._file: EventFile | None = None
@@ -143,7 +144,9 @@ class TensorBoardWriter:
 
     def _append_notes(self) -> None:
         """Append what is missing here, if that has changed."""
-        found = notes(self.choice.sentence(), self.painter.left_out, self._missing())
+        by_settings = self.choice.sentence()
+        self._left_out(by_settings)
+        found = notes(by_settings, self.painter.left_out, self._missing())
         if found != self._noted:
             self._append([text("run/what is missing here", found or "Nothing is missing.")])
             self._noted = found

@@ -10,9 +10,11 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.exporter import (
     ExporterEntry,
     ExportPlace,
+    LeftOut,
     Lost,
     Missing,
     Moment,
+    nothing_left_out,
     nothing_lost,
     nothing_missing,
 )
@@ -97,6 +99,7 @@ class RecorderSettings:
         restart: int | None = None,
         lost: Lost = nothing_lost,
         missing: Missing = nothing_missing,
+        left_out: LeftOut = nothing_left_out,
     ) -> ExportPlace:
         """Return the place of an exporter; `directory` is the rank's own or `global`."""
         return ExportPlace(
@@ -110,6 +113,7 @@ class RecorderSettings:
             beside=self.beside,
             lost=lost,
             missing=missing,
+            left_out=left_out,
         )
 
     # ------------------------------------------------------------------ file names, and transfer to the process

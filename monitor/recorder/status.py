@@ -53,6 +53,7 @@ def status_of(session: ShownRecording, state: str) -> dict[str, Any]:
         "skipped_overflow_steps": session.incidents.overflow.skipped,
         "exporters": {sink.name: sink.state for sink in session.files},
         "gaps": session.gaps.to_json(),
+        "left_out": session.gaps.left_out,
         "lag_steps": lag_steps,
         "lag_seconds": lag_seconds,
         "recorders_started": session.settings.relay + 1,

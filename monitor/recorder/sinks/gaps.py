@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
+from trainsentry.exporters.exporter import LeftOut, Lost, Missing
 from trainsentry.exporters.short_text import counted
 
 MAX_GAPS: Final = 200
@@ -16,12 +18,13 @@ SHOWN_GAPS: Final = 3
 class Gaps:
     """Gaps in the order they began: `{"sink", "first_step", "last_step", "reason"}`. Thread-safe.
 
-    `changes` counts the calls of `note`.
+    `changes` counts the calls of `note`. `left_out` holds what sinks leave out by their settings, as sentences.
     """
 
     def __init__(self, known: Sequence[dict[str, Any]] = ()) -> None:
         self._list: list[dict[str, Any]] = [dict(gap) for gap in known]
         self._open: dict[str, dict[str, Any]] = {}
+        self.left_out: dict[str, str] = {}
         self.changes = 0
         self._lock = threading.Lock()
 
@@ -51,6 +54,15 @@ class Gaps:
         """Return the gaps of a sink."""
         return [gap for gap in self.to_json() if gap["sink"] == sink]
 
+    def leave_out(self, sink: str, sentence: str) -> None:
+        """Note what a sink leaves out by its settings; an empty sentence: nothing any more."""
+        with self._lock:
+            self.left_out = {**self.left_out, sink: sentence} if sentence else _without(self.left_out, sink)
+
+    def callbacks(self, sink: str) -> tuple[Lost, Missing, LeftOut]:
+        """Return what the exporter of a sink calls: `add`, `of` and `leave_out`."""
+        return partial(self.add, sink), partial(self.of, sink), partial(self.leave_out, sink)
+
     def to_json(self) -> list[dict[str, Any]]:
         """Return the gaps as plain data."""
         with self._lock:
@@ -61,6 +73,10 @@ class Gaps:
         if len(self._list) < MAX_GAPS:
             return None
         return next((gap for gap in reversed(self._list) if gap["sink"] == sink), None)
+
+
+def _without(texts: Mapping[str, str], key: str) -> dict[str, str]:
+    return {known: text for known, text in texts.items() if known != key}
 
 
 def sentence_of(gaps: Sequence[Mapping[str, Any]]) -> str:

@@ -330,8 +330,7 @@ class Writers:
                 yield f"global {entry.key}" if is_global else entry.key, (entry, block)
 
     def _begin(self, name: str, entry: ExporterEntry, block: Any, settings: RecorderSettings) -> None:
-        lost, missing = partial(self.gaps.add, name), partial(self.gaps.of, name)
-        place = settings.place(self.directory, self.table, self.restart, lost, missing)
+        place = settings.place(self.directory, self.table, self.restart, *self.gaps.callbacks(name))
         exporter: Exporter = make_exporter(entry, block, place)
         sink = WriterThread(name, self.gaps, settings.max_wait, patient=entry.patient)
         if isinstance(exporter, OpeningExporter):

@@ -55,6 +55,16 @@ def test_it_says_how_far_the_recorder_is_behind(out, monkeypatch, in_thread):
     assert first[0]["lag_seconds"] > 0
 
 
+def test_it_says_what_an_exporter_leaves_out_while_the_run_goes_on(out, monkeypatch, in_thread):
+    monkeypatch.setattr("trainsentry.monitor.recorder.session.STATUS_SECONDS", 0.0)
+    model, optimizer, monitor = make(out, export={"tensorboard": {"max_raw_tags": 3}})
+    with monitor:
+        train(model, optimizer, STEPS, monitor)
+        monitor.flush()
+        assert "`export.tensorboard.max_raw_tags` is 3" in status(out)["left_out"]["tensorboard"]
+    assert status(out)["left_out"].keys() == {"tensorboard"}
+
+
 def test_the_report_shows_what_is_missing(out):
     model, optimizer, monitor = make(out)
 
