@@ -12,6 +12,7 @@ from rich.text import Text
 
 from trainsentry.exporters.files.foreign_files import MAX_SETTINGS_BYTES, InputError, parse_json, read_bytes
 from trainsentry.exporters.short_text import counted, shorten
+from trainsentry.monitor.accuracy.check_page import write_page
 from trainsentry.monitor.accuracy.check_run import SEED, CheckOptions, CheckSummary, run_check
 from trainsentry.monitor.accuracy.dumped_calls import DATA
 from trainsentry.monitor.accuracy.judged_call import RULES
@@ -47,6 +48,7 @@ def check_command(
     without: Annotated[list[str] | None, typer.Option(help="Leave out this operation or call; repeatable.")] = None,
     filter_calls: Annotated[bool, typer.Option("--filter", help="Leave out calls that differ in values only.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of random tensors.")] = SEED,
+    html: Annotated[Path | None, typer.Option(help="Also write the outcome as one HTML page.")] = None,
 ) -> None:
     """Run every call of a dump again, on the device and in a better precision, and compare.
 
@@ -69,7 +71,7 @@ def check_command(
         without=without or [],
         differing=filter_calls,
     )
-    _check(options)
+    _check(options, html)
 
 
 def run_ut_command(context: typer.Context) -> None:
@@ -136,8 +138,8 @@ def _names(lists: dict[str, Any], key: str) -> list[str]:
     return value
 
 
-def _check(options: CheckOptions) -> None:
-    """Run a check, show its summary, and end with its exit status."""
+def _check(options: CheckOptions, html: Path | None = None) -> None:
+    """Run a check, show its summary, write its page, and end with its exit status."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
@@ -155,8 +157,18 @@ def _check(options: CheckOptions) -> None:
     except OSError as error:
         bad_input(f"{error.filename or options.out}: {error.strerror}")
     _show(summary)
+    if html is not None:
+        _write_page(html, summary, options)
     if not summary.is_clean:
         raise typer.Exit(FOUND)
+
+
+def _write_page(path: Path, summary: CheckSummary, options: CheckOptions) -> None:
+    try:
+        write_page(path, summary, options)
+    except OSError as error:
+        bad_input(f"--html: {path}: {error.strerror}")
+    out.print(f"page: {path}", soft_wrap=True)
 
 
 def _show(summary: CheckSummary) -> None:

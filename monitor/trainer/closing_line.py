@@ -17,7 +17,7 @@ SHOWN: Final = 3
 
 
 def print_closing_line(loop: "StepLoop", output_dir: str, incidents: Sequence[Incident]) -> None:
-    """Print a line to standard error, and one for each of the worst `incidents`, which come worst first."""
+    """Print a line to standard error, and one for each of the worst `incidents`, by number; they come worst first."""
     cost, lines = loop.overhead.cost, []
     watched = f"{counted(loop.steps, 'step')} watched" if loop.steps else _no_step(loop)
     added = ""
@@ -30,11 +30,16 @@ def print_closing_line(loop: "StepLoop", output_dir: str, incidents: Sequence[In
     if loop.triggers.lag:
         added += f"; alarms came up to {counted(loop.triggers.lag, 'step')} late"
     lines.append(f"{watched}, {found}{added}. {_where(loop, output_dir)}")
-    lines += [f"incident {each.id}: {each.summary}" for each in incidents[:SHOWN]]
+    shown = sorted(incidents[:SHOWN], key=lambda each: each.id)
+    lines += [f"incident {each.id}{_mark(each, incidents)}: {each.summary}" for each in shown]
     if incidents:
         more = f"{len(incidents) - SHOWN} more; " if len(incidents) > SHOWN else ""
         lines.append(f"{more}next: trainsentry report {output_dir}")
     sys.stderr.write("".join(f"trainsentry: {line}\n" for line in lines))
+
+
+def _mark(incident: Incident, worst_first: Sequence[Incident]) -> str:
+    return " (the worst)" if len(worst_first) > 1 and incident is worst_first[0] else ""
 
 
 def _no_step(loop: "StepLoop") -> str:
