@@ -46,7 +46,7 @@ def test_a_clean_check_says_so_and_a_hostile_name_stays_text(tmp_path):
     assert "Every call that can be compared passed." in page
     hostile = "Functional.<script>alert(1)</script>.0.forward"
     write_dump(tmp_path / "bad", {hostile: {"input_args": [], "input_kwargs": {}, "output": []}})
-    page = page_of(tmp_path, check(tmp_path / "bad", tmp_path / "out")).read_text()
+    page = page_of(tmp_path, check(tmp_path / "bad", tmp_path / "again")).read_text()
     assert "<script>alert" not in page
 
 
