@@ -77,16 +77,16 @@ def test_an_address_that_nobody_answers_is_given_up_and_not_told(monkeypatch):
 
 
 def test_a_port_whose_rank_has_ended_is_taken_over_by_another(tmp_path, monkeypatch):
-    from trainsentry.exporters import metrics, prometheus
+    from trainsentry.exporters.metrics import prometheus, prometheus_families
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     servers = []
-    start = prometheus.start_http_server
-    monkeypatch.setattr(prometheus, "start_http_server", lambda *a, **k: servers.append(start(*a, **k)[0]))
-    monkeypatch.setattr(metrics, "TAKE_OVER_SECONDS", 0.0)
-    first, second = (metrics.Metrics(metrics.Prometheus(port), tmp_path, first=r == 0) for r in (0, 1))
+    start = prometheus_families.start_http_server
+    monkeypatch.setattr(prometheus_families, "start_http_server", lambda *a, **k: servers.append(start(*a, **k)[0]))
+    monkeypatch.setattr(prometheus, "TAKE_OVER_SECONDS", 0.0)
+    first, second = (prometheus.Metrics(prometheus.Prometheus(port), tmp_path, first=r == 0) for r in (0, 1))
     first.begin()
     second.begin()
     second.renew()

@@ -11,6 +11,12 @@ from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrit
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    """Other tests of this process compile."""
+    monkeypatch.setattr(gradient_writes, "has_compiled", lambda: False)
+
+
 class Loop:
     """A training loop of which a step's parts can be left out or doubled."""
 
