@@ -7,6 +7,7 @@ from typing import Any, Final
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.live.run_folder import leads_out, ranks_with_tables
 from trainsentry.exporters.run_reader import RecordedRun, read_run
+from trainsentry.exporters.run_state import state_of_run
 from trainsentry.exporters.short_text import flat, shorten
 
 MAX_INCIDENTS: Final = 200
@@ -62,7 +63,8 @@ def _state(run: RecordedRun, ranks: list[dict[str, Any]]) -> str:
     if not run.ranks:
         return "no status yet"
     if run.is_over:
-        return "finished" if run.has_steps else "finished without a step"
+        ended = state_of_run(run)
+        return ended if run.has_steps else f"{ended} without a step"
     if ranks and all(r["silent"] or r["state"] != "running" for r in ranks):
         return "silent"
     return "running" if run.has_steps else "no step yet"

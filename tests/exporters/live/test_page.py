@@ -102,7 +102,7 @@ def test_the_person_changes_to_another_run(server):
                        "r.dispatchEvent(new Event('change')); })()")  # fmt: skip
         await page.wait_for("document.querySelector('#verdict h1').textContent === 'No incident.'")
         await page.wait_for("document.querySelectorAll('.curve').length === 1")
-        assert await page.ask("document.querySelector('#rank-map-part').hidden")
+        await page.wait_for("document.querySelector('#rank-map-part').hidden")
 
     look(server, "broken", check)
 

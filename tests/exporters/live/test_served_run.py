@@ -2,6 +2,8 @@
 
 import base64
 import json
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -131,3 +133,43 @@ def test_what_is_asked_for_wrongly_is_answered_in_one_line(server):
         status, answer = server.ask(question, **query)
         assert (status, words in answer["error"], "\n" in answer["error"]) == (404, True, False), answer
     assert server.ask("points", run="two_ranks", name="no such series")[1]["steps"] == []
+
+
+TRAINER = """
+import sys, time, torch, trainsentry
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+monitor = trainsentry.TrainMonitor({"output_dir": sys.argv[1]}).watch(model, optimizer)
+for step in range(5000):
+    loss = model(torch.randn(16, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if step == 40:
+        model[2].weight.grad.fill_(float("nan"))
+    monitor.log(loss=loss)
+    optimizer.step()
+    time.sleep(0.02)
+"""
+
+
+def test_a_run_is_shown_while_another_process_trains_and_when_that_is_killed(tmp_path):
+    def wait(server, wanted):
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            status, state = server.ask("state", run="live")
+            if status == 200 and wanted(state):
+                return state
+            time.sleep(0.2)
+        raise AssertionError(state)
+
+    with served(tmp_path) as server:
+        trainer = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path / "live")], stderr=subprocess.DEVNULL)
+        try:
+            first = wait(server, lambda state: state.get("step", -1) > 0)
+            assert first["state"] == "running"
+            later = wait(server, lambda state: state["step"] > first["step"] and state["incidents"])
+            assert later["incidents"][0]["name"] == "2.weight"
+        finally:
+            trainer.kill()
+            trainer.wait()
+        assert wait(server, lambda state: state["state"] != "running")["state"] == "crashed"
