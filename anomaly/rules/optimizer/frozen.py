@@ -1,5 +1,6 @@
 """A parameter with a gradient whose update is zero or missing."""
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
@@ -206,7 +207,8 @@ class FrozenRule(Rule):
         absent[gone] += 1
         candidates = np.flatnonzero(gone & (self._moved.values >= MOVED_BEFORE) & ~reported).tolist()
         since = {i: int(self._absent_since.values[i]) for i in candidates if self._counts(i, table.series[i])}
-        found = [_finding(series_id, -1, step, step - 1) for series_id, step in since.items()]
+        # Where the backward pass is cut, what comes before the cut stops too: the parameter nearest to it is the last.
+        found = [_finding(series_id, -1, step, step - 1) for series_id, step in reversed(since.items())]
         return found + (self._never_moved(table) if self._updates == NEVER_MOVED_AFTER else [])
 
     def _counts(self, series_id: int, series: Series) -> bool:
@@ -251,10 +253,12 @@ class FrozenRule(Rule):
             return f"the optimizer updates no parameter at step {anomaly.step}"
         if anomaly.last_clean < 0:
             return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move"
-        reason = "although it has a gradient and a non-zero learning rate"
-        return f"{subject} is zero or missing at step {anomaly.step}, {reason}"
+        if math.isnan(anomaly.value):
+            reason = "although others were updated: no gradient reaches it, or no optimizer holds it any more"
+            return f"{subject} is missing at step {anomaly.step}, {reason}"
+        return f"{subject} is zero at step {anomaly.step}, although it has a gradient and a non-zero learning rate"
 
 
 def _finding(series_id: int, row: int, step: int | None, last_clean: int) -> Finding:
-    detail = (FROZEN, FrozenRule.name, "norm", 0.0, float("nan"), SCORE)
+    detail = (FROZEN, FrozenRule.name, "norm", 0.0 if row >= 0 else float("nan"), float("nan"), SCORE)
     return Finding(series_id, row, *detail, step=step, last_clean=last_clean, quantity=UPDATE)

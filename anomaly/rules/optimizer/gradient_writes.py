@@ -92,8 +92,8 @@ class GradientWritesRule(Rule):
         whose = "the gradients are" if anomaly.name == ALL else f"{subject} is"
         times = f"{abs(more)} time{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'less'} before each update"
         reasons = (
-            "they are kept from the step before, computed twice, or scaled or clipped once more"
+            "they are kept from the step before, computed twice, cast, or scaled or clipped once more"
             if more > 0
-            else "they are zeroed between micro-steps, or no longer clipped or unscaled"
+            else "they are zeroed between micro-steps, or no longer cast, clipped or unscaled"
         )
         return f"from step {anomaly.step} on {whose} written {times} than until then: {reasons}"
