@@ -1,26 +1,18 @@
 """Writes JSON files that are replaced as a whole, JSON-lines files that are appended to, and `run.json`."""
 
-import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.exporters.files.foreign_files import InputError, read_object
-from trainsentry.exporters.files.whole_writes import append_whole
+from trainsentry.exporters.files.whole_writes import append_whole, replace_text
 
 
 def replace_json(path: Path, data: Any) -> None:
     """Write `data` atomically: a reader sees the old file or the complete new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    replace_text(path, json.dumps(data, indent=1) + "\n")
 
 
 def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:

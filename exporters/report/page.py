@@ -15,6 +15,7 @@ from bokeh.resources import Resources
 from trainsentry.collectors.series import writable
 from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import Report
+from trainsentry.exporters.files.whole_writes import replace_text
 from trainsentry.exporters.report.data import ReportData, gather
 from trainsentry.exporters.report.figures import BAD, INCIDENT, OTHERS, SMOOTH, SUSPECT
 from trainsentry.exporters.report.module_tree import module_tree
@@ -64,9 +65,7 @@ def write_report(
     while len(text.encode()) > MAX_BYTES and figures:
         figures.pop()  # the least important figures come last
         text = _render(data, figures, path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, text)
     return path
 
 

@@ -1,6 +1,5 @@
 """Writes the page of an accuracy check: one HTML file that opens without a network."""
 
-import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Final
 import jinja2
 
 from trainsentry.collectors.series import writable
+from trainsentry.exporters.files.whole_writes import replace_text
 from trainsentry.monitor.accuracy.check_run import CheckOptions, CheckSummary
 from trainsentry.monitor.accuracy.judged_call import BLANK, JudgedCall
 
@@ -47,13 +47,7 @@ def write_page(path: Path, summary: CheckSummary, options: CheckOptions) -> None
         more_calls=max(0, len(summary.calls) - SHOWN_CALLS),
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(writable(text))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_text(path, writable(text))
 
 
 def _numbers(call: JudgedCall) -> dict[str, Any]:

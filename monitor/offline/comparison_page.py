@@ -1,6 +1,5 @@
 """Writes the page of two runs laid over each other: one HTML file that opens without a network."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from trainsentry.collectors.series import writable
 from trainsentry.exporters.csv.format import SCALARS
 from trainsentry.exporters.csv.reader import rank_directories, table_files
 from trainsentry.exporters.files.foreign_files import InputError, Report
+from trainsentry.exporters.files.whole_writes import replace_text
 from trainsentry.exporters.live.series_points import SeriesPoints, points_of
 from trainsentry.exporters.run_reader import read_run
 from trainsentry.exporters.short_text import flat, number
@@ -74,13 +74,7 @@ def write_comparison(
         number=number,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(writable(text))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_text(path, writable(text))
 
 
 def _curves(a: Path, b: Path, found: TwoRuns, names: Mapping[str, str], report: Report) -> list[_Shown]:
