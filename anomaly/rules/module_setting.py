@@ -25,13 +25,17 @@ SCHEDULED: Final = frozenset({"p", "momentum"})
 """Constants of the framework that programs lower on purpose while they train: dropout's share, and how fast a batch
 norm's running statistics move (Qi et al., "PointNet++", NeurIPS 2017, halve it every so often)."""
 
+DROPS_HALF: Final = 0.5
+"""Dropout's share from which a rise is no schedule: those stay below one half (Morerio et al., "Curriculum dropout",
+ICCV 2017, rise towards it slowly)."""
+
 
 class ModuleSettingRule(Rule):
     """Judges the first change of each kind of setting; one that changes again follows a schedule of the program.
 
-    A change of a framework's own constant is an alarm, unless it is one of `SCHEDULED` and stays above 0. A user's
-    class may keep numbers of any meaning among its attributes, such as the best loss so far: their change explains an
-    incident, and makes none.
+    A change of a framework's own constant is an alarm, unless it is one of `SCHEDULED` that neither falls to 0 nor
+    rises to one half. A user's class may keep numbers of any meaning among its attributes, such as the best loss so
+    far: their change explains an incident, and makes none.
     """
 
     name: ClassVar[str] = "module_setting"
@@ -58,7 +62,7 @@ class ModuleSettingRule(Rule):
             if scheduled or record.step - self._first_step < SETTLED or _change(before, now) <= LEAST_CHANGE:
                 continue
             module = observed.table.series[series_id].module or "model"
-            alarm = bool(record.values[row, MAX]) and (key not in SCHEDULED or now <= 0.0)
+            alarm = bool(record.values[row, MAX]) and (key not in SCHEDULED or now <= 0.0 or before < DROPS_HALF <= now)
             detail = (OPTION_CHANGE, self.name, key, now, before, SCORE, alarm)
             found.append(Finding(series_id, row, *detail, passed_on=False, name=module, quantity="training"))
         return found

@@ -25,7 +25,9 @@ def judge(alone, *changes):
     return found
 
 
-@pytest.mark.parametrize(("key", "before", "now"), [("eps", 1e-5, 0.5), ("momentum", 0.1, 0.0), ("p", 0.1, 0.0)])
+@pytest.mark.parametrize(
+    ("key", "before", "now"), [("eps", 1e-5, 0.5), ("momentum", 0.1, 0.0), ("p", 0.1, 0.0), ("p", 0.1, 0.9)]
+)
 def test_a_constant_of_the_framework_is_an_alarm(alone, key, before, now):
     [found] = judge(alone, (150, f"setting.blocks.0.{key}", before, now))
     assert (found.value, found.expected, found.statistic, found.alarm) == (now, before, key, True)

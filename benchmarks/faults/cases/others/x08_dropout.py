@@ -12,8 +12,8 @@ CASE = Case(
     "X08",
     "a dropout of 0.9",
     Expect(
-        ("activation_output",),
-        ("spike", "shift", "dead", "underflow"),
+        ("activation_output", "training"),
+        ("spike", "shift", "dead", "underflow", "option_change"),
         {"gpt": ("blocks.1.attn.drop*",), "cnn": ("drop*",)},
     ),
     before_step=_harm,
