@@ -34,6 +34,9 @@ MOVED_BEFORE: Final = 10
 """Sampled updates in a row in which a parameter moved, before one without movement counts: in low precision small
 updates are rounded away now and then."""
 
+MISSING_AFTER: Final = 5
+"""Sampled updates in a row with a parameter, before its absence counts: rounding makes no update absent."""
+
 FEW_ELEMENTS: Final = 16
 FEW_ELEMENTS_STILL_FOR: Final = 3
 """A tensor of fewer than 16 elements must stand still at three sampled updates in a row: its optimizer's average of the
@@ -205,7 +208,7 @@ class FrozenRule(Rule):
         gone = ~self._in_step.values & self._is_update.values
         self._absent_since.values[gone & (absent == 0)] = self._step
         absent[gone] += 1
-        candidates = np.flatnonzero(gone & (self._moved.values >= MOVED_BEFORE) & ~reported).tolist()
+        candidates = np.flatnonzero(gone & (self._moved.values >= MISSING_AFTER) & ~reported).tolist()
         since = {i: int(self._absent_since.values[i]) for i in candidates if self._counts(i, table.series[i])}
         # Where the backward pass is cut, what comes before the cut stops too: the parameter nearest to it is the last.
         found = [_finding(series_id, -1, step, step - 1) for series_id, step in reversed(since.items())]
