@@ -22,7 +22,7 @@ test: $(VENV)/dev.stamp
 	$(MAKE) --jobs=2 --output-sync=target lint types $(VENV)-mindspore/stamp
 	$(MAKE) --jobs=2 --output-sync=target pytest-ranks pytest-alone simulated mindspore
 
-# The documentation as a site in build/site: open index.html.
+# The documentation as a site in build/site: `python -m http.server -d build/site` shows it, with the search.
 docs: $(VENV)/dev.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
