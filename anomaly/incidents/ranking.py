@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trainsentry.anomaly.anomaly import CERTAIN, DRIFTS, FROZEN, MODE_CHANGE, Anomaly
+from trainsentry.anomaly.anomaly import CERTAIN, DRIFTS, MODE_CHANGE, Anomaly
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.collectors.series import GRADIENT, PARAMETER, TENSOR_QUANTITIES
 
@@ -36,11 +36,9 @@ class Ranked:
         """The order of causes.
 
         By onset; then anomalies that are not passed on; then those from before the forward pass, the strongest first;
-        then the certain kinds; then execution order, of updates that are missing the backward pass's, as one cut in it
-        stops all that come after; then the lowest rank, whichever reported first.
+        then the certain kinds; then execution order; then the lowest rank, whichever reported first.
         """
-        order = -self.anomaly.order if self.anomaly.kind == FROZEN else self.anomaly.order
-        first = -self.anomaly.score if self.precedes else float(order)
+        first = -self.anomaly.score if self.precedes else float(self.anomaly.order)
         uncertain = self.anomaly.kind not in CERTAIN
         return self.onset, self.anomaly.passed_on, not self.precedes, uncertain, first, self.anomaly.rank
 

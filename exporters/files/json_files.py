@@ -1,18 +1,37 @@
-"""Writes JSON files that are replaced as a whole, JSON-lines files that are appended to, and `run.json`."""
+"""Writes text and JSON files that are replaced as a whole, JSON-lines files that are appended to, and `run.json`."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.exporters.files.foreign_files import InputError, read_object
-from trainsentry.exporters.files.whole_writes import append_whole, replace_text
+from trainsentry.exporters.files.whole_writes import append_whole
 
 
 def replace_json(path: Path, data: Any) -> None:
     """Write `data` atomically: a reader sees the old file or the complete new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text atomically: a reader sees the old file or the complete new one.
+
+    Raises:
+        OSError: when it cannot be written; nothing of it stays.
+
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # what somebody put there may be a link
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def append_lines(path: Path, lines: list[dict[str, Any]]) -> None:

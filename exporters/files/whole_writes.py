@@ -1,4 +1,4 @@
-"""Appends to files and replaces them atomically: a write is complete or leaves nothing."""
+"""Appends to files atomically: a write is complete or leaves nothing."""
 
 import contextlib
 import errno
@@ -22,25 +22,6 @@ def append_whole(file: BinaryIO, data: bytes) -> None:
         _write_all(file, data)
     except OSError:
         cut_back(file, size)
-        raise
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace a text file: a reader sees the old one or the complete new one.
-
-    Raises:
-        OSError: when it cannot be written; nothing of it stays.
-
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)  # of a process of this number that was killed
-        with temporary.open("x", encoding="utf-8") as file:  # never through a link that somebody has put there
-            file.write(text)
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise
 
 

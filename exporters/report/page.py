@@ -15,7 +15,7 @@ from bokeh.resources import Resources
 from trainsentry.collectors.series import writable
 from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import Report
-from trainsentry.exporters.files.whole_writes import replace_text
+from trainsentry.exporters.files.json_files import replace_text
 from trainsentry.exporters.report.data import ReportData, gather
 from trainsentry.exporters.report.figures import BAD, INCIDENT, OTHERS, SMOOTH, SUSPECT
 from trainsentry.exporters.report.module_tree import module_tree

@@ -8,7 +8,7 @@ from typing import Any, Final
 import jinja2
 
 from trainsentry.collectors.series import writable
-from trainsentry.exporters.files.whole_writes import replace_text
+from trainsentry.exporters.files.json_files import replace_text
 from trainsentry.monitor.accuracy.check_run import CheckOptions, CheckSummary
 from trainsentry.monitor.accuracy.judged_call import BLANK, JudgedCall
 

@@ -16,7 +16,7 @@ from trainsentry.collectors.series import writable
 from trainsentry.exporters.csv.format import SCALARS
 from trainsentry.exporters.csv.reader import rank_directories, table_files
 from trainsentry.exporters.files.foreign_files import InputError, Report
-from trainsentry.exporters.files.whole_writes import replace_text
+from trainsentry.exporters.files.json_files import replace_text
 from trainsentry.exporters.live.series_points import SeriesPoints, points_of
 from trainsentry.exporters.run_reader import read_run
 from trainsentry.exporters.short_text import flat, number

@@ -210,8 +210,10 @@ class FrozenRule(Rule):
         absent[gone] += 1
         candidates = np.flatnonzero(gone & (self._moved.values >= MISSING_AFTER) & ~reported).tolist()
         since = {i: int(self._absent_since.values[i]) for i in candidates if self._counts(i, table.series[i])}
-        # Where the backward pass is cut, what comes before the cut stops too: the parameter nearest to it is the last.
-        found = [_finding(series_id, -1, step, step - 1) for series_id, step in reversed(since.items())]
+        # Where the backward pass is cut, what comes before the cut stops too: the module nearest to it is the last.
+        places = {module: place for place, module in enumerate(table.series[i].module for i in since)}
+        order = sorted(since, key=lambda i: -places[table.series[i].module])  # stable: weights stay ahead of biases
+        found = [_finding(i, -1, since[i], since[i] - 1) for i in order]
         return found + (self._never_moved(table) if self._updates == NEVER_MOVED_AFTER else [])
 
     def _counts(self, series_id: int, series: Series) -> bool:

@@ -27,11 +27,6 @@ def test_execution_order_decides_within_a_step():
     assert order_of(found)[0][0] == "m2.output.0"
 
 
-def test_of_missing_updates_the_last_in_the_forward_pass_is_nearest_to_the_cut():
-    found = [anomaly(f"m{i}.weight", "update", 3, order=i, kind="frozen") for i in range(3)]
-    assert order_of(found)[0][0] == "m2.weight"
-
-
 def test_what_was_passed_on_comes_later():
     passed = anomaly("a.output.0", "activation_output", 3, order=0, passed_on=True)
     origin = anomaly("b.output.0", "activation_output", 3, order=9)

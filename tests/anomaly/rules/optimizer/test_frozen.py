@@ -64,6 +64,14 @@ def test_an_update_that_is_missing_is_frozen_and_so_is_a_step_without_any(record
     assert records.table.series[found.series_id].name == "updated_parameters"
 
 
+def test_of_updates_that_go_missing_at_once_the_module_nearest_to_the_cut_comes_first(records, rule, judged):
+    cut = [(name, "update") for name in ("a.weight", "a.bias", "b.weight", "b.bias")]
+    assert judged(rule, records, range(6), dict.fromkeys([*cut, OTHER], 1.0)) == []
+    found = judged(rule, records, range(6, 9), {OTHER: 1.0})
+    assert [records.table.series[f.series_id].name for f in found] == ["b.weight", "b.bias", "a.weight", "a.bias"]
+    assert all(np.isnan(f.value) for f in found)
+
+
 def test_updates_that_are_sampled_seldom_are_not_missing_in_between(records, rule, judged):
     sizes = lambda step: {U: 1.0, COUNT: 1.0} if step % 10 == 0 else {G: 1.0}  # noqa: E731
     assert judged(rule, records, range(300), sizes) == []
