@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.collectors.histogram import Histograms
 from trainsentry.collectors.statistics import COLUMNS
 
 _HEADER: Final = struct.Struct("=qqiiiid")
@@ -32,7 +33,7 @@ class StepRecord:
     (n, COLUMNS). A step may have several records, which number their rows consecutively: `first_order` is the number
     of row 0. `skipped`: the loss scaler skipped the update. `examined`: parameters and optimizer state were read at an
     unplanned step because of an anomaly. `time` is seconds since the epoch. `overwritten` counts the tensors without a
-    row because they changed before they were read.
+    row because they changed before they were read. `histograms`, where they were asked for, are those of the rows.
     """
 
     step: int
@@ -45,6 +46,7 @@ class StepRecord:
     examined: bool = False
     time: float = 0.0
     overwritten: int = 0
+    histograms: Histograms | None = None
     _where: Any = field(default=None, init=False, repr=False, compare=False)
     _columns: Any = field(default=None, init=False, repr=False, compare=False)
 
@@ -73,7 +75,7 @@ class StepRecord:
     @property
     def nbytes(self) -> int:
         """Bytes of the encoded record."""
-        return _HEADER.size + len(self) * _ROW_BYTES
+        return _HEADER.size + len(self) * _ROW_BYTES + (self.histograms.nbytes if self.histograms is not None else 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -82,24 +84,26 @@ class StepRecord:
 
     def encode(self) -> list[bytes]:
         """Return the encoded record as consecutive buffers."""
-        flags = int(self.skipped) | int(self.examined) << 1
+        flags = int(self.skipped) | int(self.examined) << 1 | int(self.histograms is not None) << 2
         head = _HEADER.pack(self.step, self.first_order, self.rank, len(self), flags, self.overwritten, self.time)
-        return [head, self.ids.tobytes(), self.layouts.tobytes(), self.values.tobytes()]
+        rows = [head, self.ids.tobytes(), self.layouts.tobytes(), self.values.tobytes()]
+        return rows if self.histograms is None else [*rows, *self.histograms.encode()]
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> "StepRecord":
         """Rebuild a record from the bytes of `encode`; the arrays are read-only views of `data`.
 
         Raises:
-            ValueError: when the number of bytes does not match the number of rows.
+            ValueError: when the number of bytes does not match the number of rows, or the histograms are invalid.
 
         """
         at = _HEADER.size
         if len(data) < at:
             raise ValueError(f"a record of {len(data)} bytes, shorter than its header of {at}")
         step, first_order, rank, n, flags, overwritten, time = _HEADER.unpack_from(data)
-        if n < 0 or len(data) != at + n * _ROW_BYTES:
-            raise ValueError(f"a record of {n} rows has {len(data)} bytes instead of {at + n * _ROW_BYTES}")
+        end = at + n * _ROW_BYTES
+        if n < 0 or len(data) < end or (len(data) > end and not flags & 4):
+            raise ValueError(f"a record of {n} rows has {len(data)} bytes instead of {end}")
         return cls(
             step=step,
             rank=rank,
@@ -111,6 +115,7 @@ class StepRecord:
             examined=bool(flags & 2),
             time=time,
             overwritten=overwritten,
+            histograms=Histograms.decode(data[end:], n) if flags & 4 else None,
         )
 
     def select(self, rows: "npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice") -> "StepRecord":
@@ -122,14 +127,21 @@ class StepRecord:
             layouts=self.layouts[rows],
             values=self.values[rows],
             first_order=first,
+            histograms=self.histograms.select(rows) if self.histograms is not None else None,
         )
 
     def parts(self, max_bytes: int) -> Iterator["StepRecord"]:
         """Split the record into consecutive parts of at most `max_bytes` each, but at least one row."""
-        rows = max(1, (max_bytes - _HEADER.size) // _ROW_BYTES)
-        if len(self) <= rows:
+        if self.nbytes <= max_bytes:
             yield self
             return
-        for start in range(0, len(self), rows):
-            part = self.select(slice(start, start + rows))
+        before = np.arange(len(self) + 1) * _ROW_BYTES
+        if self.histograms is not None:
+            before += self.histograms.bytes_before()
+        start = 0
+        while start < len(self):
+            most = int(before[start]) + max_bytes - _HEADER.size
+            stop = max(start + 1, int(np.searchsorted(before, most, side="right")) - 1)
+            part = self.select(slice(start, stop))
             yield replace(part, overwritten=0) if start else part
+            start = stop

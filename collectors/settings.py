@@ -33,7 +33,8 @@ class CollectSettings:
     `after_update` also reads weights after the update; `direction` compares the signs of gradients and first moments.
     `recompute` computes one module's call again in each step that samples activations. `buffers` also reads modules'
     buffers where it reads weights.
-    `inputs` also reads the model's own inputs in the steps that sample no activations.
+    `inputs` also reads the model's own inputs in the steps that sample no activations. `histograms` counts the values
+    of each tensor that is read.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})
@@ -52,6 +53,7 @@ class CollectSettings:
     inputs: bool = True
     buffers: bool = True
     recompute: bool = True
+    histograms: bool = False
 
 
 Plan = frozenset[str]

@@ -38,8 +38,9 @@ class ExportPlace:
     """Where one exporter works, and the facts of its run.
 
     `directory` is the rank's own (`rank0`), or `global` for statistics over all ranks. `table` resolves the series ids
-    of the records. `statistics` are the configured columns. `restart` numbers the starts in this directory. A run that
-    is `beside` another one in the same `output_dir` must not write to names that the other one uses.
+    of the records. `statistics` are the configured columns of numbers; with `histograms`, records have those too.
+    `restart` numbers the starts in this directory. A run that is `beside` another one in the same `output_dir` must not
+    write to names that the other one uses.
     """
 
     output_dir: Path
@@ -53,6 +54,7 @@ class ExportPlace:
     lost: Lost = nothing_lost
     missing: Missing = nothing_missing
     left_out: LeftOut = nothing_left_out
+    histograms: bool = False
 
 
 @dataclass(frozen=True)

@@ -295,11 +295,11 @@ class TrainMonitor:
 
     def records(self, last: int | None = None) -> "pd.DataFrame":
         """Return the flight recorder's `last` steps (default: all) as a table with a row per step and series."""
-        return table_of_records(self._arrived(), self._table, tuple(self.config.statistics), last)
+        return table_of_records(self._arrived(), self._table, self.config.numbers, last)
 
     def metrics(self, quantity: str) -> dict[str, dict[str, float]]:
         """Return the newest step's statistics of a quantity, `{name: {statistic: value}}`."""
-        return metrics_of(self._arrived(), self._table, tuple(self.config.statistics), quantity)
+        return metrics_of(self._arrived(), self._table, self.config.numbers, quantity)
 
     def flush(self) -> None:
         """Wait until the recorder has judged and written every step so far."""

@@ -32,14 +32,14 @@ THREADS = 128
 
 def compiled(pointer: str, capability: int) -> bytes:
     """Return the machine code of the kernel over a list of tensors of one dtype."""
-    tables = dict.fromkeys(("addresses", "sizes", "places"), "*i64")
-    numbers = {"first": "i32", "size": "i32", "chunk": "i32", "eps": "fp32"}
+    tables = dict.fromkeys(("addresses", "sizes", "places", "slots"), "*i64")
+    numbers = {"first": "i32", "size": "i32", "chunk": "i32", "slot": "i32", "eps": "fp32"}
     constants = {"many": True, "split": False, "accumulator": tl.float64, "lanes": LANES, "unroll": UNROLL}
-    constants["alignment"] = 16
+    constants |= {"alignment": 16, "histograms": False}
     signature = {
         "x_pointer": pointer,
         **tables,
-        "partials": "*fp64",
+        **dict.fromkeys(("partials", "counters", "divisor"), "*fp64"),
         **numbers,
         **dict.fromkeys(constants, "constexpr"),
     }

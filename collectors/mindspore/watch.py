@@ -61,7 +61,8 @@ class MindSporeWatch(WatchedModel):
         self.rows: StepRows
         self.names: CellNames
         self._steps: OptimizerSteps | None
-        super().__init__(guard, settings, CellNames(), StepRows(table, settings.eps, refused_by(guard)))
+        rows = StepRows(table, settings.eps, refused_by(guard), histograms=settings.histograms)
+        super().__init__(guard, settings, CellNames(), rows)
         self.capture = TensorCapture(self.names, guard)
         self._scaler: Any = None
         self._scale: float | None = None

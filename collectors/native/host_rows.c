@@ -5,7 +5,8 @@
  * x86-64 Linux the loops are compiled for three instruction sets, and the loader picks one of them. Arrays are always
  * cut into the same pieces, whose totals are added in order, so the result does not depend on the number of threads.
  * The interpreter lock stays held: another thread could move the rows while they are written.
- * A row has COLUMNS doubles; collectors/statistics.py defines each.
+ * A row has COLUMNS doubles; collectors/statistics.py defines each. Where counters are given, each piece is also counted
+ * for a histogram.
  */
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -42,6 +43,7 @@
 #define INLINE static inline
 
 enum kind { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
+static const int WIDTHS[KINDS] = {4, 2, 2, 8};
 
 typedef struct {
     double low, high, sum, squares;
@@ -202,13 +204,21 @@ INLINE mode take_subnormals(void) { return 0; }
 INLINE void restore_mode(mode before) { (void)before; }
 #endif
 
+#include "histogram.h"
+
 typedef struct {
     const void *x;
     int64_t n;
     int kind;
+    uint32_t *counts; /* SLOTS counters, or NULL */
 } array;
 
-static void read_piece(const array *a, int64_t first, double eps, totals *t) {
+typedef struct {
+    double eps, scale; /* histograms are of the values times scale */
+} options;
+
+static void read_piece(const array *a, int64_t first, options with, totals *t) {
+    double eps = with.eps;
     int64_t n = a->n - first < PIECE ? a->n - first : PIECE;
     switch (a->kind) {
     case FLOAT32: read_float32((const float *)a->x + first, n, float_below(eps), t); break;
@@ -216,6 +226,8 @@ static void read_piece(const array *a, int64_t first, double eps, totals *t) {
     case FLOAT16: read_float16((const uint16_t *)a->x + first, n, float_below(eps), t); break;
     default: read_float64((const double *)a->x + first, n, eps, t);
     }
+    if (a->counts != NULL)
+        count_values((const char *)a->x + first * WIDTHS[a->kind], n, a->kind, with.scale, a->counts);
 }
 
 static void write_row(const array *a, totals *t, double *row) {
@@ -236,10 +248,10 @@ static void write_row(const array *a, totals *t, double *row) {
     row[7] = fingerprint(t, a->kind);
 }
 
-static void read_whole(const array *a, double eps, double *row) {
+static void read_whole(const array *a, options with, double *row) {
     totals t = nothing, of_piece;
     for (int64_t first = 0; first < a->n; first += PIECE) {
-        read_piece(a, first, eps, &of_piece);
+        read_piece(a, first, with, &of_piece);
         add_up(&t, &of_piece);
     }
     write_row(a, &t, row);
@@ -263,7 +275,7 @@ typedef struct {
 typedef struct {
     piece *pieces;
     int64_t count, next;
-    double eps;
+    options with;
 } job;
 
 #if defined(__GNUC__) && !defined(_WIN32)
@@ -276,7 +288,7 @@ static void take_pieces(void *data) {
     job *j = data;
     mode before = take_subnormals();
     for (int64_t i; (i = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED)) < j->count;)
-        read_piece(j->pieces[i].of, j->pieces[i].first, j->eps, &j->pieces[i].t);
+        read_piece(j->pieces[i].of, j->pieces[i].first, j->with, &j->pieces[i].t);
     restore_mode(before);
 }
 #else
@@ -297,8 +309,8 @@ typedef struct {
     unsigned threads;
 } pool;
 
-static void read_in_pieces(pool p, const array *arrays, Py_ssize_t count, double eps, double *rows, piece *pieces) {
-    job all = {pieces, 0, 0, eps};
+static void read_in_pieces(pool p, const array *arrays, Py_ssize_t count, options with, double *rows, piece *pieces) {
+    job all = {pieces, 0, 0, with};
     for (Py_ssize_t i = 0; i < count; i++)
         for (int64_t first = 0; first < arrays[i].n; first += PIECE)
             pieces[all.count].of = arrays + i, pieces[all.count++].first = first;
@@ -311,17 +323,17 @@ static void read_in_pieces(pool p, const array *arrays, Py_ssize_t count, double
     }
 }
 
-static void write_rows(pool p, const array *arrays, Py_ssize_t count, double eps, double *rows) {
+static void write_rows(pool p, const array *arrays, Py_ssize_t count, options with, double *rows) {
     int64_t count_of_pieces = count_pieces(arrays, count);
     mode before = take_subnormals();
     piece *pieces = NULL;
     if (p.threads > 1 && count_of_pieces > 1 && may_share(p.parallel))
         pieces = PyMem_Malloc((size_t)count_of_pieces * sizeof *pieces);
     if (pieces != NULL)
-        read_in_pieces(p, arrays, count, eps, rows, pieces);
+        read_in_pieces(p, arrays, count, with, rows, pieces);
     else
         for (Py_ssize_t i = 0; i < count; i++)
-            read_whole(arrays + i, eps, rows + COLUMNS * i);
+            read_whole(arrays + i, with, rows + COLUMNS * i);
     PyMem_Free(pieces);
     restore_mode(before);
 }
@@ -339,34 +351,45 @@ static int take_array(PyObject *address, PyObject *size, PyObject *kind, array *
         return -1;
     }
     a->kind = (int)wanted;
+    a->counts = NULL;
     return 0;
+}
+
+/* Takes the arguments that may be missing: the address of SLOTS counters for each array, and the scale. */
+static uint32_t *take_counters(PyObject *const *args, Py_ssize_t count, options *with) {
+    with->eps = PyFloat_AsDouble(args[3]);
+    with->scale = count == 9 ? PyFloat_AsDouble(args[8]) : 1;
+    return count == 9 ? PyLong_AsVoidPtr(args[7]) : NULL;
 }
 
 static PyObject *read_one(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 7)
-        return PyErr_Format(PyExc_TypeError, "read: %zd arguments; allowed: 7", count);
+    if (count != 7 && count != 9)
+        return PyErr_Format(PyExc_TypeError, "read: %zd arguments; allowed: 7 or 9", count);
     array a;
-    double eps = PyFloat_AsDouble(args[3]);
+    options with;
+    uint32_t *counts = take_counters(args, count, &with);
     double *row = PyLong_AsVoidPtr(args[4]);
     pool p = {(parallel_region *)PyLong_AsVoidPtr(args[5]), (unsigned)PyLong_AsUnsignedLong(args[6])};
     if (take_array(args[0], args[1], args[2], &a))
         return NULL;
     if (row == NULL)
         return PyErr_Format(PyExc_ValueError, "read: a row at address 0");
-    write_rows(p, &a, 1, eps, row);
+    a.counts = counts;
+    write_rows(p, &a, 1, with, row);
     Py_RETURN_NONE;
 }
 
 static PyObject *read_many(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    if (count != 7)
-        return PyErr_Format(PyExc_TypeError, "read_many: %zd arguments; allowed: 7", count);
+    if (count != 7 && count != 9)
+        return PyErr_Format(PyExc_TypeError, "read_many: %zd arguments; allowed: 7 or 9", count);
     for (int i = 0; i < 3; i++)
         if (!PyList_Check(args[i]) || PyList_Size(args[i]) != PyList_Size(args[0]))
             return PyErr_Format(PyExc_ValueError, "read_many: argument %d; allowed: lists of one length", i);
     Py_ssize_t n = PyList_Size(args[0]);
-    double eps = PyFloat_AsDouble(args[3]);
+    options with;
+    uint32_t *counts = take_counters(args, count, &with);
     double *rows = PyLong_AsVoidPtr(args[4]);
     pool p = {(parallel_region *)PyLong_AsVoidPtr(args[5]), (unsigned)PyLong_AsUnsignedLong(args[6])};
     if (PyErr_Occurred())
@@ -377,8 +400,10 @@ static PyObject *read_many(PyObject *self, PyObject *const *args, Py_ssize_t cou
     int failed = 0;
     for (Py_ssize_t i = 0; i < n && !failed; i++)
         failed = take_array(PyList_GetItem(args[0], i), PyList_GetItem(args[1], i), PyList_GetItem(args[2], i), arrays + i);
+    for (Py_ssize_t i = 0; counts != NULL && i < n && !failed; i++)
+        arrays[i].counts = counts + SLOTS * i;
     if (!failed)
-        write_rows(p, arrays, n, eps, rows);
+        write_rows(p, arrays, n, with, rows);
     PyMem_Free(arrays);
     if (failed)
         return NULL;
@@ -393,6 +418,7 @@ static PyMethodDef methods[] = {
 
 static int start(PyObject *module) {
     remember_process();
+    number_slots();
     return PyModule_AddIntMacro(module, FLOAT32) | PyModule_AddIntMacro(module, BFLOAT16) |
            PyModule_AddIntMacro(module, FLOAT16) | PyModule_AddIntMacro(module, FLOAT64);
 }

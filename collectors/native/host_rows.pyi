@@ -7,11 +7,23 @@ FLOAT16: Final[int]
 FLOAT64: Final[int]
 
 # Writes the statistics of `size` contiguous elements at `address` as a row of 8 doubles at address `row`. `parallel` is
-# the address of an OpenMP runtime's `GOMP_parallel`, or 0; `threads` of its threads share a long array.
-def read(address: int, size: int, kind: int, eps: float, row: int, parallel: int, threads: int, /) -> None: ...
+# the address of an OpenMP runtime's `GOMP_parallel`, or 0; `threads` of its threads share a long array. The elements
+# times `scale` are added to the 512 counters (uint32) at address `counts`, unless that is 0.
+def read(
+    address: int,
+    size: int,
+    kind: int,
+    eps: float,
+    row: int,
+    parallel: int,
+    threads: int,
+    counts: int = 0,
+    scale: float = 1.0,
+    /,
+) -> None: ...
 
 # Writes the statistics of array i to row i of the float64 array of shape (n, 8) at `rows`. The sequences are lists of
-# equal length (else ValueError).
+# equal length (else ValueError). `counts` are uint32 of shape (n, 512).
 def read_many(
     addresses: Sequence[int],
     sizes: Sequence[int],
@@ -20,5 +32,7 @@ def read_many(
     rows: int,
     parallel: int,
     threads: int,
+    counts: int = 0,
+    scale: float = 1.0,
     /,
 ) -> None: ...

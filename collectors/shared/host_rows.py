@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.collectors.histogram import SLOTS, Counts, Histograms, without_empty_bins
 from trainsentry.collectors.series import (
     GRADIENT,
     GRADIENT_UNREDUCED,
@@ -19,20 +20,33 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import COLUMNS
 
+_ROW_BYTES: Final = 8 * COLUMNS
+_COUNTS_BYTES: Final = 4 * SLOTS
+
+
+def new_counts(rows: int) -> Counts:
+    """Return the counters of a number of tensors, shape (rows, SLOTS)."""
+    return np.zeros((rows, SLOTS), np.uint32)
+
 
 class HostRows:
     """Ids, layouts and values of the current step's rows, in execution order.
 
-    Kernels write the values into one float64 array of shape (capacity, COLUMNS). `parameter_ids` numbers the series of
-    parameters. A tensor whose statistics cannot be computed has no row; `refused` gets the error.
+    Kernels write the values into one float64 array of shape (capacity, COLUMNS), and with `histograms` the counters of
+    each tensor into another, of shape (capacity, SLOTS). `parameter_ids` numbers the series of parameters. A tensor
+    whose statistics cannot be computed has no row; `refused` gets the error.
     """
 
-    def __init__(self, table: SeriesTable, eps: float, refused: Callable[[Exception], None] | None) -> None:
+    def __init__(
+        self, table: SeriesTable, eps: float, refused: Callable[[Exception], None] | None, *, histograms: bool = False
+    ) -> None:
         self.table = table
         self.eps = eps
         self.refused = refused
+        self.histograms = histograms
         self.parameter_ids = ParameterIds(table)
         self._plain_layouts: dict[tuple[Any, Any], int] = {}
+        self._ids: list[int] = []
         self._make_host(256)
         self._clear_rows()
 
@@ -40,7 +54,8 @@ class HostRows:
         return len(self._ids)
 
     def _clear_rows(self) -> None:
-        self._ids: list[int] = []
+        self._counts[: len(self._ids)] = 0
+        self._ids = []
         self._layout_ids: list[int] = []
         self._dropped: set[int] = set()
 
@@ -73,13 +88,25 @@ class HostRows:
 
     def _make_room(self, rows: int) -> None:
         if rows > len(self._host):
-            old = self._host
+            old, counts = self._host, self._counts
             self._make_host(max(rows, 2 * len(old)))
             self._host[: len(old)] = old
+            self._counts[: len(counts)] = counts
 
     def _make_host(self, rows: int) -> None:
         self._host = np.zeros((rows, COLUMNS))
-        self._host_address = self._host.ctypes.data  # read once: it costs as much as reading a small tensor
+        self._counts = new_counts(rows if self.histograms else 0)
+        # Read once: an address costs as much as reading a small tensor.
+        self._host_address = self._host.ctypes.data
+        self._counts_address = self._counts.ctypes.data if self.histograms else 0
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return the addresses of a row and of its counters, 0 without histograms."""
+        counts = self._counts_address
+        return self._host_address + _ROW_BYTES * position, counts and counts + _COUNTS_BYTES * position
+
+    def _counts_so_far(self) -> Counts | None:
+        return self._counts[: len(self)].copy() if self.histograms else None
 
 
 class ParameterIds:
@@ -137,6 +164,9 @@ def row_of_number(value: float) -> tuple[Any, ...]:
     return (value, value, value, abs(value), 0.0, 0.0, float(value == 0.0))
 
 
+Copy = tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]
+
+
 @dataclass
 class PendingRows:
     """Rows that a device may still be copying to the host. `kept` masks out rows that a later row replaces.
@@ -144,25 +174,38 @@ class PendingRows:
     `overwritten` counts the rows that are missing because their tensors changed before they were read.
 
     A copy is the positions of its rows, a function that returns the rows after the copy, and its event (or None).
+    `counts`, shape (n, SLOTS), are the counters of the histograms, and `count_copies` are those of other devices.
     """
 
     ids: npt.NDArray[np.int32]
     layouts: npt.NDArray[np.int32]
     values: npt.NDArray[np.float64]
     kept: npt.NDArray[np.bool_]
-    copies: list[tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]]
+    copies: list[Copy]
     aliases: list[tuple[int, int]]
     overwritten: int = 0
+    counts: Counts | None = None
+    count_copies: list[Copy] = field(default_factory=list)
 
     def ready(self) -> bool:
         """Whether every copy is complete; does not wait for the device."""
-        return all(event is None or event.query() for _, _, event in self.copies)
+        return all(event is None or event.query() for _, _, event in self.copies + self.count_copies)
 
     def wait(self) -> None:
         """Wait until every copy is complete."""
-        for _, _, event in self.copies:
+        for _, _, event in self.copies + self.count_copies:
             if event is not None:
                 event.synchronize()
+
+    def find_histograms(self) -> Histograms | None:
+        """Return the histograms of the rows that `resolve` returns, None where none were asked for."""
+        if self.counts is None:
+            return None
+        for positions, read, _ in self.count_copies:
+            self.counts[positions] = read().view(np.uint32)
+        for position, source in self.aliases:
+            self.counts[position] = self.counts[source]
+        return without_empty_bins(self.counts[self.kept])
 
     def resolve(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """Return ids, layouts and values (float64 of shape (n, COLUMNS)); call it only when `ready`."""

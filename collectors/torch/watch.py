@@ -83,7 +83,8 @@ class TorchWatch(WatchedModel):
         self.names: ModelNames
         self._steps: OptimizerSteps | None
         limits = GatherLimits(settings.read_together, settings.read_together_bytes)
-        super().__init__(guard, settings, ModelNames(), StepRows(table, settings.eps, refused_by(guard), limits))
+        rows = StepRows(table, settings.eps, refused_by(guard), limits, settings.histograms)
+        super().__init__(guard, settings, ModelNames(), rows)
         self.capture = TensorCapture(self.names, guard)
         self._outer: dict[int, OuterOptimizer] = {}
         self._late_wrap_checks: list[LateWrapCheck] = []

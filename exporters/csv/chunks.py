@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.exporters.csv.format import TableFile
 from trainsentry.exporters.csv.header import INTEGER_COLUMNS, RANGES, Header, parse_header
 from trainsentry.exporters.csv.lines import parse_lines
@@ -252,6 +253,7 @@ def _rows(frame: pd.DataFrame, header: Header, restart: int, keys: RowKeys) -> t
         numbers("order"),
         np.asarray(layout_ids, np.int64)[layout_inverse] if n else zeros,
         frame[list(header.numbers)].to_numpy(),
+        frame[HISTOGRAM].astype(object).to_numpy() if HISTOGRAM in frame else None,
     )
     return rows, numbers("step")
 

@@ -27,6 +27,7 @@ def csv_writer(block: Csv, place: ExportPlace) -> CsvWriter:
         finished_blocks=block.finished_blocks,
         start_step=place.start_step,
         restart=place.restart,
+        histograms=place.histograms,
         lost=place.lost,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.collectors.series import (
     COMMUNICATION_INPUT,
     COMMUNICATION_OUTPUT,
@@ -88,7 +89,7 @@ def table_of(series: Series) -> str:
     return SCALARS if series.scalar else re.sub(r"[^A-Za-z0-9_.]", "_", series.quantity)
 
 
-def columns_of(table: str, statistics: tuple[str, ...]) -> tuple[str, ...]:
+def columns_of(table: str, statistics: tuple[str, ...], *, histograms: bool = False) -> tuple[str, ...]:
     """Return a table's columns.
 
     >>> columns_of("update", ("norm",))
@@ -97,7 +98,8 @@ def columns_of(table: str, statistics: tuple[str, ...]) -> tuple[str, ...]:
     if table == SCALARS:
         return SCALAR_COLUMNS
     extra = ("ratio",) if table == UPDATE else ()
-    return (*FIRST_COLUMNS, *statistics, *extra, *LAST_COLUMNS, *EXTRA_COLUMNS.get(table, ()))
+    counted = (HISTOGRAM,) if histograms else ()
+    return (*FIRST_COLUMNS, *statistics, *extra, *counted, *LAST_COLUMNS, *EXTRA_COLUMNS.get(table, ()))
 
 
 def parse_shape(shape: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv.format import EXTRA_COLUMNS, FIRST_COLUMNS, LAST_COLUMNS, SCALAR_COLUMNS, SCALARS
 from trainsentry.exporters.short_text import shorten
@@ -31,7 +32,8 @@ MAX_NAMED_COLUMNS: Final = 8
 """Unknown columns that a message names."""
 
 _OTHER_COLUMNS: Final = frozenset(
-    {*FIRST_COLUMNS, *LAST_COLUMNS, "module_name", "scope"} | {c for extra in EXTRA_COLUMNS.values() for c in extra}
+    {*FIRST_COLUMNS, *LAST_COLUMNS, HISTOGRAM, "module_name", "scope"}
+    | {c for extra in EXTRA_COLUMNS.values() for c in extra}
 )
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.exporters.csv.format import TableFile
 from trainsentry.exporters.csv.header import RANGES, Header
 from trainsentry.exporters.csv.pieces import MAX_LINE_BYTES
@@ -23,7 +24,7 @@ def parse_lines(
     """Return the rows of a piece of a file and their steps; `report` gets every line that is skipped."""
     at = {name: i for i, name in enumerate(header.columns)}
     lines = csv.reader(io.StringIO(piece.decode("utf-8", "replace"), newline=""))
-    found: list[tuple[int, int, int, int, list[float]]] = []
+    found: list[_Fields] = []
     before = 0
     while True:
         try:
@@ -34,7 +35,8 @@ def parse_lines(
         except (ValueError, csv.Error) as error:
             report(file.path, first_line + before, str(error))
         before = lines.line_num
-    steps, ids, orders, layouts, values = (list(column) for column in zip(*found, strict=True)) if found else ([],) * 5
+    columns = (list(column) for column in zip(*found, strict=True)) if found else ([],) * 6
+    steps, ids, orders, layouts, values, histograms = columns
     rows = TableRows(
         0,
         file.restart,
@@ -43,14 +45,17 @@ def parse_lines(
         np.asarray(orders, np.int64),
         np.asarray(layouts, np.int64),
         np.asarray(values, np.float64).reshape(len(found), len(header.numbers)),
+        np.asarray(histograms, object) if HISTOGRAM in at else None,
     )
     return rows, np.asarray(steps, np.int64)
 
 
-def _row(
-    fields: list[str], at: dict[str, int], header: Header, keys: RowKeys
-) -> tuple[int, int, int, int, list[float]]:
-    """Return step, key, order, layout and numbers of a line.
+_Fields = tuple[int, int, int, int, list[float], str]
+"""Step, key, order, layout, numbers and histogram of a line."""
+
+
+def _row(fields: list[str], at: dict[str, int], header: Header, keys: RowKeys) -> _Fields:
+    """Return what a line says.
 
     Raises:
         ValueError: when it is malformed.
@@ -87,4 +92,5 @@ def _row(
     micro_step = whole("micro_step") if "micro_step" in at else -1
     key = RowKey(whole("vpp_stage"), text(header.name), micro_step, text("scope"))
     order = whole("order")
-    return step, keys.key_id(key), order, keys.layout_id((text("shape"), text("dtype"))), values
+    layout = keys.layout_id((text("shape"), text("dtype")))
+    return step, keys.key_id(key), order, layout, values, text(HISTOGRAM)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from trainsentry.exporters.files.foreign_files import InputError
 
 Ids = npt.NDArray[np.int64]
+Texts = npt.NDArray[np.object_]
 
 MAX_KEYS: Final = 1 << 19
 """Distinct rows (name, model chunk, micro-step) of a table; a model of 100,000 layers reaches this in five micro-steps.
@@ -74,7 +75,8 @@ class TableRows:
     """Rows of one table and one step in file order.
 
     `keys`, `orders` and `layouts` have shape (n,), `values` (n, len(numbers)) in float64; `numbers` are the columns'
-    names. `restart` is the number of the start that wrote them.
+    names. `restart` is the number of the start that wrote them. `histograms`, shape (n,), are the texts of that column,
+    None without one.
     """
 
     step: int
@@ -84,6 +86,7 @@ class TableRows:
     orders: Ids
     layouts: Ids
     values: npt.NDArray[np.float64]
+    histograms: Texts | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -100,6 +103,7 @@ class TableRows:
             self.orders[rows],
             self.layouts[rows],
             self.values[rows],
+            self.histograms[rows] if self.histograms is not None else None,
         )
 
     def newest(self) -> "TableRows":
@@ -127,6 +131,7 @@ def joined(parts: Sequence[TableRows]) -> TableRows:
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
+    histograms = [p.histograms for p in parts if p.histograms is not None]
     return TableRows(
         first.step,
         first.restart,
@@ -135,4 +140,5 @@ def joined(parts: Sequence[TableRows]) -> TableRows:
         np.concatenate([p.orders for p in parts]),
         np.concatenate([p.layouts for p in parts]),
         np.concatenate([p.values for p in parts]),
+        np.concatenate(histograms) if len(histograms) == len(parts) else None,
     )

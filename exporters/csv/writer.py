@@ -56,6 +56,7 @@ class CsvWriter:
         start_step: int = 0,
         restart: int = 0,
         finished_blocks: str = "csv",
+        histograms: bool = False,
         lost: Lost = nothing_lost,
     ) -> None:
         self.directory = directory
@@ -65,6 +66,7 @@ class CsvWriter:
         self.start_step = start_step
         self.restart = restart
         self.finished_blocks = finished_blocks
+        self.histograms = histograms
         self._lost = lost
         self._checked_at = 0.0
         self._columns = [STATISTICS.index(name) for name in statistics]
@@ -95,20 +97,28 @@ class CsvWriter:
         values = record.values[:, VALUE].tolist()
         middle = f",{record.step},"
         calls = self._calls(record)
-        rows = zip(record.ids.tolist(), record.layouts.tolist(), numbers, values, strict=True)
-        for order, (series_id, layout, number, value) in enumerate(rows, record.first_order):
+        counted = self._histograms(record)
+        rows = zip(record.ids.tolist(), record.layouts.tolist(), numbers, values, counted, strict=True)
+        for order, (series_id, layout, number, value, histogram) in enumerate(rows, record.first_order):
             table, lead, micro_step = self._lead(series_id)
             if table == SCALARS:
                 line = f"{lead}{middle}{micro_step},{format_value(value)}\n"
             elif table == UPDATE:
-                line = f"{lead}{middle}{micro_step},{order},{number},{format_value(value)}{self._tail(layout)}\n"
+                ratio = format_value(value)
+                line = f"{lead}{middle}{micro_step},{order},{number},{ratio}{histogram}{self._tail(layout)}\n"
             elif table == COMMUNICATION_CALL:
                 continue
             else:
                 last = self._last(table, self.table.series[series_id], layout, calls) if table in EXTRA_COLUMNS else ""
-                line = f"{lead}{middle}{micro_step},{order},{number}{self._tail(layout)}{last}\n"
+                line = f"{lead}{middle}{micro_step},{order},{number}{histogram}{self._tail(layout)}{last}\n"
             texts.setdefault(table, []).append(line)
         return texts
+
+    def _histograms(self, record: StepRecord) -> list[str]:
+        """Return the text of each row's histogram with a comma before it, or nothing where tables have no column."""
+        if not self.histograms:
+            return [""] * len(record)
+        return ["," + text for text in record.histograms.texts()] if record.histograms else [","] * len(record)
 
     def _append(self, step: int, texts: dict[str, list[str]]) -> None:
         """Append lines to their tables, all or none."""
@@ -227,7 +237,7 @@ class CsvWriter:
 
     def columns(self, table: str) -> Sequence[str]:
         """Return the header of a table."""
-        return columns_of(table, self.statistics)
+        return columns_of(table, self.statistics, histograms=self.histograms)
 
 
 def _already_written(path: Path, size: int, data: bytes) -> int:

@@ -34,6 +34,7 @@ def tensorboard_writer(block: TensorBoard, place: ExportPlace) -> Exporter:
         lost=place.lost,
         missing=place.missing,
         left_out=place.left_out,
+        histograms=place.histograms,
         **asdict(block),
     )
 

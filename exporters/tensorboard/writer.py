@@ -14,6 +14,7 @@ from trainsentry.exporters.exporter import LeftOut, Lost, Missing, nothing_left_
 from trainsentry.exporters.files.whole_writes import LOOK_SECONDS
 from trainsentry.exporters.tensorboard.dashboard import Dashboard
 from trainsentry.exporters.tensorboard.event_file import EventFile, tag
+from trainsentry.exporters.tensorboard.histograms import HistogramTags
 from trainsentry.exporters.tensorboard.incident_marks import worst_first
 from trainsentry.exporters.tensorboard.incident_text import incident_list, incident_text, notes
 from trainsentry.exporters.tensorboard.markers import Markers
@@ -59,6 +60,7 @@ class TensorBoardWriter:
         max_raw_tags: int = MAX_RAW_TAGS,
         renew_every: int = PICTURES_EVERY,
         output_dir: Path | None = None,
+        histograms: bool = False,
         lost: Lost = nothing_lost,
         missing: Missing = nothing_missing,
         left_out: LeftOut = nothing_left_out,
@@ -69,6 +71,7 @@ class TensorBoardWriter:
         self.dashboard = Dashboard(table)
         self.painter = Painter()
         self.choice = TagChoice(table, statistics, raw, max_raw_tags)
+        self.histograms = HistogramTags(table, raw) if histograms else None
         self.markers = Markers(directory, table)
         self._lost, self._missing, self._left_out = lost, missing, left_out
         self._first: int | None = None
@@ -100,6 +103,8 @@ class TensorBoardWriter:
         size, renewed = file.size, self._renewed
         try:
             file.write(record.step, record.time, self._tags, raw.tolist() + numbers)
+            if self.histograms is not None:
+                self._append_histograms(self.histograms.of(record), record)
             self._step = record.step
             self._renew(record.step)
         except OSError:
@@ -111,6 +116,10 @@ class TensorBoardWriter:
         if file.size >= MAX_FILE_BYTES:
             file.close()
             self._file, self._first, self._files = None, None, self._files + 1
+
+    def _append_histograms(self, values: list[Summary.Value], record: StepRecord) -> None:
+        if values:
+            self._open().append(record.step, record.time, values)
 
     def _numbers(self, record: StepRecord) -> tuple[list[str], list[float]]:
         """Return the numbers over all layers; the counts of non-finite values once one was not 0."""
@@ -144,7 +153,8 @@ class TensorBoardWriter:
 
     def _append_notes(self) -> None:
         """Append what is missing here, if that has changed."""
-        by_settings = self.choice.sentence()
+        counted = self.histograms.sentence() if self.histograms is not None else ""
+        by_settings = " ".join(filter(None, (self.choice.sentence(), counted)))
         self._left_out(by_settings)
         found = notes(by_settings, self.painter.left_out, self._missing())
         if found != self._noted:
@@ -174,7 +184,10 @@ class TensorBoardWriter:
         line = incident.to_json()
         shown = self.dashboard.incidents
         shown[line["id"]] = line
-        self.choice.add_suspects([(s["name"], s["quantity"]) for s in line["suspects"]])
+        blamed = [(s["name"], s["quantity"]) for s in line["suspects"]]
+        self.choice.add_suspects(blamed)
+        if self.histograms is not None:
+            self.histograms.add_suspects(blamed)
         self.markers.write(line)
         worst = worst_first(shown.values())[0]["id"]
         changed = {line["id"], worst, self._worst} if worst != self._worst else {line["id"]}

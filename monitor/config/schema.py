@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 from typing_extensions import Self
 
+from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.collectors.settings import PARTS, READ_TOGETHER, READ_TOGETHER_BYTES, CollectSettings
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.registry import EXPORTERS, table
@@ -16,9 +17,10 @@ from trainsentry.monitor.config.export import Export, export_model
 
 
 def _known_statistics(names: list[str]) -> list[str]:
-    unknown = [name for name in names if name not in STATISTICS]
-    if unknown or not names:
-        raise ValueError(f"{unknown[0] if unknown else 'an empty list'!r}; allowed: some of {', '.join(STATISTICS)}")
+    unknown = [name for name in names if name not in {*STATISTICS, HISTOGRAM}]
+    if unknown or not {*names} - {HISTOGRAM}:
+        wrong = repr(unknown[0]) if unknown else f"{HISTOGRAM} alone" if names else "an empty list"
+        raise ValueError(f"{wrong}; allowed: some of {', '.join(STATISTICS)}, and {HISTOGRAM} beside them")
     return list(dict.fromkeys(names))
 
 
@@ -269,7 +271,8 @@ class MonitorConfig(Block):
         list[str], BeforeValidator(as_list, json_schema_input_type=list[str]), AfterValidator(_known_statistics)
     ] = Field(
         default=list(STATISTICS),
-        description="Columns of the tables, in this order. Allowed: those of the default. Detection uses all seven.",
+        description="Columns of the tables, in this order. Allowed: those of the default, and `histogram`, which "
+        "counts each tensor's values and stands after the others. Detection uses all seven of the default.",
     )
     eps: Annotated[
         float, Field(ge=0, description="`zeros` is the share of elements whose absolute value is at most this.")
@@ -334,7 +337,13 @@ class MonitorConfig(Block):
             buffers=parameters is not None and parameters.buffers,
             recompute=activations is not None and activations.recompute,
             inputs=activations is not None and activations.inputs,
+            histograms=HISTOGRAM in self.statistics,
         )
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The statistics that are numbers, in their order."""
+        return tuple(name for name in self.statistics if name != HISTOGRAM)
 
     def watched_ranks(self, world_size: int) -> list[int]:
         """Return the ranks that are watched.

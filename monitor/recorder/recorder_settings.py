@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.exporter import (
     ExporterEntry,
@@ -58,8 +59,13 @@ class RecorderSettings:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The statistics that files have a column for."""
-        return tuple(self.config["statistics"])
+        """The statistics that files have a column of numbers for."""
+        return tuple(name for name in self.config["statistics"] if name != HISTOGRAM)
+
+    @property
+    def histograms(self) -> bool:
+        """Whether files have the histograms of the tensors' values."""
+        return HISTOGRAM in self.config["statistics"]
 
     @property
     def max_wait(self) -> float:
@@ -114,6 +120,7 @@ class RecorderSettings:
             lost=lost,
             missing=missing,
             left_out=left_out,
+            histograms=self.histograms,
         )
 
     # ------------------------------------------------------------------ file names, and transfer to the process

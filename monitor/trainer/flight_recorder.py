@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, Series, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
@@ -28,6 +29,7 @@ def table_of_records(
     for record in records:
         if record.step not in wanted:
             continue
+        histograms = record.histograms.texts() if record.histograms is not None else None
         for row, series_id in enumerate(record.ids.tolist()):
             series = table.series[series_id]
             if series.quantity == COMMUNICATION_CALL:
@@ -43,11 +45,13 @@ def table_of_records(
                     "quantity": series.quantity,
                     "index": series.index,
                     **{name: numbers[STATISTICS.index(name)] for name in statistics},
+                    **({HISTOGRAM: histograms[row]} if histograms is not None else {}),
                     "value": numbers[VALUE] if series.scalar or series.quantity == UPDATE else math.nan,
                 }
             )
     lead = ["step", "rank", "micro_step", "order", "name", "quantity", "index"]
-    frame: pd.DataFrame = pd.DataFrame(rows, columns=[*lead, *statistics, "value"])
+    counted = [HISTOGRAM] if any(HISTOGRAM in row for row in rows) else []
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=[*lead, *statistics, *counted, "value"])
     return frame
 
 

@@ -98,7 +98,17 @@ class Outbox:
         found_inf = self.table.known_id(_FOUND_INF)
         skipped = skipped or (found_inf is not None and bool(np.any(values[ids == found_inf, VALUE] > 0)))
         return StepRecord(
-            step, self.rank, ids, layouts, values, first_order, skipped, examined, time.time(), rows.overwritten
+            step,
+            self.rank,
+            ids,
+            layouts,
+            values,
+            first_order,
+            skipped,
+            examined,
+            time=time.time(),
+            overwritten=rows.overwritten,
+            histograms=rows.find_histograms(),
         )
 
     def send(self, record: StepRecord) -> None:

@@ -1,19 +1,26 @@
 """Collects the rows of a step in execution order, and copies them to the host once."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mindspore import Tensor, ops
 
-from trainsentry.collectors.mindspore.rows.tensor_statistics import device_row, dtype_of, read, row_of, row_of_values
+from trainsentry.collectors.histogram import counts_of
+from trainsentry.collectors.mindspore.rows.tensor_statistics import (
+    array_of,
+    as_float,
+    device_row,
+    dtype_of,
+    read,
+    row_of,
+    row_of_values,
+)
 from trainsentry.collectors.mindspore.runtime import on_host
 from trainsentry.collectors.series import UNKNOWN_REGION, Layout, SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
-
-ROW_BYTES: Final = 8 * COLUMNS
 
 
 class StepRows(HostRows):
@@ -31,8 +38,9 @@ class StepRows(HostRows):
         refused: Callable[[Exception], None] | None = None,
         *,
         rows_on_device: bool | None = None,
+        histograms: bool = False,
     ) -> None:
-        super().__init__(table, eps, refused)
+        super().__init__(table, eps, refused, histograms=histograms)
         self.on_device = not on_host() if rows_on_device is None else rows_on_device
         self._device_rows: list[tuple[int, Tensor]] = []
         self._unread: list[tuple[int, Tensor]] = []
@@ -55,8 +63,11 @@ class StepRows(HostRows):
             row = device_row(tensor, self.eps)
             self._device_rows.append((position, self._divided(row, divisor)))
         else:
-            if not read(tensor, self.eps, self._host_address + ROW_BYTES * position):
+            row, counts = self._place(position)
+            if not read(tensor, self.eps, row, counts, 1.0 / divisor):
                 self._host[position] = row_of(tensor, self.eps)
+                if self.histograms:
+                    self._counts[position] = counts_of(as_float(array_of(tensor)), 1.0 / divisor)
             if divisor != 1.0:
                 self._host[position, : NORM + 1] /= divisor
         return self._append(series_id, self._layout(tensor))
@@ -65,6 +76,8 @@ class StepRows(HostRows):
         """Append the statistics of an array, with the layout of tensor `like` and norm ÷ `norm` as the value."""
         position = self._append(series_id, self._layout(like))
         self._host[position] = row_of_values(array, self.eps)
+        if self.histograms:
+            self._counts[position] = counts_of(array)
         with np.errstate(divide="ignore", invalid="ignore"):
             self._host[position, VALUE] = np.float64(self._host[position, NORM]) / norm
 
@@ -131,6 +144,7 @@ class StepRows(HostRows):
             kept=self._kept(),
             copies=copies,
             aliases=[],
+            counts=self._counts_so_far(),
         )
 
     def _divided(self, row: Tensor, divisor: float) -> Tensor:

@@ -5,14 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.shared.host_rows import Copy
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.chunks import MOST_AT_ONCE
+from trainsentry.collectors.torch.rows.device_counts import DeviceCounts
 from trainsentry.collectors.torch.rows.device_statistics import device_row
 from trainsentry.collectors.torch.rows.fused_rows import (
     DenseTensors,
@@ -42,7 +43,9 @@ class DeviceRows:
     kernel could write: their values mean nothing.
     """
 
-    def __init__(self, device: torch.device, eps: float = 0.0, limits: GatherLimits | None = None) -> None:
+    def __init__(
+        self, device: torch.device, eps: float = 0.0, limits: GatherLimits | None = None, *, histograms: bool = False
+    ) -> None:
         self.device = device
         self.eps = eps
         self.seam = device_of(device)
@@ -51,6 +54,7 @@ class DeviceRows:
         self.overwritten: list[int] = []
         self.lost: list[int] = []
         self._rows = torch.empty(FIRST_ROWS, COLUMNS, dtype=self.dtype, device=device)
+        self._counts = DeviceCounts(device, FIRST_ROWS) if histograms else None
         kernels = kernels_for(device)
         self.fused = FusedRows(device, kernels) if kernels is not None else None
         self._lists = ListStatistics(device)
@@ -74,6 +78,10 @@ class DeviceRows:
         if self._has_private_formats and not all(map(self.seam.has_plain_format, tensors)):
             return None
         return addresses_in_place(tensors)
+
+    def dense(self, tensors: Sequence[Tensor]) -> DenseTensors:
+        """Return tensors that are read in place, with their addresses and sizes."""
+        return DenseTensors(tensors, [self.address_in_place(x) for x in tensors], [x.numel() for x in tensors])
 
     def gather(self, position: int, x: Tensor, address: int) -> None:
         """Read a tensor at an address in place, later and with others: by `read_gathered`, or once enough wait."""
@@ -99,32 +107,44 @@ class DeviceRows:
                 self.lost += positions
                 raise
 
-    def add(self, position: int, x: Tensor, implicit_zeros: int = 0) -> None:
-        """Write the statistics of `x` to the next row."""
+    def add(self, position: int, x: Tensor, implicit_zeros: int = 0, divisor: Tensor | None = None) -> None:
+        """Write the statistics of `x` to the next row; `divisor` divides the values of its histogram."""
         address = 0 if implicit_zeros else self.address_in_place(x)
-        if address and self._fuse([position], DenseTensors([x], [address], [x.numel()])):
+        if address and self._fuse([position], DenseTensors([x], [address], [x.numel()]), divisor):
             return
         self._lists.follow()
         plain = self.seam.in_plain_format(x)
         if plain.numel() > BLOCK * PASS_BLOCKS and not implicit_zeros:
-            self._add_plainly([position], [plain])
+            self._add_plainly([position], [plain], divisor)
             return
         row = device_row(plain, self.eps, implicit_zeros)  # before a row is reserved, as this may fail
         self._reserve([position])[0].copy_(row)
+        self._count_plainly([plain], divisor, implicit_zeros)
 
-    def add_many(self, positions: Sequence[int], dense: DenseTensors) -> None:
-        """Write the statistics of tensors that have an address in place to the next rows."""
+    def add_many(self, positions: Sequence[int], dense: DenseTensors, divisor: Tensor | None = None) -> None:
+        """Write the statistics of tensors that have an address in place to the next rows.
+
+        `divisor` divides the values of their histograms; `finish` divides the rows.
+        """
         if len(positions) > MOST_AT_ONCE:
             for start in range(0, len(positions), MOST_AT_ONCE):
                 some = slice(start, start + MOST_AT_ONCE)
-                self.add_many(positions[some], dense[some])
-        elif not self._fuse(positions, dense):
-            self._add_plainly(positions, dense.tensors)
+                self.add_many(positions[some], dense[some], divisor)
+        elif not self._fuse(positions, dense, divisor):
+            self._add_plainly(positions, dense.tensors, divisor)
 
-    def _add_plainly(self, positions: Sequence[int], tensors: Sequence[Tensor]) -> None:
+    def _add_plainly(self, positions: Sequence[int], tensors: Sequence[Tensor], divisor: Tensor | None) -> None:
         """Write the statistics of tensors to the next rows by plain operations."""
         rows = self._lists.rows_of(tensors, self.eps)  # before rows are reserved, as this may fail
         self._reserve(positions).copy_(rows)
+        self._count_plainly(tensors, divisor)
+
+    def _count_plainly(self, tensors: Sequence[Tensor], divisor: Tensor | None, implicit_zeros: int = 0) -> None:
+        """Write the counters of the tensors of the last rows by plain operations."""
+        if self._counts is not None:
+            start = len(self.positions) - len(tensors)
+            for i, x in enumerate(tensors):
+                self._counts.count(start + i, x, divisor, implicit_zeros)
 
     def add_scalar(self, position: int, value: Tensor) -> None:
         """Write a scalar to the next row, as its value and as a tensor of one element."""
@@ -143,7 +163,7 @@ class DeviceRows:
         if norms is not None:
             rows[:, VALUE] = rows[:, NORM] / norms
 
-    def copy_to_host(self) -> tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]:
+    def copy_to_host(self) -> Copy:
         """Start the step's one copy into pinned memory; return positions, a function that reads it, and its event."""
         self.read_gathered()
         self._combine()
@@ -152,30 +172,45 @@ class DeviceRows:
         copy = self.seam.copy_to_host(rows)
         return positions, copy.array, copy.event
 
+    def copy_counts(self) -> Copy:
+        """Start the copy of the rows' counters; call it after `copy_to_host`."""
+        assert self._counts is not None
+        copy = self.seam.copy_to_host(self._counts.table[: len(self.positions)])
+        return np.asarray(self.positions, np.intp), copy.array, copy.event
+
     def clear(self) -> None:
         """Drop the rows; copies under way finish before the next row is written."""
         self._gathered.drop()
+        if self._counts is not None:
+            self._counts.clear(0, len(self.positions))
         self.positions, self.overwritten, self.lost = [], [], []
 
-    def _fuse(self, positions: Sequence[int], dense: DenseTensors) -> bool:
+    def _fuse(self, positions: Sequence[int], dense: DenseTensors, divisor: Tensor | None = None) -> bool:
         """Read tensors by the fused kernels; False when they cannot run, and then they are not tried again."""
         if self.fused is None:
             return False
         slot = len(self.positions)
         self._reserve(positions)
         try:
-            self.fused.begin(range(slot, slot + len(positions)), dense, self.eps, self._rows)
+            counters = self._counts.for_kernels(dense.sizes, divisor) if self._counts is not None else None
+            self.fused.begin(range(slot, slot + len(positions)), dense, self.eps, self._rows, counters)
         except torch.OutOfMemoryError:  # the slower operations need more memory, and the next step may have some
-            self.fused.forget(slot)
-            del self.positions[slot:]
+            self._unreserve(slot)
             raise
         except Exception as error:  # noqa: BLE001 - whatever the compiler or the driver raises
-            self.fused.forget(slot)
-            del self.positions[slot:]
+            self._unreserve(slot)
             self._combine()
             self._do_without_kernels(error)
             return False
         return True
+
+    def _unreserve(self, slot: int) -> None:
+        """Take back the rows from `slot` on, which some launches may have counted."""
+        if self.fused is not None:
+            self.fused.forget(slot)
+        if self._counts is not None:
+            self._counts.clear(slot, len(self.positions))
+        del self.positions[slot:]
 
     def _combine(self) -> None:
         """Write the rows under way; those of a launch that fails are lost. The current stream finds all rows."""
@@ -203,5 +238,7 @@ class DeviceRows:
             grown = torch.empty(max(end, 2 * len(self._rows)), COLUMNS, dtype=self.dtype, device=self.device)
             grown[:start].copy_(self._rows[:start])
             self._rows = grown
+            if self._counts is not None:
+                self._counts.grow(len(grown))
         self.positions += positions
         return self._rows[start:end]

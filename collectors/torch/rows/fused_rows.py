@@ -13,6 +13,7 @@ from torch import Tensor
 from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, chunk_of, cut, tile_for
+from trainsentry.collectors.torch.rows.device_counts import KernelCounters
 
 DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes that the kernels read; plain tensor operations read any other."""
@@ -107,21 +108,28 @@ class FusedRows:
         self._under_way: list[npt.NDArray[np.int64]] = []
         self._stream: Any = None
 
-    def begin(self, slots: Sequence[int], dense: DenseTensors, eps: float, rows: Tensor) -> None:
+    def begin(
+        self,
+        slots: Sequence[int],
+        dense: DenseTensors,
+        eps: float,
+        rows: Tensor,
+        counters: KernelCounters | None = None,
+    ) -> None:
         """Read tensors into rows `slots` of `rows`, by one launch per dtype; short space combines earlier ones first.
 
-        There are at most `MOST_AT_ONCE` tensors.
+        There are at most `MOST_AT_ONCE` tensors. With `counters` the same launch counts their values.
         """
         with self._entered():
             if len(slots) == 1:
-                self._begin_one(slots[0], dense.tensors[0], eps, rows)
+                self._begin_one(slots[0], dense.tensors[0], eps, rows, counters)
             else:
                 groups = dense.groups or places_by_dtype([x.dtype for x in dense.tensors])
                 if len(groups) == 1:
-                    self._begin_list(slots, dense, eps, rows)
+                    self._begin_list(slots, dense, eps, rows, counters)
                 else:
                     for places in groups:
-                        self._begin_list([slots[i] for i in places], dense.at(places), eps, rows)
+                        self._begin_list([slots[i] for i in places], dense.at(places), eps, rows, counters)
 
     def combine(self, rows: Tensor) -> None:
         """Complete all rows under way, by one launch; what the current stream does next finds them complete."""
@@ -138,24 +146,33 @@ class FusedRows:
         shortened = [table[:, table[0] < slot] for table in self._under_way]
         self._under_way = [table for table in shortened if table.shape[1]]
 
-    def _begin_one(self, slot: int, x: Tensor, eps: float, rows: Tensor) -> None:
+    def _begin_one(self, slot: int, x: Tensor, eps: float, rows: Tensor, counters: KernelCounters | None) -> None:
         size = x.numel()
         chunk = chunk_of(size)
         programs = -(-size // chunk)
         first = self._room(programs, rows)
         if programs:
-            self._launch(programs, x, (x, x, x), first, size, chunk, eps, many=False)
+            self._launch(programs, x, (x, x, x, x), first, size, chunk, eps, slot, counters, many=False)
         self._under_way.append(np.asarray([[slot], [first], [programs], [size]]))
 
-    def _begin_list(self, slots: Sequence[int], dense: DenseTensors, eps: float, rows: Tensor) -> None:
+    def _begin_list(
+        self,
+        slots: Sequence[int],
+        dense: DenseTensors,
+        eps: float,
+        rows: Tensor,
+        counters: KernelCounters | None,
+    ) -> None:
         """Read tensors of one dtype."""
         cutting = cut(tuple(dense.sizes))
         first = self._room(cutting.total, rows)
         if cutting.total:
             n = len(slots)
-            table = self.tables.send((np.asarray(dense.addresses, np.int64), cutting.sizes, cutting.places))
-            parts = table[:n], table[n : 2 * n], table[2 * n :]
-            self._launch(cutting.total, dense.tensors[0], parts, first, 0, cutting.chunk, eps, many=True)
+            to = () if counters is None else (np.asarray(slots, np.int64),)
+            table = self.tables.send((np.asarray(dense.addresses, np.int64), cutting.sizes, cutting.places, *to))
+            end = 2 * n + cutting.total
+            parts = table[:n], table[n : 2 * n], table[2 * n : end], table[end:]
+            self._launch(cutting.total, dense.tensors[0], parts, first, 0, cutting.chunk, eps, 0, counters, many=True)
         self._under_way.append(np.stack((slots, cutting.starts + first, cutting.programs, cutting.sizes)))
 
     def _launch(
@@ -167,18 +184,25 @@ class FusedRows:
         size: int,
         chunk: int,
         eps: float,
+        slot: int,
+        counters: KernelCounters | None,
         *,
         many: bool,
     ) -> None:
+        partials = self._arena()
         self.kernels.partial_rows[(programs,)](
             x,
             *table,
-            self._arena(),
+            partials,
+            partials if counters is None else counters.table,
+            partials if counters is None else counters.divisor,
             first,
             size,
             chunk,
+            slot,
             float_below(eps),
             many=many,
+            histograms=counters is not None,
             split=self._split,
             accumulator=self._accumulator,
             lanes=self._tile.lanes,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from trainsentry.collectors.histogram import MIDDLE, MOST_ELEMENTS, SLOTS, Counts, counts_of
 from trainsentry.collectors.statistics import COLUMNS, row_of_array
 
 
@@ -50,9 +51,6 @@ _SHARED: Final = 32_768
 """Elements beyond which torch itself uses several threads (`at::internal::GRAIN_SIZE`). Below it the monitor must not
 start any: a child process forked afterwards would wait for threads that it does not have."""
 
-ROW_BYTES: Final = 8 * COLUMNS
-"""Bytes of a row of the kernel."""
-
 PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
 """Tensor types whose values are at their address; a subclass may keep them elsewhere."""
 
@@ -79,17 +77,37 @@ def address_of(x: Tensor) -> int:
         return 0
 
 
-def read_at(address: int, x: Tensor, eps: float, row: int) -> None:
-    """Write the statistics of tensor `x` at `address` to the COLUMNS doubles at address `row`."""
+def read_at(address: int, x: Tensor, eps: float, row: int, counts: int = 0) -> None:
+    """Write the statistics of tensor `x` at `address` to the COLUMNS doubles at address `row`.
+
+    Its values are added to the SLOTS counters at address `counts`, unless that is 0.
+    """
     size = x.numel()
-    host_rows.read(address, size, KINDS[x.dtype], eps, row, _PARALLEL, _threads_for(size))
+    counts = counts if size <= MOST_ELEMENTS else 0
+    host_rows.read(address, size, KINDS[x.dtype], eps, row, _PARALLEL, _threads_for(size), counts, 1.0)
 
 
-def read_many_at(addresses: list[int], tensors: Sequence[Tensor], eps: float, rows: int) -> None:
-    """Write the statistics of tensor i at `addresses[i]` to row i of the rows at address `rows`."""
+def read_many_at(
+    addresses: list[int], tensors: Sequence[Tensor], eps: float, rows: int, counts: int = 0, scale: float = 1.0
+) -> None:
+    """Write the statistics of tensor i at `addresses[i]` to row i of the rows at address `rows`.
+
+    Its values times `scale` are added to the SLOTS counters number i at address `counts`, unless that is 0.
+    """
     sizes, kinds = [x.numel() for x in tensors], [KINDS[x.dtype] for x in tensors]
-    threads = _threads_for(max(sizes, default=0))
-    host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL, threads)
+    largest = max(sizes, default=0)
+    counts = counts if largest <= MOST_ELEMENTS else 0
+    host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL, _threads_for(largest), counts, scale)
+
+
+def rows_and_counts(
+    addresses: list[int], tensors: Sequence[Tensor], eps: float, *, histograms: bool = False, scale: float = 1.0
+) -> tuple[npt.NDArray[np.float64], Counts]:
+    """Return the statistics of tensors at addresses, shape (n, COLUMNS), and their counters, shape (n or 0, SLOTS)."""
+    rows = np.zeros((len(tensors), COLUMNS))
+    counts = np.zeros((len(tensors) if histograms else 0, SLOTS), np.uint32)
+    read_many_at(addresses, tensors, eps, rows.ctypes.data, counts.ctypes.data if histograms else 0, scale)
+    return rows, counts
 
 
 def _threads_for(largest: int) -> int:
@@ -109,6 +127,22 @@ def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArra
         values = x.float() if x.dtype is torch.bfloat16 else x  # NumPy has no bfloat16
         row = row_of_array(values.resolve_neg().numpy(), eps)
     return _with_zeros(row, x.numel(), implicit_zeros) if implicit_zeros else row
+
+
+def host_counts(x: Tensor, implicit_zeros: int = 0, scale: float = 1.0) -> Counts:
+    """Return the counters of a detached CPU tensor times `scale`, shape (SLOTS,), with the zeros it does not store."""
+    counts: Counts = np.zeros(SLOTS, np.uint32)
+    if x.numel() + implicit_zeros > MOST_ELEMENTS:
+        return counts
+    if x.numel():
+        x = _as_float(x)
+        if KINDS:
+            dense = _dense(x)
+            counts = rows_and_counts([dense.data_ptr()], [dense], 0.0, histograms=True, scale=scale)[1][0]
+        else:
+            counts = counts_of((x.float() if x.dtype is torch.bfloat16 else x).resolve_neg().numpy(), scale)
+    counts[MIDDLE] += implicit_zeros
+    return counts
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -11,18 +11,19 @@ from torch import Tensor
 
 from trainsentry.collectors.series import Layout, SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
-from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
+from trainsentry.collectors.statistics import NORM, VALUE
 from trainsentry.collectors.torch.device.registry import accelerator, device_of, stream_is_captured
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.fused_rows import DenseTensors
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
 from trainsentry.collectors.torch.rows.host_statistics import (
     PLAIN,
-    ROW_BYTES,
     address_of,
+    host_counts,
     host_row,
     read_at,
     read_many_at,
+    rows_and_counts,
 )
 from trainsentry.collectors.torch.rows.local_tensor import (
     is_readable,
@@ -32,7 +33,7 @@ from trainsentry.collectors.torch.rows.local_tensor import (
     whole_of,
 )
 from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
-from trainsentry.collectors.torch.rows.tensor_lists import Batch, KnownList, KnownLists, groups_of
+from trainsentry.collectors.torch.rows.tensor_lists import Batch, KnownList, KnownLists, groups_of, inverse_of
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
 
@@ -53,10 +54,11 @@ class StepRows(HostRows):
         eps: float = 0.0,
         refused: Callable[[Exception], None] | None = None,
         limits: GatherLimits | None = None,
+        histograms: bool = False,
         *,
         device_rows_on_cpu: bool = False,
     ) -> None:
-        super().__init__(table, eps, refused)
+        super().__init__(table, eps, refused, histograms=histograms)
         self.limits = limits or GatherLimits()
         self._device_rows_on_cpu = device_rows_on_cpu
         self._shard_layouts = ShardLayouts(table)
@@ -142,9 +144,7 @@ class StepRows(HostRows):
         if self._device_rows_on_cpu or not all(addresses):
             wide = [x.abs() if x.is_complex() else x for x in tensors]
             return torch.stack(torch._foreach_norm(wide, 2, device_of(wide[0]).row_dtype))
-        values = np.zeros((len(tensors), COLUMNS))
-        read_many_at(addresses, tensors, self.eps, values.ctypes.data)
-        return torch.from_numpy(values[:, NORM])
+        return torch.from_numpy(rows_and_counts(addresses, tensors, self.eps)[0][:, NORM])
 
     def add_shared(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor that several series may share: it is read once a step.
@@ -235,6 +235,8 @@ class StepRows(HostRows):
             copies=copies,
             aliases=list(self._aliases),
             overwritten=overwritten,
+            counts=self._counts_so_far(),
+            count_copies=[rows.copy_counts() for rows in self._devices.values() if self.histograms and rows],
         )
 
     def _drop_unwritten(self) -> int:
@@ -274,7 +276,7 @@ class StepRows(HostRows):
     def _add_dense_one(self, address: int, series_id: int, tensor: Tensor) -> None:
         position = len(self._ids)
         self._make_room(position + 1)
-        read_at(address, tensor, self.eps, self._host_address + ROW_BYTES * position)
+        read_at(address, tensor, self.eps, *self._place(position))
         self._append(series_id, self._layout(tensor))  # after reading, so that a failure leaves no row
 
     def _add_dense(
@@ -283,7 +285,7 @@ class StepRows(HostRows):
         """Append CPU tensors that the kernel reads in place."""
         end = batch.start + len(batch.tensors)
         self._make_room(end)
-        read_many_at(addresses, batch.tensors, self.eps, self._host_address + ROW_BYTES * batch.start)
+        read_many_at(addresses, batch.tensors, self.eps, *self._place(batch.start), batch.scale)
         self._finish_on_host(slice(batch.start, end), batch.divisor, batch.norms)
         of = self._plain_layout
         self._layout_ids += [
@@ -310,7 +312,7 @@ class StepRows(HostRows):
         """Append tensors of one device that its fused kernels read in place."""
         count = len(batch.tensors)
         dense = DenseTensors(batch.tensors, addresses, known.sizes, known.groups)
-        rows.add_many(range(batch.start, batch.start + count), dense)
+        rows.add_many(range(batch.start, batch.start + count), dense, batch.divisor)
         rows.finish(count, batch.divisor, batch.norms)
         self._layout_ids += [of if n is None else n for n, of in zip(layouts, known.layouts, strict=True)]
         self._ids += series_ids
@@ -319,14 +321,15 @@ class StepRows(HostRows):
         """Write the rows of tensors that are read together; `key` is that of `groups_of`."""
         tensors, positions, norms = batch.of(places)
         if isinstance(key, DeviceRows):
-            dense = DenseTensors(tensors, [key.address_in_place(x) for x in tensors], [x.numel() for x in tensors])
-            key.add_many(positions, dense)
+            key.add_many(positions, key.dense(tensors), batch.divisor)
             key.finish(len(tensors), batch.divisor, norms)
         elif key is int:
-            values = np.zeros((len(tensors), COLUMNS))
-            read_many_at([routes[i] for i in places], tensors, self.eps, values.ctypes.data)
-            self._host[list(positions)] = values
-            self._finish_on_host(list(positions), batch.divisor, norms)
+            where, addresses = list(positions), [routes[i] for i in places]
+            values, counts = rows_and_counts(
+                addresses, tensors, self.eps, histograms=self.histograms, scale=batch.scale
+            )
+            self._host[where], self._counts[where[: len(counts)]] = values, counts
+            self._finish_on_host(where, batch.divisor, norms)
         else:
             part = local(tensors[0])
             if is_readable(part):
@@ -375,10 +378,12 @@ class StepRows(HostRows):
         stored, implicit = stored_values(values)
         if self._on_host(stored):
             self._host[position] = host_row(stored, self.eps, implicit)
+            if self.histograms:
+                self._counts[position] = host_counts(stored, implicit, inverse_of(divisor))
             self._finish_on_host([position], divisor, norm)
         else:
             rows = self._rows_on(stored.device)
-            rows.add(position, stored, implicit)
+            rows.add(position, stored, implicit, divisor)
             rows.finish(1, divisor, norm)
 
     def _finish_on_host(self, positions: "slice | list[int]", divisor: Tensor | None, norms: Tensor | None) -> None:
@@ -394,5 +399,5 @@ class StepRows(HostRows):
     def _rows_on(self, device: torch.device) -> DeviceRows:
         rows = self._devices.get(device)
         if rows is None:
-            rows = self._devices[device] = DeviceRows(device, self.eps, self.limits)
+            rows = self._devices[device] = DeviceRows(device, self.eps, self.limits, histograms=self.histograms)
         return rows

@@ -1,5 +1,6 @@
 """Lists of tensors that are read together: how they are grouped, and what is known of them from the last step."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,12 +20,23 @@ class Batch:
     divisor: Tensor | None
     norms: Tensor | None
 
+    @property
+    def scale(self) -> float:
+        """What the values of host tensors are multiplied by in histograms."""
+        return inverse_of(self.divisor)
+
     def of(self, indices: Sequence[int]) -> tuple[Sequence[Tensor], Sequence[int], Tensor | None]:
         """Return some of the tensors, the positions of their rows, and their norms."""
         if len(indices) == len(self.tensors):
             return self.tensors, range(self.start, self.start + len(self.tensors)), self.norms
         norms = None if self.norms is None else torch.stack([self.norms[i] for i in indices])
         return [self.tensors[i] for i in indices], [self.start + i for i in indices], norms
+
+
+def inverse_of(divisor: Tensor | None) -> float:
+    """Return 1 ÷ a divisor in host memory, 1 without one; the reciprocal of 0 is Inf, as in the rows."""
+    number = 1.0 if divisor is None else float(divisor.item())
+    return 1.0 / number if number else math.inf
 
 
 def groups_of(routes: Sequence[Any]) -> dict[Any, list[int]]:

@@ -1,7 +1,8 @@
 """Triton kernels that compute all statistics of a tensor, or of a list of tensors, in one read.
 
 In `partial_rows`, one program reads each chunk of a tensor and writes a partial row. `combine_rows` combines a tensor's
-partial rows into one row. No program waits for another and nothing is added atomically, so results are reproducible.
+partial rows into one row. No program waits for another, and nothing but whole numbers is added atomically, so results
+are reproducible.
 
 Where the device has float64, squares of narrower floats are summed directly in float64. Elsewhere (`split`), sums and
 squares are kept apart for large, usual and small magnitudes, each scaled so that none overflows or underflows: Blue's
@@ -29,6 +30,10 @@ _INFS = tl.constexpr(8)
 _ZEROS = tl.constexpr(9)
 _COLUMNS = tl.constexpr(PARTIAL_COLUMNS)
 _ROW = tl.constexpr(8)
+
+_SLOTS = tl.constexpr(512)
+_MIDDLE = tl.constexpr(255)
+_LARGEST = tl.constexpr(3.4028234663852886e38)
 
 _LARGE = tl.constexpr(2.0**40)
 _SMALL = tl.constexpr(2.0**-40)
@@ -176,19 +181,48 @@ def _read_any(values, start, stop, eps, row, split: tl.constexpr, accumulator: t
     tl.store(row + _ZEROS, tl.sum(zeros).to(accumulator))
 
 
+@triton.jit
+def _count_values(values, start, stop, counts, divisor, lanes: tl.constexpr):
+    """Add a chunk's values divided by `divisor` to the counters of its tensor; see `collectors/histogram.py`.
+
+    The chunk was read just before, so most of it comes out of the device's cache.
+    """
+    found = tl.zeros([_SLOTS], tl.int32)
+    for at in range(0, stop - start, lanes):
+        offsets = start + at + tl.arange(0, lanes)
+        x = tl.load(values + offsets, mask=offsets < stop, other=float("nan")).to(tl.float32)
+        scaled = x / divisor
+        finite = tl.abs(x) < float("inf")
+        x = tl.where(finite & (tl.abs(scaled) == float("inf")), tl.where(scaled > 0, _LARGEST, -_LARGEST), scaled)
+        bits = x.to(tl.int32, bitcast=True)
+        key = (bits >> 21) & 1023
+        octave = key >> 2
+        number = tl.where(octave >= 103, key - 331, tl.maximum(octave - 22, 0))
+        number = tl.where(octave >= 143, tl.minimum(octave + 98, _MIDDLE), number)
+        slot = tl.where(bits < 0, _MIDDLE - number, _MIDDLE + number)
+        found += tl.histogram(tl.where(key >= 1020, _SLOTS - 1, slot), _SLOTS)
+    lane = tl.arange(0, _SLOTS)
+    tl.atomic_add(counts + lane, found, mask=found > 0)
+
+
 # Not specialised: Triton would make a size of 1 a constant, and compile anew for some other values.
-@triton.jit(do_not_specialize=["first", "size", "chunk"])
+@triton.jit(do_not_specialize=["first", "size", "chunk", "slot"])
 def partial_rows(
     x_pointer,
     addresses,
     sizes,
     places,
+    slots,
     partials,
+    counters,
+    divisor,
     first,
     size,
     chunk,
+    slot,
     eps,
     many: tl.constexpr,
+    histograms: tl.constexpr,
     split: tl.constexpr,
     accumulator: tl.constexpr,
     lanes: tl.constexpr,
@@ -197,7 +231,8 @@ def partial_rows(
 ):
     """Write the partial row of one chunk: chunk `program_id` of one tensor, or with `many` a chunk of one of many.
 
-    `places` gives each program the number of its tensor (upper 32 bits) and of its chunk (lower 32 bits).
+    `places` gives each program the number of its tensor (upper 32 bits) and of its chunk (lower 32 bits). With
+    `histograms` the chunk's values are added to the counters of row `slot`, or of the tensor's row in `slots`.
     """
     program = tl.program_id(0)
     values, start, stop = _place_of(x_pointer, addresses, sizes, places, size, chunk, many)
@@ -216,6 +251,9 @@ def partial_rows(
             tl.store(row + _ZEROS, zeros.to(accumulator))
         else:
             _read_any(values, start, stop, eps, row, split, accumulator, lanes)
+    if histograms:
+        to = tl.load(slots + (tl.load(places + program) >> 32)) if many else slot.to(tl.int64)
+        _count_values(values, start, stop, counters + to * _SLOTS, tl.load(divisor), lanes)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.collectors.histogram import Histograms, added, joined
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     GRADIENT,
@@ -60,8 +61,8 @@ class _Source:
     brought: int = 0
 
 
-Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
-"""A rank with its number of rollbacks, and the series, layouts and values of its rows."""
+Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64], Histograms | None]
+"""A rank with its number of rollbacks, and the series, layouts, values and histograms of its rows."""
 
 
 class ShardAssembly:
@@ -125,7 +126,8 @@ class ShardAssembly:
         series = np.asarray(source.series, np.int64)[record.ids]
         wanted = series >= 0
         layouts = np.asarray(source.layouts, np.int64)[record.layouts]
-        rows = ((rank, source.backs), series[wanted], layouts[wanted], record.values[wanted])
+        counted = record.histograms.select(wanted) if record.histograms is not None else None
+        rows = ((rank, source.backs), series[wanted], layouts[wanted], record.values[wanted], counted)
         self._pending.setdefault(record.step, []).append(rows)
 
     def take_copies(self, rank: int, step: int, copies: "Iterable[Sequence[int]]") -> None:
@@ -255,6 +257,7 @@ class ShardAssembly:
     def _combine(self, step: int, rows: list[Rows]) -> StepRecord:
         series, layouts = (np.concatenate([r[i] for r in rows]) for i in (1, 2))
         values = np.concatenate([r[3] for r in rows])
+        counted = joined([r[4] for r in rows])
         ranks = np.concatenate([np.full(len(r[1]), r[0][0]) for r in rows])
         # Sort rows by series; of rows that cover the same region keep the first.
         keys = series << 32 | layouts
@@ -269,14 +272,15 @@ class ShardAssembly:
         ids = series[starts]
         ratios = np.asarray([s.quantity == UPDATE for s in self.table.series], bool)[ids]
         whole = combine(values, numel, starts, ratios)
+        histograms = added(counted.select(first), starts) if counted is not None else None
         alone = (np.diff(np.append(starts, len(values))) == 1) & ~ratios
         whole[alone, VALUE] = values[starts[alone], VALUE]  # the fingerprint of the one copy that counts
         if not self.copies.judges:
             whole[np.isin(ids, [copies.key >> 32 for copies in differing]), VALUE] = PARTED
-        joined = [self._joined(part) for part in np.split(layouts, starts[1:])] if len(starts) else []
-        kept = np.asarray([layout is not None for layout in joined], bool)
+        wholes = [self._joined(part) for part in np.split(layouts, starts[1:])] if len(starts) else []
+        kept = np.asarray([layout is not None for layout in wholes], bool)
         self.incomplete += int(np.count_nonzero(~kept))
-        found = [self.table.layout_id(layout) for layout in joined if layout is not None]
+        found = [self.table.layout_id(layout) for layout in wholes if layout is not None]
         return StepRecord(
             step,
             self.rank,
@@ -284,6 +288,7 @@ class ShardAssembly:
             np.asarray(found, np.int32),
             whole[kept],
             time=time.time(),
+            histograms=histograms.select(kept) if histograms is not None else None,
         )
 
     def _joined(self, parts: npt.NDArray[np.int64]) -> Layout | None:

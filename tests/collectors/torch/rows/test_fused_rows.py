@@ -312,15 +312,17 @@ def compile(kernel, signature, constants, capability):
     signature |= dict.fromkeys(constants, "constexpr")
     return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32))
 
-for capability in (80, 90):
-    for x in ("*fp32", "*bf16", "*fp16"):
-        for many in (False, True):
+for capability, dtypes in ((80, ("*bf16",)), (90, ("*bf16", "*fp16", "*fp32"))):
+    for x in dtypes:
+        for many, histograms in ((False, False), (True, True), (True, False)):
             table = "*i64" if many else x
-            tables = dict.fromkeys(("addresses", "sizes", "places"), table)
-            numbers = {"first": "i32", "size": "i32", "chunk": "i32", "eps": "fp32"}
-            signature = {"x_pointer": x, **tables, "partials": "*fp64", **numbers}
+            tables = dict.fromkeys(("addresses", "sizes", "places", "slots"), table)
+            counted = ("*i32", "*fp32") if histograms else ("*fp64", "*fp64")
+            numbers = {"first": "i32", "size": "i32", "chunk": "i32", "slot": "i32", "eps": "fp32"}
+            places = {"partials": "*fp64", "counters": counted[0], "divisor": counted[1]}
+            signature = {"x_pointer": x, **tables, **places, **numbers}
             constants = {"many": many, "split": False, "accumulator": tl.float64, "lanes": LANES, "unroll": UNROLL}
-            constants["alignment"] = 16
+            constants |= {"alignment": 16, "histograms": histograms}
             built = compile(kernels.partial_rows, signature, constants, capability)
             assert built.asm["cubin"]
             wide = re.findall(r"cp\\.async\\.cg\\.shared\\.global \\[[^]]*\\], \\[[^]]*\\], 0x10", built.asm["ptx"])

@@ -2,11 +2,13 @@
 
 import socket
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from trainsentry.collectors.histogram import counts_of, without_empty_bins
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, MEAN
@@ -48,6 +50,22 @@ def test_a_step_is_complete_when_every_rank_has_gone_on(assembly):
     assembly.take(0, half(0, 1, 1.0)[1])
     assembly.take(1, half(1, 1, 1.0)[1])
     assert means(assembly) == [(0, 2.0)]
+
+
+def counted(record, values):
+    counts = counts_of(np.asarray(values))
+    return replace(record, histograms=without_empty_bins(counts[None]))
+
+
+def test_the_histogram_of_a_whole_tensor_adds_those_of_its_parts(assembly):
+    assembly.take(0, counted(half(0, 0, 1.0)[1], [1.0, 1.0, -2.0, 0.0]))
+    assembly.take(1, counted(half(1, 0, 1.0)[1], [1.0, 8.0, 8.0, 8.0]))
+    for rank in range(2):
+        assembly.take(rank, half(rank, 1, 1.0)[1])  # without histograms
+        assembly.finish(rank, ALL)
+    first, second = assembly.complete()
+    assert first.histograms.texts() == ["-181:1 0:1 177:3 189:3"]
+    assert second.histograms is None
 
 
 def test_what_is_not_the_whole_gives_no_row(assembly):
