@@ -21,6 +21,7 @@ from trainsentry.exporters.report.suspect_curves import (
     shown_statistic,
     thin,
 )
+from trainsentry.exporters.report.suspect_histograms import StepHistogram, SuspectHistograms
 from trainsentry.exporters.run_reader import RecordedRun, anomalies_since, read_run
 from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 from trainsentry.exporters.tensorboard.quantity_view import LayoutSizes, QuantityView
@@ -48,7 +49,8 @@ CurveKey = tuple[int, str, str]
 class ReportData:
     """A run, its scalars by name (steps and values), its matrices by (rank, quantity), and the suspects' curves.
 
-    `curves` holds the suspects and their siblings by name, in the statistic that the suspect's sentence speaks of.
+    `curves` holds the suspects and their siblings by name, in the statistic that the suspect's sentence speaks of, and
+    `histograms`, by (rank, quantity), the suspects' by name.
     """
 
     run: RecordedRun
@@ -58,6 +60,7 @@ class ReportData:
     more_anomalies: int = 0
     problems: int = 0
     curves: dict[CurveKey, dict[str, Points]] = field(default_factory=dict)
+    histograms: dict[tuple[int, str], dict[str, list[StepHistogram]]] = field(default_factory=dict)
 
     def curve(self, rank: int, quantity: str, name: str) -> tuple[list[int], list[float]] | None:
         """Return a layer's root mean square over steps (Inf: not finite); None if the layer was not recorded."""
@@ -121,6 +124,7 @@ def gather(
     for (rank, name, *_), read in zip(wanted_tables, mapper(_read_table, wanted_tables), strict=True):
         progress(f"rank{rank}/{name}")
         data.matrices[rank, name] = read.matrix
+        data.histograms[rank, name] = read.histograms
         data.curves.update({(rank, name, statistic): curves for statistic, curves in read.curves.items()})
         for problem in read.problems:
             report(*problem)
@@ -144,10 +148,11 @@ _Wanted = tuple[int, str, list[TableFile], tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class _TableRead:
-    """What was read of a table; `curves` by statistic and name."""
+    """What was read of a table; `curves` by statistic and name, `histograms` by name."""
 
     matrix: LayerMatrix
     curves: dict[str, dict[str, Points]]
+    histograms: dict[str, list[StepHistogram]]
     problems: list[tuple[Path, int, str]]
 
 
@@ -160,6 +165,7 @@ def _read_table(item: _Wanted) -> _TableRead:
     view = QuantityView(quantity, COLUMNS)
     sizes = LayoutSizes(keys)
     curves = SuspectCurves(suspects)
+    histograms = SuspectHistograms({name for name, _ in suspects})
     rows_of: dict[bytes, npt.NDArray[np.intp]] = {}
     for rows in read_steps(files, keys, report):
         if "norm" not in rows.numbers:
@@ -172,7 +178,8 @@ def _read_table(item: _Wanted) -> _TableRead:
         elements = sizes.all()
         view.take_rows(rows, elements, rows_of[key])
         curves.take(rows, keys, elements)
-    return _TableRead(view.matrix, curves.thinned(), problems)
+        histograms.take(rows, keys)
+    return _TableRead(view.matrix, curves.thinned(), histograms.found(), problems)
 
 
 def _scalars(files: list[TableFile], report: Report) -> dict[str, tuple[list[int], list[float]]]:

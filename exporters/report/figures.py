@@ -51,7 +51,9 @@ OTHERS_POINTS: Final = 300
 MOST_BAD: Final = 50
 """Values that were not finite and have a line in a curve."""
 
-_GREY: Final = "#888888"
+GREY: Final = "#888888"
+"""Axes and their texts, on light and on dark pages."""
+
 _STRIP: Final = 44
 """Pixels above a map for the labels of incidents, in three lines."""
 
@@ -66,7 +68,7 @@ def map_figure(shown: LayersMap, axis: Range1d) -> Any:
     """Return the map of layers by steps; each cell can be read, and the figure zoomed."""
     tops = np.concatenate([[0], np.cumsum(shown.pixels)])
     height = int(tops[-1])
-    made = _frame("", height=height + _STRIP + 110, axis=axis)
+    made = frame("", height=height + _STRIP + 110, axis=axis)
     made.y_range = Range1d(start=height, end=-_STRIP)
     made.ygrid.visible = False
     colours = [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in palette().tolist()]
@@ -111,7 +113,7 @@ def curves(
     log: bool = True,
 ) -> Any:
     """Return the suspect's curve, thick, with those of others behind it."""
-    made = _frame(label, height=280, axis=axis, log=log)
+    made = frame(label, height=280, axis=axis, log=log)
     for name, points in others:
         source = _source(name, thin(dict(zip(*points, strict=True)), OTHERS_POINTS), log=log)
         line = made.line("x", "y", source=source, color=OTHERS, alpha=0.7)
@@ -122,13 +124,13 @@ def curves(
     made.scatter("x", "y", source=source, color=SUSPECT, size=4)
     made.add_tools(HoverTool(renderers=[line], tooltips=_SHOWN))
     _mark_bad(made, points)
-    _mark_incidents(made, marks)
+    mark_incidents(made, marks)
     return made
 
 
 def scalar_curve(name: str, points: Points, marks: Sequence[Mark], axis: Range1d) -> Any:
     """Return a logged scalar: lightly smoothed, with the raw values behind it."""
-    made = _frame(name, height=260, axis=axis)
+    made = frame(name, height=260, axis=axis)
     raw = _source(name, points, log=False)
     made.line("x", "y", source=raw, color=OTHERS, alpha=0.55)
     steps, values = _drawn(points, log=False)
@@ -136,7 +138,7 @@ def scalar_curve(name: str, points: Points, marks: Sequence[Mark], axis: Range1d
     line = made.line("x", "y", source=smooth, color=SMOOTH, line_width=2)
     made.add_tools(HoverTool(renderers=[line], tooltips=_SHOWN))
     _mark_bad(made, points)
-    _mark_incidents(made, marks)
+    mark_incidents(made, marks)
     return made
 
 
@@ -148,7 +150,7 @@ def timeline(
     A series is its name, whether it is a suspect, and its abnormal values as step, score and whether it was finite.
     """
     names = [shorten(name, LONGEST + 6) for name, _, _ in series]
-    made = _frame("", height=22 * len(series) + 90, axis=axis)
+    made = frame("", height=22 * len(series) + 90, axis=axis)
     made.y_range = Range1d(start=len(series) - 0.4, end=-0.6)
     made.yaxis.ticker = FixedTicker(ticks=list(range(len(series))))
     made.yaxis.major_label_overrides = dict(enumerate(names))
@@ -161,7 +163,7 @@ def timeline(
     source = ColumnDataSource(dict(zip(("x", "y", "name", "score", "colour"), columns, strict=True)))
     dots = made.scatter("x", "y", source=source, color="colour", size=9, alpha=0.85)
     made.add_tools(HoverTool(renderers=[dots], tooltips=[("", "@name"), ("step", "@x"), ("score", "@score{0.0}")]))
-    _mark_incidents(made, marks)
+    mark_incidents(made, marks)
     return made
 
 
@@ -213,10 +215,10 @@ def _colour_bar(shown: LayersMap, colours: list[str]) -> ColorBar:
         ticker=FixedTicker(ticks=sorted(ticks)),
         major_label_overrides=ticks,
         title="robust deviations from the layer's own usual",
-        title_text_color=_GREY,
+        title_text_color=GREY,
         title_text_font_size="11px",
         title_text_font_style="normal",
-        major_label_text_color=_GREY,
+        major_label_text_color=GREY,
         height=10,
         background_fill_alpha=0.0,
     )
@@ -228,7 +230,8 @@ def _mark_bad(made: Any, points: Points) -> None:
         made.add_layout(Span(location=step, dimension="height", line_color=BAD, line_width=2))
 
 
-def _mark_incidents(made: Any, marks: Sequence[Mark]) -> None:
+def mark_incidents(made: Any, marks: Sequence[Mark]) -> None:
+    """Draw each incident as a dashed line with its number at the foot."""
     for i, mark in enumerate(marks):
         made.add_layout(Span(location=mark.step, dimension="height", line_color=INCIDENT, line_dash="dashed"))
         made.add_layout(
@@ -239,7 +242,8 @@ def _mark_incidents(made: Any, marks: Sequence[Mark]) -> None:
         )  # fmt: skip
 
 
-def _frame(label: str, *, height: int, axis: Range1d, log: bool = False) -> Any:
+def frame(label: str, *, height: int, axis: Range1d, log: bool = False) -> Any:
+    """Return an empty figure in the style of the page."""
     made: Any = figure(
         height=height,
         sizing_mode="stretch_width",
@@ -259,10 +263,10 @@ def _frame(label: str, *, height: int, axis: Range1d, log: bool = False) -> Any:
     made.xaxis.ticker.desired_num_ticks = 5  # a telephone has no room for more
     made.xaxis.formatter.use_scientific = False
     for part in (*made.xaxis, *made.yaxis):
-        part.axis_label_text_color = part.major_label_text_color = _GREY
+        part.axis_label_text_color = part.major_label_text_color = GREY
         part.axis_label_text_font_style = "normal"
-        part.axis_line_color = part.major_tick_line_color = part.minor_tick_line_color = _GREY
-    made.grid.grid_line_color = _GREY
+        part.axis_line_color = part.major_tick_line_color = part.minor_tick_line_color = GREY
+    made.grid.grid_line_color = GREY
     made.grid.grid_line_alpha = 0.25
     made.outline_line_color = None
     return made

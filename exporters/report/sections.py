@@ -11,6 +11,7 @@ from bokeh.models import Range1d
 
 from trainsentry.exporters.report.data import MAX_SIBLINGS, ReportData, shown_suspects
 from trainsentry.exporters.report.figures import curves, map_figure, scalar_curve, step_axis, timeline
+from trainsentry.exporters.report.histogram_maps import histogram_figure, histogram_map
 from trainsentry.exporters.report.suspect_curves import SPOKEN, USUAL, Points, shown_statistic
 from trainsentry.exporters.short_text import number
 from trainsentry.exporters.tensorboard.incident_marks import first_quantity, marks, suspects
@@ -28,6 +29,8 @@ LAST: Final = 20
 """Values in the table below a curve."""
 
 _MAP: Final = "How far each {} is from its own usual at each step. Drag to zoom, hover to read."
+
+_VALUES: Final = "Where the suspect's values lie at each step; the axis is logarithmic on both sides of 0."
 
 _DUMP: Final = re.compile(r"dump(?:\.r\d+)?/step\d+(?:/rank\d+)?")
 
@@ -56,7 +59,7 @@ def figures_of(data: ReportData) -> list[ReportFigure]:
     axis = step_axis(*_steps(data))
     shown = marks(data.run.incidents)
     scalars, maps = _scalars(data, shown, axis), _maps(data, shown, axis)
-    evidence = [*_suspects(data, shown, axis), *_timeline(data, shown, axis)]
+    evidence = [*_suspects(data, shown, axis), *_values(data, shown, axis), *_timeline(data, shown, axis)]
     return [*scalars[:1], *maps[:1], *evidence, *scalars[1:], *maps[1:]]
 
 
@@ -100,6 +103,19 @@ def _suspects(data: ReportData, shown: list[Mark], axis: Range1d) -> list[Report
             anchor = f"curve-{n}" if group.startswith("layers") else f"curve-{n}-ranks"
             part = "Suspects"
             found.append(ReportFigure(anchor, part, title, caption, figure, keys, ("step", label), rows, blamed))
+    return found
+
+
+def _values(data: ReportData, shown: list[Mark], axis: Range1d) -> list[ReportFigure]:
+    """Return the distribution of every distinct suspect's values, where its histograms were recorded."""
+    found: list[ReportFigure] = []
+    for n, suspect in enumerate(shown_suspects(data.run), 1):
+        rank, quantity, name = suspect["rank"], suspect["quantity"], suspect["name"]
+        histograms = data.histograms.get((rank, quantity), {}).get(name)
+        if histograms:
+            title = f"{name}: values of {quantity}, rank {rank}"
+            figure = histogram_figure(histogram_map(histograms), shown, axis)
+            found.append(ReportFigure(f"values-{n}", "Suspects", title, _VALUES, figure, ("incident",)))
     return found
 
 
