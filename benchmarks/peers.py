@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv-peers"
-PEERS = ["mindstudio-probe==26.2.0"]
+PEERS = ["mindstudio-probe==26.2.0", "wandb==0.31.0"]
 
 
 def peers_python() -> str:

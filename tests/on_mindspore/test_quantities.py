@@ -8,6 +8,7 @@ import pytest
 from cells import batches, net, train, watch, weights
 from mindspore import Tensor, nn
 
+from trainsentry.collectors.histogram import counts_of, parse, without_empty_bins
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, as_float
 from trainsentry.collectors.series import Series, SeriesTable
@@ -144,3 +145,28 @@ def test_an_evaluation_leaves_no_rows(out):
         records = monitor.records()
     outputs = records[(records.quantity == "activation_output") & (records.name == "head.output.0")]
     assert outputs.micro_step.tolist() == [0]
+
+
+def test_histograms_count_the_values_of_what_is_read(out):
+    model = net(layers=1)
+    optimizer = nn.Adam(model.trainable_params(), 1e-2)
+    with watch(out, model, optimizer, statistics=["norm", "histogram"]) as monitor:
+        train(model, optimizer, 2)
+        records = monitor.records(1)
+    for quantity in ("gradient", "parameter", "moment1"):
+        found = records[records.quantity == quantity].set_index("name").histogram
+        sizes = {name: p.size for name, p in model.parameters_and_names()}
+        assert {name: sum(parse(found[name])[1]) for name in sizes} == sizes
+    updates = records[records.quantity == "update"]
+    assert len(updates)
+    assert all(parse(text)[0] for text in updates.histogram)
+
+
+def test_a_bfloat16_parameter_is_counted_as_numpy_counts_it():
+    values = np.random.default_rng(0).standard_normal(300).astype(np.float32)
+    tensor = Tensor(values, ms.bfloat16)
+    rows = StepRows(SeriesTable(), histograms=True)
+    rows.add(0, tensor, divisor=4.0)
+    histograms = rows.take().find_histograms()
+    counts = counts_of(as_float(array_of(tensor)), 0.25)
+    assert histograms.texts() == without_empty_bins(counts[None]).texts()
