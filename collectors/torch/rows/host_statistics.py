@@ -101,7 +101,7 @@ def read_many_at(
 
 
 def rows_and_counts(
-    addresses: list[int], tensors: Sequence[Tensor], eps: float, *, histograms: bool = False, scale: float = 1.0
+    addresses: list[int], tensors: Sequence[Tensor], eps: float, scale: float = 1.0, *, histograms: bool = False
 ) -> tuple[npt.NDArray[np.float64], Counts]:
     """Return the statistics of tensors at addresses, shape (n, COLUMNS), and their counters, shape (n or 0, SLOTS)."""
     rows = np.zeros((len(tensors), COLUMNS))

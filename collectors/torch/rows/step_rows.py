@@ -207,8 +207,7 @@ class StepRows(HostRows):
     def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
         """Append a row that holds only the given numbers, instead of statistics."""
         position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
-        self._host[position] = math.nan
-        self._host[position, : len(numbers)] = numbers
+        self._host[position] = [*numbers, *[math.nan] * (self._host.shape[1] - len(numbers))]
 
     def take(self) -> PendingRows:
         """Return the rows so far, and drop them; starts one copy per device that holds rows."""
@@ -325,10 +324,8 @@ class StepRows(HostRows):
             key.finish(len(tensors), batch.divisor, norms)
         elif key is int:
             where, addresses = list(positions), [routes[i] for i in places]
-            values, counts = rows_and_counts(
-                addresses, tensors, self.eps, histograms=self.histograms, scale=batch.scale
-            )
-            self._host[where], self._counts[where[: len(counts)]] = values, counts
+            rows, counts = rows_and_counts(addresses, tensors, self.eps, batch.scale, histograms=self.histograms)
+            self._host[where], self._counts[where[: len(counts)]] = rows, counts
             self._finish_on_host(where, batch.divisor, norms)
         else:
             part = local(tensors[0])
