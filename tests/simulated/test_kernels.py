@@ -12,9 +12,11 @@ from torch import nn
 
 import trainsentry
 from trainsentry import PrecisionDebugger
+from trainsentry.collectors.histogram import counts_of, without_empty_bins
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
 from trainsentry.collectors.torch.device.pinned_tables import MOST_BUFFERS
+from trainsentry.collectors.torch.rows import device_rows
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.saving import load_tensor
 
@@ -49,6 +51,25 @@ def test_what_lies_in_host_memory_beside_device_tensors_costs_no_launch(kernels)
     rows.add_many(list(mixed), list(mixed.values()))
     assert_rows(resolved(rows), mixed)
     assert kernels.launches == ["partial_rows"] * 2 + ["combine_rows"]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_histograms_are_counted_by_the_same_launches(kernels, monkeypatch, fused):
+    if not fused:
+        monkeypatch.setattr(device_rows, "kernels_for", lambda device: None)
+    rows = StepRows(SeriesTable(), histograms=True)
+    tensors = {i: torch.randn(300, i + 1).to("npu", torch.half if i % 3 else torch.float) for i in range(9)}
+    for _ in range(2):  # the counters are set to 0 between steps
+        rows.add_many(list(tensors), list(tensors.values()), torch.tensor(0.5).to("npu"))
+        rows.add_shared(50, tensors[3])
+        pending = rows.take()
+        pending.wait()
+        ids, _, _ = pending.resolve()
+        found = dict(zip(ids.tolist(), pending.find_histograms().texts(), strict=True))
+    expected = {i: counts_of(x.cpu().double().numpy(), 2.0) for i, x in tensors.items()}
+    expected[50] = counts_of(tensors[3].cpu().double().numpy())
+    assert found == {i: without_empty_bins(counts[None]).texts()[0] for i, counts in expected.items()}
+    assert kernels.launches.count("partial_rows") == (6 if fused else 0)
 
 
 def test_adamw_state_is_read_by_one_launch_though_its_step_is_on_the_host(kernels, out):

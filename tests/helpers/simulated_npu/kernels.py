@@ -13,8 +13,11 @@ SHIFT = 1 << 62
 """What the simulated device adds to the addresses of its memory."""
 
 
-WRITTEN = {"partial_rows": 4, "combine_rows": 5}
-"""The argument that each kernel writes to."""
+WRITTEN = {"partial_rows": (5,), "combine_rows": (5,)}
+"""The arguments that each kernel writes to."""
+
+COUNTERS = 6
+"""The argument that `partial_rows` also writes to where it counts histograms."""
 
 
 class InterpretedKernels:
@@ -64,7 +67,8 @@ def _run(kernel, args, kwargs, written):
     if kwargs.get("many"):
         on_host[1] = on_host[1] - SHIFT
     kernel(*on_host, **kwargs)
-    args[written].copy_(on_host[written])
+    for place in (*written, COUNTERS) if kwargs.get("histograms") else written:
+        args[place].copy_(on_host[place])
 
 
 @contextmanager
