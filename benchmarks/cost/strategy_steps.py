@@ -2,8 +2,11 @@
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import debugged_strategies
 import strategy as small_model
 import torch
 import torch.distributed as dist
@@ -29,14 +32,30 @@ class Wide(small_model.Net):
         self.module = nn.Linear(1520, 3)
 
 
-def overhead(name: str, out: Path) -> float:
-    """Return the ratio of median step times, default configuration ÷ no monitor, in alternating rounds."""
+@contextmanager
+def wide_model() -> Iterator[None]:
+    """Let strategies be made of the wide model."""
     net = small_model.Net
     small_model.Net = Wide  # type: ignore[misc]
     try:
-        strategy = STRATEGIES[name](torch.float32, 1)
+        yield
     finally:
         small_model.Net = net  # type: ignore[misc]
+
+
+def whole_run(name: str, out: Path, subject: str, steps: int) -> float:
+    """Return the seconds of a run of some steps under one of `debugged_strategies.SUBJECTS`, from its start to its end.
+
+    A debugger dumps two of the steps.
+    """
+    with wide_model():
+        return float(debugged_strategies.train(name, out, subject, steps=steps, dumped=(5, 15))[1])
+
+
+def overhead(name: str, out: Path) -> float:
+    """Return the ratio of median step times, default configuration ÷ no monitor, in alternating rounds."""
+    with wide_model():
+        strategy = STRATEGIES[name](torch.float32, 1)
     batch = [torch.randn(256, 7)]
     times: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(2 * ROUNDS):
