@@ -1,10 +1,10 @@
-"""Measures whole runs under DeepSpeed's ZeRO 0 to 3 and FSDP1 with the monitor and the debugger: a table for RESULTS.md.
+"""Measures whole runs under ZeRO 0 to 3 and FSDP1 with the monitor and the debugger: a table for RESULTS.md.
 
-    python benchmarks/cost/zero.py [--steps 40] [--rounds 3]
+    python benchmarks/cost/zero.py [--steps 100] [--rounds 3]
 
 Two ranks on this machine, gloo, one thread each, an MLP of 4.6 million parameters. A run begins before the model is
-wrapped and ends when everything is closed on both ranks, so it has the recorders' start and end in it. Each number is the
-median of the rounds, over that of the bare runs of the same rounds: alone, and while two other processes compute.
+wrapped and ends when everything is closed on both ranks, so it has the recorders' start and end in it. Each number is
+the median of the rounds, over that of the bare runs of the same rounds: alone, and while two other processes compute.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def seconds_of(pool: RankPool, name: str, steps: int, rounds: int) -> dict[str, 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     print("| strategy | machine | bare run, s | " + " | ".join(SUBJECTS[1:]) + " |")

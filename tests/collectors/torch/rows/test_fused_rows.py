@@ -312,9 +312,10 @@ def compile(kernel, signature, constants, capability):
     signature |= dict.fromkeys(constants, "constexpr")
     return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32))
 
-for capability, dtypes in ((80, ("*bf16",)), (90, ("*bf16", "*fp16", "*fp32"))):
-    for x in dtypes:
-        for many, histograms in ((False, False), (True, True), (True, False)):
+ALL = ((False, False), (True, True), (True, False))
+for capability, dtypes in ((80, {"*bf16": ALL[2:]}), (90, {"*bf16": ALL[2:], "*fp16": ALL[2:], "*fp32": ALL})):
+    for x, variants in dtypes.items():
+        for many, histograms in variants:
             table = "*i64" if many else x
             tables = dict.fromkeys(("addresses", "sizes", "places", "slots"), table)
             counted = ("*i32", "*fp32") if histograms else ("*fp64", "*fp64")
