@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
+from trainsentry.anomaly.pre_update_check import Suspected
 from trainsentry.collectors.record import StepRecord
 from trainsentry.monitor.config.schema import MonitorConfig
 
@@ -19,11 +20,11 @@ class SameStep:
         self.loop = loop
         settings = config.on_incident.dump if config.on_incident else None
         self._distance = settings.cooldown_steps if settings else EXAMINATION_DISTANCE
-        self._last: int | None = None
+        self._last: dict[Suspected, int] = {}
 
     def go_back(self) -> None:
         """Continue from another step; the next examination may come at once."""
-        self._last = None
+        self._last = {}
 
     def judge(self, record: StepRecord) -> None:
         """Check the open step's record before the update uses its values; examine the step if one is wrong.
@@ -34,19 +35,24 @@ class SameStep:
 
         """
         loop = self.loop
-        if not loop.pre_update_check.is_wrong(record):
+        why = loop.pre_update_check.suspect(record)
+        if why is None:
             return
-        self._examine()
+        self._examine(why)
         loop.limit.check(loop.step)
         if loop.triggers.stop is not None:
             self.stop_before_update()
 
-    def _examine(self) -> None:
-        """Read weights and state off schedule, wait for the recorder's verdict, and act on it before the update."""
+    def _examine(self, why: Suspected) -> None:
+        """Read weights and state off schedule, wait for the recorder's verdict, and act on it before the update.
+
+        What is far out is examined once in a while, and does not keep what is certain from being examined.
+        """
         loop = self.loop
-        if self._last is not None and loop.step - self._last < self._distance:
+        before = [self._last.get(kind) for kind in Suspected if kind is why or why is Suspected.FAR_OUT]
+        if any(last is not None and loop.step - last < self._distance for last in before):
             return
-        self._last = loop.step
+        self._last[why] = loop.step
         loop.watch.examine()
         self._send_rows(examined=True)
         loop.triggers.receive(loop.link.wait_for_verdict(loop.step))

@@ -122,3 +122,14 @@ def test_incidents_of_a_recorder_that_took_over_are_acted_on_although_it_counts_
         triggers.receive([message])
         triggers.act_on(consensus.at_boundary(5, triggers.proposal(6)), 6)
     assert seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize("at", [213, 220])
+def test_a_value_far_beyond_its_past_stops_before_the_update_of_its_own_step(out, at):
+    """Steps of a millisecond: without waiting, the recorder would be some steps behind."""
+    model, optimizer, monitor = make(out, on_incident={"stop": True, "dump": False})
+    with monitor:
+        with pytest.raises(TrainingStopped) as stopped:
+            train(model, optimizer, at + 200, monitor, before_step=break_weight(model, value=1e5, at=at))
+        assert stopped.value.step == at
+        assert stopped.value.incident.name == "2.weight"
