@@ -11,9 +11,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, SeriesTable
 from trainsentry.collectors.statistics import INFS, NANS, NORM
+from trainsentry.exporters.maps.map_png import map_png
+from trainsentry.exporters.maps.modules_map import modules_map
 from trainsentry.exporters.short_text import flat
-from trainsentry.exporters.tensorboard.layers_picture import picture
-from trainsentry.exporters.tensorboard.modules_map import modules_map
 from trainsentry.exporters.tensorboard.painter import Draw
 from trainsentry.exporters.tensorboard.quantity_view import SUMMARY, QuantityView, overview, summary_tag
 from trainsentry.exporters.tensorboard.values import hparams, image, layout
@@ -88,7 +88,7 @@ class Dashboard:
 def _draw(views: Sequence[QuantityView], incidents: Sequence[Mapping[str, Any]]) -> list[Summary.Value]:
     values = [value for view in views for value in view.pictures(incidents)]
     shown = modules_map({view.quantity: view.matrix for view in views}, incidents)
-    return values if shown is None else [image(MAP_FIRST, *picture(shown, "all quantities: modules by steps")), *values]
+    return values if shown is None else [image(MAP_FIRST, *map_png(shown)), *values]
 
 
 def _setting(value: Any) -> "bool | float | str":

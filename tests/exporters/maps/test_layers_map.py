@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainsentry.exporters.tensorboard.deviation import deviations
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
-from trainsentry.exporters.tensorboard.layers_map import MAGENTA, NEUTRAL, Mark, layers_map, palette
-from trainsentry.exporters.tensorboard.layers_picture import _Frame, picture
-from trainsentry.exporters.tensorboard.modules_map import modules_map
+from trainsentry.exporters.maps.deviation import deviations
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
+from trainsentry.exporters.maps.layers_map import MAGENTA, NEUTRAL, Mark, layers_map, palette
+from trainsentry.exporters.maps.map_png import _Frame, picture
+from trainsentry.exporters.maps.modules_map import modules_map
 
 FIRST, SECOND = "h.2.mlp.weight", "h.7.attn.weight"
 SUSPECTS = {FIRST: "#1", SECOND: "#2"}
