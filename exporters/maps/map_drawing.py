@@ -213,9 +213,9 @@ def _legend(shown: LayersMap, left: float, top: float) -> Iterator[Any]:
     width, height = BAR
     yield Levels(np.arange(2 * NEUTRAL + 1, dtype=np.uint8)[None], left, top, height, width)
     ends, half = f"{shown.limit:.3g}", f"{shown.limit / 2:.3g}"
-    texts = ((0.0, f"< -{ends}", "start"), (0.25, f"-{half}", "middle"), (0.5, "usual", "middle"))
-    texts += ((0.75, f"+{half}", "middle"), (1.0, f"> +{ends}", "end"))
-    for share, text, anchor in texts:
+    below = ((0.0, f"< -{ends}", "start"), (0.25, f"-{half}", "middle"))
+    above = ((0.75, f"+{half}", "middle"), (1.0, f"> +{ends}", "end"))
+    for share, text, anchor in (*below, (0.5, "usual", "middle"), *above):
         yield Text(0, left + share * width, top + height + 9, text, anchor, "dim")
     for row, (level, text) in enumerate(((NOT_FINITE, "not finite"), (NOT_KNOWN, "not known yet"))):
         x, y = left + width + 16, top + 16 * row

@@ -81,7 +81,9 @@ def from_others(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         spread[some] = 1.4826 * np.nanmedian(np.abs(away[:, some]), axis=0)
         if some.any():  # few ranks agree by chance in some columns
             spread = np.fmax(spread, np.nanmedian(spread))
-        found = (away / np.maximum(spread, LEAST_SPREAD * np.maximum(np.abs(middle), 1e-30))).astype(np.float32)
+        found: npt.NDArray[np.float32] = (
+            away / np.maximum(spread, LEAST_SPREAD * np.maximum(np.abs(middle), 1e-30))
+        ).astype(np.float32)
     found[np.isinf(values)] = np.inf
     return found
 
