@@ -1,8 +1,8 @@
 """Makes the pictures of the documentation from the present code: `make pictures`.
 
 A small GPT is trained for 2,000 steps under the monitor. At step 700 one gradient is 200 times too large, at step 1400
-one weight 1,024 times. Then Chromium takes pictures of the report and of TensorBoard. This takes some minutes and
-needs Chromium.
+one weight 1,024 times. Then Chromium takes pictures of the report, of the live page (both on a telephone in the dark
+too) and of TensorBoard. This takes some minutes and needs Chromium.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from trainsentry import TrainMonitor
 from trainsentry.exporters.report.page import write_report
+from trainsentry.exporters.tensorboard.dashboard import MAP_LARGE
 from trainsentry.monitor.demo.model import Gpt, GptConfig
 from trainsentry.monitor.demo.training import Batches
 
@@ -31,8 +33,12 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 STEPS = 2000
 GRADIENT = (700, "blocks.4.up.weight")
 WEIGHT = (1400, "blocks.9.attention.proj.weight")
-COLOURS = 128
+COLOURS = 192
 """Colours of a picture: screenshots of text and curves need few, and a file is then a third as large."""
+
+WIDE = (1400, 1500)
+NARROW = (400, 1500)
+"""Pixels of a page on a desk and on a telephone."""
 
 LOADING_SECONDS = 6
 """Seconds in which TensorBoard reads something new, unless it has read all."""
@@ -90,7 +96,7 @@ def shoot(url: str, target: Path, width: int, height: int, *, dark: bool = False
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     image = Image.open(raw).convert("RGB")
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
+    image.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(target, optimize=True)
     raw.unlink()
 
 
@@ -106,26 +112,45 @@ def wait_until_read(url: str) -> None:
         time.sleep(LOADING_SECONDS)
 
 
-def shoot_tensorboard(events: Path, target: Path) -> None:
-    """Write a picture of the page that TensorBoard opens on."""
+@contextlib.contextmanager
+def serving(*command: str) -> Iterator[str]:
+    """Run a server of Python's on a free port; yield its address, which answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(events), "--port", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    whole = [sys.executable, "-m", *command, "--port", str(port)]
+    server = subprocess.Popen(whole, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/"
     try:
-        wait_until_read(url)
-        shoot(f"{url}#timeseries", target, 1400, 1000, settle=5 * SETTLE_MS)  # it draws in threads of its own
+        for _ in range(100):
+            with contextlib.suppress(OSError), urllib.request.urlopen(url):
+                break
+            time.sleep(0.3)
+        yield url
     finally:
         server.terminate()
         server.wait()
 
 
+def shoot_tensorboard(events: Path, target: Path) -> None:
+    """Write a picture of the page that TensorBoard opens on."""
+    with serving("tensorboard.main", "--logdir", str(events)) as url:
+        wait_until_read(url)
+        shoot(f"{url}#timeseries", target, 1400, 1000, settle=5 * SETTLE_MS)  # it draws in threads of its own
+
+
+def shoot_pages(run: Path, page: Path, out: Path) -> None:
+    """Write pictures of a run's report and of its live page, on a desk and on a telephone in the dark."""
+    with serving("trainsentry", "serve", str(run)) as url:
+        for name, address in (("report", page.as_uri()), ("live", url)):
+            shoot(address, out / f"{name}.png", *WIDE)
+            shoot(address, out / f"{name}-dark.png", *NARROW, dark=True)
+
+
 def write_map(events: Path, target: Path) -> None:
     """Write the last map that TensorBoard shows."""
     reader = EventAccumulator(str(events), size_guidance={"images": 0}).Reload()
-    Image.open(io.BytesIO(reader.Images("0_overview/map")[-1].encoded_image_string)).save(target, optimize=True)
+    Image.open(io.BytesIO(reader.Images(MAP_LARGE)[-1].encoded_image_string)).save(target, optimize=True)
 
 
 def main() -> None:
@@ -140,8 +165,7 @@ def main() -> None:
         if chosen.run is None:
             train(run, chosen.steps)
         page = write_report(run, Path(temporary) / "report.html")
-        shoot(page.as_uri(), chosen.out / "report.png", 1100, 1500)
-        shoot(page.as_uri(), chosen.out / "report-dark.png", 1100, 1500, dark=True)
+        shoot_pages(run, page, chosen.out)
         write_map(run / "tensorboard" / "rank0", chosen.out / "layers-map.png")
         shoot_tensorboard(run / "tensorboard", chosen.out / "tensorboard.png")
 

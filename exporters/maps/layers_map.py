@@ -15,19 +15,31 @@ from trainsentry.exporters.maps.layer_matrix import LayerMatrix
 
 MOST_COLUMNS: Final = 180
 """Columns of a map; with more, neighbours share one that shows the cell furthest from usual. On a telephone a cell is
-then one pixel wide, in TensorBoard's picture three, so that one step of thousands is seen."""
+then one pixel wide, in a large picture four, so that one step of thousands is seen."""
 
-MOST_ROWS: Final = 160
-"""Rows of a map; with more layers, neighbours share a row, but a suspect has one of its own."""
 
-TALLEST: Final = 420
-"""Pixels that the rows share, before those of suspects are made tall enough."""
+@dataclass(frozen=True)
+class RowSpace:
+    """How high rows are, in pixels, and how many there are at most; with more layers, neighbours share a row.
 
-ROW_PIXELS: Final = (3, 16)
-"""Height of a row at least and at most."""
+    The rows share `tallest` pixels, before those of suspects are made at least `suspect` high. A suspect has a row
+    of its own in any case.
+    """
 
-SUSPECT_PIXELS: Final = 15
-"""Height of a suspect's row at least: that of its label."""
+    most: int
+    tallest: int
+    least: int
+    suspect: int
+
+
+PAGE: Final = RowSpace(most=160, tallest=420, least=3, suspect=15)
+"""Of a page, and of a picture that is looked at by itself. A suspect's row is as high as its label."""
+
+CARD: Final = RowSpace(most=36, tallest=116, least=2, suspect=13)
+"""Of the card on TensorBoard's first page, which shows 215 pixels of height."""
+
+HIGHEST: Final = 16
+"""Pixels of a row at most."""
 
 LIMITS: Final = (8.0, 40.0)
 """Robust deviations at the ends of the colours, at least and at most: noise stays pale, and a run whose faults fill the
@@ -98,6 +110,7 @@ def map_of(
     wanted: Mapping[str, str],
     marks: Sequence[Mark],
     unit: str = LAYERS_UNIT,
+    space: RowSpace = PAGE,
 ) -> LayersMap:
     """Return the map of deviations, shape (layers, columns), in a `unit`.
 
@@ -106,11 +119,11 @@ def map_of(
     limit = _limit(away)
     columns = -(-away.shape[1] // MOST_COLUMNS) if away.size else 1
     away = furthest(away, np.arange(0, away.shape[1], columns), axis=1)
-    groups = list(_groups(layers, wanted)) if away.size else []
+    groups = list(_groups(layers, wanted, space.most)) if away.size else []
     away = furthest(away, np.asarray([first for first, _ in groups], np.intp), axis=0)
     rows = {row: wanted[layers[first]] for row, (first, _) in enumerate(groups) if layers[first] in wanted}
-    pixels = int(np.clip(TALLEST // max(len(groups), 1), *ROW_PIXELS))
-    heights = tuple(max(pixels, SUSPECT_PIXELS) if row in rows else pixels for row in range(len(groups)))
+    pixels = int(np.clip(space.tallest // max(len(groups), 1), space.least, HIGHEST))
+    heights = tuple(max(pixels, space.suspect) if row in rows else pixels for row in range(len(groups)))
     names = tuple(_name(layers[first], count) for first, count in groups)
     return LayersMap(
         _levels(away, limit), names, rows, heights, steps[0], steps[1] * columns, limit, tuple(marks), unit
@@ -151,9 +164,9 @@ def furthest(away: npt.NDArray[np.float32], starts: npt.NDArray[np.intp], axis: 
     return found
 
 
-def _groups(names: Sequence[str], suspects: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+def _groups(names: Sequence[str], suspects: Mapping[str, str], most: int) -> Iterator[tuple[int, int]]:
     """Yield the rows of a map as first layer and count of layers."""
-    size = -(-len(names) // MOST_ROWS)
+    size = -(-len(names) // most)
     first = 0
     for i, name in enumerate(names):
         if (name in suspects or i - first >= size) and i > first:

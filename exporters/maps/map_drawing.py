@@ -14,24 +14,29 @@ import numpy.typing as npt
 from trainsentry.exporters.maps.layers_map import NEUTRAL, NOT_FINITE, NOT_KNOWN, LayersMap, Mark, named_rows
 from trainsentry.exporters.short_text import brief
 
-NARROW: Final = 170
+NARROW: Final = 155
 """Pixels of the data on a telephone of 400 pixels: there the labels of incidents must not cover each other."""
 
 LETTER: Final = 6.6
 """Pixels of a letter at most, in the usual fonts at TEXT pixels, on average."""
 
 TEXT: Final = 11
-LONGEST: Final = (27, 46)
+LONGEST: Final = (29, 46)
 """Letters of a row's label on a narrow and on a wide page: its name, and the numbers of its incidents."""
+
+CARD_LETTER: Final = 6.0
+CARD_LONGEST: Final = 26
+"""The same in a card, whose letters are those of `map_png`."""
 
 LANE: Final = 15
 MOST_LANES: Final = 3
-"""Height of a line of labels above the data, and how many there are at most."""
+"""Height of a line of labels above the data, and how many there are at most; one less in a card."""
 
 ROUGHLY: Final = 5
 """Steps on the axis: a telephone has no room for more."""
 
 BAR: Final = (210, 10)
+CARD_BAR: Final = (80, 8)
 """Width and height of the colour bar."""
 
 RIGHT: Final = 8
@@ -94,23 +99,24 @@ class Drawing:
     height: int
 
 
-def map_drawing(shown: LayersMap) -> Drawing:
-    """Return the drawing of a map."""
+def map_drawing(shown: LayersMap, *, card: bool = False) -> Drawing:
+    """Return the drawing of a map; in a `card` names are shorter, and one line is the legend."""
     inside = [mark for mark in shown.marks if shown.first_step <= mark.step < shown.last_step]
-    lanes = _lanes(shown, inside)
+    lanes = _lanes(shown, inside, MOST_LANES - card)
     top = LANE * max((lane.number + 1 for lane in lanes if lane is not None), default=0) + 8
     bottom = top + sum(shown.pixels)
-    rows = named_rows(shown, TEXT + 3)
-    labels = [{row: _label(shown, row, longest) for row in rows} for longest in LONGEST]
-    left, wide_left = (int(LETTER * max((len(t) for t in texts.values()), default=0)) + 16 for texts in labels)
+    letter, lengths = (CARD_LETTER, (CARD_LONGEST,) * 2) if card else (LETTER, LONGEST)
+    rows = named_rows(shown, TEXT + (1 if card else 3))
+    labels = [{row: _label(shown, row, longest) for row in rows} for longest in lengths]
+    left, wide_left = (int(letter * max((len(t) for t in texts.values()), default=0)) + 16 for texts in labels)
     shapes: list[Text | Stroke | Levels] = [
         Levels(np.repeat(shown.levels, np.asarray(shown.pixels, np.intp), axis=0), 0, top, bottom - top)
     ]
     shapes += _names(shown, labels, top)
     shapes += _steps(shown, bottom)
     shapes += _marks(shown, inside, lanes, (top, bottom))
-    shapes += _legend(shown, -left, bottom + 32)
-    return Drawing(tuple(shapes), left, wide_left, top, bottom + 32 + 44)
+    shapes += _short_legend(shown, -left, bottom + 34) if card else _legend(shown, -left, bottom + 32)
+    return Drawing(tuple(shapes), left, wide_left, top, bottom + (40 if card else 76))
 
 
 def share_of(shown: LayersMap, step: int) -> float:
@@ -190,7 +196,7 @@ def _marks(
         yield Stroke(share, 0, 0, bottom + 1, bottom + 6, "mark", 2, mark.step)
 
 
-def _lanes(shown: LayersMap, inside: Sequence[Mark]) -> list[Lane | None]:
+def _lanes(shown: LayersMap, inside: Sequence[Mark], most: int) -> list[Lane | None]:
     """Return the place of each incident's label on a telephone; None where there is no room for it.
 
     The last incident comes first, as its label has the least room.
@@ -201,7 +207,7 @@ def _lanes(shown: LayersMap, inside: Sequence[Mark]) -> list[Lane | None]:
         at, long = share_of(shown, mark.step) * NARROW, LETTER * len(mark.label) + 8
         sides = [(at, at + long)] if at + long <= NARROW + RIGHT else []
         sides += [(at - long, at)]  # the names' column is empty there
-        places = (Lane(number, at, *side) for number in range(MOST_LANES) for side in sides)
+        places = (Lane(number, at, *side) for number in range(most) for side in sides)
         lane = next((place for place in places if all(place.is_apart_from(other) for other in taken)), None)
         taken += [lane] if lane is not None else []
         found.append(lane)
@@ -222,3 +228,14 @@ def _legend(shown: LayersMap, left: float, top: float) -> Iterator[Any]:
         yield Levels(np.full((1, 1), level, np.uint8), x, y, 10, 10)
         yield Text(0, x + 15, y + 5, text, "start", "dim")
     yield Text(0, left, top + height + 26, shown.unit, "start", "dim")
+
+
+def _short_legend(shown: LayersMap, left: float, y: float) -> Iterator[Any]:
+    """Draw the legend in one line."""
+    width, height = CARD_BAR
+    ends = f"{shown.limit:.3g}"
+    yield Text(0, left, y, f"-{ends}", "start", "dim")
+    yield Levels(np.arange(2 * NEUTRAL + 1, dtype=np.uint8)[None], left + 26, y - height / 2, height, width)
+    yield Text(0, left + 32 + width, y, f"+{ends} robust deviations", "start", "dim")
+    yield Levels(np.full((1, 1), NOT_FINITE, np.uint8), left + 254, y - 4, 8, 8)
+    yield Text(0, left + 266, y, "not finite", "start", "dim")

@@ -10,14 +10,16 @@ import numpy.typing as npt
 from trainsentry.collectors.series import COMMUNICATION_QUANTITIES
 from trainsentry.exporters.maps.incident_marks import MOST_MARKED, SUSPECTS_EACH, marks, worst_first
 from trainsentry.exporters.maps.layer_matrix import LayerMatrix
-from trainsentry.exporters.maps.layers_map import LayersMap, furthest, map_of, spread_deviations
+from trainsentry.exporters.maps.layers_map import PAGE, LayersMap, RowSpace, furthest, map_of, spread_deviations
 
 _TENSOR: Final = re.compile(r"\.(?:input|output)\.[^.]*(?:\.[^.]*)*$")
 
 _Away = npt.NDArray[np.float32]
 
 
-def modules_map(matrices: Mapping[str, LayerMatrix], incidents: Sequence[Mapping[str, Any]]) -> LayersMap | None:
+def modules_map(
+    matrices: Mapping[str, LayerMatrix], incidents: Sequence[Mapping[str, Any]], space: RowSpace = PAGE
+) -> LayersMap | None:
     """Return the map of modules over all quantities of `matrices`; None where nothing was seen.
 
     A cell shows the value furthest from usual among the module's own parameters, gradients, updates, optimizer states
@@ -29,7 +31,7 @@ def modules_map(matrices: Mapping[str, LayerMatrix], incidents: Sequence[Mapping
     modules = _modules(seen)
     rows = [[modules[module_of(name)] for name in matrix.names] for matrix in seen.values()]
     away, steps = furthest_of_rows(list(seen.values()), rows, len(modules))
-    return map_of(away, list(modules), steps, _labels(incidents), marks(incidents))
+    return map_of(away, list(modules), steps, _labels(incidents), marks(incidents), space=space)
 
 
 def furthest_of_rows(

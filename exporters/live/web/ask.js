@@ -48,5 +48,5 @@ function span(seconds) {
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 
-// What the person looks at: the run, the rank, the range of steps (null: all), the chosen series, the map's table.
-const view = { run: "", rank: "0", first: null, last: null, log: false, chosen: [], table: "", state: null };
+// What the person looks at: the run, the rank (none: that of the worst incident), the range of steps (null: all), the chosen series, the map's table.
+const view = { run: "", rank: "", first: null, last: null, log: false, chosen: [], table: "", state: null };

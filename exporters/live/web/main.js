@@ -207,7 +207,7 @@ function recall() {
     const kept = JSON.parse(decodeURIComponent(location.hash.slice(1)));
     const number = (x) => (Number.isSafeInteger(x) && x >= 0 ? x : null);
     const chosen = (Array.isArray(kept.chosen) ? kept.chosen : []).filter((s) => Array.isArray(s?.statistics) && s.statistics.every((t) => typeof t === "string"));
-    Object.assign(view, { run: String(kept.run ?? ""), rank: String(kept.rank ?? "0"), first: number(kept.first), last: number(kept.last), log: Boolean(kept.log), chosen, table: String(kept.table ?? "") });
+    Object.assign(view, { run: String(kept.run ?? ""), rank: String(kept.rank ?? ""), first: number(kept.first), last: number(kept.last), log: Boolean(kept.log), chosen, table: String(kept.table ?? "") });
   } catch { /* no link to a view */ }
 }
 
@@ -259,7 +259,7 @@ async function poll() {
 }
 
 $("run").addEventListener("change", (event) => {
-  Object.assign(view, { run: event.target.value, rank: "0", first: null, last: null, chosen: [], table: "", looked: false, fresh: true });
+  Object.assign(view, { run: event.target.value, rank: "", first: null, last: null, chosen: [], table: "", looked: false, fresh: true });
   drawnStep = -2;
   $("maps").replaceChildren();
   zoomTo(null, null);

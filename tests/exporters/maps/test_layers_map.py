@@ -10,8 +10,8 @@ from trainsentry.exporters.maps.colours import NOT_FINITE_COLOUR, palette
 from trainsentry.exporters.maps.deviation import deviations
 from trainsentry.exporters.maps.layer_matrix import LayerMatrix
 from trainsentry.exporters.maps.layers_map import NEUTRAL, Mark, layers_map
-from trainsentry.exporters.maps.map_drawing import map_drawing, share_of
-from trainsentry.exporters.maps.map_png import SCALE, Paper, map_png
+from trainsentry.exporters.maps.map_drawing import NARROW, RIGHT, map_drawing, share_of
+from trainsentry.exporters.maps.map_png import Paper, map_png
 from trainsentry.exporters.maps.modules_map import modules_map
 
 FIRST, SECOND = "h.2.mlp.weight", "h.7.attn.weight"
@@ -45,9 +45,9 @@ def pixels(shown):
 def cell(image, shown, row, column):
     """Return the pixels of one cell, less its edges."""
     paper, wide = Paper(map_drawing(shown)), shown.levels.shape[1]
-    top = round(paper.y(paper.drawing.top)) + SCALE * sum(shown.pixels[:row])
+    top = round(paper.y(paper.drawing.top)) + sum(shown.pixels[:row])
     left, right = (paper.left + paper.width * edge / wide for edge in (column, column + 1))
-    return image[top : top + SCALE * shown.pixels[row], int(np.ceil(left)) : max(int(right), int(np.ceil(left)) + 1)]
+    return image[top : top + shown.pixels[row], int(np.ceil(left)) : max(int(right), int(np.ceil(left)) + 1)]
 
 
 def from_neutral(part):
@@ -62,7 +62,7 @@ def test_two_faults_700_steps_apart_both_stand_out_in_the_pixels():
         row, column = shown.row_of(name), shown.column_of(step)
         fault = cell(image, shown, row, column)
         assert from_neutral(fault).min() > 200
-        assert fault.shape[0] >= 15 * SCALE
+        assert fault.shape[0] >= 15
         assert fault.shape[1] >= 2
         for other in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
             assert from_neutral(cell(image, shown, *other)).max() < 180  # noise is up to half of the scale
@@ -81,10 +81,10 @@ def test_marks_and_labels_cover_no_cell():
     for shown in (plain, marked):
         paper = Paper(map_drawing(shown))
         top = round(paper.y(paper.drawing.top))
-        data.append(pixels(shown)[top : top + SCALE * sum(shown.pixels), paper.left : paper.left + paper.width])
+        data.append(pixels(shown)[top : top + sum(shown.pixels), paper.left : paper.left + paper.width])
     np.testing.assert_array_equal(*data)
     expected = palette()[marked.levels[:, marked.column_of(1400)]].astype(int)
-    middles = (np.cumsum(marked.pixels) - np.asarray(marked.pixels) / 2) * SCALE
+    middles = np.cumsum(marked.pixels) - np.asarray(marked.pixels) / 2
     column = round((marked.column_of(1400) + 0.5) / marked.levels.shape[1] * data[0].shape[1])
     assert np.abs(data[0][middles.astype(int), column] - expected).max() <= 12  # a file has every second shade
 
@@ -92,7 +92,7 @@ def test_marks_and_labels_cover_no_cell():
 def test_an_incident_has_its_line_over_its_column():
     marked = layers_map(long_run({(700, FIRST): 200.0}), SUSPECTS, MARKS[:1])
     paper = Paper(map_drawing(marked))
-    above = pixels(marked)[round(paper.y(paper.drawing.top)) - 3 * SCALE]
+    above = pixels(marked)[round(paper.y(paper.drawing.top)) - 3]
     blue = np.flatnonzero((above[:, 2] > 140) & (above[:, 0] < 60))
     assert abs(blue.mean() - paper.x(share_of(marked, 700), 0)) <= 1.5
 
@@ -106,9 +106,9 @@ def test_labels_of_incidents_stand_beside_each_other_on_a_telephone(steps):
     assert {text.text for text in texts} == {mark.label for mark in marks}
     places = []
     for text in texts:
-        at = text.share * 170 + text.beside
+        at = text.share * NARROW + text.beside
         ends = (at, at + 6 * len(text.text)) if text.anchor == "start" else (at - 6 * len(text.text), at)
-        assert -drawing.left <= ends[0] < ends[1] <= 170 + 8
+        assert -drawing.left <= ends[0] < ends[1] <= NARROW + RIGHT
         assert text.y < drawing.top
         places.append((text.y, *ends))
     for n, (y, low, high) in enumerate(places):
