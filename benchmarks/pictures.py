@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from limits.browser import seconds_until
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -33,12 +34,12 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 STEPS = 2000
 GRADIENT = (700, "blocks.4.up.weight")
 WEIGHT = (1400, "blocks.9.attention.proj.weight")
-COLOURS = 192
+COLOURS = 256
 """Colours of a picture: screenshots of text and curves need few, and a file is then a third as large."""
 
-WIDE = (1400, 1500)
-NARROW = (400, 1500)
-"""Pixels of a page on a desk and on a telephone."""
+REPORT = ((1400, 1500), (400, 2050))
+LIVE = ((1400, 2300), (400, 3000))
+"""Pixels of a page on a desk and on a telephone, down to the map that shows both faults."""
 
 LOADING_SECONDS = 6
 """Seconds in which TensorBoard reads something new, unless it has read all."""
@@ -86,17 +87,22 @@ def chromium() -> str:
     return found
 
 
-def shoot(url: str, target: Path, width: int, height: int, *, dark: bool = False, settle: int = SETTLE_MS) -> None:
-    """Write a picture of a page; the file has few colours, so that it stays small."""
+def shoot(url: str, target: Path, width: int, height: int, *, dark: bool = False) -> None:
+    """Write a picture of a page."""
     raw = target.with_suffix(".raw.png")
     command = [
         chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-color-profile=srgb",
-        f"--virtual-time-budget={settle}", f"--window-size={width},{height}", f"--screenshot={raw}",
+        f"--virtual-time-budget={SETTLE_MS}", f"--window-size={width},{height}", f"--screenshot={raw}",
         *(["--blink-settings=preferredColorScheme=0"] if dark else []), url,
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=300)
+    save_small(raw, target)
+
+
+def save_small(raw: Path, target: Path) -> None:
+    """Write a screenshot with few colours, and remove its file."""
     image = Image.open(raw).convert("RGB")
-    image.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(target, optimize=True)
+    image.quantize(COLOURS, kmeans=2, dither=Image.Dither.NONE).save(target, optimize=True)
     raw.unlink()
 
 
@@ -136,15 +142,18 @@ def shoot_tensorboard(events: Path, target: Path) -> None:
     """Write a picture of the page that TensorBoard opens on."""
     with serving("tensorboard.main", "--logdir", str(events)) as url:
         wait_until_read(url)
-        shoot(f"{url}#timeseries", target, 1400, 1000, settle=5 * SETTLE_MS)  # it draws in threads of its own
+        raw = target.with_suffix(".raw.png")
+        drawn = "document.querySelector('image-card img')?.naturalWidth > 0"  # it draws in threads, so time must pass
+        seconds_until(f"{url}#timeseries", drawn, 120, raw, (1400, 1000))
+        save_small(raw, target)
 
 
 def shoot_pages(run: Path, page: Path, out: Path) -> None:
     """Write pictures of a run's report and of its live page, on a desk and on a telephone in the dark."""
     with serving("trainsentry", "serve", str(run)) as url:
-        for name, address in (("report", page.as_uri()), ("live", url)):
-            shoot(address, out / f"{name}.png", *WIDE)
-            shoot(address, out / f"{name}-dark.png", *NARROW, dark=True)
+        for name, address, (wide, narrow) in (("report", page.as_uri(), REPORT), ("live", url, LIVE)):
+            shoot(address, out / f"{name}.png", *wide)
+            shoot(address, out / f"{name}-dark.png", *narrow, dark=True)
 
 
 def write_map(events: Path, target: Path) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from trainsentry.exporters.maps.layers_map import NEUTRAL, NOT_FINITE, NOT_KNOWN, LayersMap, Mark, named_rows
 from trainsentry.exporters.short_text import brief
 
-NARROW: Final = 155
+NARROW: Final = 150
 """Pixels of the data on a telephone of 400 pixels: there the labels of incidents must not cover each other."""
 
 LETTER: Final = 6.6
@@ -39,7 +39,7 @@ BAR: Final = (210, 10)
 CARD_BAR: Final = (80, 8)
 """Width and height of the colour bar."""
 
-RIGHT: Final = 8
+RIGHT: Final = 16
 """Pixels right of the data."""
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from trainsentry.collectors.series import writable
 from trainsentry.exporters.maps.colours import palette
 from trainsentry.exporters.maps.layers_map import LayersMap
 from trainsentry.exporters.maps.map_drawing import Drawing, Levels, Stroke, Text, map_drawing
+from trainsentry.exporters.short_text import plain
 
 _WEB: Final = Path(__file__).parent / "web"
 
@@ -109,4 +109,5 @@ def _png(levels: npt.NDArray[np.uint8], *, dark: bool) -> str:
 
 
 def _safe(text: str) -> str:
-    return escape(writable(text), quote=True)
+    """Return a text as XML can hold it."""
+    return escape(plain(text).replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd"), quote=True)

@@ -56,7 +56,7 @@ function mountMap(svg, { read, zoomed, chosen = () => {} }) {
   const narrow = matchMedia("(max-width: 700px)"), place = () => {
     const left = Number(narrow.matches ? own.left : own.wideLeft);
     svg.style.marginLeft = `${left}px`;
-    svg.style.width = `calc(100% - ${left + 8}px)`;
+    svg.style.width = `calc(100% - ${left + 16}px)`;
   };
   narrow.addEventListener("change", place);
   place();

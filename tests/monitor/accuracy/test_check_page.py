@@ -95,7 +95,8 @@ def test_a_person_sees_first_whether_the_check_passed(tmp_path, width, dark):
             )
             assert await shown.ask("document.documentElement.scrollWidth <= window.innerWidth")
             inks = await shown.ask(
-                "[getComputedStyle(document.querySelector('h1')).color, getComputedStyle(document.body).backgroundColor]"
+                "[getComputedStyle(document.querySelector('h1')).color, "
+                "getComputedStyle(document.body).backgroundColor]"
                 ".map((c) => c.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0) / 3)"
             )
             assert (inks[0] > 200 > 60 > inks[1]) if dark else (inks[0] < 60 < 200 < inks[1])
