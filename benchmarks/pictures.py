@@ -34,11 +34,12 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 STEPS = 2000
 GRADIENT = (700, "blocks.4.up.weight")
 WEIGHT = (1400, "blocks.9.attention.proj.weight")
-COLOURS = 256
-"""Colours of a picture: screenshots of text and curves need few, and a file is then a third as large."""
+COLOURS, RARE = 160, 48
+"""Colours of a picture, and how many of them are for what is rare, as a legend's: text and curves need few colours,
+and a file is then a third as large."""
 
 REPORT = ((1400, 1500), (400, 2050))
-LIVE = ((1400, 2300), (400, 3000))
+LIVE = ((1100, 2250), (400, 3620))
 """Pixels of a page on a desk and on a telephone, down to the map that shows both faults."""
 
 LOADING_SECONDS = 6
@@ -100,9 +101,14 @@ def shoot(url: str, target: Path, width: int, height: int, *, dark: bool = False
 
 
 def save_small(raw: Path, target: Path) -> None:
-    """Write a screenshot with few colours, and remove its file."""
+    """Write a screenshot with few colours, the common ones and those of a few pixels, and remove its file."""
     image = Image.open(raw).convert("RGB")
-    image.quantize(COLOURS, kmeans=2, dither=Image.Dither.NONE).save(target, optimize=True)
+    shades: list[int] = []
+    for count, method in ((COLOURS - RARE, Image.Quantize.MEDIANCUT), (RARE, Image.Quantize.MAXCOVERAGE)):
+        shades += (image.quantize(count, method=method).getpalette() or [])[: 3 * count]
+    chosen = Image.new("P", (1, 1))
+    chosen.putpalette(shades)
+    image.quantize(palette=chosen, dither=Image.Dither.NONE).save(target, optimize=True)
     raw.unlink()
 
 
