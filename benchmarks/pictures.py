@@ -1,8 +1,8 @@
 """Makes the pictures of the documentation from the present code: `make pictures`.
 
 A small GPT is trained for 2,000 steps under the monitor. At step 700 one gradient is 200 times too large, at step 1400
-one weight 1,024 times. Then Chromium takes pictures of the report and of TensorBoard. This takes some minutes and
-needs Chromium.
+one weight 1,024 times. Then Chromium takes pictures of the report, of the live page (both on a telephone in the dark
+too) and of TensorBoard. This takes some minutes and needs Chromium.
 """
 
 import argparse
@@ -15,15 +15,18 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from limits.browser import seconds_until
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainsentry import TrainMonitor
 from trainsentry.exporters.report.page import write_report
+from trainsentry.exporters.tensorboard.dashboard import MAP_LARGE
 from trainsentry.monitor.demo.model import Gpt, GptConfig
 from trainsentry.monitor.demo.training import Batches
 
@@ -31,8 +34,13 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 STEPS = 2000
 GRADIENT = (700, "blocks.4.up.weight")
 WEIGHT = (1400, "blocks.9.attention.proj.weight")
-COLOURS = 128
-"""Colours of a picture: screenshots of text and curves need few, and a file is then a third as large."""
+COLOURS, RARE = 160, 48
+"""Colours of a picture, and how many of them are for what is rare, as a legend's: text and curves need few colours,
+and a file is then a third as large."""
+
+REPORT = ((1400, 1500), (400, 2050))
+LIVE = ((1100, 2250), (400, 3620))
+"""Pixels of a page on a desk and on a telephone, down to the map that shows both faults."""
 
 LOADING_SECONDS = 6
 """Seconds in which TensorBoard reads something new, unless it has read all."""
@@ -80,17 +88,27 @@ def chromium() -> str:
     return found
 
 
-def shoot(url: str, target: Path, width: int, height: int, *, dark: bool = False, settle: int = SETTLE_MS) -> None:
-    """Write a picture of a page; the file has few colours, so that it stays small."""
+def shoot(url: str, target: Path, width: int, height: int, *, dark: bool = False) -> None:
+    """Write a picture of a page."""
     raw = target.with_suffix(".raw.png")
     command = [
         chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-color-profile=srgb",
-        f"--virtual-time-budget={settle}", f"--window-size={width},{height}", f"--screenshot={raw}",
+        f"--virtual-time-budget={SETTLE_MS}", f"--window-size={width},{height}", f"--screenshot={raw}",
         *(["--blink-settings=preferredColorScheme=0"] if dark else []), url,
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, timeout=300)
+    save_small(raw, target)
+
+
+def save_small(raw: Path, target: Path) -> None:
+    """Write a screenshot with few colours, the common ones and those of a few pixels, and remove its file."""
     image = Image.open(raw).convert("RGB")
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
+    shades: list[int] = []
+    for count, method in ((COLOURS - RARE, Image.Quantize.MEDIANCUT), (RARE, Image.Quantize.MAXCOVERAGE)):
+        shades += (image.quantize(count, method=method).getpalette() or [])[: 3 * count]
+    chosen = Image.new("P", (1, 1))
+    chosen.putpalette(shades)
+    image.quantize(palette=chosen, dither=Image.Dither.NONE).save(target, optimize=True)
     raw.unlink()
 
 
@@ -106,26 +124,48 @@ def wait_until_read(url: str) -> None:
         time.sleep(LOADING_SECONDS)
 
 
-def shoot_tensorboard(events: Path, target: Path) -> None:
-    """Write a picture of the page that TensorBoard opens on."""
+@contextlib.contextmanager
+def serving(*command: str) -> Iterator[str]:
+    """Run a server of Python's on a free port; yield its address, which answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(events), "--port", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    whole = [sys.executable, "-m", *command, "--port", str(port)]
+    server = subprocess.Popen(whole, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/"
     try:
-        wait_until_read(url)
-        shoot(f"{url}#timeseries", target, 1400, 1000, settle=5 * SETTLE_MS)  # it draws in threads of its own
+        for _ in range(100):
+            with contextlib.suppress(OSError), urllib.request.urlopen(url):
+                break
+            time.sleep(0.3)
+        yield url
     finally:
         server.terminate()
         server.wait()
 
 
+def shoot_tensorboard(events: Path, target: Path) -> None:
+    """Write a picture of the page that TensorBoard opens on."""
+    with serving("tensorboard.main", "--logdir", str(events)) as url:
+        wait_until_read(url)
+        raw = target.with_suffix(".raw.png")
+        drawn = "document.querySelector('image-card img')?.naturalWidth > 0"  # it draws in threads, so time must pass
+        seconds_until(f"{url}#timeseries", drawn, 120, raw, (1400, 1000))
+        save_small(raw, target)
+
+
+def shoot_pages(run: Path, page: Path, out: Path) -> None:
+    """Write pictures of a run's report and of its live page, on a desk and on a telephone in the dark."""
+    with serving("trainsentry", "serve", str(run)) as url:
+        for name, address, (wide, narrow) in (("report", page.as_uri(), REPORT), ("live", url, LIVE)):
+            shoot(address, out / f"{name}.png", *wide)
+            shoot(address, out / f"{name}-dark.png", *narrow, dark=True)
+
+
 def write_map(events: Path, target: Path) -> None:
     """Write the last map that TensorBoard shows."""
     reader = EventAccumulator(str(events), size_guidance={"images": 0}).Reload()
-    Image.open(io.BytesIO(reader.Images("0_overview/map")[-1].encoded_image_string)).save(target, optimize=True)
+    Image.open(io.BytesIO(reader.Images(MAP_LARGE)[-1].encoded_image_string)).save(target, optimize=True)
 
 
 def main() -> None:
@@ -140,8 +180,7 @@ def main() -> None:
         if chosen.run is None:
             train(run, chosen.steps)
         page = write_report(run, Path(temporary) / "report.html")
-        shoot(page.as_uri(), chosen.out / "report.png", 1100, 1500)
-        shoot(page.as_uri(), chosen.out / "report-dark.png", 1100, 1500, dark=True)
+        shoot_pages(run, page, chosen.out)
         write_map(run / "tensorboard" / "rank0", chosen.out / "layers-map.png")
         shoot_tensorboard(run / "tensorboard", chosen.out / "tensorboard.png")
 

@@ -26,6 +26,22 @@ def shorten(name: str, longest: int) -> str:
     return name if len(name) <= longest else f"…{name[-longest + 1 :]}"
 
 
+def brief(name: str, longest: int) -> str:
+    """Keep the layer's number and the end of a name that is too long.
+
+    >>> brief("model.layers.31.self_attn.q_proj.weight", 28), brief("model.layers.31.self_attn.q_proj.weight", 18)
+    ('31.self_attn.q_proj.weight', '31.…q_proj.weight')
+    """
+    if len(name) <= longest:
+        return name
+    parts = name.split(".")
+    number = next((i for i in range(len(parts) - 1, -1, -1) if parts[i].isdigit()), None)
+    head = "" if number is None or number == len(parts) - 1 else f"{parts[number]}."
+    if not head or longest < len(head) + 6:
+        return shorten(name, longest)
+    return head + shorten(name.rpartition(f".{head}")[2], longest - len(head)).replace("….", "…")
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun in the right number.
 

@@ -16,15 +16,23 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 PORT = 9333
 
 
-def seconds_until(url: str, expression: str, limit: float, picture: Path | None = None) -> float | None:
+def seconds_until(
+    url: str, expression: str, limit: float, picture: Path | None = None, size: tuple[int, int] = (1900, 1000)
+) -> float | None:
     """Return the seconds until a JavaScript expression is true on a page; None after `limit` seconds.
 
-    `picture` is the file of a screenshot taken three seconds later.
+    `picture` is the file of a screenshot taken three seconds later, of a window of `size` pixels.
     """
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         return None
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1900,1000"]
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--window-size={size[0]},{size[1]}",
+    ]
     command = [chromium, *flags, f"--remote-debugging-port={PORT}", "about:blank"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

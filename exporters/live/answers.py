@@ -10,11 +10,12 @@ from typing import Any, Final
 from trainsentry.exporters.csv.format import SCALARS, TableFile
 from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.live.layer_map import LayerMap, map_json, read_map
-from trainsentry.exporters.live.rank_view import chosen_ranks, ranks_json
+from trainsentry.exporters.live.rank_view import ranks_json
 from trainsentry.exporters.live.run_folder import find_runs, ranks_with_tables, short_run, tables_of
 from trainsentry.exporters.live.run_state import state_of
 from trainsentry.exporters.live.series_index import KnownSeries, matching, series_of
 from trainsentry.exporters.live.series_points import ALL_STEPS, points_of
+from trainsentry.exporters.maps.ranks_map import chosen_ranks
 from trainsentry.exporters.short_text import shorten
 
 MAX_MAPS: Final = 4
@@ -117,14 +118,13 @@ class Answers:
         run, problems = self._run(query), Problems(self._run(query))
         files, steps = self._files(run, query), _steps(query)
         key = (str(run), query.get("rank", "0"), files[0].table, str(steps))
-        suspects = [s["name"] for i in self._incidents(query) for s in i["suspects"][:2] if "name" in s]
         with self._reading:
             made = read_map(self._maps.get(key), files, steps, self._marked(query), problems, self._clock)
             self._maps[key] = made
             self._maps.move_to_end(key)
             while len(self._maps) > MAX_MAPS:
                 self._maps.popitem(last=False)
-            return problems.of(map_json(made, suspects))
+            return problems.of(map_json(made, self._incidents(query)))
 
     def ranks(self, query: Query) -> dict[str, Any]:
         """Return one series on many ranks, ranks by steps."""
@@ -132,10 +132,10 @@ class Answers:
         known = [int(rank) for rank in ranks_with_tables(run) if rank.isdigit()]
         wanted = [i["rank"] for i in self._incidents(query) if "rank" in i]
         series = (query.get("table", SCALARS), query.get("name", "loss"), query.get("statistic", "value"))
-        steps, marked = _steps(query), self._marked(query)
+        steps, incidents = _steps(query), self._incidents(query)
         key = ("ranks", str(run), *series, str(steps))
         shown = chosen_ranks(known, wanted)
-        answer = self._fresh(key, 5 * FRESH_SECONDS, lambda: ranks_json(run, shown, series, problems, steps, marked))
+        answer = self._fresh(key, 5 * FRESH_SECONDS, lambda: ranks_json(run, shown, series, problems, steps, incidents))
         return problems.of({**answer, "rank_count": len(known)})
 
     def _runs(self) -> dict[str, Path]:

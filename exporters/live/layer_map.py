@@ -4,15 +4,12 @@ A short history is read as a whole once, and what is added to it afterwards is r
 windows spread over the steps, with the steps of incidents among them, so the map never waits for gigabytes.
 """
 
-import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 
 from trainsentry.exporters.csv.chunks import Reading
 from trainsentry.exporters.csv.format import TableFile
@@ -21,14 +18,13 @@ from trainsentry.exporters.csv.table_rows import RowKeys, TableRows, by_step
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.live.part_rows import rows_of_parts
 from trainsentry.exporters.live.table_parts import TablePart, newest_part, parts_of, shape_of_table, thinned
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
+from trainsentry.exporters.maps.incident_marks import marks, suspects
+from trainsentry.exporters.maps.layers_map import layers_map
+from trainsentry.exporters.maps.map_svg import map_svg
 from trainsentry.exporters.tensorboard.quantity_view import LayoutSizes, QuantityView
 
 COLUMNS: Final = 256
 """Columns of a map: steps, or bins of steps."""
-
-MAX_ROWS: Final = 300
-"""Rows of a map; with more layers, neighbours share a row that shows the one furthest from its usual."""
 
 MAX_LAYERS: Final = 20_000
 """Layers that a map holds at most: 20 MB of numbers."""
@@ -44,21 +40,6 @@ SAMPLED_FOR: Final = 15.0
 
 MAX_MARKED: Final = 50
 """Incidents whose steps are read in any case."""
-
-USUAL_COLUMNS: Final = 31
-"""Columns whose median is a layer's usual: long enough that a fault of some columns does not become usual."""
-
-MIN_LAYERS: Final = 8
-"""Layers below which their median is no common trend, but one of them."""
-
-LEAST_SPREAD: Final = 0.02
-"""Spread in decades below which a layer's noise is not believed: 5 %, about what rounding and sampling do."""
-
-LARGEST_DEVIATION: Final = 12.7
-"""Deviation that the last colour stands for at most: a code of one byte in tenths."""
-
-LEAST_CLIP: Final = 8.0
-"""Deviation that the last colour stands for at least: noise, of about one deviation, stays pale."""
 
 WANTED: Final = ("norm", "nans", "infs")
 
@@ -163,96 +144,17 @@ def _sampled(
     return made
 
 
-def deviations(table: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return how far each value is from its layer's usual, in that layer's robust deviations; shape as `table`.
-
-    The usual is the running median of the logarithm over the columns before, the deviation 1.4826 times the median
-    distance from it. A median of the past lags behind a slow common trend, as gradients shrink: what most layers share
-    over many columns is taken off. NaN where there is no value; Inf where it is not finite.
-
-    >>> calm = np.full((1, 40), 2.0, np.float32); calm[0, 30] = 2000.0
-    >>> bool(deviations(calm)[0, 30] > 100), bool(np.abs(np.delete(deviations(calm), 30)).max() == 0)
-    (True, True)
-    """
-    if not table.size:
-        return table
-    finite = np.isfinite(table)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        size = np.where(finite, np.log10(np.maximum(table, 1e-30)), np.nan)
-    frame = pd.DataFrame(size.T)
-    before = frame.ffill().rolling(USUAL_COLUMNS, min_periods=3).median().shift(1).bfill()
-    away = size - before.to_numpy().T
-    away -= _common_trend(away)
-    known = ~np.isnan(away).all(axis=1)
-    spread = np.full(len(table), LEAST_SPREAD)
-    spread[known] = np.maximum(1.4826 * np.nanmedian(np.abs(away[known]), axis=1), LEAST_SPREAD)
-    away = away / spread[:, None]
-    away[np.isinf(table)] = np.inf
-    found: npt.NDArray[np.float32] = away.astype(np.float32)
-    return found
-
-
-def _common_trend(away: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return what most layers share for longer than half of USUAL_COLUMNS, shape (columns,); a sudden step stays.
-
-    Zero with fewer layers than have a middle.
-    """
-    trend = np.zeros(away.shape[1])
-    some = ~np.isnan(away).all(axis=0)
-    if len(away) >= MIN_LAYERS and some.any():
-        middle = pd.Series(np.nanmedian(away[:, some], axis=0))
-        trend[some] = middle.rolling(USUAL_COLUMNS, center=True, min_periods=1).median().to_numpy()
-    return trend
-
-
-def map_json(shown: LayerMap, suspects: Sequence[str]) -> dict[str, Any]:
-    """Return a map as plain data: names, steps of the columns, and two matrices as base64, row by row.
-
-    `deviations` are bytes, a tenth of a robust deviation each from -127 to 127, and -128 for no sample or a value that
-    is not finite; `values` are float32, the root mean squares, NaN and Inf for the same two.
-    """
+def map_json(shown: LayerMap, incidents: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return a map as plain data: its drawing as SVG, and what it says about itself."""
     matrix = shown.view.matrix
-    table = matrix.table()
-    away = deviations(table)
-    rows, names = _chosen(matrix, away, suspects)
-    sampled = np.flatnonzero(~np.isnan(table).all(axis=0)) if table.size else np.zeros(0, np.intp)
-    columns = np.arange(table.shape[1])  # a column without samples repeats the last one
-    if len(sampled):
-        columns = sampled[np.maximum(np.searchsorted(sampled, columns, side="right") - 1, 0)]
-    away = away[rows][:, columns]
-    codes = np.where(np.isfinite(away), np.clip(np.nan_to_num(away, posinf=0.0) * 10, -127, 127), -128).astype(np.int8)
-    strong = np.abs(away[np.isfinite(away)])
-    limit = float(np.percentile(strong, 99.5)) if strong.size else 0.0
+    drawn = layers_map(matrix, suspects(incidents, shown.quantity), marks(incidents))
     return {
         "quantity": shown.quantity,
-        "names": names,
         "layers": len(matrix.names) + shown.left_out,
-        "first": matrix.first_step or 0,
+        "rows": len(drawn.names),
+        "first": drawn.first_step,
         "last": matrix.last_step,
-        "width": matrix.width,
-        "columns": int(table.shape[1]),
+        "width": drawn.steps_a_column,
         "whole": shown.whole,
-        "clip": round(min(max(limit, LEAST_CLIP), LARGEST_DEVIATION), 1),
-        "deviations": base64.b64encode(codes.tobytes()).decode(),
-        "values": base64.b64encode(table[rows][:, columns].astype("<f4").tobytes()).decode(),
+        "svg": map_svg(drawn, f"{shown.quantity}: layers by steps"),
     }
-
-
-def _chosen(
-    matrix: LayerMatrix, away: npt.NDArray[np.float32], suspects: Sequence[str]
-) -> tuple[npt.NDArray[np.intp], list[str]]:
-    """Return the rows to show and their names: of neighbours that share a row, the one furthest from its usual.
-
-    Suspects have a row of their own in any case.
-    """
-    count = len(matrix.names)
-    if count <= MAX_ROWS:
-        return np.arange(count), list(matrix.names)
-    furthest = np.nanmax(np.nan_to_num(np.abs(away), nan=0.0, posinf=1e30), axis=1)
-    wanted = [matrix.names.index(name) for name in suspects if name in matrix.names][: MAX_ROWS // 4]
-    group = -(-count // (MAX_ROWS - len(wanted)))
-    best = [start + int(np.argmax(furthest[start : start + group])) for start in range(0, count, group)]
-    rows = sorted({*best, *wanted})
-    more = group - 1
-    names = [matrix.names[i] if i in wanted else f"{matrix.names[i]} (of {more + 1} layers)" for i in rows]
-    return np.asarray(rows, np.intp), names

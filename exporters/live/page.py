@@ -1,7 +1,7 @@
 """Assembles the page from its parts: one file that asks for nothing but the answers of its own server.
 
-The page draws with the browser's own canvas: its pictures are bounded matrices and curves that the server has already
-thinned, a library for charts would be fifty times as long as the drawing, and it needs no `unsafe-eval`.
+The maps come drawn, as in a report. The page draws curves with the browser's own canvas: the server has already thinned
+them, a library for charts would be fifty times as long as the drawing, and it needs no `unsafe-eval`.
 """
 
 import base64
@@ -10,16 +10,19 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-SCRIPTS: Final = ("ask.js", "curve.js", "map.js", "state.js", "main.js")
-"""The parts of the script, in order; they share one scope."""
+from trainsentry.exporters.maps.map_svg import map_script, map_style
+
+SCRIPTS: Final = ("ask.js", "curve.js", "state.js", "main.js")
+"""The parts of the script, in order, after that of the maps; they share one scope."""
 
 
 @cache
 def page() -> tuple[str, str]:
     """Return the page and its content security policy, by which nothing but its own script and style runs."""
     folder = Path(__file__).parent / "web"
-    style = (folder / "page.css").read_text(encoding="utf-8")
-    script = '"use strict";\n' + "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style = (folder / "page.css").read_text(encoding="utf-8") + map_style()
+    parts = [map_script(), *((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)]
+    script = '"use strict";\n' + "\n".join(parts)
     text = (folder / "page.html").read_text(encoding="utf-8")
     text = text.replace("/* style */", style).replace("/* script */", script)
     policy = (

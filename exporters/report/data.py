@@ -1,6 +1,6 @@
 """Reads the data of a report from the files of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -8,11 +8,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.collectors.series import GRADIENT, STEP_SECONDS
 from trainsentry.exporters.csv.format import SCALARS, TableFile
 from trainsentry.exporters.csv.reader import read_steps, table_files
 from trainsentry.exporters.csv.table_rows import RowKeys
 from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import InputError, Report
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
+from trainsentry.exporters.maps.ranks_map import chosen_ranks
 from trainsentry.exporters.report.suspect_curves import (
     MAX_POINTS,
     Points,
@@ -23,7 +26,6 @@ from trainsentry.exporters.report.suspect_curves import (
 )
 from trainsentry.exporters.report.suspect_histograms import StepHistogram, SuspectHistograms
 from trainsentry.exporters.run_reader import RecordedRun, anomalies_since, read_run
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 from trainsentry.exporters.tensorboard.quantity_view import LayoutSizes, QuantityView
 
 COLUMNS: Final = 256
@@ -41,6 +43,9 @@ MAX_ANOMALIES: Final = 1000
 MAX_SUSPECTS: Final = 12
 """Distinct suspects that have a curve: the first one of every incident, then the second ones of the worst."""
 
+RANK_SCALARS: Final = ("loss", STEP_SECONDS)
+"""Scalars whose ranks are compared."""
+
 CurveKey = tuple[int, str, str]
 """Rank, quantity and statistic."""
 
@@ -50,7 +55,8 @@ class ReportData:
     """A run, its scalars by name (steps and values), its matrices by (rank, quantity), and the suspects' curves.
 
     `curves` holds the suspects and their siblings by name, in the statistic that the suspect's sentence speaks of, and
-    `histograms`, by (rank, quantity), the suspects' by name.
+    `histograms`, by (rank, quantity), the suspects' by name. `rank_scalars` holds RANK_SCALARS of many ranks, where
+    there are several.
     """
 
     run: RecordedRun
@@ -61,6 +67,7 @@ class ReportData:
     problems: int = 0
     curves: dict[CurveKey, dict[str, Points]] = field(default_factory=dict)
     histograms: dict[tuple[int, str], dict[str, list[StepHistogram]]] = field(default_factory=dict)
+    rank_scalars: dict[str, dict[int, Points]] = field(default_factory=dict)
 
     def curve(self, rank: int, quantity: str, name: str) -> tuple[list[int], list[float]] | None:
         """Return a layer's root mean square over steps (Inf: not finite); None if the layer was not recorded."""
@@ -101,7 +108,7 @@ def gather(
     whole = next(iter([s["rank"] for s in suspects if s.get("rank") in run.ranks]), next(iter(run.ranks)))
     blamed = {s["rank"] for s in (*suspects, *shown)}
     others = [rank for rank in sorted(run.ranks, key=lambda rank: rank not in blamed) if rank != whole][: MAX_RANKS - 1]
-    wanted = {s.get("quantity") for s in (*suspects, *shown)}
+    wanted = {s.get("quantity") for s in (*suspects, *shown)} or {GRADIENT}
     since = min((i["first_seen"] for i in run.incidents if "first_seen" in i), default=0)
     wanted_tables: list[_Wanted] = []
     for rank in [whole, *others]:
@@ -128,6 +135,8 @@ def gather(
         data.curves.update({(rank, name, statistic): curves for statistic, curves in read.curves.items()})
         for problem in read.problems:
             report(*problem)
+    if others:
+        data.rank_scalars = _rank_scalars(root, chosen_ranks(list(run.ranks), sorted(blamed)), report)
     data.anomalies.sort(key=lambda a: (a["step"], a.get("order", 0)))
     return data
 
@@ -180,6 +189,20 @@ def _read_table(item: _Wanted) -> _TableRead:
         curves.take(rows, keys, elements)
         histograms.take(rows, keys)
     return _TableRead(view.matrix, curves.thinned(), histograms.found(), problems)
+
+
+def _rank_scalars(root: Path, ranks: Sequence[int], report: Report) -> dict[str, dict[int, Points]]:
+    found: dict[str, dict[int, Points]] = {name: {} for name in RANK_SCALARS}
+    for rank in ranks:
+        try:
+            files = table_files(root / f"rank{rank}").get(SCALARS, [])
+        except InputError:
+            continue
+        scalars = _scalars(files, report)
+        for name in RANK_SCALARS:
+            if name in scalars:
+                found[name][rank] = scalars[name]
+    return found
 
 
 def _scalars(files: list[TableFile], report: Report) -> dict[str, tuple[list[int], list[float]]]:

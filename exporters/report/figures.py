@@ -10,33 +10,23 @@ from typing import Any, Final
 import numpy as np
 from bokeh.models import (
     ColumnDataSource,
-    CustomJSHover,
+    CustomJS,
     FixedTicker,
     HoverTool,
-    LinearColorMapper,
     Range1d,
 )
-from bokeh.models.annotations import ColorBar, Label, Span
+from bokeh.models.annotations import Label, Span
 from bokeh.plotting import figure
 
+from trainsentry.exporters.maps.layers_map import Mark
 from trainsentry.exporters.report.suspect_curves import Points, thin
 from trainsentry.exporters.short_text import shorten
-from trainsentry.exporters.tensorboard.layers_map import (
-    NEUTRAL,
-    NOT_FINITE,
-    NOT_KNOWN,
-    LayersMap,
-    Mark,
-    bar_texts,
-    named_rows,
-    palette,
-)
 
 SUSPECT: Final = "#d62728"
 OTHERS: Final = "#8f9aa6"
 INCIDENT: Final = "#0086c0"
 BAD: Final = "#d600d6"
-SMOOTH: Final = "#1b998b"
+SMOOTH: Final = "#2f9e2f"
 """The colours of the page: the suspect, others, incidents, not finite, a scalar that was smoothed."""
 
 LONGEST: Final = 24
@@ -54,52 +44,16 @@ MOST_BAD: Final = 50
 GREY: Final = "#888888"
 """Axes and their texts, on light and on dark pages."""
 
-_STRIP: Final = 44
-"""Pixels above a map for the labels of incidents, in three lines."""
-
 
 def step_axis(first: int, last: int) -> Range1d:
-    """Return the axis of steps that all figures of a page share."""
+    """Return the axis of steps that all figures of a page share, and the maps, which are no figures of Bokeh's."""
     room = max((last - first) * 0.01, 0.5)
-    return Range1d(start=first - room, end=last + room, bounds=(first - 2 * room, last + 2 * room))
-
-
-def map_figure(shown: LayersMap, axis: Range1d) -> Any:
-    """Return the map of layers by steps; each cell can be read, and the figure zoomed."""
-    tops = np.concatenate([[0], np.cumsum(shown.pixels)])
-    height = int(tops[-1])
-    made = frame("", height=height + _STRIP + 110, axis=axis)
-    made.y_range = Range1d(start=height, end=-_STRIP)
-    made.ygrid.visible = False
-    colours = [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in palette().tolist()]
-    rows = len(shown.names)
-    source = ColumnDataSource(
-        {
-            "image": [shown.levels[row : row + 1] for row in range(rows)],
-            "y": tops[:-1].tolist(),
-            "dh": list(shown.pixels),
-            "name": list(shown.names),
-        }
+    made = Range1d(start=first - room, end=last + room, bounds=(first - 2 * room, last + 2 * room))
+    moved = CustomJS(
+        code="for (const map of document.querySelectorAll('.map-svg')) showSteps(map, cb_obj.start, cb_obj.end);"
     )
-    cells = made.image(
-        image="image",
-        x=shown.first_step,
-        y="y",
-        dw=shown.last_step - shown.first_step,
-        dh="dh",
-        source=source,
-        color_mapper=LinearColorMapper(palette=colours, low=0, high=255),
-    )
-    value = CustomJSHover(
-        args={"limit": shown.limit},
-        code=f"""if (value == {NOT_FINITE}) return "not finite"; if (value == {NOT_KNOWN}) return "usual not known yet";
-        return ((value - {NEUTRAL}) / {NEUTRAL} * limit).toFixed(1);""",
-    )
-    tips = [("layer", "@name"), ("step", "$x{0}"), ("robust deviations", "@image{custom}")]
-    made.add_tools(HoverTool(renderers=[cells], tooltips=tips, formatters={"@image": value}))
-    _name_rows(made, shown, tops)
-    _label_marks(made, shown.marks)
-    made.add_layout(_colour_bar(shown, colours), "below")
+    for end in ("start", "end"):
+        made.js_on_change(end, moved)
     return made
 
 
@@ -177,51 +131,6 @@ def smoothed(values: Sequence[float]) -> list[float]:
     for value in values:
         found.append(value if not found else SMOOTHED * found[-1] + (1 - SMOOTHED) * value)
     return found
-
-
-def _name_rows(made: Any, shown: LayersMap, tops: Any) -> None:
-    ticks = {}
-    for row in named_rows(shown, 12):
-        name = shorten(shown.names[row], LONGEST)
-        ticks[float(tops[row] + tops[row + 1]) / 2] = (
-            f"{name} {shown.suspects[row]} ▶" if row in shown.suspects else name
-        )
-    made.yaxis.ticker = FixedTicker(ticks=sorted(ticks))
-    made.yaxis.major_label_overrides = ticks
-    made.yaxis.major_label_text_font_size = "11px"
-    made.yaxis.minor_tick_line_color = None
-
-
-def _label_marks(made: Any, marks: Sequence[Mark]) -> None:
-    """Draw each incident as a labelled line above the data; nothing covers the data."""
-    late = made.x_range.start + 0.7 * (made.x_range.end - made.x_range.start)
-    for i, mark in enumerate(marks):
-        y = -_STRIP + 7 + 14 * (i % 3)
-        left = mark.step > late  # a telephone has no room to the right
-        made.segment(x0=[mark.step], x1=[mark.step], y0=[y - 6], y1=[-1], color=INCIDENT, line_width=2)
-        made.text(
-            x=[mark.step], y=[y], text=[mark.label], x_offset=-4 if left else 4, text_align="right" if left else "left",
-            text_color=INCIDENT, text_font_size="11px", text_baseline="middle",
-        )  # fmt: skip
-
-
-def _colour_bar(shown: LayersMap, colours: list[str]) -> ColorBar:
-    texts = {1.0: f"≥ +{shown.limit:.3g}", -1.0: f"≤ -{shown.limit:.3g}"}
-    ticks: dict[Any, Any] = {
-        NEUTRAL + NEUTRAL * share: texts.get(share, text) for share, text in bar_texts(shown.limit)
-    }
-    return ColorBar(
-        color_mapper=LinearColorMapper(palette=colours[: 2 * NEUTRAL + 1], low=0, high=2 * NEUTRAL),
-        ticker=FixedTicker(ticks=sorted(ticks)),
-        major_label_overrides=ticks,
-        title="robust deviations from the layer's own usual",
-        title_text_color=GREY,
-        title_text_font_size="11px",
-        title_text_font_style="normal",
-        major_label_text_color=GREY,
-        height=10,
-        background_fill_alpha=0.0,
-    )
 
 
 def _mark_bad(made: Any, points: Points) -> None:

@@ -11,9 +11,9 @@ from bokeh.models import FixedTicker, HoverTool, LinearColorMapper, Range1d
 from bokeh.models.annotations import ColorBar
 
 from trainsentry.collectors.histogram import MAGNITUDES
+from trainsentry.exporters.maps.layers_map import Mark
 from trainsentry.exporters.report.figures import GREY, frame, mark_incidents
 from trainsentry.exporters.report.suspect_histograms import StepHistogram, farthest
-from trainsentry.exporters.tensorboard.layers_map import Mark
 
 MAX_COLUMNS: Final = 200
 """Columns of a map: steps, or neighbouring steps together."""

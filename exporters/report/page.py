@@ -16,10 +16,11 @@ from trainsentry.collectors.series import writable
 from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import Report
 from trainsentry.exporters.files.json_files import replace_text
+from trainsentry.exporters.maps.map_svg import map_script, map_style
 from trainsentry.exporters.report.data import ReportData, gather
-from trainsentry.exporters.report.figures import BAD, INCIDENT, OTHERS, SMOOTH, SUSPECT
+from trainsentry.exporters.report.figures import BAD, INCIDENT, OTHERS, SMOOTH, SUSPECT, step_axis
 from trainsentry.exporters.report.module_tree import module_tree
-from trainsentry.exporters.report.sections import ReportFigure, dump_of, figures_of
+from trainsentry.exporters.report.sections import ReportFigure, dump_of, figures_of, steps_of
 from trainsentry.exporters.short_text import flat, number
 
 MAX_BYTES: Final = 5 * 2**20
@@ -38,9 +39,6 @@ COLOURS: Final = {
     "bad": (BAD, "not finite"),
     "smoothed": (SMOOTH, "smoothed"),
     "raw": (OTHERS, "raw"),
-    "above": ("#b2182b", "above its usual"),
-    "below": ("#2166ac", "below its usual"),
-    "unknown": ("#d6d6db", "usual not known yet"),
 }
 """The meanings of the colours."""
 
@@ -70,7 +68,8 @@ def write_report(
 
 
 def _render(data: ReportData, figures: list[ReportFigure], page_folder: Path) -> str:
-    script, divs = components([shown.figure for shown in figures]) if figures else ("", [])
+    script, divs = _embedded(figures)
+    axis = step_axis(*steps_of(data))
     folder = Path(__file__).parent
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8"))
@@ -91,11 +90,22 @@ def _render(data: ReportData, figures: list[ReportFigure], page_folder: Path) ->
         facts=_facts(data),
         tree=module_tree(data),
         script=script,
-        bokeh=Resources(mode="inline", components=["bokeh"]).render_js() if figures else "",
+        bokeh=Resources(mode="inline", components=["bokeh"]).render_js() if script else "",
+        steps=(axis.start, axis.end),
+        map_style=map_style(),
+        map_script=map_script(),
         number=number,
         made=time.strftime("%Y-%m-%d %H:%M"),
     )
     return writable(text)
+
+
+def _embedded(figures: list[ReportFigure]) -> tuple[str, list[str]]:
+    """Return the script that draws Bokeh's figures, and the element of each figure; a map is its own."""
+    drawn = [shown.figure for shown in figures if not isinstance(shown.figure, str)]
+    script, divs = components(drawn) if drawn else ("", ())
+    places = iter(divs)
+    return script, [shown.figure if isinstance(shown.figure, str) else next(places) for shown in figures]
 
 
 def _parts(figures: list[tuple[ReportFigure, str]]) -> list[tuple[str, list[tuple[ReportFigure, str]]]]:

@@ -9,15 +9,17 @@ from typing import Any, Final
 import numpy as np
 from bokeh.models import Range1d
 
+from trainsentry.exporters.maps.incident_marks import first_quantity, marks, suspects
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
+from trainsentry.exporters.maps.layers_map import LayersMap, Mark, layers_map
+from trainsentry.exporters.maps.map_svg import map_svg
+from trainsentry.exporters.maps.modules_map import modules_map
+from trainsentry.exporters.maps.ranks_map import deviation_map, ranks_map
 from trainsentry.exporters.report.data import MAX_SIBLINGS, ReportData, shown_suspects
-from trainsentry.exporters.report.figures import curves, map_figure, scalar_curve, step_axis, timeline
+from trainsentry.exporters.report.figures import curves, scalar_curve, step_axis, timeline
 from trainsentry.exporters.report.histogram_maps import histogram_figure, histogram_map
 from trainsentry.exporters.report.suspect_curves import SPOKEN, USUAL, Points, shown_statistic
 from trainsentry.exporters.short_text import number
-from trainsentry.exporters.tensorboard.incident_marks import first_quantity, marks, suspects
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
-from trainsentry.exporters.tensorboard.layers_map import Mark, layers_map
-from trainsentry.exporters.tensorboard.modules_map import modules_map
 
 SHOWN_LAYERS: Final = 60
 """Layers in the table below a map."""
@@ -28,7 +30,9 @@ SHOWN_SERIES: Final = 16
 LAST: Final = 20
 """Values in the table below a curve."""
 
-_MAP: Final = "How far each {} is from its own usual at each step. Drag to zoom, hover to read."
+_MAP: Final = "How far each {} is from its own usual at each step."
+_RANKS: Final = "How far each rank is from the median of all ranks at each step."
+_RANK_NUMBERS: Final = {"loss": "Loss", "step_seconds": "Step time"}
 
 _VALUES: Final = "Where the suspect's values lie at each step; the axis is logarithmic on both sides of 0."
 
@@ -39,8 +43,9 @@ _DUMP: Final = re.compile(r"dump(?:\.r\d+)?/step\d+(?:/rank\d+)?")
 class ReportFigure:
     """A figure with its caption, and its numbers as a table for readers who cannot see it.
 
-    `anchor` is its address in the page, `part` the part of the page, `keys` the meanings of its colours. `incidents`
-    are the numbers of the incidents that it belongs to.
+    `figure` is a figure of Bokeh's, or a map: SVG, as the text that `map_svg` makes. `anchor` is its address in the
+    page, `part` the part of the page, `keys` the meanings of its colours. `incidents` are the numbers of the incidents
+    that it belongs to.
     """
 
     anchor: str
@@ -56,11 +61,11 @@ class ReportFigure:
 
 def figures_of(data: ReportData) -> list[ReportFigure]:
     """Return the figures, the most important first."""
-    axis = step_axis(*_steps(data))
+    axis = step_axis(*steps_of(data))
     shown = marks(data.run.incidents)
-    scalars, maps = _scalars(data, shown, axis), _maps(data, shown, axis)
+    scalars, maps = _scalars(data, shown, axis), _maps(data, shown)
     evidence = [*_suspects(data, shown, axis), *_values(data, shown, axis), *_timeline(data, shown, axis)]
-    return [*scalars[:1], *maps[:1], *evidence, *scalars[1:], *maps[1:]]
+    return [*scalars[:1], *maps[:1], *evidence, *_ranks(data), *scalars[1:], *maps[1:]]
 
 
 def dump_of(incident: Mapping[str, Any], root: Path) -> str | None:
@@ -69,7 +74,7 @@ def dump_of(incident: Mapping[str, Any], root: Path) -> str | None:
     return next((match[0] for match in found if match is not None and (root / match[0]).is_dir()), None)
 
 
-def _steps(data: ReportData) -> tuple[int, int]:
+def steps_of(data: ReportData) -> tuple[int, int]:
     """Return the first and the last step of the run."""
     found = [step for steps, _ in data.scalars.values() for step in (steps[:1] + steps[-1:])]
     for matrix in data.matrices.values():
@@ -148,28 +153,48 @@ def _scalars(data: ReportData, shown: list[Mark], axis: Range1d) -> list[ReportF
     return found
 
 
-def _maps(data: ReportData, shown: list[Mark], axis: Range1d) -> list[ReportFigure]:
+def _ranks(data: ReportData) -> list[ReportFigure]:
+    """Return the maps of ranks by steps: loss, step time, and the deviations of the ranks' layers."""
+    part, found = "Ranks by steps", []
+    for name, spoken in _RANK_NUMBERS.items():
+        curves_of = data.rank_scalars.get(name, {})
+        if len(curves_of) > 1:
+            drawn = ranks_map(curves_of, data.run.incidents)
+            found.append(_map(f"ranks-{name}", part, f"{spoken}: ranks by steps", _RANKS, drawn))
+    ranks = {rank for rank, _ in data.matrices}
+    quantities = [q for q in {q: None for _, q in data.matrices} if all((rank, q) in data.matrices for rank in ranks)]
+    if len(ranks) > 1 and quantities:
+        drawn = deviation_map(
+            {rank: [data.matrices[rank, q] for q in quantities] for rank in sorted(ranks)}, data.run.incidents
+        )
+        caption = f"Of each rank's layers the one furthest from its own usual ({', '.join(quantities)})."
+        found.append(_map("ranks-deviation", part, "Deviation: ranks by steps", caption, drawn))
+    return found
+
+
+def _map(
+    anchor: str, part: str, title: str, caption: str, drawn: LayersMap, rows: tuple[tuple[Any, ...], ...] = ()
+) -> ReportFigure:
+    columns = ("layer", "median", "newest", "highest", "at step") if rows else ()
+    svg = map_svg(drawn, f"{title}. {caption}")
+    return ReportFigure(anchor, part, title, f"{caption} Drag to zoom, hover to read.", svg, (), columns, rows)
+
+
+def _maps(data: ReportData, shown: list[Mark]) -> list[ReportFigure]:
     first = next(iter(data.matrices), (0, ""))[0]
     matrices = {q: m for (rank, q), m in data.matrices.items() if rank == first and m.names and _seen(m).max() > 0}
     wanted = first_quantity(data.run.incidents, list(matrices))
     blamed = [s["quantity"] for i in data.run.incidents for s in i.get("suspects", [])]
     order = sorted(matrices, key=lambda q: (q != wanted, blamed.index(q) if q in blamed else len(blamed)))
-    keys = ("above", "below", "bad", "unknown", "incident")
     whole = modules_map(matrices, data.run.incidents)
-    found = []
+    part, found = "Layers by steps", []
     if whole is not None:
-        title = f"All quantities: modules by steps, rank {first}"
-        figure = map_figure(whole, axis)
-        found.append(ReportFigure("map", "Layers by steps", title, _MAP.format("module"), figure, keys))
+        found.append(_map("map", part, f"All quantities: modules by steps, rank {first}", _MAP.format("module"), whole))
     for quantity in order:
         matrix = matrices[quantity]
         drawn = layers_map(matrix, suspects(data.run.incidents, quantity), shown)
-        columns = ("layer", "median", "newest", "highest", "at step")
         title = f"{quantity}: layers by steps, rank {first}"
-        rows = _layer_rows(matrix)
-        figure = map_figure(drawn, axis)
-        text = _MAP.format("layer")
-        found.append(ReportFigure(f"map-{quantity}", "Layers by steps", title, text, figure, keys, columns, rows))
+        found.append(_map(f"map-{quantity}", part, title, _MAP.format("layer"), drawn, _layer_rows(matrix)))
     return found
 
 

@@ -11,15 +11,19 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import COMMUNICATION_CALL, SeriesTable
 from trainsentry.collectors.statistics import INFS, NANS, NORM
+from trainsentry.exporters.maps.layers_map import CARD, PAGE
+from trainsentry.exporters.maps.map_png import map_png
+from trainsentry.exporters.maps.modules_map import modules_map
 from trainsentry.exporters.short_text import flat
-from trainsentry.exporters.tensorboard.layers_picture import picture
-from trainsentry.exporters.tensorboard.modules_map import modules_map
 from trainsentry.exporters.tensorboard.painter import Draw
 from trainsentry.exporters.tensorboard.quantity_view import SUMMARY, QuantityView, overview, summary_tag
 from trainsentry.exporters.tensorboard.values import hparams, image, layout
 
 MAP_FIRST: Final = "0_overview/map"
-"""The map of all quantities, in the group that TensorBoard's first page opens on."""
+"""The map of all quantities, in the group that TensorBoard's first page opens on: as large as a card."""
+
+MAP_LARGE: Final = "heatmaps/0_all"
+"""The same map in full."""
 
 
 class Dashboard:
@@ -87,8 +91,11 @@ class Dashboard:
 
 def _draw(views: Sequence[QuantityView], incidents: Sequence[Mapping[str, Any]]) -> list[Summary.Value]:
     values = [value for view in views for value in view.pictures(incidents)]
-    shown = modules_map({view.quantity: view.matrix for view in views}, incidents)
-    return values if shown is None else [image(MAP_FIRST, *picture(shown, "all quantities: modules by steps")), *values]
+    matrices = {view.quantity: view.matrix for view in views}
+    card, large = (modules_map(matrices, incidents, space) for space in (CARD, PAGE))
+    if card is None or large is None:
+        return values
+    return [image(MAP_FIRST, *map_png(card, card=True)), image(MAP_LARGE, *map_png(large)), *values]
 
 
 def _setting(value: Any) -> "bool | float | str":

@@ -9,10 +9,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from trainsentry.exporters.csv.format import elements_of, parse_shape
 from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
-from trainsentry.exporters.tensorboard.incident_marks import marks, suspects
-from trainsentry.exporters.tensorboard.layer_matrix import MAX_COLUMNS, LayerMatrix
-from trainsentry.exporters.tensorboard.layers_map import layers_map
-from trainsentry.exporters.tensorboard.layers_picture import picture
+from trainsentry.exporters.maps.incident_marks import marks, suspects
+from trainsentry.exporters.maps.layer_matrix import MAX_COLUMNS, LayerMatrix
+from trainsentry.exporters.maps.layers_map import layers_map
+from trainsentry.exporters.maps.map_png import map_png
 from trainsentry.exporters.tensorboard.values import histogram, image
 
 SUMMARY: Final = ("norm_of_all", "rms_max", "rms_median", "rms_min", "not_finite")
@@ -104,7 +104,7 @@ class QuantityView:
         if not self.matrix.names:
             return []
         shown = layers_map(self.matrix, suspects(incidents, self.quantity), marks(incidents))
-        values = [image(f"heatmaps/{self.quantity}", *picture(shown, f"{self.quantity}: layers by steps"))]
+        values = [image(f"heatmaps/{self.quantity}", *map_png(shown))]
         positive = self._last[self._last > 0]
         if positive.size:
             values.append(histogram(f"layers.{self.quantity}/log10_rms", np.log10(positive)))

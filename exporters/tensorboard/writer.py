@@ -12,10 +12,10 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.exporter import LeftOut, Lost, Missing, nothing_left_out, nothing_lost, nothing_missing
 from trainsentry.exporters.files.whole_writes import LOOK_SECONDS
+from trainsentry.exporters.maps.incident_marks import worst_first
 from trainsentry.exporters.tensorboard.dashboard import Dashboard
 from trainsentry.exporters.tensorboard.event_file import EventFile, tag
 from trainsentry.exporters.tensorboard.histograms import HistogramTags
-from trainsentry.exporters.tensorboard.incident_marks import worst_first
 from trainsentry.exporters.tensorboard.incident_text import incident_list, incident_text, notes
 from trainsentry.exporters.tensorboard.markers import Markers
 from trainsentry.exporters.tensorboard.painter import Painter

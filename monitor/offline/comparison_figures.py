@@ -19,8 +19,8 @@ from bokeh.models.annotations import ColorBar, Span
 from bokeh.plotting import figure
 
 from trainsentry.exporters.live.series_points import SeriesPoints
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
 from trainsentry.exporters.short_text import shorten
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 
 A: Final = "#4c8fd6"
 B: Final = "#e2762b"

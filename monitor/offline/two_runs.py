@@ -13,8 +13,8 @@ from trainsentry.exporters.csv.format import SCALARS
 from trainsentry.exporters.csv.reader import CsvRow, rank_directories, read_table, table_files
 from trainsentry.exporters.engine import Mapper
 from trainsentry.exporters.files.foreign_files import InputError, Report
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
 from trainsentry.exporters.short_text import counted
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
 
 RUN_COLUMNS: Final = ("step", "rank", "table", "name", "statistic", "a", "b", "relative")
 

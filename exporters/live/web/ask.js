@@ -28,11 +28,6 @@ function trouble(text) {
   $("trouble").textContent = text || "";
 }
 
-function decoded(text, Kind) {
-  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  return new Kind(bytes.buffer);
-}
-
 function shown(value) {
   if (typeof value !== "number") return value === null || value === undefined ? "–" : String(value);
   if (Number.isNaN(value)) return "no sample";
@@ -52,7 +47,6 @@ function span(seconds) {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
-const ends = (text, most) => (text.length <= most ? text : `…${text.slice(1 - most)}`);
 
-// What the person looks at: the run, the rank, the range of steps (null: all), the chosen series, the map's table.
-const view = { run: "", rank: "0", first: null, last: null, log: false, chosen: [], table: "", state: null };
+// What the person looks at: the run, the rank (none: that of the worst incident), the range of steps (null: all), the chosen series, the map's table.
+const view = { run: "", rank: "", first: null, last: null, log: false, chosen: [], table: "", state: null };

@@ -18,15 +18,6 @@ function stepsShown() {
   return [first, Math.max(last, first + 1)];
 }
 
-function stepTicks(first, last, width) {
-  const rough = (last - first) / Math.max(2, width / 110);
-  const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
-  const pitch = Math.max(1, [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough) ?? 10 * power);
-  const ticks = [];
-  for (let at = Math.ceil(first / pitch) * pitch; at <= last; at += pitch) ticks.push(at);
-  return ticks;
-}
-
 // Incidents stand as numbered flags in a strip above the data; those that would overlap share a flag.
 function flags(pen, toX, first, last, top, width) {
   let free = -1;
@@ -70,7 +61,7 @@ function drawCurve(canvas, points) {
     pen.fillText(tick(view.log ? 10 ** at : at), LEFT - 5, y);
   }
   pen.textBaseline = "top"; pen.textAlign = "center";
-  for (const step of stepTicks(first, last, width)) pen.fillText(String(step), toX(step), height - BOTTOM + 5);
+  for (const step of roundSteps(first, last + 1, Math.max(2, width / 110))) pen.fillText(String(step), toX(step), height - BOTTOM + 5);
   for (const incident of view.state?.incidents ?? []) {
     const step = incident.first_seen ?? incident.step;
     if (step < first || step > last) continue;
@@ -95,12 +86,12 @@ function tick(value) {
   return value.toExponential(1);
 }
 
-// Drag over a figure to zoom; `left` is where its data begins.
-function zooms(canvas, left) {
+// Drag over a figure to zoom.
+function zooms(canvas) {
   let began = null, band = null;
   const stepAt = (event) => {
     const [first, last] = stepsShown(), box = canvas.getBoundingClientRect();
-    const share = (event.clientX - box.left - left()) / (box.width - left() - RIGHT);
+    const share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT);
     return Math.round(first + Math.min(Math.max(share, 0), 1) * (last - first));
   };
   canvas.addEventListener("pointerdown", (event) => { began = stepAt(event); band = event.clientX; });

@@ -1,14 +1,9 @@
 // Keeps the page up to date, and does what the person asks.
 const POLL = 2500, REDRAW = 8000;
-let drawnAt = 0, drawnStep = -2, rankFound = null, rankHover = null, asked = 0;
+let drawnAt = 0, drawnStep = -2, asked = 0;
 
 const seriesKey = (s) => [s.rank, s.table, s.name, s.statistic, s.stage ?? ""].join("\n");
 const range = () => ({ first: view.first, last: view.last });
-
-function suspectNames(table) {
-  const named = (view.state?.incidents ?? []).flatMap((i) => [i, i.suspects[0]]).filter((s) => s?.quantity === table);
-  return new Set(named.map((s) => s.name).filter(Boolean));
-}
 
 async function choose(series, { top = false } = {}) {
   if (!view.chosen.some((other) => seriesKey(other) === seriesKey(series))) {
@@ -58,7 +53,7 @@ async function drawCurves() {
         points.whole ? "" : `a sample of ${points.recorded} values; zoom in for all`].filter(Boolean).join("; ");
     } catch (error) { if (note) note.textContent = error.message; }
   }));
-  drawRankMap();
+  drawRankMaps();
 }
 
 function curveFigure(series) {
@@ -77,7 +72,7 @@ function curveFigure(series) {
         remember(); drawCurves();
       } }, "×")), canvas);
   figure.dataset.key = seriesKey(series);
-  const stepAt = zooms(canvas, () => LEFT);
+  const stepAt = zooms(canvas);
   canvas.addEventListener("pointermove", (event) => {
     const step = stepAt(event), points = figure.points;
     if (!points?.steps.length) return;
@@ -98,53 +93,77 @@ async function drawMaps() {
     ...tables.map((t) => make("option", { selected: t === view.table }, t)));
   const wanted = view.table ? [view.table] : usual, root = $("maps");
   for (const old of [...root.children]) if (!wanted.includes(old.dataset.table)) old.remove();
-  for (const table of wanted) if (![...root.children].some((c) => c.dataset.table === table)) root.append(mapFigure(table));
+  for (const table of wanted) if (![...root.children].some((c) => c.dataset.table === table)) root.append(layersFigure(table));
   $("map-part").hidden = !wanted.length;
   await Promise.all([...root.children].map(async (figure) => {
     try {
-      figure.found = await ask("map", { rank: view.rank, table: figure.dataset.table, ...range() });
-      figure.redraw();
-    } catch (error) { figure.querySelector(".note").textContent = error.message; }
+      const found = await ask("map", { rank: view.rank, table: figure.dataset.table, ...range() });
+      const few = found.layers > found.rows ? `${found.layers} layers, neighbours in one row` : counted(found.layers, "layer");
+      figure.show(found, noteOf(found, `rank ${view.rank}; ${few}`));
+    } catch (error) { figure.fail(error.message); }
   }));
 }
 
-function mapFigure(table) {
-  const canvas = make("canvas", { role: "img", ariaLabel: `${table}: layers by steps` }), bar = make("canvas", { class: "bar", role: "img", ariaLabel: "the colours: deviations from usual" });
-  const read = make("p", { class: "dim read" }, "\u00a0"), note = make("span", { class: "note dim" }, "reading …");
-  const figure = make("figure", { class: "map" }, make("figcaption", {}, make("b", {}, table), note), bar, canvas, read);
-  figure.dataset.table = table;
-  let hover = null;
-  figure.redraw = () => {
-    const found = figure.found;
-    if (!found) return;
-    const few = found.layers > found.names.length ? `${found.layers} layers, of neighbours the one furthest from its usual` : counted(found.layers, "layer");
-    note.textContent = [`rank ${view.rank}`, few, "coloured by robust deviations from the layer's own usual", found.width > 1 ? `${found.width} steps a column, the largest value` : "",
-      found.whole ? "" : "a sample of the steps and those of the incidents; zoom in for all"].filter(Boolean).join("; ");
-    hover = drawMap(canvas, found, suspectNames(table), 520);
-    drawBar(bar, found);
+// A figure of a map that the server has drawn; `chosen` gets the name of a row that is clicked.
+function mapFigure(title, chosen) {
+  const read = make("p", { class: "dim read" }, "\u00a0"), note = make("span", { class: "note dim" }, "reading …"), place = make("div");
+  const figure = make("figure", { class: "map" }, make("figcaption", {}, make("b", {}, title), note), place, read);
+  figure.show = (found, text) => {
+    note.textContent = text;
+    if (figure.found?.svg !== found.svg) {
+      const drawn = document.importNode(new DOMParser().parseFromString(found.svg, "image/svg+xml").documentElement, true);
+      mountMap(drawn, { read, zoomed: zoomTo, chosen });
+      place.replaceChildren(drawn);
+    }
+    figure.found = found;
+    figure.redraw();
   };
-  const stepAt = zooms(canvas, LABELS);
-  canvas.addEventListener("pointermove", (event) => { read.textContent = hover?.(stepAt(event), event.offsetY) || "\u00a0"; });
+  figure.redraw = () => { const [first, last] = stepsShown(), drawn = place.firstChild; if (drawn) showSteps(drawn, first, last + 1); };
+  figure.fail = (text) => { note.textContent = text; };
   return figure;
 }
 
-async function drawRankMap() {
-  const many = (view.state?.rank_count ?? 0) > 1;
-  $("rank-map-part").hidden = !many;
-  if (!many) return;
-  const series = view.chosen[0] ?? { table: "scalars", name: "loss", statistic: "value" };
-  try {
-    rankFound = await ask("ranks", { table: series.table, name: series.name, statistic: series.statistic, ...range() });
-    $("rank-series").textContent = `${series.name}${series.table === "scalars" ? "" : `, ${series.table}, ${series.statistic}`}: each rank beside the median of all`;
-    $("rank-note").textContent = rankFound.rank_count > rankFound.names.length ? `${rankFound.names.length} of ${rankFound.rank_count} ranks` : "";
-    redrawRanks();
-  } catch (error) { $("rank-note").textContent = error.message; }
+function layersFigure(table) {
+  const figure = mapFigure(table, async (name) => {
+    const found = await ask("series", { rank: view.rank, words: `${table} ${name}` }).catch(() => null);
+    const exact = found?.found.find((s) => s.name === name && s.table === table);
+    if (exact) await choose({ ...exact, rank: view.rank, statistic: exact.statistics.includes("norm") ? "norm" : exact.statistics[0] }, { top: true });
+  });
+  figure.dataset.table = table;
+  return figure;
 }
 
-function redrawRanks() {
-  if (!rankFound) return;
-  const suspects = new Set((view.state?.incidents ?? []).filter((i) => i.worst).map((i) => `rank ${i.rank}`));
-  rankHover = drawMap($("rank-map"), rankFound, suspects, 300);
+function noteOf(found, counts) {
+  return [counts, found.width > 1 ? `${found.width} steps a column, the furthest value` : "",
+    found.whole ? "" : "a sample of the steps and those of the incidents; zoom in for all"].filter(Boolean).join("; ");
+}
+
+// Ranks by steps: the loss, the time of a step, and the series of the worst suspect or the one that the person chose.
+function rankSeries() {
+  const worst = (view.state?.incidents ?? []).find((i) => i.worst)?.suspects[0];
+  const own = view.chosen.find((s) => s.table !== "scalars" && (!worst || s.name === worst.name)) ?? view.chosen[0];
+  const scalars = ["loss", "step_seconds"].map((name) => ({ table: "scalars", name, statistic: "value" }));
+  return [...scalars, own].filter((s, i, all) => s && all.findIndex((o) => o.table === s.table && o.name === s.name) === i);
+}
+
+async function drawRankMaps() {
+  const many = (view.state?.rank_count ?? 0) > 1, root = $("rank-maps");
+  $("rank-map-part").hidden = !many;
+  const wanted = many ? rankSeries() : [], keys = wanted.map((s) => [s.table, s.name, s.statistic].join("\n"));
+  for (const old of [...root.children]) if (!keys.includes(old.dataset.key)) old.remove();
+  await Promise.all(wanted.map(async (series, place) => {
+    let figure = [...root.children].find((child) => child.dataset.key === keys[place]);
+    if (!figure) {
+      figure = mapFigure(series.table === "scalars" ? series.name : `${series.name}, ${series.table}, ${series.statistic}`);
+      figure.dataset.key = keys[place];
+      root.append(figure);
+    }
+    try {
+      const found = await ask("ranks", { table: series.table, name: series.name, statistic: series.statistic, ...range() });
+      figure.hidden = !found.rows;
+      figure.show(found, noteOf(found, found.rank_count > found.rows ? `${found.rows} of ${counted(found.rank_count, "rank")}` : counted(found.rows, "rank")));
+    } catch (error) { figure.fail(error.message); }
+  }));
 }
 
 function drawAll() {
@@ -154,8 +173,7 @@ function drawAll() {
 
 function redraw() {
   for (const figure of $("curves").children) if (figure.points) drawCurve(figure.querySelector("canvas"), figure.points);
-  for (const figure of $("maps").children) figure.redraw();
-  redrawRanks();
+  for (const figure of [...$("maps").children, ...$("rank-maps").children]) figure.redraw();
 }
 
 let searched = 0;
@@ -189,7 +207,7 @@ function recall() {
     const kept = JSON.parse(decodeURIComponent(location.hash.slice(1)));
     const number = (x) => (Number.isSafeInteger(x) && x >= 0 ? x : null);
     const chosen = (Array.isArray(kept.chosen) ? kept.chosen : []).filter((s) => Array.isArray(s?.statistics) && s.statistics.every((t) => typeof t === "string"));
-    Object.assign(view, { run: String(kept.run ?? ""), rank: String(kept.rank ?? "0"), first: number(kept.first), last: number(kept.last), log: Boolean(kept.log), chosen, table: String(kept.table ?? "") });
+    Object.assign(view, { run: String(kept.run ?? ""), rank: String(kept.rank ?? ""), first: number(kept.first), last: number(kept.last), log: Boolean(kept.log), chosen, table: String(kept.table ?? "") });
   } catch { /* no link to a view */ }
 }
 
@@ -241,8 +259,8 @@ async function poll() {
 }
 
 $("run").addEventListener("change", (event) => {
-  Object.assign(view, { run: event.target.value, rank: "0", first: null, last: null, chosen: [], table: "", looked: false, fresh: true });
-  [rankFound, drawnStep] = [null, -2];
+  Object.assign(view, { run: event.target.value, rank: "", first: null, last: null, chosen: [], table: "", looked: false, fresh: true });
+  drawnStep = -2;
   $("maps").replaceChildren();
   zoomTo(null, null);
 });
@@ -265,8 +283,6 @@ $("search").addEventListener("keydown", (event) => {
   if (event.key === "Enter") $("matches").querySelector(".choice")?.click();
 });
 document.addEventListener("pointerdown", (event) => { if (!$("search-box").contains(event.target)) $("matches").hidden = true; });
-const rankStep = zooms($("rank-map"), LABELS);
-$("rank-map").addEventListener("pointermove", (event) => { $("rank-read").textContent = rankHover?.(rankStep(event), event.offsetY) || "\u00a0"; });
 window.addEventListener("resize", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 recall();

@@ -53,10 +53,15 @@ def test_the_first_screen_says_what_is_wrong_and_the_figures_are_drawn(server, w
         texts = await page.ask("document.body.innerText")
         for text in ("finished", "step 39", "worst", "loss, rank 0", f"{CULPRIT}, gradient, rank 0", "1.0 %"):
             assert text in texts
-        assert await page.ask(f"({COLOURED})('.map canvas:not(.bar)')") > 20
+        label = "[...document.querySelectorAll('.map-svg .suspect')].find((t) => t.checkVisibility() && t.textContent)"
+        assert await page.ask(f"{label}.textContent") == f"{CULPRIT} #1"
+        assert await page.ask(f"{label}.getBoundingClientRect().left") >= 0
+        marks = "[...document.querySelectorAll('#maps .map-svg text.mark')].map((t) => t.textContent)"
+        assert await page.ask(marks) == ["#1 step 30"]
         assert await page.ask(f"({COLOURED})('.curve canvas')") > 5
         assert await page.ask("document.querySelectorAll('#rank-rows tr').length") == 3
-        assert await page.ask(f"({COLOURED})('#rank-map')") > 5
+        titles = "[...document.querySelectorAll('#rank-maps .map:not([hidden]) b')].map((t) => t.textContent)"
+        assert await page.ask(titles) == ["loss", f"{CULPRIT}, gradient, norm"]
         ink = await page.ask("getComputedStyle(document.body).backgroundColor")
         assert (ink == "rgb(22, 22, 26)") == dark
 
@@ -79,8 +84,32 @@ def test_a_series_is_searched_for_chosen_and_zoomed_into(server):
             await page.call("Input.dispatchMouseEvent", type=kind, **mouse)
         await page.wait_for("Number(document.querySelector('#first').value) > 10")
         await page.wait_for("document.querySelector('.map').found.first > 10")
+        await page.wait_for("document.querySelector('#maps .map-svg').shown[0] === view.first")
         first, last = await page.ask("[view.first, view.last]")
         assert 10 < first < last < 39
+
+    look(server, "broken", check)
+
+
+def test_a_cell_of_a_map_is_read_and_a_row_leads_to_its_curve(server):
+    async def check(page):
+        await page.ask("document.querySelector('#maps .map-svg').scrollIntoView({block: 'center'})")
+        left, top, wide, first = await page.ask(
+            "(() => { const m = document.querySelector('#maps .map-svg'), b = m.getBoundingClientRect(); "
+            "return [b.left, b.top + Number(m.dataset.top), b.width, m.rows[0][1]]; })()"
+        )
+        place = {"x": left + wide * 30.5 / 40, "y": top + first * 3 + 5, "button": "left", "clickCount": 1}
+        await page.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+        await page.wait_for("document.querySelector('#maps .read').textContent.includes('step 30: +40.0 or more')")
+        assert CULPRIT in await page.ask("document.querySelector('#maps .read').textContent")
+        await page.ask("document.querySelector('.curve:nth-child(2) button').click()")
+        await page.wait_for("document.querySelectorAll('.curve').length === 1")
+        await page.ask("document.querySelector('#maps .map-svg').scrollIntoView({block: 'center'})")
+        top = await page.ask("(() => { const m = document.querySelector('#maps .map-svg'); "
+                             "return m.getBoundingClientRect().top + Number(m.dataset.top); })()")  # fmt: skip
+        for kind in ("mousePressed", "mouseReleased"):
+            await page.call("Input.dispatchMouseEvent", type=kind, **(place | {"y": top + first * 3 + 5}))
+        await page.wait_for(f"document.querySelector('.curve b').textContent.startsWith('{CULPRIT}')")
 
     look(server, "broken", check)
 

@@ -5,12 +5,17 @@ import json
 import subprocess
 import sys
 import time
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 from recorded_runs import CULPRIT, make_run
 from served import served
-from written_files import table
+from written_files import fail, table
+
+from trainsentry.exporters.maps.layers_map import NEUTRAL, NOT_FINITE
+from trainsentry.exporters.report.data import gather
+from trainsentry.exporters.report.sections import figures_of
 
 pytest.importorskip("torch")
 from broken_weight import FLIP, break_weight, make
@@ -69,24 +74,39 @@ def test_a_series_is_found_by_words_and_has_the_numbers_of_the_table(server, run
     assert (part["steps"], part["whole"]) == ([3, 4, 5], True)
 
 
+def drawn(svg):
+    """Return the names of a map's rows, its levels, shape (rows, columns), and its other data."""
+    data = ET.fromstring(svg).attrib
+    names = [name for name, _ in json.loads(data["data-rows"])]
+    return names, np.frombuffer(base64.b64decode(data["data-levels"]), np.uint8).reshape(len(names), -1), data
+
+
 def test_the_map_shows_the_culprit_alone_far_from_its_usual(server):
     _, found = server.ask("map", run="two_ranks", table="gradient")
-    away = np.frombuffer(base64.b64decode(found["deviations"]), np.int8).reshape(len(found["names"]), -1)
-    values = np.frombuffer(base64.b64decode(found["values"]), "<f4").reshape(away.shape)
-    row = found["names"].index(CULPRIT)
-    assert np.abs(np.delete(away, row, 0)).max() == 0
-    assert away[row, :30].max() == 0
-    assert away[row, 30] == 127
-    assert np.isinf(values[row, 31])
-    assert (found["first"], found["width"], found["columns"]) == (0, 1, 40)
+    names, levels, data = drawn(found["svg"])
+    row = names.index(CULPRIT)
+    others = np.delete(levels, row, 0)
+    assert set(others[:, 5:].ravel().tolist()) == {NEUTRAL}
+    assert set(levels[row, 5:30].tolist()) == {NEUTRAL}
+    assert levels[row, 30:32].tolist() == [2 * NEUTRAL, NOT_FINITE]
+    assert (data["data-first"], data["data-last"], data["data-width"]) == ("0", "40", "1")
+    assert f"{CULPRIT} #1" in "".join(ET.fromstring(found["svg"]).itertext())
 
 
 def test_ranks_stand_beside_each_other_and_the_one_that_differs_shows(server):
     _, found = server.ask("ranks", run="two_ranks", table="gradient", name=CULPRIT, statistic="norm")
-    away = np.frombuffer(base64.b64decode(found["deviations"]), np.int8).reshape(3, -1)
-    assert found["names"] == ["rank 0", "rank 1", "rank 2"]
-    assert away[0, 30] == 127
-    assert np.abs(away[1:]).max() == 0
+    names, levels, _ = drawn(found["svg"])
+    assert names == ["rank 0", "rank 1", "rank 2"]
+    assert levels[0, 30] == 2 * NEUTRAL
+    assert set(levels[1:].ravel().tolist()) == {NEUTRAL}
+
+
+def test_the_map_of_the_live_page_is_that_of_the_report(server, run):
+    _, found = server.ask("map", run="two_ranks", table="gradient")
+    shown = next(f for f in figures_of(gather(run / "two_ranks", fail)) if f.anchor == "map-gradient")
+    ours, theirs = (drawn(svg) for svg in (found["svg"], shown.figure))
+    np.testing.assert_array_equal(ours[1], theirs[1])
+    assert (ours[0], ours[2]["data-levels"]) == (theirs[0], theirs[2]["data-levels"])
 
 
 def test_a_run_that_begins_and_grows_after_the_server_is_shown_and_a_torn_line_costs_nothing(tmp_path):

@@ -1,13 +1,14 @@
 """The report shows the suspect first, escapes everything, requests nothing, stays small and draws without an error."""
 
+import asyncio
 import json
 import re
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
 from bokeh.models import ColumnDataSource
+from browser import CHROMIUM, needs_chromium, opened
 from PIL import Image
 from recorded_runs import CULPRIT, make_run
 from step_records import Records
@@ -18,14 +19,14 @@ from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.files.json_files import append_lines, replace_json
+from trainsentry.exporters.maps.colours import palette
+from trainsentry.exporters.maps.layers_map import NEUTRAL
 from trainsentry.exporters.report.data import gather
 from trainsentry.exporters.report.page import MAX_BYTES, write_report
 from trainsentry.exporters.report.sections import dump_of, figures_of
 
 FAULTS = ((400, "h.1.attn.weight", "gradient"), (1100, "h.4.mlp.weight", "parameter"))
 """Two faults 700 steps apart: step, name and quantity."""
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def test_the_verdict_comes_first_and_the_page_asks_for_nothing(tmp_path):
@@ -120,7 +121,7 @@ WHERE_IT_STANDS = """<script>addEventListener("load", () => {
 });</script></body>"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@needs_chromium
 @pytest.mark.parametrize("width", [1200, 390])
 def test_a_browser_draws_it_without_an_error_with_the_suspect_on_the_first_screen(tmp_path, width):
     path = write_report(make_run(tmp_path / "run"))
@@ -228,7 +229,8 @@ def test_the_timeline_begins_with_the_first_incident_though_the_second_is_worse(
 
 
 def test_all_figures_share_their_axis_of_steps(tmp_path):
-    assert len({shown.figure.x_range.id for shown in figures_of(gather(two_faults(tmp_path), fail))}) == 1
+    figures = [shown.figure for shown in figures_of(gather(two_faults(tmp_path), fail))]
+    assert len({figure.x_range.id for figure in figures if not isinstance(figure, str)}) == 1
 
 
 def test_a_dump_of_a_foreign_file_leads_nowhere_else(tmp_path):
@@ -244,16 +246,16 @@ def shoot(page, target, width, height, *options):
     return np.asarray(Image.open(target).convert("RGB"), int)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@needs_chromium
 @pytest.mark.parametrize("options", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"])
 def test_both_faults_are_seen_in_the_first_map_of_the_page(tmp_path, options):
-    """The first two deep red spots, from the left, stand 700 steps apart and in their modules' rows."""
+    """The first two spots that are far from usual, from the left, stand 700 steps apart and in their modules' rows."""
     image = shoot(write_report(two_faults(tmp_path)), tmp_path / "page.png", 1400, 1600, *options)
     assert (image[5, 5].mean() < 60) == bool(options)
-    red, green, blue = (image[..., i] for i in range(3))
-    deep = (red > 90) & (red < 130) & (green < 20) & (blue > 20) & (blue < 50)
+    far = palette(dark=bool(options))[2 * NEUTRAL].astype(int)
+    deep = np.abs(image - far).max(axis=2) < 20
     bar = np.flatnonzero(deep.any(axis=1))[-1]
-    deep[bar - 15 :] = False  # the colour bar below the map ends in the same red
+    deep[bar - 15 :] = False  # the colour bar below the map ends in the same colour
     columns = np.flatnonzero(deep.any(axis=0))
     first, second = np.split(columns, np.flatnonzero(np.diff(columns) > 1) + 1)  # two spots, and no third
     upper, lower = (np.flatnonzero(deep[:, spot].any(axis=1)) for spot in (first, second))
@@ -261,3 +263,47 @@ def test_both_faults_are_seen_in_the_first_map_of_the_page(tmp_path, options):
     assert min(len(upper), len(lower)) >= 12  # of 15, whose edges the browser blends
     assert min(len(first), len(second)) >= 4
     assert second.min() - first.max() > 300
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (400, True)])
+def test_a_person_sees_the_culprit_first_zooms_all_figures_at_once_and_follows_an_incident(tmp_path, width, dark):
+    page = write_report(two_faults(tmp_path))
+
+    async def looking():
+        async with opened(page.as_uri(), width=width, dark=dark) as shown:
+            await shown.wait_for("document.querySelectorAll('.bk-Figure').length >= 4")
+            assert 0 < await shown.ask("document.querySelector('.first').getBoundingClientRect().bottom") < 900
+            labels = "[...document.querySelector('.map-svg').querySelectorAll('text.suspect')]"
+            names = await shown.ask(f"{labels}.filter((t) => t.checkVisibility()).map((t) => t.textContent)")
+            assert names == ["h.1.attn #1", "h.4.mlp #2"]
+            await shown.ask("document.querySelector('.map-svg').scrollIntoView({block: 'center'})")
+            left, top, wide = await shown.ask(
+                "(() => { const b = document.querySelector('.map-svg').getBoundingClientRect(); "
+                "return [b.left, b.top + b.height / 3, b.width]; })()"
+            )
+            for kind, share in (("mousePressed", 0.25), ("mouseMoved", 0.3), ("mouseReleased", 0.35)):
+                mouse = {"x": left + wide * share, "y": top, "button": "left", "clickCount": 1}
+                await shown.call("Input.dispatchMouseEvent", type=kind, **mouse)
+            await shown.wait_for("document.querySelector('.map-svg').shown[0] > 200")
+            range_of = "Bokeh.documents[0].roots().at(-1).x_range"
+            first, last = await shown.ask(f"[{range_of}.start, {range_of}.end]")
+            assert 200 < first < FAULTS[0][0] < last < 700
+            assert await shown.ask("[...document.querySelectorAll('.map-svg')].every((m) => m.shown[0] > 200)")
+            visible = "[...document.querySelector('.map-svg').querySelectorAll('text.mark')]"
+            visible += ".filter((t) => t.getAttribute('visibility') === 'visible').map((t) => t.textContent)"
+            assert await shown.ask(visible) == [f"#1 step {FAULTS[0][0]}"]
+            await shown.ask("document.querySelector('#incident-1 ~ p a[href^=\"#curve\"]').click()")
+            await shown.wait_for("location.hash.startsWith('#curve') && document.querySelector(':target') !== null")
+            assert await shown.ask("document.documentElement.scrollWidth <= window.innerWidth")
+            assert shown.problems == []
+            assert {url.partition(":")[0] for url in shown.requests} <= {"file", "data", "blob"}
+
+    asyncio.run(looking())
+
+
+def test_several_ranks_stand_beside_each_other_and_one_alone_has_no_such_map(tmp_path):
+    several = {shown.anchor: shown for shown in figures_of(gather(make_run(tmp_path / "two", ranks=3), fail))}
+    assert {"ranks-loss", "ranks-deviation"} <= several.keys()
+    assert "rank 0 #1" in several["ranks-deviation"].figure
+    assert not [f for f in figures_of(gather(make_run(tmp_path / "one", ranks=1), fail)) if "ranks-" in f.anchor]

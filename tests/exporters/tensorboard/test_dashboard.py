@@ -18,9 +18,9 @@ from trainsentry.anomaly.incident import Incident, Suspect
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.convert.csv2tb import csv2tb
 from trainsentry.exporters.csv.writer import CsvWriter
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
+from trainsentry.exporters.maps.layers_map import NOT_FINITE, layers_map
 from trainsentry.exporters.tensorboard import painter
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
-from trainsentry.exporters.tensorboard.layers_map import NOT_FINITE, layers_map
 from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
 
 

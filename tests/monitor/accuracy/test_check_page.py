@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 import torch
 import torch.nn.functional as F
 from browser import needs_chromium, opened
@@ -77,3 +78,29 @@ def test_a_search_leaves_the_calls_that_match(tmp_path):
 
     assert 0 < wanted < len(summary.calls)
     assert asyncio.run(look()) == (wanted, f"{wanted} found")
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (400, True)])
+def test_a_person_sees_first_whether_the_check_passed(tmp_path, width, dark):
+    page = page_of(tmp_path, check(dumped(tmp_path), tmp_path / "out"))
+
+    async def look():
+        async with opened(page.as_uri(), width=width, dark=dark) as shown:
+            await shown.wait_for("document.querySelectorAll('#calls tbody tr').length > 0")
+            box = "document.querySelector('h1').getBoundingClientRect()"
+            assert 0 < await shown.ask(f"{box}.bottom") < 500
+            assert (
+                await shown.ask("document.querySelector('h1').textContent") == "Every call that can be compared passed."
+            )
+            assert await shown.ask("document.documentElement.scrollWidth <= window.innerWidth")
+            inks = await shown.ask(
+                "[getComputedStyle(document.querySelector('h1')).color, "
+                "getComputedStyle(document.body).backgroundColor]"
+                ".map((c) => c.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0) / 3)"
+            )
+            assert (inks[0] > 200 > 60 > inks[1]) if dark else (inks[0] < 60 < 200 < inks[1])
+            assert shown.problems == []
+            assert {url.partition(":")[0] for url in shown.requests} <= {"file", "data"}
+
+    asyncio.run(look())

@@ -8,16 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.collectors.series import COMMUNICATION_QUANTITIES
-from trainsentry.exporters.tensorboard.incident_marks import MOST_MARKED, SUSPECTS_EACH, marks, worst_first
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
-from trainsentry.exporters.tensorboard.layers_map import LayersMap, furthest, map_of, spread_deviations
+from trainsentry.exporters.maps.incident_marks import MOST_MARKED, SUSPECTS_EACH, marks, worst_first
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
+from trainsentry.exporters.maps.layers_map import PAGE, LayersMap, RowSpace, furthest, map_of, spread_deviations
 
 _TENSOR: Final = re.compile(r"\.(?:input|output)\.[^.]*(?:\.[^.]*)*$")
 
 _Away = npt.NDArray[np.float32]
 
 
-def modules_map(matrices: Mapping[str, LayerMatrix], incidents: Sequence[Mapping[str, Any]]) -> LayersMap | None:
+def modules_map(
+    matrices: Mapping[str, LayerMatrix], incidents: Sequence[Mapping[str, Any]], space: RowSpace = PAGE
+) -> LayersMap | None:
     """Return the map of modules over all quantities of `matrices`; None where nothing was seen.
 
     A cell shows the value furthest from usual among the module's own parameters, gradients, updates, optimizer states
@@ -27,13 +29,25 @@ def modules_map(matrices: Mapping[str, LayerMatrix], incidents: Sequence[Mapping
     if not seen:
         return None
     modules = _modules(seen)
-    first = min(matrix.step_of(0) for matrix in seen.values())
-    last = max(matrix.last_step for matrix in seen.values())
-    width = max(matrix.width for matrix in seen.values())
-    whole = np.full((len(modules), (last - first) // width + 1), np.nan, np.float32)
-    for matrix in seen.values():
-        _add(whole, matrix, modules, first, width)
-    return map_of(_filled(whole), list(modules), (first, width), _labels(incidents), marks(incidents))
+    rows = [[modules[module_of(name)] for name in matrix.names] for matrix in seen.values()]
+    away, steps = furthest_of_rows(list(seen.values()), rows, len(modules))
+    return map_of(away, list(modules), steps, _labels(incidents), marks(incidents), space=space)
+
+
+def furthest_of_rows(
+    matrices: Sequence[LayerMatrix], rows: Sequence[Sequence[int]], count: int
+) -> tuple[_Away, tuple[int, int]]:
+    """Return `count` rows over steps, each with the deviation furthest from usual among the layers that share it.
+
+    `rows` are the rows of each matrix's layers. Returned are the deviations, the first step, and the steps a column.
+    """
+    first = min(matrix.step_of(0) for matrix in matrices)
+    last = max(matrix.last_step for matrix in matrices)
+    width = max(matrix.width for matrix in matrices)
+    whole = np.full((count, (last - first) // width + 1), np.nan, np.float32)
+    for matrix, its_rows in zip(matrices, rows, strict=True):
+        _add(whole, matrix, np.asarray(its_rows, np.intp), first, width)
+    return _filled(whole), (first, width)
 
 
 def module_of(name: str) -> str:
@@ -53,10 +67,9 @@ def _modules(seen: Mapping[str, LayerMatrix]) -> dict[str, int]:
     return {name: row for row, name in enumerate(names)}
 
 
-def _add(whole: _Away, matrix: LayerMatrix, modules: Mapping[str, int], first: int, width: int) -> None:
+def _add(whole: _Away, matrix: LayerMatrix, rows: npt.NDArray[np.intp], first: int, width: int) -> None:
     """Lay a matrix over the map; of two values the one further from usual stays."""
     away = spread_deviations(matrix)
-    rows = np.asarray([modules[module_of(name)] for name in matrix.names], np.intp)
     order = np.argsort(rows, kind="stable")
     rows, row_starts = np.unique(rows[order], return_index=True)
     columns = (matrix.step_of(0) - first + np.arange(away.shape[1]) * matrix.width) // width

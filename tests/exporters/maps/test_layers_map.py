@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainsentry.exporters.tensorboard.deviation import deviations
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
-from trainsentry.exporters.tensorboard.layers_map import MAGENTA, NEUTRAL, Mark, layers_map, palette
-from trainsentry.exporters.tensorboard.layers_picture import _Frame, picture
-from trainsentry.exporters.tensorboard.modules_map import modules_map
+from trainsentry.exporters.maps.colours import NOT_FINITE_COLOUR, palette
+from trainsentry.exporters.maps.deviation import deviations
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
+from trainsentry.exporters.maps.layers_map import NEUTRAL, Mark, layers_map
+from trainsentry.exporters.maps.map_drawing import NARROW, RIGHT, map_drawing, share_of
+from trainsentry.exporters.maps.map_png import Paper, map_png
+from trainsentry.exporters.maps.modules_map import modules_map
 
 FIRST, SECOND = "h.2.mlp.weight", "h.7.attn.weight"
 SUSPECTS = {FIRST: "#1", SECOND: "#2"}
@@ -33,18 +35,19 @@ def long_run(factors, *, layers=12, steps=2000, noise=0.2):
     return matrix
 
 
-def pixels(shown, title="gradient"):
-    png, width, height = picture(shown, title)
+def pixels(shown):
+    png, width, height = map_png(shown)
     image = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), int)
     assert image.shape == (height, width, 3)
     return image
 
 
 def cell(image, shown, row, column):
-    """Return the pixels of one cell."""
-    frame = _Frame(shown)
-    left = frame.left + column * frame.cell
-    return image[frame.tops[row] : frame.tops[row + 1], left : left + frame.cell]
+    """Return the pixels of one cell, less its edges."""
+    paper, wide = Paper(map_drawing(shown)), shown.levels.shape[1]
+    top = round(paper.y(paper.drawing.top)) + sum(shown.pixels[:row])
+    left, right = (paper.left + paper.width * edge / wide for edge in (column, column + 1))
+    return image[top : top + shown.pixels[row], int(np.ceil(left)) : max(int(right), int(np.ceil(left)) + 1)]
 
 
 def from_neutral(part):
@@ -60,9 +63,9 @@ def test_two_faults_700_steps_apart_both_stand_out_in_the_pixels():
         fault = cell(image, shown, row, column)
         assert from_neutral(fault).min() > 200
         assert fault.shape[0] >= 15
-        assert fault.shape[1] >= 4
+        assert fault.shape[1] >= 2
         for other in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
-            assert from_neutral(cell(image, shown, *other)).max() < 100
+            assert from_neutral(cell(image, shown, *other)).max() < 180  # noise is up to half of the scale
 
 
 def test_the_second_fault_of_a_layer_shows_beside_the_first_and_much_greater_one():
@@ -74,20 +77,42 @@ def test_the_second_fault_of_a_layer_shows_beside_the_first_and_much_greater_one
 def test_marks_and_labels_cover_no_cell():
     matrix = long_run({(700, FIRST): 200.0})
     plain, marked = layers_map(matrix, SUSPECTS), layers_map(matrix, SUSPECTS, MARKS)
+    data = []
     for shown in (plain, marked):
-        image, frame = pixels(shown), _Frame(shown)
-        data = image[frame.top : frame.top + frame.height, frame.left : frame.left + frame.width]
-        expected = np.repeat(np.repeat(palette()[shown.levels], shown.pixels, axis=0), frame.cell, axis=1)
-        assert np.abs(data - expected.astype(int)).max() <= 12  # the file's palette has every second shade
+        paper = Paper(map_drawing(shown))
+        top = round(paper.y(paper.drawing.top))
+        data.append(pixels(shown)[top : top + sum(shown.pixels), paper.left : paper.left + paper.width])
+    np.testing.assert_array_equal(*data)
+    expected = palette()[marked.levels[:, marked.column_of(1400)]].astype(int)
+    middles = np.cumsum(marked.pixels) - np.asarray(marked.pixels) / 2
+    column = round((marked.column_of(1400) + 0.5) / marked.levels.shape[1] * data[0].shape[1])
+    assert np.abs(data[0][middles.astype(int), column] - expected).max() <= 12  # a file has every second shade
 
 
 def test_an_incident_has_its_line_over_its_column():
-    matrix = long_run({(700, FIRST): 200.0})
-    marked = layers_map(matrix, SUSPECTS, MARKS[:1])
-    frame = _Frame(marked)
-    above = pixels(marked)[frame.top - 4]
+    marked = layers_map(long_run({(700, FIRST): 200.0}), SUSPECTS, MARKS[:1])
+    paper = Paper(map_drawing(marked))
+    above = pixels(marked)[round(paper.y(paper.drawing.top)) - 3]
     blue = np.flatnonzero((above[:, 2] > 140) & (above[:, 0] < 60))
-    assert abs(blue.mean() - frame.x(marked.column_of(700))) <= 1.5
+    assert abs(blue.mean() - paper.x(share_of(marked, 700), 0)) <= 1.5
+
+
+@pytest.mark.parametrize("steps", [(700, 1400), (100, 110, 120), (1900, 1950, 1999), (0, 1999), (3, 900, 905, 1990)])
+def test_labels_of_incidents_stand_beside_each_other_on_a_telephone(steps):
+    marks = [Mark(step, f"#{n} step {step}") for n, step in enumerate(steps, 1)]
+    shown = layers_map(long_run({}, steps=2000, layers=2), {}, marks)
+    drawing = map_drawing(shown)
+    texts = [s for s in drawing.shapes if getattr(s, "ink", "") == "mark" and hasattr(s, "text")]
+    assert {text.text for text in texts} == {mark.label for mark in marks}
+    places = []
+    for text in texts:
+        at = text.share * NARROW + text.beside
+        ends = (at, at + 6 * len(text.text)) if text.anchor == "start" else (at - 6 * len(text.text), at)
+        assert -drawing.left <= ends[0] < ends[1] <= NARROW + RIGHT
+        assert text.y < drawing.top
+        places.append((text.y, *ends))
+    for n, (y, low, high) in enumerate(places):
+        assert all(y != other or high < left or low > right for other, left, right in places[:n])
 
 
 def test_more_layers_than_rows_share_rows_but_a_suspect_does_not():
@@ -110,6 +135,18 @@ def test_rounding_noise_of_a_weight_that_hardly_moves_stays_pale():
     assert np.abs(known - NEUTRAL).max() <= 1
 
 
+def test_a_trend_that_all_layers_share_is_usual_and_one_layers_jump_is_not():
+    steps = np.arange(200)
+    rng = np.random.default_rng(0)
+    table = 10.0 ** (-steps / 60) * np.exp(0.05 * rng.standard_normal((30, 200)))
+    table[7, 120:140] *= 50
+    away = deviations(table.astype(np.float32))
+    calm = np.delete(away, 7, axis=0)[:, 5:]
+    assert np.abs(np.median(calm[:, 35:], axis=0)).max() < 1.5
+    assert away[7, 120] > 10
+    assert np.percentile(np.abs(calm), 99) < 6
+
+
 def test_a_steady_beginning_is_no_deviation_and_a_value_that_is_not_finite_is_magenta():
     sizes = np.exp(-np.arange(100) / 10.0)[None].astype(np.float32)  # falls by ten per cent a step
     sizes[0, 60] = np.inf
@@ -122,7 +159,7 @@ def test_a_steady_beginning_is_no_deviation_and_a_value_that_is_not_finite_is_ma
     for step, size in enumerate(sizes[0]):
         matrix.take(step, row, np.asarray([size]))
     shown = layers_map(matrix)
-    assert np.abs(cell(pixels(shown), shown, 0, 60) - np.asarray(MAGENTA)).max() <= 2
+    assert np.abs(cell(pixels(shown), shown, 0, 60) - np.asarray(NOT_FINITE_COLOUR[False])).max() <= 2
 
 
 @pytest.mark.parametrize("steps", [0, 1, 6])
@@ -157,4 +194,4 @@ def test_the_first_map_has_the_faults_of_all_quantities_in_their_modules_rows():
         row, column = shown.row_of(module), shown.column_of(step)
         assert from_neutral(cell(image, shown, row, column)).min() > 200
         for other in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
-            assert from_neutral(cell(image, shown, *other)).max() < 100
+            assert from_neutral(cell(image, shown, *other)).max() < 180  # noise is up to half of the scale

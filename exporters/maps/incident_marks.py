@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from trainsentry.exporters.tensorboard.layers_map import Mark
+from trainsentry.exporters.maps.layers_map import Mark
 
 MOST_MARKED: Final = 8
 """Incidents that a picture marks, the worst; more labels would hide each other."""
@@ -15,7 +15,7 @@ SUSPECTS_EACH: Final = 2
 def worst_first(incidents: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return incidents (lines of `incidents.jsonl`) in the order in which a person should look at them."""
     return sorted(
-        incidents, key=lambda i: (i.get("severity") != "critical", -i.get("score", 0.0), i.get("first_seen", 0))
+        incidents, key=lambda i: (i.get("severity") != "critical", -(i.get("score") or 0.0), i.get("first_seen", 0))
     )
 
 
@@ -33,6 +33,15 @@ def suspects(incidents: Sequence[Mapping[str, Any]], quantity: str) -> dict[str,
             if suspect["quantity"] == quantity:
                 found.setdefault(suspect["name"], []).append(incident.get("id", 0))
     return {name: " ".join(f"#{number}" for number in sorted(set(numbers))) for name, numbers in found.items()}
+
+
+def blamed_ranks(incidents: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return the labels of the ranks of first suspects: the numbers of their incidents."""
+    found: dict[int, list[int]] = {}
+    for incident in worst_first(incidents)[:MOST_MARKED]:
+        if "rank" in incident:
+            found.setdefault(incident["rank"], []).append(incident.get("id", 0))
+    return {rank: " ".join(f"#{number}" for number in sorted(set(numbers))) for rank, numbers in found.items()}
 
 
 def first_quantity(incidents: Sequence[Mapping[str, Any]], quantities: Sequence[str]) -> str | None:

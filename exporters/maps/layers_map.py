@@ -1,7 +1,6 @@
-"""The map that shows the culprit: what a picture of layers by steps shows, wherever it is drawn.
+"""What a map of layers by steps shows: rows and columns, levels of colour, names, labels of suspects and incidents.
 
-TensorBoard's picture (`layers_picture`) and the report's figure draw the same map: the same rows and columns, colours,
-names and labels.
+TensorBoard, the report and the live page show the same map: `map_drawing` draws it for all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,24 +10,36 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.exporters.tensorboard.deviation import deviations
-from trainsentry.exporters.tensorboard.layer_matrix import LayerMatrix
+from trainsentry.exporters.maps.deviation import deviations
+from trainsentry.exporters.maps.layer_matrix import LayerMatrix
 
 MOST_COLUMNS: Final = 180
-"""Columns of a map; with more, neighbours share one that shows the cell furthest from usual. A cell of a picture is
-then four pixels wide, so that one step of thousands is seen."""
+"""Columns of a map; with more, neighbours share one that shows the cell furthest from usual. On a telephone a cell is
+then one pixel wide, in a large picture four, so that one step of thousands is seen."""
 
-MOST_ROWS: Final = 160
-"""Rows of a map; with more layers, neighbours share a row, but a suspect has one of its own."""
 
-TALLEST: Final = 420
-"""Pixels that the rows share, before those of suspects are made tall enough."""
+@dataclass(frozen=True)
+class RowSpace:
+    """How high rows are, in pixels, and how many there are at most; with more layers, neighbours share a row.
 
-ROW_PIXELS: Final = (3, 16)
-"""Height of a row at least and at most."""
+    The rows share `tallest` pixels, before those of suspects are made at least `suspect` high. A suspect has a row
+    of its own in any case.
+    """
 
-SUSPECT_PIXELS: Final = 15
-"""Height of a suspect's row at least: that of its label."""
+    most: int
+    tallest: int
+    least: int
+    suspect: int
+
+
+PAGE: Final = RowSpace(most=160, tallest=420, least=3, suspect=15)
+"""Of a page, and of a picture that is looked at by itself. A suspect's row is as high as its label."""
+
+CARD: Final = RowSpace(most=36, tallest=116, least=2, suspect=13)
+"""Of the card on TensorBoard's first page, which shows 215 pixels of height."""
+
+HIGHEST: Final = 16
+"""Pixels of a row at most."""
 
 LIMITS: Final = (8.0, 40.0)
 """Robust deviations at the ends of the colours, at least and at most: noise stays pale, and a run whose faults fill the
@@ -42,17 +53,7 @@ NOT_KNOWN: Final = 254
 NOT_FINITE: Final = 255
 """Levels of a cell: 0 to 250 from far below usual to far above, and the two without a distance."""
 
-_STOPS: Final = np.asarray(
-    [
-        [5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [228, 236, 241], [244, 244, 244],
-        [250, 230, 218], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31],
-    ]
-)  # fmt: skip
-"""Blue below usual, red above, almost white between: apart for every kind of colour vision."""
-
-MAGENTA: Final = (214, 0, 214)
-GREY: Final = (214, 214, 219)
-"""Colours of what was not finite, and of what was not sampled or has no usual yet."""
+LAYERS_UNIT: Final = "robust deviations from the layer's own usual"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class LayersMap:
 
     `levels` has shape (rows, columns), see NEUTRAL; column `i` begins at step `first_step + i * steps_a_column`.
     `names` are the rows' layers, `suspects` the labels of some rows. `pixels` are the heights of the rows. The ends of
-    the colours are `limit` robust deviations from usual.
+    the colours are `limit` times the `unit` from usual.
     """
 
     levels: npt.NDArray[np.uint8]
@@ -80,6 +81,7 @@ class LayersMap:
     steps_a_column: int
     limit: float
     marks: tuple[Mark, ...]
+    unit: str = LAYERS_UNIT
 
     def column_of(self, step: int) -> int:
         """Return the column of a step; it may lie outside the map."""
@@ -107,18 +109,25 @@ def map_of(
     steps: tuple[int, int],
     wanted: Mapping[str, str],
     marks: Sequence[Mark],
+    unit: str = LAYERS_UNIT,
+    space: RowSpace = PAGE,
 ) -> LayersMap:
-    """Return the map of deviations, shape (layers, columns); `steps` are the first step and the steps a column."""
+    """Return the map of deviations, shape (layers, columns), in a `unit`.
+
+    `steps` are the first step and the steps a column, `wanted` the labels of layers that must stand out.
+    """
     limit = _limit(away)
     columns = -(-away.shape[1] // MOST_COLUMNS) if away.size else 1
     away = furthest(away, np.arange(0, away.shape[1], columns), axis=1)
-    groups = list(_groups(layers, wanted)) if away.size else []
+    groups = list(_groups(layers, wanted, space.most)) if away.size else []
     away = furthest(away, np.asarray([first for first, _ in groups], np.intp), axis=0)
     rows = {row: wanted[layers[first]] for row, (first, _) in enumerate(groups) if layers[first] in wanted}
-    pixels = int(np.clip(TALLEST // max(len(groups), 1), *ROW_PIXELS))
-    heights = tuple(max(pixels, SUSPECT_PIXELS) if row in rows else pixels for row in range(len(groups)))
+    pixels = int(np.clip(space.tallest // max(len(groups), 1), space.least, HIGHEST))
+    heights = tuple(max(pixels, space.suspect) if row in rows else pixels for row in range(len(groups)))
     names = tuple(_name(layers[first], count) for first, count in groups)
-    return LayersMap(_levels(away, limit), names, rows, heights, steps[0], steps[1] * columns, limit, tuple(marks))
+    return LayersMap(
+        _levels(away, limit), names, rows, heights, steps[0], steps[1] * columns, limit, tuple(marks), unit
+    )
 
 
 def named_rows(shown: LayersMap, distance: int) -> list[int]:
@@ -135,26 +144,6 @@ def named_rows(shown: LayersMap, distance: int) -> list[int]:
         if all(abs(middles[row] - middles[other]) >= distance for other in taken):
             taken.append(row)
     return taken
-
-
-def bar_texts(limit: float) -> list[tuple[float, str]]:
-    """Return the numbers beside a colour bar: the place from -1 to 1, and the text.
-
-    >>> bar_texts(8.0)[0], bar_texts(8.0)[2]
-    ((1.0, '+8 or more'), (0.0, 'usual'))
-    """
-    half, ends = f"{limit / 2:.3g}", f"{limit:.3g}"
-    above, below = [(1.0, f"+{ends} or more"), (0.5, f"+{half}")], [(-0.5, f"-{half}"), (-1.0, f"-{ends} or less")]
-    return [*above, (0.0, "usual"), *below]
-
-
-def palette() -> npt.NDArray[np.uint8]:
-    """Return the colours of the 256 levels, shape (256, 3)."""
-    positions = np.linspace(0, len(_STOPS) - 1, 2 * NEUTRAL + 1)
-    shades = np.stack([np.interp(positions, np.arange(len(_STOPS)), _STOPS[:, c]) for c in range(3)], axis=1)
-    others = np.tile(np.asarray([GREY]), (256 - len(shades), 1))
-    others[-1] = MAGENTA
-    return np.concatenate([shades, others]).astype(np.uint8)
 
 
 def spread_deviations(matrix: LayerMatrix) -> npt.NDArray[np.float32]:
@@ -175,9 +164,9 @@ def furthest(away: npt.NDArray[np.float32], starts: npt.NDArray[np.intp], axis: 
     return found
 
 
-def _groups(names: Sequence[str], suspects: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+def _groups(names: Sequence[str], suspects: Mapping[str, str], most: int) -> Iterator[tuple[int, int]]:
     """Yield the rows of a map as first layer and count of layers."""
-    size = -(-len(names) // MOST_ROWS)
+    size = -(-len(names) // most)
     first = 0
     for i, name in enumerate(names):
         if (name in suspects or i - first >= size) and i > first:
