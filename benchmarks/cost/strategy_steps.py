@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import debugged_strategies
+import debugged_ranks
 import strategy as small_model
 import torch
 import torch.distributed as dist
@@ -44,12 +44,12 @@ def wide_model() -> Iterator[None]:
 
 
 def whole_run(name: str, out: Path, subject: str, steps: int) -> float:
-    """Return the seconds of a run of some steps under one of `debugged_strategies.SUBJECTS`, from its start to its end.
+    """Return the seconds of a run of some steps under one of `debugged_ranks.SUBJECTS`, from its start to its end.
 
     A debugger dumps two of the steps.
     """
     with wide_model():
-        return float(debugged_strategies.train(name, out, subject, steps=steps, dumped=(5, 15))[1])
+        return float(debugged_ranks.under_strategy(name, out, subject, steps=steps, dumped=(5, 15))[1])
 
 
 def overhead(name: str, out: Path) -> float:

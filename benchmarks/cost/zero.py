@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "workers"))
 
 import strategy_steps
-from debugged_strategies import SUBJECTS
+from debugged_ranks import SUBJECTS
 
 sys.path.append(str(Path(__file__).parents[1]))
 

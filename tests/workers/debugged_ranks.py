@@ -1,17 +1,25 @@
 """Debuggers on several ranks: collectives, an overflow on one of them, sharded models."""
 
 import json
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from debugged import Tower, make, read
+from sharded_training import STRATEGIES
+from strategy import batches
 from torch import nn
 
+import trainsentry
 from trainsentry import OverflowLimitReached, PrecisionDebugger
+
+SUBJECTS = ("bare", "monitor", "statistics", "tensor", "monitor and debugger")
 
 
 def _debugger(folder, **config):
-    path = folder / f"config{dist.get_rank()}.json"
+    path = Path(folder) / f"config{dist.get_rank()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"dump_path": str(folder / "dump"), **config}))
     return PrecisionDebugger(str(path))
 
@@ -112,3 +120,41 @@ def poisoned(folder, rank):
         debugger.step()
     finally:
         debugger.close()
+
+
+def under_strategy(name, folder, subject, steps=4, dumped=(1,), config=None):
+    """Train under a strategy; return the losses, the seconds of the whole run, and what a debugger's guard contained.
+
+    The seconds begin before the strategy is made and end when everything is closed on all ranks.
+    """
+    dist.barrier()
+    began = time.perf_counter()
+    chosen = STRATEGIES[name](torch.float32, 1)
+    monitor = debugger = None
+    if "monitor" in subject:
+        settings = {"output_dir": str(Path(folder) / "monitor"), "strict": True, **(config or {})}
+        monitor = trainsentry.TrainMonitor(settings).watch(chosen.model, chosen.optimizer)
+    if subject in {"statistics", "tensor"} or "debugger" in subject:
+        task = "tensor" if subject == "tensor" else "statistics"
+        debugger = _debugger(folder, task=task, level="mix", step=list(dumped))
+    failures = {}
+    try:
+        for micro_batches in batches(steps):
+            if debugger:
+                debugger.start(chosen.model)
+            chosen.step(micro_batches)
+            chosen.update()
+            if debugger:
+                debugger.stop()
+                debugger.step()
+        if debugger:
+            failures = dict(debugger._session.guard.failures)
+    finally:
+        if debugger:
+            PrecisionDebugger.close()
+        if monitor:
+            monitor.close()
+    dist.barrier()
+    seconds = time.perf_counter() - began
+    whole = chosen.gathered(gradients=False)["parameter"]
+    return {name: value.tolist() for name, value in whole.items()}, seconds, failures
