@@ -1,4 +1,4 @@
-"""Prometheus' own checker finds nothing in the metrics, and a real server that scrapes a run sees its first incident."""
+"""Prometheus' own checker finds nothing in the metrics; a real server that scrapes a run sees its first incident."""
 
 import subprocess
 import time
