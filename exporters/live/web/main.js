@@ -55,7 +55,7 @@ async function drawCurves() {
       figure.points = points;
       const inside = drawCurve(figure.querySelector("canvas"), points), last = inside.at(-1);
       note.textContent = [last ? `${shown(last[1])} at step ${last[0]}` : "no value at these steps",
-        points.whole ? "" : `a sample of ${points.recorded} values; zoom in for all`].filter(Boolean).join("; ");
+        points.whole ? "" : points.bucket ? `lowest and highest of every ${points.bucket} values; zoom in for all` : `a sample of ${points.recorded} values; zoom in for all`].filter(Boolean).join("; ");
     } catch (error) { if (note) note.textContent = error.message; }
   }));
   drawRankMap();
@@ -119,7 +119,7 @@ function mapFigure(table) {
     if (!found) return;
     const few = found.layers > found.names.length ? `${found.layers} layers, of neighbours the one furthest from its usual` : counted(found.layers, "layer");
     note.textContent = [`rank ${view.rank}`, few, "coloured by robust deviations from the layer's own usual", found.width > 1 ? `${found.width} steps a column, the largest value` : "",
-      found.whole ? "" : "a sample of the steps and those of the incidents; zoom in for all"].filter(Boolean).join("; ");
+      found.whole ? "" : found.bucket ? `from the extremes of every ${found.bucket} samples; zoom in for all` : "a sample of the steps and those of the incidents; zoom in for all"].filter(Boolean).join("; ");
     hover = drawMap(canvas, found, suspectNames(table), 520);
     drawBar(bar, found);
   };
