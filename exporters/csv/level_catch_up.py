@@ -24,6 +24,7 @@ def catch_up(table: LeveledTable, files: Sequence[TableFile], start_step: int, r
     Of starts before `restart`, steps from `start_step` on do not count. Taking a row in twice changes nothing.
     """
     levels = levels_of(files)
+    table.begun = sum(1 for of_level in levels if of_level)
     until = {s: end if s >= restart else min(end, start_step) for s, end in valid_until(files).items()}
     for level in reversed(range(len(levels))):  # a lower level passes rows on, which must come after these
         bounds = {file: until.get(file.restart, start_step) for file in levels[level]}

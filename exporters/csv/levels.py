@@ -114,7 +114,10 @@ Append = Callable[[int, "LeveledTable", Sequence[LevelRows]], None]
 
 @dataclass
 class LeveledTable:
-    """The open buckets of one table, by level; a series is a key, and the text after its numbers a tail."""
+    """The open buckets of one table, by level; a series is a key, and the text after its numbers a tail.
+
+    Levels from `begun` on have no bucket on disk so far.
+    """
 
     name: str
     columns: tuple[str, ...]
@@ -124,6 +127,7 @@ class LeveledTable:
     buckets: list[Bucket] = field(init=False)
     step: int = -1
     held: list[LevelRows] = field(default_factory=list)
+    begun: int = 0
 
     def __post_init__(self) -> None:
         self.buckets = [Bucket(len(self.columns)) for _ in WIDTHS]
@@ -168,15 +172,16 @@ class LeveledTable:
         self.buckets[level].take(rows)
 
     def finish(self) -> None:
-        """Write every bucket that holds something."""
+        """Write every bucket that holds something, but at no level that would say no more than the one before it."""
         self._settle()
-        for level in range(len(WIDTHS)):
+        for level in range(self.begun):
             if self.buckets[level].samples:
                 self._finish(level)
 
     def _finish(self, level: int) -> None:
         """Write a bucket, and pass its rows on to the next level."""
         made = self.buckets[level].emptied()
+        self.begun = max(self.begun, level + 1)
         self.append(level, self, made)
         if level + 1 < len(WIDTHS):
             above = self.buckets[level + 1]
