@@ -14,7 +14,7 @@ from trainsentry.exporters.files.foreign_files import InputError, read_object
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.exporters.tensorboard.event_file import EVENTS
 
-STATE_VERSION: Final = 5
+STATE_VERSION: Final = 6
 
 UNFINISHED: Final = ".converting"
 """Prefix of an event file that is being written; TensorBoard ignores it."""
@@ -23,6 +23,7 @@ _STATE: Final[dict[str, Kind]] = {
     **dict.fromkeys(("version", "last_step", "parts"), whole),
     **dict.fromkeys(("choice", "files", "events"), anything(dict)),
     "thinned": anything(bool),
+    "awake": anything(list),
 }
 
 
@@ -31,7 +32,8 @@ class Choice:
     """Which values of a table are converted: steps `first` to `last`, every `every`-th, thinned unless `full`.
 
     Above `raw_tags` tags (-1: no limit) only the layers' norms and the numbers over all layers are written; with 0 only
-    the latter. `pages` adds the numbers over all layers and pictures of layers over steps.
+    the latter. `pages` adds the numbers over all layers and pictures of layers over steps; `flat_zeros` adds counts and
+    shares that are 0 throughout.
     """
 
     first: int = 0
@@ -40,6 +42,7 @@ class Choice:
     full: bool = False
     raw_tags: int = -1
     pages: bool = False
+    flat_zeros: bool = False
 
     def has(self, step: int) -> bool:
         """Return whether a step is converted."""
@@ -94,6 +97,11 @@ class ConversionState:
         return self.data.get("last_step")
 
     @property
+    def awake(self) -> list[str]:
+        """The tags of counts and shares that were written, having been other than 0 once."""
+        return [tag for tag in self.data.get("awake", []) if isinstance(tag, str)]
+
+    @property
     def part(self) -> int:
         """The number of the next event file."""
         return int(self.data.get("parts", 0))
@@ -127,11 +135,19 @@ class ConversionState:
             old.unlink()
 
     def save(
-        self, table: Table, choice: Choice, readings: Sequence[Reading], last_step: int | None, *, thinned: bool
+        self,
+        table: Table,
+        choice: Choice,
+        readings: Sequence[Reading],
+        last_step: int | None,
+        *,
+        thinned: bool,
+        awake: Sequence[str],
     ) -> None:
         """Save the state after a conversion."""
         files = dict(self.data.get("files", {})) | {_block(r.file): (r.offset, r.lines, r.rows) for r in readings}
         data = {"version": STATE_VERSION, "choice": asdict(choice), "files": files, "last_step": last_step}
+        data["awake"] = list(awake)
         replace_json(self.path, data | {"parts": self.part + 1, "events": _sizes(table), "thinned": thinned})
 
 

@@ -76,7 +76,14 @@ def _write(
     progress: Callable[[int], None],
 ) -> Converted | None:
     """Write the unread rows of `readings`; None if they go back to steps that were already written."""
-    numbers = TableTags(table.name, tagger, choice.raw_tags, pages=choice.pages and table.name != SCALARS)
+    numbers = TableTags(
+        table.name,
+        tagger,
+        choice.raw_tags,
+        pages=choice.pages and table.name != SCALARS,
+        flat_zeros=choice.flat_zeros,
+        awake=state.awake,
+    )
     report: Report = lambda *found: problem(found)  # noqa: E731
     rows = _chosen(newest_steps(readings, numbers.keys, report), choice, readings, progress)
     ahead = list(islice(rows, 2))
@@ -105,7 +112,7 @@ def _write(
     else:
         part.path.unlink()
     if events or continued:
-        state.save(table, choice, readings, last, thinned=width > 1)
+        state.save(table, choice, readings, last, thinned=width > 1, awake=numbers.awake)
     written = path if events else None
     return Converted(written, events, scalars, width > 1, too_many=numbers.too_many)
 

@@ -54,7 +54,7 @@ def csv2tensorboard_by_step(
     ]
     if not tables:
         raise InputError(f"{source}: holds no output of msprobe's monitor from that time and of that type")
-    return convert(tables, Choice(full=True), _their_tag, report, process_num, lambda *_: None)
+    return convert(tables, Choice(full=True, flat_zeros=True), _their_tag, report, process_num, lambda *_: None)
 
 
 def _their_tag(table: str, key: RowKey, column: str) -> str:

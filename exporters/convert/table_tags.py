@@ -1,6 +1,6 @@
 """Assigns TensorBoard tags to a table's numbers and to its numbers over all layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import numpy as np
@@ -11,6 +11,7 @@ from trainsentry.exporters.convert.msprobe_tables import SCOPES
 from trainsentry.exporters.convert.thinning import KeptValues
 from trainsentry.exporters.csv.table_rows import RowKey, RowKeys, TableRows
 from trainsentry.exporters.tensorboard.quantity_view import SUMMARY, LayoutSizes, QuantityView, summary_tag
+from trainsentry.exporters.tensorboard.tag_choice import QUIET, SilentNumbers
 
 Tagger = Callable[[str, RowKey, str], str]
 """Returns the tag of a number, given its table, its row's key and its column."""
@@ -28,9 +29,22 @@ _OVER_LAYERS: Final = -2
 
 
 class TableTags:
-    """Gives every number of a row its slot and its tag."""
+    """Gives every number of a row its slot and its tag.
 
-    def __init__(self, table: str, tagger: Tagger, raw_tags: int, *, pages: bool) -> None:
+    Unless `flat_zeros`, counts and shares that are 0 so far are left out (`SilentNumbers`); `awake` are the tags of
+    those that an earlier conversion wrote.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        tagger: Tagger,
+        raw_tags: int,
+        *,
+        pages: bool,
+        flat_zeros: bool = False,
+        awake: Collection[str] = (),
+    ) -> None:
         self.keys = RowKeys()
         self.too_many = False
         self._table = table
@@ -39,8 +53,11 @@ class TableTags:
         self._columns: list[str] = []
         self._tags: dict[int, str] = {}
         self._last: tuple[npt.NDArray[np.int64], tuple[str, ...]] | None = None
-        self._kept: list[int] = []
+        self._silent = SilentNumbers()
+        self._flat_zeros, self._begun = flat_zeros, set(awake)
+        self._kept = self._quiet = np.empty(0, np.intp)
         self._slots = np.empty(0, np.int64)
+        self._quiet_slots: list[int] = []
         self._names: list[str] = []
         self._views: dict[str, QuantityView] | None = {} if pages else None
         self._groups: list[tuple[QuantityView, npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
@@ -51,7 +68,9 @@ class TableTags:
         last = self._last
         if last is None or last[1] != rows.numbers or not np.array_equal(last[0], rows.keys):
             self._choose(rows)
-        raw = rows.values[:, self._kept].ravel()
+        if self._silent.wake(self._quiet_slots, rows.values.ravel()[self._quiet]):
+            self._choose(rows)
+        raw = rows.values.ravel()[self._kept]
         if not self._groups:
             return KeptValues(rows.step, self._slots, raw)
         sizes = self._sizes.all()
@@ -68,6 +87,13 @@ class TableTags:
             self._names = names
         return names
 
+    @property
+    def awake(self) -> list[str]:
+        """The tags of counts and shares that have begun, which a later conversion goes on with."""
+        quiet = {i for i, name in enumerate(self._columns) if name in QUIET}
+        begun = (tag for slot, tag in self._tags.items() if slot % WIDEST in quiet and self._has_begun(slot))
+        return sorted({*self._begun, *begun})
+
     def pages(self) -> list[Summary.Value]:
         """Return the pictures of layers over steps."""
         return [value for view in (self._views or {}).values() for value in view.pictures()]
@@ -78,14 +104,24 @@ class TableTags:
         self.too_many = self.too_many or (
             self._views is not None and 0 <= self._raw_tags < len(rows) * len(rows.numbers)
         )
-        self._kept = self._columns_kept(rows)
-        columns = np.asarray([self._column(rows.numbers[i]) for i in self._kept], np.int64)
-        parts = [(rows.keys[:, None] * WIDEST + columns).ravel()]
+        kept = self._columns_kept(rows)
+        columns = np.asarray([self._column(rows.numbers[i]) for i in kept], np.int64)
+        places = (np.arange(len(rows))[:, None] * len(rows.numbers) + np.asarray(kept, np.intp)).ravel()
+        slots = (rows.keys[:, None] * WIDEST + columns).ravel()
+        silent = np.asarray([not self._has_begun(slot) for slot in slots.tolist()], bool)
+        self._kept, self._quiet, self._quiet_slots = places[~silent], places[silent], slots[silent].tolist()
+        parts = [slots[~silent]]
         self._groups = self._grouped(rows)
         for view, _, _ in self._groups:
             key = self.keys.key_id(RowKey(_OVER_LAYERS, view.quantity, 0))
             parts.append(np.asarray([key * WIDEST + self._column(name) for name in SUMMARY], np.int64))
         self._slots = np.concatenate(parts)
+
+    def _has_begun(self, slot: int) -> bool:
+        """Return whether a number of a row is written, as it is no count or share, or has been other than 0."""
+        if self._flat_zeros or not self._silent.has(slot, self._columns[slot % WIDEST]):
+            return True
+        return bool(self._begun) and self._tag(slot) in self._begun
 
     def _columns_kept(self, rows: TableRows) -> list[int]:
         """Return the columns whose single series are written: all, or where there are too many each layer's norm."""

@@ -15,6 +15,9 @@ class Csv:
     finished_blocks: Literal["csv", "zstd", "parquet"] = setting(
         "csv", "Format of a table once the next one begins. A process of its own converts it; nothing waits."
     )
+    levels: bool = setting(
+        True, "Whether thinned copies of the tables are kept, by which a long history opens in seconds."
+    )
 
 
 def csv_writer(block: Csv, place: ExportPlace) -> CsvWriter:
@@ -25,6 +28,7 @@ def csv_writer(block: Csv, place: ExportPlace) -> CsvWriter:
         place.statistics,
         steps_per_file=block.steps_per_file,
         finished_blocks=block.finished_blocks,
+        levels=block.levels,
         start_step=place.start_step,
         restart=place.restart,
         histograms=place.histograms,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainsentry.exporters.csv.format import parse_file_name
+from trainsentry.exporters.csv.levels import FOLDER
 
 
 def enforce_quota(
@@ -17,11 +18,11 @@ def enforce_quota(
 ) -> list[Path]:
     """Delete the oldest finished files of a rank until they hold at most `quota` bytes; return them.
 
-    All files in `directory` and the event files in `events` count. Tables and event files are deleted by age, except
-    the block that holds `step` of this `restart` and the newest event file: both are being written. Tables that hold
-    steps of an incident (first and last step) are deleted only when nothing else is left.
+    All files in `directory`, the levels of its tables and the event files in `events` count. Tables and event files are
+    deleted by age, except the block that holds `step` of this `restart` and the newest event file: both are being
+    written. Tables that hold steps of an incident (first and last step) are deleted only when nothing else is left.
     """
-    files = directory.iterdir() if directory.is_dir() else ()  # without tables nobody makes `global`
+    files = [*directory.iterdir(), *directory.glob(f"{FOLDER}/*/*")] if directory.is_dir() else []  # `global` may lack
     sizes = {path: path.stat() for path in files if path.is_file()}
     event_files = sorted(events.glob("events.out.tfevents.*"), key=lambda p: p.stat().st_mtime) if events else []
     sizes |= {path: path.stat() for path in event_files}

@@ -1,5 +1,6 @@
 """Writes step records as CSV: one file per quantity and block of steps, readable after a kill."""
 
+import contextlib
 import math
 import os
 import time
@@ -25,6 +26,7 @@ from trainsentry.exporters.csv.format import (
     table_of,
     table_paths,
 )
+from trainsentry.exporters.csv.level_writer import LevelWriter
 from trainsentry.exporters.exporter import Lost, nothing_lost
 from trainsentry.exporters.files.json_files import cut_torn_line
 from trainsentry.exporters.files.whole_writes import LOOK_SECONDS, append_whole, cut_back, is_removed
@@ -57,6 +59,7 @@ class CsvWriter:
         restart: int = 0,
         finished_blocks: str = "csv",
         histograms: bool = False,
+        levels: bool = False,
         lost: Lost = nothing_lost,
     ) -> None:
         self.directory = directory
@@ -77,6 +80,8 @@ class CsvWriter:
         self._call_ids: set[int] = set()
         self._looked_at = 0
         self._finished: list[Path] = []
+        self._levels = self._new_levels() if levels else None
+        self._has_levels = levels
 
     def write(self, record: StepRecord) -> None:
         """Append the record's rows to the files of their quantities.
@@ -86,9 +91,26 @@ class CsvWriter:
 
         """
         self._append(record.step, self._texts(record))
+        if self._has_levels and self._levels is None and self._finished:  # once a block, after trouble
+            self._levels = self._new_levels()
         if self._finished and self.finished_blocks != "csv":
             start_compacting(self._finished, self.finished_blocks)
         self._finished = []
+        if self._levels is not None:
+            try:
+                self._levels.write(record)
+            except Exception:  # noqa: BLE001 - the rows are written; a history without levels only opens more slowly
+                self._levels = None
+
+    def _new_levels(self) -> LevelWriter:
+        return LevelWriter(
+            self.directory,
+            self.table,
+            self.statistics,
+            steps_per_file=self.steps_per_file,
+            start_step=self.start_step,
+            restart=self.restart,
+        )
 
     def _texts(self, record: StepRecord) -> dict[str, list[str]]:
         """Return the record's lines by table."""
@@ -179,12 +201,16 @@ class CsvWriter:
         self.close()
         self.start_step = step
         self.restart = max(next_restart(self.directory), self.restart + 1)
+        self._levels = self._new_levels() if self._has_levels else None
 
     def close(self) -> None:
         """Close every file."""
         self._checked_at = -math.inf
         self._look_for_removed()
         self._close_files()
+        if self._levels is not None:
+            with contextlib.suppress(OSError):
+                self._levels.close()
 
     def _close_files(self) -> None:
         for known in self._files.values():

@@ -13,11 +13,11 @@ import numpy as np
 
 from trainsentry.exporters.csv.chunks import Reading
 from trainsentry.exporters.csv.format import TableFile
+from trainsentry.exporters.csv.level_files import history_parts, levels_of, rows_by_step
 from trainsentry.exporters.csv.reader import newest_steps
-from trainsentry.exporters.csv.table_rows import RowKeys, TableRows, by_step
+from trainsentry.exporters.csv.table_parts import TablePart, newest_part, parts_of, shape_of_table, thinned
+from trainsentry.exporters.csv.table_rows import RowKeys, TableRows
 from trainsentry.exporters.files.foreign_files import Report
-from trainsentry.exporters.live.part_rows import rows_of_parts
-from trainsentry.exporters.live.table_parts import TablePart, newest_part, parts_of, shape_of_table, thinned
 from trainsentry.exporters.maps.incident_marks import marks, suspects
 from trainsentry.exporters.maps.layers_map import layers_map
 from trainsentry.exporters.maps.map_svg import map_svg
@@ -46,7 +46,10 @@ WANTED: Final = ("norm", "nans", "infs")
 
 @dataclass
 class LayerMap:
-    """A table's map over some steps of a run, and how far its files have been read."""
+    """A table's map over some steps of a run, and how far its files have been read.
+
+    Where it is not `whole`, it has every extreme of buckets of so many sampled steps (`bucket`), or at 0 a sample.
+    """
 
     quantity: str
     steps: range
@@ -55,6 +58,7 @@ class LayerMap:
     readings: dict[str, Reading] = field(default_factory=dict)
     restart: int = -1
     whole: bool = True
+    bucket: int = 0
     read_at: float = 0.0
     left_out: int = 0
 
@@ -122,25 +126,23 @@ def _sampled(
     report: Report,
     now: float,
 ) -> LayerMap:
-    """Return a map of windows, each of one or two steps, and of the steps `marked`."""
+    """Return a map of the finest level that is small enough, else of windows of a step or two, and of `marked`."""
     made = LayerMap(quantity, steps, whole=False, read_at=now)
     shape = shape_of_table(files, report)
     if shape is None:
         return made
-    chosen, _ = thinned(parts, ALL_BYTES, 2 * shape.step_bytes, WINDOWS)
-    newest = newest_part(parts, 2 * shape.step_bytes)
-    chosen += [newest] if newest is not None else []
+    history = history_parts(files, levels_of(files), steps, ALL_BYTES, report)
+    if history is not None:
+        made.bucket, chosen = history.width, list(history.parts)
+    else:
+        chosen, _ = thinned(parts, ALL_BYTES, 2 * shape.step_bytes, WINDOWS)
+        newest = newest_part(parts, 2 * shape.step_bytes)
+        chosen += [newest] if newest is not None else []
     for step in sorted(set(marked))[:MAX_MARKED]:
         if step in steps:
             chosen += parts_of(files, range(step, step + 1), report)
-    found: dict[int, TableRows] = {}
-    for rows, at in rows_of_parts(chosen, made.keys, WANTED, report):
-        for of_step in by_step(rows, at):
-            before = found.get(of_step.step)
-            if before is None or (of_step.restart, len(of_step)) >= (before.restart, len(before)):
-                found[of_step.step] = of_step
-    for step in sorted(found):
-        made.take(found[step])
+    for rows, _ in rows_by_step(chosen, made.keys, WANTED, report):
+        made.take(rows)
     return made
 
 
@@ -156,5 +158,6 @@ def map_json(shown: LayerMap, incidents: Sequence[Mapping[str, Any]] = ()) -> di
         "last": matrix.last_step,
         "width": drawn.steps_a_column,
         "whole": shown.whole,
+        "bucket": shown.bucket,
         "svg": map_svg(drawn, f"{shown.quantity}: layers by steps"),
     }

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.exporters.csv.format import TableFile
+from trainsentry.exporters.csv.table_parts import tables_in
 from trainsentry.exporters.files.foreign_files import InputError
-from trainsentry.exporters.live.table_parts import tables_in
 
 MAX_RUNS: Final = 500
 """Runs that a page lists."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from trainsentry.exporters.csv.format import SCALARS, TableFile
+from trainsentry.exporters.csv.part_rows import rows_of_parts
+from trainsentry.exporters.csv.table_parts import TablePart, newest_part, parts_of, shape_of_table
 from trainsentry.exporters.csv.table_rows import RowKeys
 from trainsentry.exporters.files.foreign_files import Report
-from trainsentry.exporters.live.part_rows import rows_of_parts
 from trainsentry.exporters.live.series_points import ALL_STEPS
-from trainsentry.exporters.live.table_parts import TablePart, newest_part, parts_of, shape_of_table
 
 MAX_SHOWN: Final = 300
 """Series of one answer; a search narrows them down."""

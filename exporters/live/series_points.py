@@ -1,17 +1,18 @@
 """Answers one series over a range of steps in a bounded number of points, without reading what is not asked for."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trainsentry.exporters.csv.format import TableFile
+from trainsentry.exporters.csv.level_files import history_parts, levels_of
+from trainsentry.exporters.csv.part_rows import numbers_of, of_name, rows_of_parts
+from trainsentry.exporters.csv.table_parts import newest_part, parts_of, shape_of_table, thinned
 from trainsentry.exporters.csv.table_rows import Ids, RowKeys
 from trainsentry.exporters.files.foreign_files import Report
-from trainsentry.exporters.live.part_rows import numbers_of, of_name, rows_of_parts
-from trainsentry.exporters.live.table_parts import newest_part, parts_of, shape_of_table, thinned
 
 Values = npt.NDArray[np.float64]
 
@@ -37,6 +38,7 @@ ALL_STEPS: Final = range(1 << 53)
 class SeriesPoints:
     """A series' points by ascending step, and whether every recorded step was read (`whole`).
 
+    If not, they have every extreme of buckets of so many sampled steps (`bucket`), or at 0 are a sample.
     `recorded` is the number of points that were read; fewer are kept, with the extremes of each bin.
     """
 
@@ -44,11 +46,18 @@ class SeriesPoints:
     values: Values
     recorded: int
     whole: bool
+    bucket: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Return the points as plain data: a value that is not finite is a text, as JSON has no such number."""
         shown = [float(f"{v:.7g}") if np.isfinite(v) else str(v) for v in self.values.tolist()]
-        return {"steps": self.steps.tolist(), "values": shown, "recorded": self.recorded, "whole": self.whole}
+        return {
+            "steps": self.steps.tolist(),
+            "values": shown,
+            "recorded": self.recorded,
+            "whole": self.whole,
+            "bucket": self.bucket,
+        }
 
 
 def points_of(
@@ -64,19 +73,26 @@ def points_of(
 ) -> SeriesPoints:
     """Return a statistic of a name (of one model chunk, if `stage` is given) at `steps`.
 
-    Where there is more to read than takes a second, it is read in windows spread over the steps, and around the steps
-    `marked`, so that no incident falls between two windows. An answer of several series is `shared_by` them.
+    Where there is more to read than takes a second, the extremes of the finest level that does not are read, and the
+    steps around those `marked`. A table without levels is read in windows spread over the steps. An answer of several
+    series is `shared_by` them.
     """
     shape = shape_of_table(files, report)  # None without a file
     numbers = numbers_of(files[0].table, shape.header, statistic) if shape is not None else ()
     if shape is None or not numbers:
         return _points([], whole=True)
     allowed = min(ALL_BYTES, ALL_ROWS * shape.step_bytes) // max(shared_by, 1)
-    every = parts_of(files, steps, report)
-    parts, whole = thinned(every, allowed, 2 * shape.step_bytes, max(WINDOWS // max(shared_by, 1), 60))
-    if not whole:
+    history = history_parts(files, levels_of(files), steps, allowed, report)
+    bucket = 0 if history is None else history.width
+    whole = bucket == 1
+    if history is not None:
+        parts = list(history.parts)
+    else:
+        every = parts_of(files, steps, report)
+        parts, _ = thinned(every, allowed, 2 * shape.step_bytes, max(WINDOWS // max(shared_by, 1), 60))
         newest_steps = newest_part(every, 2 * shape.step_bytes)
         parts += [newest_steps] if newest_steps is not None else []
+    if not whole:
         for step in sorted(set(marked))[:MAX_MARKED]:
             if step in steps:
                 parts += parts_of(files, range(max(step - 2, 0), step + 3), report)
@@ -89,7 +105,7 @@ def points_of(
         inside = (at_steps >= steps.start) & (at_steps < steps.stop)
         column = kept.values[inside, kept.numbers.index(numbers[0])]
         found.append((rows.restart, at_steps[inside], column))
-    return _points(found, whole=whole)
+    return replace(_points(found, whole=whole), bucket=bucket)
 
 
 def _points(found: Sequence[tuple[int, Ids, Values]], *, whole: bool) -> SeriesPoints:

@@ -10,14 +10,16 @@ import numpy.typing as npt
 
 from trainsentry.collectors.series import GRADIENT, STEP_SECONDS
 from trainsentry.exporters.csv.format import SCALARS, TableFile
-from trainsentry.exporters.csv.reader import read_steps, table_files
+from trainsentry.exporters.csv.reader import table_files
 from trainsentry.exporters.csv.table_rows import RowKeys
 from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_files import InputError, Report
 from trainsentry.exporters.maps.layer_matrix import LayerMatrix
 from trainsentry.exporters.maps.ranks_map import chosen_ranks
+from trainsentry.exporters.report.history_rows import history_rows
 from trainsentry.exporters.report.suspect_curves import (
     MAX_POINTS,
+    RATIOS,
     Points,
     SuspectCurves,
     kind_of,
@@ -39,6 +41,9 @@ MAX_SIBLINGS: Final = 12
 
 MAX_ANOMALIES: Final = 1000
 """Anomalies of a rank that are read, from the first incident on; the rest is only counted."""
+
+MAX_MARKED: Final = 50
+"""Incidents whose steps are read in any case, also of a history that is too long to be read whole."""
 
 MAX_SUSPECTS: Final = 12
 """Distinct suspects that have a curve: the first one of every incident, then the second ones of the worst."""
@@ -110,6 +115,7 @@ def gather(
     others = [rank for rank in sorted(run.ranks, key=lambda rank: rank not in blamed) if rank != whole][: MAX_RANKS - 1]
     wanted = {s.get("quantity") for s in (*suspects, *shown)} or {GRADIENT}
     since = min((i["first_seen"] for i in run.incidents if "first_seen" in i), default=0)
+    marked = tuple(sorted({i["first_seen"] for i in run.incidents if "first_seen" in i})[:MAX_MARKED])
     wanted_tables: list[_Wanted] = []
     for rank in [whole, *others]:
         directory = root / f"rank{rank}"
@@ -119,10 +125,10 @@ def gather(
             continue
         for name, files in tables.items():
             if name == SCALARS and rank == whole:
-                data.scalars = _scalars(files, report)
+                data.scalars = _scalars(files, marked, report)
             elif name != SCALARS and (rank == whole or name in wanted):
                 singly = {(s["name"], shown_statistic(s)) for s in shown if s["quantity"] == name}
-                wanted_tables.append((rank, name, files, tuple(sorted(singly))))
+                wanted_tables.append((rank, name, files, tuple(sorted(singly)), marked))
         if rank == whole or rank in blamed:
             found, more = anomalies_since(directory, since, MAX_ANOMALIES, report)
             data.anomalies += found
@@ -136,7 +142,7 @@ def gather(
         for problem in read.problems:
             report(*problem)
     if others:
-        data.rank_scalars = _rank_scalars(root, chosen_ranks(list(run.ranks), sorted(blamed)), report)
+        data.rank_scalars = _rank_scalars(root, chosen_ranks(list(run.ranks), sorted(blamed)), marked, report)
     data.anomalies.sort(key=lambda a: (a["step"], a.get("order", 0)))
     return data
 
@@ -151,8 +157,8 @@ def shown_suspects(run: RecordedRun) -> list[dict[str, Any]]:
     return list(found.values())[:MAX_SUSPECTS]
 
 
-_Wanted = tuple[int, str, list[TableFile], tuple[tuple[str, str], ...]]
-"""A table to read: rank, quantity, files, and the suspects whose curves are wanted, as name and statistic."""
+_Wanted = tuple[int, str, list[TableFile], tuple[tuple[str, str], ...], tuple[int, ...]]
+"""A table to read: rank, quantity, files, the suspects with a curve (name and statistic), and the incidents' steps."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,7 @@ class _TableRead:
 
 def _read_table(item: _Wanted) -> _TableRead:
     """Return the matrix of a table, the curves of its suspects, and the problems of its files."""
-    _, quantity, files, suspects = item
+    _, quantity, files, suspects, marked = item
     problems: list[tuple[Path, int, str]] = []
     report: Report = lambda *problem: problems.append(problem)  # noqa: E731
     keys = RowKeys()
@@ -176,7 +182,7 @@ def _read_table(item: _Wanted) -> _TableRead:
     curves = SuspectCurves(suspects)
     histograms = SuspectHistograms({name for name, _ in suspects})
     rows_of: dict[bytes, npt.NDArray[np.intp]] = {}
-    for rows in read_steps(files, keys, report):
+    for rows, is_level in history_rows(files, marked, keys, report):
         if "norm" not in rows.numbers:
             continue
         key = rows.keys.tobytes()
@@ -186,29 +192,31 @@ def _read_table(item: _Wanted) -> _TableRead:
             rows_of[key] = view.matrix.rows_of([keys.keys[k].name for k in rows.keys.tolist()])
         elements = sizes.all()
         view.take_rows(rows, elements, rows_of[key])
-        curves.take(rows, keys, elements)
+        curves.take(rows, keys, elements, without=RATIOS if is_level else ())
         histograms.take(rows, keys)
     return _TableRead(view.matrix, curves.thinned(), histograms.found(), problems)
 
 
-def _rank_scalars(root: Path, ranks: Sequence[int], report: Report) -> dict[str, dict[int, Points]]:
+def _rank_scalars(
+    root: Path, ranks: Sequence[int], marked: Sequence[int], report: Report
+) -> dict[str, dict[int, Points]]:
     found: dict[str, dict[int, Points]] = {name: {} for name in RANK_SCALARS}
     for rank in ranks:
         try:
             files = table_files(root / f"rank{rank}").get(SCALARS, [])
         except InputError:
             continue
-        scalars = _scalars(files, report)
+        scalars = _scalars(files, marked, report)
         for name in RANK_SCALARS:
             if name in scalars:
                 found[name][rank] = scalars[name]
     return found
 
 
-def _scalars(files: list[TableFile], report: Report) -> dict[str, tuple[list[int], list[float]]]:
+def _scalars(files: list[TableFile], marked: Sequence[int], report: Report) -> dict[str, tuple[list[int], list[float]]]:
     keys = RowKeys()
     found: dict[str, dict[int, float]] = {}
-    for rows in read_steps(files, keys, report):
+    for rows, _ in history_rows(files, marked, keys, report):
         for key, value in zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True):
             points = found.setdefault(keys.keys[key].name, {})
             points[rows.step] = value

@@ -24,6 +24,9 @@ SPOKEN: Final = {
 }
 """Statistics that a curve can show, in the words of the sentences."""
 
+RATIOS: Final = ("mean",)
+"""Those made of two columns, which must be of the same step."""
+
 USUAL: Final = "rms"
 """What is shown of a suspect whose sentence speaks of something else, such as two ranks that differ."""
 
@@ -50,9 +53,11 @@ class SuspectCurves:
         self._found: dict[str, dict[str, dict[int, float]]] = {statistic: {} for statistic in self._kinds}
         self._wanted: dict[tuple[bytes, str], list[tuple[int, str]]] = {}
 
-    def take(self, rows: TableRows, keys: RowKeys, sizes: _Numbers) -> None:
+    def take(self, rows: TableRows, keys: RowKeys, sizes: _Numbers, without: Sequence[str] = ()) -> None:
         """Add a step; layouts have `sizes` elements. Of micro-steps the largest value counts."""
         for statistic, curves in self._found.items():
+            if statistic in without:
+                continue
             wanted = self._wanted_of(rows, keys, statistic)
             if not wanted:
                 continue

@@ -1,7 +1,7 @@
 """Chooses the single series that get a tag: TensorBoard takes minutes to list 12,000 of them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -21,6 +21,26 @@ QUIET: Final = ("nans", "infs", "zeros")
 """Statistics that are 0 on most series for a whole run; they get a tag from their first other value on."""
 
 
+class SilentNumbers:
+    """The `QUIET` numbers of series that have been 0 so far, under any key; live and converted files leave them out.
+
+    A tag begins at its first other value and goes on from there, so no value before it means 0.
+    """
+
+    def __init__(self) -> None:
+        self._awake: set[Hashable] = set()
+
+    def has(self, key: Hashable, statistic: str) -> bool:
+        """Return whether a statistic of a series is left out so far."""
+        return statistic in QUIET and key not in self._awake
+
+    def wake(self, keys: Sequence[Hashable], values: npt.NDArray[np.float64]) -> bool:
+        """Take in a step's values of numbers that are left out; return whether one of them is other than 0."""
+        loud = np.flatnonzero(np.nan_to_num(values) != 0)
+        self._awake.update(keys[i] for i in loud.tolist())
+        return bool(len(loud))
+
+
 MOST_LAYOUTS: Final = 64
 """Sets of series whose places are kept: micro-steps and sampling make a few; more would be a leak."""
 
@@ -36,9 +56,10 @@ class _Tag:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Some numbers of a record: their tags, their rows and their columns."""
+    """Some numbers of a record: their tags, their keys (series and column), their rows and their columns."""
 
     tags: list[str]
+    keys: list[tuple[int, int]]
     rows: npt.NDArray[np.intp]
     columns: npt.NDArray[np.intp]
 
@@ -58,7 +79,7 @@ class TagChoice:
         others = [name for name in statistics if name != "norm"]
         self._order = {name: i for i, name in enumerate(("norm", "ratio", *others))}
         self._known: dict[int, list[_Tag]] = {}
-        self._awake: set[tuple[int, int]] = set()
+        self._silent = SilentNumbers()
         self._suspects: set[tuple[str, str]] = set()
         self._chosen: set[tuple[int, int]] | None = None
         self._layouts: dict[bytes, tuple[_Layout, _Layout]] = {}
@@ -69,10 +90,7 @@ class TagChoice:
         if ids not in self._layouts:
             self._learn(record)
         written, silent = self._layouts.get(ids) or self._lay_out(ids, record)
-        loud = np.flatnonzero(np.nan_to_num(record.values[silent.rows, silent.columns]) != 0)
-        if len(loud):
-            woken = zip(record.ids[silent.rows[loud]].tolist(), silent.columns[loud].tolist(), strict=True)
-            self._awake.update(woken)
+        if self._silent.wake(silent.keys, record.values[silent.rows, silent.columns]):
             self._choose()
             written, _ = self._lay_out(ids, record)
         return written.tags, record.values[written.rows, written.columns]
@@ -111,7 +129,7 @@ class TagChoice:
             self._choose()
 
     def _is_silent(self, series_id: int, found: _Tag) -> bool:
-        return found.statistic in QUIET and (series_id, found.column) not in self._awake
+        return self._silent.has((series_id, found.column), found.statistic)
 
     def _candidates(self) -> list[tuple[int, _Tag]]:
         """Return the numbers that count against the limit and are not silent."""
@@ -145,7 +163,7 @@ class TagChoice:
         series = record.ids.tolist()
         written = [[t for t in self._known[i] if self._is_written(i, t)] for i in series]
         silent = [[t for t in self._known[i] if self._is_silent(i, t)] for i in series]
-        self._layouts[ids] = (_layout(written), _layout(silent))
+        self._layouts[ids] = (_layout(series, written), _layout(series, silent))
         return self._layouts[ids]
 
     def _is_written(self, series_id: int, found: _Tag) -> bool:
@@ -168,8 +186,9 @@ class TagChoice:
         return [_Tag(tag(s.quantity, n, s.name, s.micro_step, vpp_stage=s.vpp_stage), i, n) for n, i in columns]
 
 
-def _layout(kept: list[list[_Tag]]) -> _Layout:
-    """Return the places of the tags of each row."""
+def _layout(series: list[int], kept: list[list[_Tag]]) -> _Layout:
+    """Return the places of the tags of each row, which is one series."""
     rows = np.repeat(np.arange(len(kept)), [len(tags) for tags in kept])
     columns = np.asarray([found.column for tags in kept for found in tags], np.intp)
-    return _Layout([found.tag for tags in kept for found in tags], rows, columns)
+    keys = [(series_id, found.column) for series_id, tags in zip(series, kept, strict=True) for found in tags]
+    return _Layout([found.tag for tags in kept for found in tags], keys, rows, columns)

@@ -50,7 +50,7 @@ async function drawCurves() {
       figure.points = points;
       const inside = drawCurve(figure.querySelector("canvas"), points), last = inside.at(-1);
       note.textContent = [last ? `${shown(last[1])} at step ${last[0]}` : "no value at these steps",
-        points.whole ? "" : `a sample of ${points.recorded} values; zoom in for all`].filter(Boolean).join("; ");
+        points.whole ? "" : points.bucket ? `lowest and highest of every ${points.bucket} values; zoom in for all` : `a sample of ${points.recorded} values; zoom in for all`].filter(Boolean).join("; ");
     } catch (error) { if (note) note.textContent = error.message; }
   }));
   drawRankMaps();
@@ -135,7 +135,7 @@ function layersFigure(table) {
 
 function noteOf(found, counts) {
   return [counts, found.width > 1 ? `${found.width} steps a column, the furthest value` : "",
-    found.whole ? "" : "a sample of the steps and those of the incidents; zoom in for all"].filter(Boolean).join("; ");
+    found.whole ? "" : found.bucket ? `from the extremes of every ${found.bucket} samples; zoom in for all` : "a sample of the steps and those of the incidents; zoom in for all"].filter(Boolean).join("; ");
 }
 
 // Ranks by steps: the loss, the time of a step, and the series of the worst suspect or the one that the person chose.

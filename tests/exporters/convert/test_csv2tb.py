@@ -14,6 +14,7 @@ from trainsentry.exporters.convert.csv2tb import csv2tb
 from trainsentry.exporters.convert.msprobe_csv2tb import csv2tensorboard_by_step
 from trainsentry.exporters.csv.writer import CsvWriter
 from trainsentry.exporters.files.foreign_files import InputError
+from trainsentry.exporters.tensorboard.writer import TensorBoardWriter
 
 DATA = Path(__file__).parents[2] / "data" / "msprobe_monitor"
 W = ("fc.weight", "gradient")
@@ -60,6 +61,7 @@ def test_msprobes_own_call_gives_its_directories_and_tags(tmp_path):
     csv2tensorboard_by_step(str(DATA / "v1"), output_dirpath=str(tmp_path), report=fail)
     assert sorted(p.name for p in (tmp_path / "rank0").iterdir()) == ["actv", "grad_reduced", "grad_unreduced"]
     assert read(tmp_path / "rank0" / "actv")["vp0:tok.input:micro0/max"][0] == (0, 62.0)
+    assert {v for _, v in read(tmp_path / "rank0" / "actv")["vp0:tok.input:micro0/nans"]} == {0.0}  # as msprobe's does
     assert "vp0:tok.weight/norm" in read(tmp_path / "rank0" / "grad_reduced")
 
 
@@ -146,6 +148,57 @@ def test_what_a_conversion_that_was_cut_off_left_is_no_run_of_tensorboards(tmp_p
     assert len(read(out / "rank0")["gradient.norm/fc.weight"]) == 3
 
 
+def counted(out):
+    """Return the curves of counts and shares."""
+    return {
+        tag: points
+        for tag, points in read(out).items()
+        if tag.startswith(("gradient.nans", "gradient.infs", "gradient.zeros"))
+    }
+
+
+def test_a_count_that_is_always_zero_is_no_card_and_the_live_exporter_writes_the_same_curve_of_one_that_is_not(
+    tmp_path,
+):
+    def sizes(n):
+        return {("a", "gradient"): math.nan if n in (3, 5) else 1.0, ("b", "gradient"): 1.0}
+
+    records = Records()
+    live = TensorBoardWriter(tmp_path / "live", records.table, STATISTICS)
+    for n in range(8):
+        live.write(records.step(n, sizes(n)))
+    live.close()
+    write(tmp_path / "run" / "rank0", range(8), sizes)
+    csv2tb(tmp_path / "run", tmp_path / "out", fail)
+    assert counted(tmp_path / "out" / "rank0") == {
+        "gradient.nans/a": [(3, 1.0), (4, 0.0), (5, 1.0), (6, 0.0), (7, 0.0)]
+    }
+    assert counted(tmp_path / "out" / "rank0") == counted(tmp_path / "live")
+
+
+def test_a_count_that_has_begun_goes_on_when_it_is_converted_again(tmp_path):
+    source, out = tmp_path / "run", tmp_path / "out"
+    write(source / "rank0", range(4), lambda n: {W: math.nan if n == 2 else 1.0})
+    csv2tb(source, out, fail)
+    write(source / "rank0", range(4, 6))
+    csv2tb(source, out, fail)
+    write(source / "rank0", range(6, 8), lambda n: {W: math.inf if n == 7 else 1.0})
+    csv2tb(source, out, fail)
+    assert counted(out / "rank0") == {
+        "gradient.nans/fc.weight": [(2, 1.0), *((n, 0.0) for n in range(3, 8))],
+        "gradient.infs/fc.weight": [(7, 1.0)],
+    }
+
+
+def test_one_count_of_a_long_series_is_kept(tmp_path):
+    source, out = tmp_path / "run", tmp_path / "out"
+    write(source / "rank0", range(3000), lambda n: {W: math.nan if n == 1234 else 1.0})
+    assert csv2tb(source, out, fail).thinned == 1
+    points = counted(out / "rank0")["gradient.nans/fc.weight"]
+    assert points[0] == (1234, 1.0)
+    assert {value for _, value in points[1:]} == {0.0}
+
+
 @pytest.mark.parametrize("value", [50.0, -50.0, math.nan, math.inf])
 def test_a_spike_of_one_step_is_kept_of_a_long_series(tmp_path, value):
     source, out = tmp_path / "run", tmp_path / "out"
@@ -202,7 +255,7 @@ def test_malformed_lines_in_a_large_file_are_named_by_their_line_and_all_others_
     problems = []
     done = csv2tb(tmp_path, tmp_path / "out", lambda *problem: problems.append(problem[:2]))
     assert problems == [(path, 11), (path, 80_001)]
-    assert done.scalars == (300 * 300 - 2) * 7 + 300 * 5  # and five numbers over all layers a step
+    assert done.scalars == (300 * 300 - 2) * 4 + 300 * 5  # no flat zeros; and five numbers over all layers a step
 
 
 def test_a_few_steps_of_a_long_run_are_not_thinned(tmp_path):

@@ -6,11 +6,11 @@ from recorded_runs import CULPRIT, make_run
 from written_files import fail
 
 from trainsentry.exporters.csv.finished_blocks import compact
+from trainsentry.exporters.csv.table_parts import part_lines, tables_in
 from trainsentry.exporters.live import layer_map, series_points
 from trainsentry.exporters.live.layer_map import map_json, read_map
 from trainsentry.exporters.live.series_index import series_of
 from trainsentry.exporters.live.series_points import ALL_STEPS, points_of
-from trainsentry.exporters.live.table_parts import part_lines, tables_in
 
 STEPS = 2600
 
@@ -36,7 +36,7 @@ def read_bytes(monkeypatch):
             counted[0] += len(lines)
             yield header, lines
 
-    monkeypatch.setattr("trainsentry.exporters.live.part_rows.part_lines", counting)
+    monkeypatch.setattr("trainsentry.exporters.csv.part_rows.part_lines", counting)
     return counted
 
 

@@ -2,12 +2,12 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_server import PROMTOOL, needs_promtool
 from recorded_runs import make_run
 
 from trainsentry.exporters.files.json_files import replace_json
@@ -16,7 +16,6 @@ from trainsentry.exporters.metrics.prometheus_families import registry_of
 GRAFANA = Path(__file__).parents[3] / "exporters" / "grafana"
 RULES = GRAFANA / "alerts.yml"
 DASHBOARD = json.loads((GRAFANA / "dashboard.json").read_text())
-PROMTOOL = shutil.which("promtool")
 NAME = re.compile(r"\btrainsentry_\w+")
 OF_PROMETHEUS = {"instance", "job"}
 """Labels that the server adds."""
@@ -103,9 +102,13 @@ tests:
       - series: 'trainsentry_status_timestamp_seconds{run="a",rank="0"}'
         values: '0+30x20'
       - series: 'trainsentry_run_state{run="hangs",state="running"}'
-        values: '1x20'
+        values: '1x40'
       - series: 'trainsentry_status_timestamp_seconds{run="hangs",rank="0"}'
         values: '0x20'
+      - series: 'trainsentry_run_state{run="gone",state="running"}'
+        values: '1x9 stale'
+      - series: 'trainsentry_run_state{run="finished",state="running"}'
+        values: '1x8 0 stale'
       - series: 'trainsentry_loss{run="a"}'
         values: '1 1 1 1 1 1 1 1 1 1 NaN NaN NaN'
     promql_expr_test:
@@ -118,11 +121,13 @@ tests:
       - {eval_time: 6m, alertname: TrainingCrashed, exp_alerts: [EXPECTED_CRASH]}
       - {eval_time: 6m, alertname: TrainingIncident, exp_alerts: [EXPECTED_INCIDENT]}
       - {eval_time: 6m, alertname: TrainingSilent, exp_alerts: [EXPECTED_SILENCE]}
+      - {eval_time: 7m, alertname: TrainingGone, exp_alerts: [EXPECTED_GONE]}
+      - {eval_time: 20m, alertname: TrainingGone}
       - {eval_time: 6m, alertname: TrainingLossNotFinite, exp_alerts: [EXPECTED_LOSS]}
 """
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: it comes with Debian's package `prometheus`")
+@needs_promtool
 def test_promtool_finds_the_rules_right_and_sees_the_first_incident(tmp_path):
     def alert(severity, summary, description=None, **labels):
         annotations = {"summary": summary} | ({"description": description} if description else {})
@@ -130,11 +135,14 @@ def test_promtool_finds_the_rules_right_and_sees_the_first_incident(tmp_path):
 
     subprocess.run([PROMTOOL, "check", "rules", RULES], check=True)
     told = "The first culprit: trainsentry report a --format markdown"
+    gone = "gone: the metrics of a running training have gone: it has ended, or its node has"
+    how = "How it ended: trainsentry watch gone --once"
     scenes = (
         SCENES.replace("RULES", str(RULES))
         .replace("EXPECTED_CRASH", alert("critical", "a: the training crashed or was killed", run="a", state="crashed"))
         .replace("EXPECTED_INCIDENT", alert("warning", "a: a new incident", told, run="a"))
         .replace("EXPECTED_SILENCE", alert("critical", "hangs: a rank has said nothing for 6m 0s", run="hangs"))
+        .replace("EXPECTED_GONE", alert("warning", gone, how, run="gone", state="running"))
         .replace("EXPECTED_LOSS", alert("critical", "a: the loss is not finite", run="a"))
     )
     (tmp_path / "scenes.yml").write_text(scenes)

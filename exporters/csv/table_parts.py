@@ -66,7 +66,7 @@ def shape_of(file: TableFile, report: Report) -> TableShape | None:
     file = current_file(file)
     try:
         if file.path.suffix == ".parquet":
-            from trainsentry.exporters.live.parquet_parts import shape_of_parquet
+            from trainsentry.exporters.csv.parquet_parts import shape_of_parquet
 
             found = shape_of_parquet(file, report)
             return TableShape(*found) if found is not None else None
@@ -122,7 +122,7 @@ def parts_of(files: Sequence[TableFile], steps: range, report: Report) -> list[T
 
 def _parts(file: TableFile, steps: range, report: Report) -> Iterator[TablePart]:
     if file.path.suffix == ".parquet":
-        from trainsentry.exporters.live.parquet_parts import groups_of
+        from trainsentry.exporters.csv.parquet_parts import groups_of
 
         yield from (TablePart(file, group, group + 1, cost) for group, cost in groups_of(file, steps))
         return

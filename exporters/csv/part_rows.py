@@ -8,9 +8,9 @@ import numpy as np
 from trainsentry.exporters.csv.chunks import rows_of_lines
 from trainsentry.exporters.csv.format import SCALARS, TableFile, quote
 from trainsentry.exporters.csv.header import Header
-from trainsentry.exporters.csv.table_rows import Ids, RowKeys, TableRows
+from trainsentry.exporters.csv.table_parts import TablePart, part_lines
+from trainsentry.exporters.csv.table_rows import Ids, RowKeys, TableRows, by_step
 from trainsentry.exporters.files.foreign_files import InputError, Report
-from trainsentry.exporters.live.table_parts import TablePart, part_lines
 
 JOINED_BYTES: Final = 1 << 22
 """Bytes of lines that are parsed together: parsing a few lines costs as much as parsing a thousand."""
@@ -28,7 +28,7 @@ def rows_of_parts(
     for part in parts:
         try:
             if part.file.path.suffix == ".parquet":
-                from trainsentry.exporters.live.parquet_parts import group_rows
+                from trainsentry.exporters.csv.parquet_parts import group_rows
 
                 yield group_rows(part.file, part.begin, keys, numbers, name)
                 continue
@@ -41,6 +41,23 @@ def rows_of_parts(
             report(part.file.path, 0, str(error).removeprefix(f"{part.file.path}: ") or "does not fit in memory")
     if held.size:
         yield held.parsed()
+
+
+def steps_of_parts(
+    parts: Iterable[TablePart], keys: RowKeys, numbers: tuple[str, ...], report: Report
+) -> Iterator[TableRows]:
+    """Yield the rows of parts by ascending step; of a step in several, those of the newest start, or else the most.
+
+    All of them are in memory at once.
+    """
+    found: dict[int, TableRows] = {}
+    for rows, at in rows_of_parts(parts, keys, numbers, report):
+        for of_step in by_step(rows, at):
+            before = found.get(of_step.step)
+            if before is None or (of_step.restart, len(of_step)) >= (before.restart, len(before)):
+                found[of_step.step] = of_step
+    for step in sorted(found):
+        yield found.pop(step)
 
 
 class _Held:
