@@ -1,6 +1,7 @@
 """A call run on a device and in a better precision: why one of the runs failed, and their results side by side."""
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -56,6 +57,19 @@ class SideValue:
 def first_line(error: BaseException) -> str:
     """Return the kind of an error and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def as_single(value: float) -> float:
+    """Return a plain number rounded to float32, as a device rounds it; one that float32 cannot hold stays as it is.
+
+    >>> as_single(0.5), as_single(0.1) == 0.1, as_single(1e300)
+    (0.5, False, 1e+300)
+    """
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return value
+    return rounded if math.isfinite(rounded) and (rounded != 0 or value == 0) else value
 
 
 def run_both(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.calls.both_sides import RAISED, CallResults, first_line
-from trainsentry.collectors.torch.accuracy.precision import Precision, default_dtype, mapped
+from trainsentry.collectors.shared.nested import mapped
+from trainsentry.collectors.torch.accuracy.precision import Precision, default_dtype
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 
 

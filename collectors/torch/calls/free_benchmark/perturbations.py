@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.calls.free_benchmark import IMPROVE_PRECISION, NO_CHANGE, TO_CPU
+from trainsentry.collectors.shared import nested
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -27,16 +28,7 @@ HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return a value with its tensors changed, also those in tuples, lists and mappings."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple):
-        items = [mapped(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, list):
-        return [mapped(item, change) for item in value]
-    if isinstance(value, Mapping):
-        return {key: mapped(item, change) for key, item in value.items()}
-    return value
+    return nested.mapped(value, lambda item: change(item) if isinstance(item, Tensor) else item)
 
 
 def perturbed(mode: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, autocast: bool) -> Arguments | None:
