@@ -23,6 +23,12 @@ FRAMEWORKS: Final = ("pytorch", "mindspore", "mindtorch")
 """The frameworks whose calls are checked, as a dump names them; mindtorch is MSAdapter and its successors."""
 
 
+MSPROBE: Final = "msprobe"
+"""The rule of msprobe's tool for the framework of the dump."""
+
+RULES_OF_MSPROBE: Final = {"pytorch": "run_ut", "mindspore": "mindspore", "mindtorch": "mindspore"}
+
+
 @dataclass(frozen=True)
 class CheckOptions:
     """What to check and how; see `trainsentry check --help`.
@@ -132,9 +138,9 @@ def _settings(options: CheckOptions, dump: CallsOfDump, calls: list[DumpedCall])
     if options.data == "real" and dump.folder is None:
         raise InputError(f"{dump.path}: has no dump_tensor_data beside it; --data random draws the tensors")
     real = options.data == "real" or (options.data == "auto" and dump.folder is not None)
-    return WorkerSettings(
-        options.devices[0], str(dump.folder) if real else "", options.seed, options.rule, "", dump.framework
-    )
+    rule = RULES_OF_MSPROBE[dump.framework] if options.rule == MSPROBE else options.rule
+    folder = str(dump.folder) if real else ""
+    return WorkerSettings(options.devices[0], folder, options.seed, rule, "", dump.framework)
 
 
 def _now() -> str:
