@@ -7,13 +7,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.calls import free_benchmark
 from trainsentry.collectors.calls.free_benchmark import IMPROVE_PRECISION, NO_CHANGE, TO_CPU
 from trainsentry.collectors.shared import nested
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-NOISE: Final = {torch.bfloat16: 1e-4, torch.float16: 1e-6, torch.float32: 1e-8, torch.float64: 1e-16}
-"""What `add_noise` adds to elements that are larger than its square root, as in msprobe."""
+NOISE: Final = {getattr(torch, name): noise for name, noise in free_benchmark.NOISE.items()}
+"""What `add_noise` adds, by torch's dtypes."""
 
 _BITS: Final = {
     torch.bfloat16: torch.int16,
