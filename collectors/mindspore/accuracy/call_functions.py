@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -18,6 +17,7 @@ from trainsentry.collectors.mindspore.calls.operations import (
     LEFT_OUT,
     OPERATORS,
     PRIMITIVE,
+    RANDOM_KERNELS,
 )
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
 
@@ -42,11 +42,6 @@ _NOT_COMPARABLE: Final = {
 
 _DROPOUTS: Final = frozenset({"dropout", "Dropout"})
 """Random calls that msprobe compares by their share of zeros."""
-
-RANDOM_KERNELS: Final = re.compile(
-    r".*(Rand|Dropout|Normal(?!iz)|Uniform|Bernoulli|Multinomial|Poisson|Gamma$|Laplace|Sampler|Exponential|Cauchy).*"
-)
-"""Kernels that draw random numbers: they keep their state for themselves, where nobody can read or restore it."""
 
 
 def is_dropout(operation: str) -> bool:
@@ -120,7 +115,7 @@ def _primitive(name: str, attributes: Mapping[str, Any] | None) -> Callable[...,
         raise UnusableCallError(f"MindSpore {ms.__version__} has no primitive {name}")
     if RANDOM_KERNELS.fullmatch(name):
         raise NotComparableError("random")
-    needed = len(inspect.signature(kind.__init__).parameters) > 1  # type: ignore[misc] - of the class itself
+    needed = len(inspect.signature(vars(kind).get("__init__", kind)).parameters) > 1
     if attributes is None and needed:
         raise NotComparableError("is a primitive whose attributes were not recorded")
     try:

@@ -1,6 +1,7 @@
 """The MindSpore side of the debugger: makes its tasks, watchers and probes, and meets the other ranks."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from trainsentry.collectors.calls.gradient_summary import GradientSummary
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore import runtime
 from trainsentry.collectors.mindspore.calls.call_dump import CallDump
+from trainsentry.collectors.mindspore.calls.free_benchmark.call_benchmark import CallBenchmark
 from trainsentry.collectors.mindspore.calls.grad_probe import OptimizerGradientProbe
 from trainsentry.collectors.mindspore.calls.graph_dump import GraphDump
 from trainsentry.collectors.mindspore.calls.kernel_dump import KernelDump
@@ -24,6 +26,8 @@ from trainsentry.collectors.mindspore.validation import checked_models
 from trainsentry.collectors.ranks.rendezvous import EXCHANGE_SECONDS, SocketMaxReduce, SocketRendezvous
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
 from trainsentry.collectors.shared.model_graph import NamedModule
+
+MindSporeTask = CallDump | KernelDump | CallBenchmark
 
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
 
@@ -53,7 +57,7 @@ class MindSporeDebugging:
         """Return False: a loss scaler of MindSpore is not looked for."""
         return False
 
-    def make_task(self, config: Any) -> CallDump | KernelDump:
+    def make_task(self, config: Any) -> MindSporeTask:
         """Return the task that records calls.
 
         Raises:
@@ -63,7 +67,7 @@ class MindSporeDebugging:
         if config.level not in LEVELS:
             raise ValueError(f"level: {config.level!r} with MindSpore; allowed: {', '.join(LEVELS)}")
         if config.task == "free_benchmark":
-            raise ValueError("task: 'free_benchmark' with MindSpore; allowed: with PyTorch")
+            return self._make_benchmark(config)
         if config.level == "L2":
             return KernelDump(config)
         kind = CallDump
@@ -87,7 +91,21 @@ class MindSporeDebugging:
         )
         return self._dump
 
-    def make_watcher(self, guard: Guard, task: CallDump | KernelDump, config: Any) -> CallDump | KernelDump:
+    def _make_benchmark(self, config: Any) -> CallBenchmark:
+        block = config.free_benchmark
+        if in_graph_mode():
+            raise ValueError("task: 'free_benchmark' in GRAPH_MODE, which calls no operations; allowed: PYNATIVE_MODE")
+        asked = {"fuzz_device": block.fuzz_device == "cpu", "if_preheat": block.if_preheat}
+        for key in (key for key, value in asked.items() if value and not on_host()):
+            raise ValueError(
+                f"{key}: {getattr(block, key)!r} with MindSpore beside a device, where its process cannot use the CPU; "
+                "allowed: fuzz_device npu, without if_preheat"
+            )
+        settings = block.settings(self.rank_and_world_size()[0], config.dump_path)
+        settings = replace(settings, mode_column="pert_type")
+        return CallBenchmark(Guard(), settings, config.selection(lambda _: "CORE"))
+
+    def make_watcher(self, guard: Guard, task: MindSporeTask, config: Any) -> MindSporeTask:
         """Return the watcher of calls: on MindSpore it is the task itself."""
         del config
         task.guard = guard

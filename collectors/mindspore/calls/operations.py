@@ -74,6 +74,12 @@ OPERATORS: Final = re.compile(
 )
 
 
+RANDOM_KERNELS: Final = re.compile(
+    r".*(Rand|Dropout|Normal(?!iz)|Uniform|Bernoulli|Multinomial|Poisson|Gamma$|Laplace|Sampler|Exponential|Cauchy).*"
+)
+"""Kernels that draw random numbers: they keep their state for themselves, where nobody can read or restore it."""
+
+
 def changes_in_place(stem: str) -> bool:
     """Whether a call writes into its arguments.
 
