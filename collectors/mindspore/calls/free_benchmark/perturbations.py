@@ -102,7 +102,7 @@ def _with_other_bits(bits: Array, values: Array, dtype: str) -> Array:
 def _with_ends_exchanged(bits: Array, values: Array, dtype: str) -> Array:
     """Exchange the first element and the last."""
     del values, dtype
-    changed = bits.copy()
+    changed: Array = bits.copy()
     changed[0], changed[-1] = bits[-1], bits[0]
     return changed
 
