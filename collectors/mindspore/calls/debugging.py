@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import mindspore as ms
 from mindspore import nn
 
 from trainsentry.collectors.calls.call import PART
@@ -13,7 +14,6 @@ from trainsentry.collectors.calls.gradient_summary import GradientSummary
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore import runtime
 from trainsentry.collectors.mindspore.calls.call_dump import CallDump
-from trainsentry.collectors.mindspore.calls.free_benchmark.call_benchmark import CallBenchmark
 from trainsentry.collectors.mindspore.calls.grad_probe import OptimizerGradientProbe
 from trainsentry.collectors.mindspore.calls.graph_dump import GraphDump
 from trainsentry.collectors.mindspore.calls.kernel_dump import KernelDump
@@ -27,7 +27,10 @@ from trainsentry.collectors.ranks.rendezvous import EXCHANGE_SECONDS, SocketMaxR
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
 from trainsentry.collectors.shared.model_graph import NamedModule
 
-MindSporeTask = CallDump | KernelDump | CallBenchmark
+if TYPE_CHECKING:
+    from trainsentry.collectors.mindspore.calls.free_benchmark.call_benchmark import CallBenchmark
+
+MindSporeTask: TypeAlias = "CallDump | KernelDump | CallBenchmark"
 
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
 
@@ -91,7 +94,7 @@ class MindSporeDebugging:
         )
         return self._dump
 
-    def _make_benchmark(self, config: Any) -> CallBenchmark:
+    def _make_benchmark(self, config: Any) -> "CallBenchmark":
         block = config.free_benchmark
         if in_graph_mode():
             raise ValueError("task: 'free_benchmark' in GRAPH_MODE, which calls no operations; allowed: PYNATIVE_MODE")
@@ -101,6 +104,12 @@ class MindSporeDebugging:
                 f"{key}: {getattr(block, key)!r} with MindSpore beside a device, where its process cannot use the CPU; "
                 "allowed: fuzz_device npu, without if_preheat"
             )
+        try:
+            from trainsentry.collectors.mindspore.calls.free_benchmark.call_benchmark import CallBenchmark
+        except ImportError as error:  # MindSpore before 2.10 does not tell which kernels run
+            raise ValueError(
+                f"task: 'free_benchmark' with MindSpore {ms.__version__}; allowed: 2.10 ({error})"
+            ) from None
         settings = block.settings(self.rank_and_world_size()[0], config.dump_path)
         settings = replace(settings, mode_column="pert_type")
         return CallBenchmark(Guard(), settings, config.selection(lambda _: "CORE"))
