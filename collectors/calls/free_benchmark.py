@@ -12,7 +12,8 @@ from trainsentry.collectors.series import writable
 
 PART: Final = "free_benchmark"
 FILE: Final = "free_benchmark.csv"
-COLUMNS: Final = ("rank", "pert_mode", "stage", "step", "api_name", "max_rel", "dtype", "shape", "output_index")
+MODE_COLUMN: Final = "pert_mode"
+COLUMNS: Final = ("rank", MODE_COLUMN, "stage", "step", "api_name", "max_rel", "dtype", "shape", "output_index")
 
 NO_CHANGE: Final = "no_change"
 TO_CPU: Final = "to_cpu"
@@ -21,6 +22,21 @@ IMPROVE_PRECISION: Final = "improve_precision"
 RATIOS: Final = {"float16": 1.002, "bfloat16": 1.004}
 RATIO: Final = 1.0002
 """Largest ratio of two results that counts as equal, by dtype: msprobe's, some 2 (float16) and 1/2 (bfloat16) ulp."""
+
+NOISE: Final = {"bfloat16": 1e-4, "float16": 1e-6, "float32": 1e-8, "float64": 1e-16}
+"""What `add_noise` adds to elements that are larger than its square root, by dtype, as in msprobe."""
+
+BACKWARD_SMALL: Final = 1e-3
+"""Gradients smaller than this count as this, as in msprobe."""
+
+CPU_RATIOS: Final = {"float32": 2**-14, "float16": 2**-11, "bfloat16": 2**-8}
+"""Largest relative difference of a device from the CPU by dtype; below 1.0 it is absolute (msprobe's standard)."""
+
+CPU_BALANCE: Final = 1e-4
+"""Largest mean of the signed differences from the CPU: errors of a right device point in both directions."""
+
+CHUNK: Final = 2**22
+"""Elements that are compared at once, so that the intermediate results stay small (some 100 MB)."""
 
 FIRST_RATIO: Final = 2.05
 """The ratio that preheating starts from, as msprobe's."""
@@ -32,7 +48,10 @@ NAN: Final = "nan"
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """What is perturbed and how results are handled; the words are those of the configuration's keys."""
+    """What is perturbed and how results are handled; the words are those of the configuration's keys.
+
+    `mode_column` is msprobe's word for the mode in the table, which differs between its frameworks.
+    """
 
     rank: int
     folder: Path
@@ -42,6 +61,7 @@ class BenchmarkSettings:
     preheats: bool
     preheat_steps: int
     max_samples: int
+    mode_column: str = MODE_COLUMN
 
 
 @dataclass(frozen=True)
@@ -83,7 +103,7 @@ class BenchmarkTable:
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640))
         except FileExistsError:
             return
-        self._append(COLUMNS)
+        self._append([self.settings.mode_column if name == MODE_COLUMN else name for name in COLUMNS])
 
     def _append(self, row: Any) -> None:
         text = io.StringIO(newline="")

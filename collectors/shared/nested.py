@@ -1,6 +1,6 @@
-"""Finds objects of one kind in the nested arguments and results of a module."""
+"""Finds and replaces objects in the nested arguments and results of a call."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, TypeVar
 
@@ -38,3 +38,17 @@ def objects_in_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type
     yield from objects_in(args, kind)
     if kwargs:
         yield from objects_in(kwargs, kind)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return nested tuples, lists and mappings with every other value replaced by `change(value)`.
+
+    >>> mapped([1, {"a": (2, 3)}], lambda x: -x)
+    [-1, {'a': (-2, -3)}]
+    """
+    if isinstance(value, (tuple, list)):
+        items = [mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, Mapping):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return change(value)

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,16 @@ from trainsentry.monitor.accuracy.worker_pool import CALL_SECONDS, check_here, c
 
 SEED: Final = 1234
 """Seed of random tensors, as of msprobe's `seed_all`."""
+
+
+FRAMEWORKS: Final = ("pytorch", "mindspore", "mindtorch")
+"""The frameworks whose calls are checked, as a dump names them; mindtorch is MSAdapter and its successors."""
+
+
+MSPROBE: Final = "msprobe"
+"""The rule of msprobe's tool for the framework of the dump."""
+
+RULES_OF_MSPROBE: Final = {"pytorch": "run_ut", "mindspore": "mindspore", "mindtorch": "mindspore"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ def run_check(options: CheckOptions, progress: Progress = lambda *_: None) -> Ch
     )
     if options.save_errors:
         folder = (options.errors_in or options.out) / f"ut_error_data{tables.timestamp}"
-        settings = WorkerSettings(settings.device, settings.folder, settings.seed, settings.rule, str(folder))
+        settings = replace(settings, errors=str(folder))
     waiting = [call for call in calls if call.name not in tables.done]
     judged = {name: read_back(row) for name, row in tables.done.items()}
     for number, found in enumerate(_checked(waiting, settings, options), start=len(calls) - len(waiting) + 1):
@@ -121,14 +131,16 @@ def _checked(calls: list[DumpedCall], settings: WorkerSettings, options: CheckOp
 
 
 def _settings(options: CheckOptions, dump: CallsOfDump, calls: list[DumpedCall]) -> WorkerSettings:
-    if dump.framework != "pytorch":
-        raise InputError(f"{dump.path}: holds calls of {dump.framework}; allowed: pytorch")
+    if dump.framework not in FRAMEWORKS:
+        raise InputError(f"{dump.path}: holds calls of {dump.framework}; allowed: {', '.join(FRAMEWORKS)}")
     if not calls:
         raise InputError(f"{dump.path}: holds no forward call to check")
     if options.data == "real" and dump.folder is None:
         raise InputError(f"{dump.path}: has no dump_tensor_data beside it; --data random draws the tensors")
     real = options.data == "real" or (options.data == "auto" and dump.folder is not None)
-    return WorkerSettings(options.devices[0], str(dump.folder) if real else "", options.seed, options.rule, "")
+    rule = RULES_OF_MSPROBE[dump.framework] if options.rule == MSPROBE else options.rule
+    folder = str(dump.folder) if real else ""
+    return WorkerSettings(options.devices[0], folder, options.seed, rule, "", dump.framework)
 
 
 def _now() -> str:

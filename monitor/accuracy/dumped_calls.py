@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainsentry.exporters.dumps.dump_reader import read_possibly_torn
 from trainsentry.exporters.files.foreign_files import InputError
 
-_NO_CALLS: Final = ("Module.", "Cell.", "Primitive.", "Jit.")
+_NO_CALLS: Final = ("Module.", "Cell.", "Jit.")
 """Prefixes of entries that are no calls of an operation."""
 
 DATA: Final = ("auto", "real", "random")

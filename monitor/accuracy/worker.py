@@ -5,10 +5,11 @@ the check is not.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,23 @@ from trainsentry.collectors.calls.call_check import (
     NotComparableError,
     UnusableCallError,
 )
+from trainsentry.collectors.shared.adapted_torch import adapted_torch
 from trainsentry.monitor.accuracy.judged_call import JudgedCall, failed, judge_call, left_out
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker needs to know: `folder` holds dumped tensors ("" for random ones), `errors` takes failed calls."""
+    """What a worker needs to know: `folder` holds dumped tensors ("" for random ones), `errors` takes failed calls.
+
+    `framework` is the dump's word for it: pytorch, mindspore or mindtorch.
+    """
 
     device: str
     folder: str
     seed: int
     rule: str
     errors: str
+    framework: str = "pytorch"
 
     def as_argument(self) -> str:
         """Return the settings as an argument of a command line."""
@@ -38,15 +44,32 @@ class WorkerSettings:
 
 
 def make_checks(settings: WorkerSettings) -> CallChecks:
-    """Return what runs calls in torch.
+    """Return what runs calls in the framework of the dump.
 
     Raises:
-        ValueError: for a device that torch does not have.
+        ValueError: for a device that the framework does not have.
+        ImportError: when it is not installed.
 
     """
-    from trainsentry.collectors.torch.accuracy.checking import TorchChecks
+    try:
+        kind = _kind_of_checks(settings.framework)
+    except ImportError as error:
+        raise ImportError(f"the dump holds calls of {settings.framework}: {error}") from None
+    return kind(settings.device, Path(settings.folder) if settings.folder else None, settings.seed)
 
-    return TorchChecks(settings.device, Path(settings.folder) if settings.folder else None, settings.seed)
+
+def _kind_of_checks(framework: str) -> Callable[[str, Path | None, int], CallChecks]:
+    if framework == "pytorch":
+        from trainsentry.collectors.torch.accuracy.checking import TorchChecks
+
+        return TorchChecks
+    if framework == "mindtorch":
+        importlib.import_module("torch")
+        if adapted_torch() is None:
+            raise ValueError("the dump holds calls of mindtorch; allowed: where `import torch` is MSAdapter's")
+    from trainsentry.collectors.mindspore.accuracy.checking import MindSporeChecks
+
+    return MindSporeChecks
 
 
 def check_call(checks: CallChecks, request: Mapping[str, Any], settings: WorkerSettings) -> JudgedCall:

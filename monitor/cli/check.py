@@ -13,7 +13,7 @@ from rich.text import Text
 from trainsentry.exporters.files.foreign_files import MAX_SETTINGS_BYTES, InputError, parse_json, read_bytes
 from trainsentry.exporters.short_text import counted, shorten
 from trainsentry.monitor.accuracy.check_page import write_page
-from trainsentry.monitor.accuracy.check_run import SEED, CheckOptions, CheckSummary, run_check
+from trainsentry.monitor.accuracy.check_run import MSPROBE, SEED, CheckOptions, CheckSummary, run_check
 from trainsentry.monitor.accuracy.dumped_calls import DATA
 from trainsentry.monitor.accuracy.judged_call import RULES
 from trainsentry.monitor.cli.console import FOUND, MAX_MESSAGE, bad_input, err, out
@@ -75,7 +75,7 @@ def check_command(
 
 
 def run_ut_command(context: typer.Context) -> None:
-    """Check a dump with the options of msprobe's run_ut and its pass rule."""
+    """Check a dump with the options of msprobe's run_ut and the pass rule of its tool for the framework."""
     _check(_run_ut_options(_run_ut_parser("run_ut").parse_args(context.args), processes=1))
 
 
@@ -107,7 +107,7 @@ def _run_ut_options(given: argparse.Namespace, processes: int) -> CheckOptions:
     return CheckOptions(
         dump=given.api_info_file,
         out=given.out_path,
-        rule="run_ut",
+        rule=MSPROBE,
         save_errors=given.save_error_data,
         errors_in=Path(path) if isinstance(path, str) else Path(),
         resume=given.result_csv_path,

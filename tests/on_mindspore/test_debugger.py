@@ -286,7 +286,7 @@ def test_callbacks_dump_the_steps_of_model_train(tmp_path):
     ("arguments", "named"),
     [
         ({"level": "L0", "task": "run_ut"}, "run_ut"),
-        ({"level": "L1", "task": "free_benchmark"}, "'free_benchmark' with MindSpore; allowed: with PyTorch"),
+        ({"level": "L0", "task": "free_benchmark"}, "level: 'L0' with task 'free_benchmark'; allowed: L1"),
         ({"level": "L0", "framework": "jax"}, "'jax'"),
     ],
 )

@@ -13,7 +13,7 @@ from trainsentry.collectors.calls.call_selection import CallSelection
 from trainsentry.collectors.calls.call_stacks import CallStacks
 from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.mindspore.calls.operations import Operations, changes_in_place
+from trainsentry.collectors.mindspore.calls.operations import ATTRIBUTES, Operations, attributes_of, changes_in_place
 from trainsentry.collectors.mindspore.calls.parameter_gradients import ParameterGradients
 from trainsentry.collectors.mindspore.calls.tensor_facts import described, facts_of, is_finite
 from trainsentry.collectors.mindspore.hooks.gradient_hooks import Arrived, hooked, hooked_call
@@ -151,6 +151,9 @@ class CallDump:
             self._parameters.before_compiled()
         call = Call(stem, self._numbers[stem], is_module=False, parent=self._open[-1] if self._open else None)
         changed = self.guard.run(self.part, self._begin, call, args, kwargs)
+        attributes = attributes_of(stem, function)
+        if attributes is not None and call.state is not None:
+            call.state[ATTRIBUTES] = described(attributes, "", lambda *_: None)
         args, kwargs = changed if changed is not None else (args, kwargs)
         try:
             output = function(*args, **kwargs)

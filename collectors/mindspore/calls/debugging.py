@@ -1,9 +1,11 @@
 """The MindSpore side of the debugger: makes its tasks, watchers and probes, and meets the other ranks."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import mindspore as ms
 from mindspore import nn
 
 from trainsentry.collectors.calls.call import PART
@@ -24,6 +26,11 @@ from trainsentry.collectors.mindspore.validation import checked_models
 from trainsentry.collectors.ranks.rendezvous import EXCHANGE_SECONDS, SocketMaxReduce, SocketRendezvous
 from trainsentry.collectors.shared.adapted_torch import adapted_torch
 from trainsentry.collectors.shared.model_graph import NamedModule
+
+if TYPE_CHECKING:
+    from trainsentry.collectors.mindspore.calls.free_benchmark.call_benchmark import CallBenchmark
+
+MindSporeTask: TypeAlias = "CallDump | KernelDump | CallBenchmark"
 
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
 
@@ -53,7 +60,7 @@ class MindSporeDebugging:
         """Return False: a loss scaler of MindSpore is not looked for."""
         return False
 
-    def make_task(self, config: Any) -> CallDump | KernelDump:
+    def make_task(self, config: Any) -> MindSporeTask:
         """Return the task that records calls.
 
         Raises:
@@ -63,7 +70,7 @@ class MindSporeDebugging:
         if config.level not in LEVELS:
             raise ValueError(f"level: {config.level!r} with MindSpore; allowed: {', '.join(LEVELS)}")
         if config.task == "free_benchmark":
-            raise ValueError("task: 'free_benchmark' with MindSpore; allowed: with PyTorch")
+            return self._make_benchmark(config)
         if config.level == "L2":
             return KernelDump(config)
         kind = CallDump
@@ -87,7 +94,27 @@ class MindSporeDebugging:
         )
         return self._dump
 
-    def make_watcher(self, guard: Guard, task: CallDump | KernelDump, config: Any) -> CallDump | KernelDump:
+    def _make_benchmark(self, config: Any) -> "CallBenchmark":
+        block = config.free_benchmark
+        if in_graph_mode():
+            raise ValueError("task: 'free_benchmark' in GRAPH_MODE, which calls no operations; allowed: PYNATIVE_MODE")
+        asked = {"fuzz_device": block.fuzz_device == "cpu", "if_preheat": block.if_preheat}
+        for key in (key for key, value in asked.items() if value and not on_host()):
+            raise ValueError(
+                f"{key}: {getattr(block, key)!r} with MindSpore beside a device, where its process cannot use the CPU; "
+                "allowed: fuzz_device npu, without if_preheat"
+            )
+        try:
+            from trainsentry.collectors.mindspore.calls.free_benchmark.call_benchmark import CallBenchmark
+        except ImportError as error:  # MindSpore before 2.10 does not tell which kernels run
+            raise ValueError(
+                f"task: 'free_benchmark' with MindSpore {ms.__version__}; allowed: 2.10 ({error})"
+            ) from None
+        settings = block.settings(self.rank_and_world_size()[0], config.dump_path)
+        settings = replace(settings, mode_column="pert_type")
+        return CallBenchmark(Guard(), settings, config.selection(lambda _: "CORE"))
+
+    def make_watcher(self, guard: Guard, task: MindSporeTask, config: Any) -> MindSporeTask:
         """Return the watcher of calls: on MindSpore it is the task itself."""
         del config
         task.guard = guard

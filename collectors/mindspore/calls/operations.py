@@ -69,9 +69,15 @@ _IN_PLACE: Final = re.compile(
     r".*[a-z0-9]_|__i\w+__|__setitem__|assign\w*|scatter_(nd_)?(update|add|sub|mul|div|max|min)"
 )
 
-_OPERATORS: Final = re.compile(
+OPERATORS: Final = re.compile(
     r"__(r|i)?(add|sub|mul|truediv|floordiv|mod|pow|matmul)__|__(and|or|xor|eq|ne|lt|le|gt|ge|abs)__"
 )
+
+
+RANDOM_KERNELS: Final = re.compile(
+    r".*(Rand|Dropout|Normal(?!iz)|Uniform|Bernoulli|Multinomial|Poisson|Gamma$|Laplace|Sampler|Exponential|Cauchy).*"
+)
+"""Kernels that draw random numbers: they keep their state for themselves, where nobody can read or restore it."""
 
 
 def changes_in_place(stem: str) -> bool:
@@ -149,10 +155,22 @@ class Operations:
 
 
 PRIMITIVE: Final = "Primitive"
+ATTRIBUTES: Final = "init_attrs"
+"""MindSpore's word for what a primitive was made with, and the member of a dump's entry that has it."""
+
 _IGNORED: Final = _names(
     "HookBackward TensorDump Print Shape DType Rank GetitemTensorIndexInfo SetitemTensorIndexInfo typeof"
 )
 """Primitives that the monitor itself calls, or that only query tensors."""
+
+
+def attributes_of(stem: str, function: Any) -> dict[str, Any] | None:
+    """Return what the primitive of a call was made with; None for other calls. Without it `MatMul` is half a name."""
+    if not stem.startswith(f"{PRIMITIVE}.") or not isinstance(function, functools.partial):
+        return None
+    found = getattr(function.args[0], ATTRIBUTES, None) if function.args else None
+    return dict(found) if isinstance(found, dict) else None
+
 
 PatchedFunction = tuple[str, Any, str]
 """A function's name in a dump, its owner, and its attribute name there."""
@@ -208,7 +226,7 @@ def _of_tensors() -> Iterator[PatchedFunction]:
         kind = type(method).__name__
         if kind not in {"function", "method_descriptor"} or name in LEFT_OUT:
             continue
-        if name[0] != "_" or _OPERATORS.fullmatch(name):
+        if name[0] != "_" or OPERATORS.fullmatch(name):
             yield f"Tensor.{name}", kind_of_tensor, name
 
 

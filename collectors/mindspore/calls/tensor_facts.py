@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
 from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, row_of
 from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM
+
+DTYPES: Final = tuple({type(kind) for kind in (ms.float32, ms.bfloat16, ms.int32, ms.uint8, ms.bool_, ms.complex64)})
+"""The classes of MindSpore's dtypes."""
 
 
 def facts_of(tensor: Tensor) -> dict[str, Any]:
@@ -46,9 +50,18 @@ def described(value: Any, path: str, take: Callable[[Tensor, str], Any], depth: 
         return {str(key): described(item, _join(path, key), take, depth + 1) for key, item in value.items()}
     if depth < 8 and isinstance(value, (tuple, list)):
         return [described(item, _join(path, i), take, depth + 1) for i, item in enumerate(value)]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return None if value is None else {"type": type(value).__name__, "value": value}
-    return {"type": type(value).__name__, "value": None}
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, slice):
+        return {"type": "slice", "value": [value.start, value.stop, value.step]}
+    if isinstance(value, DTYPES):
+        return {"type": "mindspore.dtype", "value": str(value)}
+    known = isinstance(value, (bool, int, float, str))
+    return {"type": type(value).__name__, "value": value if known else None}
 
 
 def _join(path: str, key: Any) -> str:

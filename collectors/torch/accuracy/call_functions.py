@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.calls.call_check import NotComparableError, UnusableCallError
+from trainsentry.collectors.calls.rebuilt_values import split_name
 from trainsentry.collectors.torch.device.npu import torch_npu
 
 _HOMES: Final[dict[str, tuple[Any, ...]]] = {
@@ -56,19 +57,6 @@ _DROPOUTS: Final = frozenset({"dropout", "dropout_", "dropout1d", "dropout2d", "
 def is_dropout(operation: str) -> bool:
     """Whether an operation's results are compared by their share of zeros."""
     return operation in _DROPOUTS
-
-
-def split_name(call: str) -> tuple[str, str]:
-    """Return prefix and operation of a call such as `Functional.linear.0`.
-
-    Raises:
-        UnusableCallError: for a name of another form.
-
-    """
-    parts = call.split(".")
-    if len(parts) < 3 or not all(parts):
-        raise UnusableCallError("is no name of a call, such as Functional.linear.0")
-    return parts[0], ".".join(parts[1:-1])
 
 
 def function_of(call: str) -> Callable[..., Any]:

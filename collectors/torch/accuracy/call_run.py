@@ -5,19 +5,15 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.accuracy.precision import Precision, default_dtype, mapped
+from trainsentry.collectors.calls.both_sides import RAISED, CallResults, first_line
+from trainsentry.collectors.shared.nested import mapped
+from trainsentry.collectors.torch.accuracy.precision import Precision, default_dtype
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
-
-RAISED: Final = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NotImplementedError, RuntimeError,
-    TypeError, ValueError,
-)  # fmt: skip
-"""Exceptions that torch's operations raise."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +28,7 @@ class BuiltCall:
     autocast: torch.dtype | None
 
 
-@dataclass(frozen=True)
-class Results:
-    """Outputs (tensors and plain numbers), and the gradient at each tensor among the arguments, or None."""
-
-    outputs: list[Any]
-    gradients: list[Tensor | None]
-    backward_error: str = ""
-
-
-def run_on_device(call: BuiltCall, device: torch.device) -> Results:
+def run_on_device(call: BuiltCall, device: torch.device) -> CallResults:
     """Run a call as it was recorded.
 
     Raises:
@@ -59,7 +46,7 @@ def run_on_device(call: BuiltCall, device: torch.device) -> Results:
         return _run(call, place)
 
 
-def run_in_precision(call: BuiltCall, precision: Precision, moved: float = 0.0, seed: int = 0) -> Results:
+def run_in_precision(call: BuiltCall, precision: Precision, moved: float = 0.0, seed: int = 0) -> CallResults:
     """Run a call on the CPU in a better precision; `moved` changes each input by up to that share of itself.
 
     Plain numbers are moved too, but for whole ones, which a device does not round: some kernels round the 0.999 of an
@@ -84,7 +71,7 @@ def run_in_precision(call: BuiltCall, precision: Precision, moved: float = 0.0, 
         return _run(call, raise_)
 
 
-def _run(call: BuiltCall, place: Callable[[Any], Any]) -> Results:
+def _run(call: BuiltCall, place: Callable[[Any], Any]) -> CallResults:
     leaves: list[Tensor] = []
 
     def take(value: Any) -> Any:
@@ -104,11 +91,11 @@ def _run(call: BuiltCall, place: Callable[[Any], Any]) -> Results:
         given = call.function(*args, **kwargs)
     outputs = _flat(args[0] if given is None and args else given)
     if call.gradients is None:
-        return Results(outputs, [])
+        return CallResults(outputs, [])
     try:
-        return Results(outputs, _backward(outputs, leaves, mapped(call.gradients, place)))
+        return CallResults(outputs, _backward(outputs, leaves, mapped(call.gradients, place)))
     except RAISED as error:
-        return Results(outputs, [], first_line(error))
+        return CallResults(outputs, [], first_line(error))
 
 
 def _backward(outputs: list[Any], leaves: list[Tensor], gradients: list[Any]) -> list[Tensor | None]:
@@ -137,8 +124,3 @@ def _flat(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [item for part in value for item in _flat(part)]
     return list_tensors([value])
-
-
-def first_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

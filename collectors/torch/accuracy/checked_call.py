@@ -1,6 +1,6 @@
 """A dumped call, built anew and run on a device and in the better precision, its results side by side."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,30 +9,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainsentry.collectors.calls.call_check import (
-    DeviceRefusedError,
-    NotComparableError,
-    PairedOutput,
-    UnusableCallError,
+from trainsentry.collectors.calls.both_sides import (
+    MOVED_RUNS,
+    CallResults,
+    SideValue,
+    backward_pairs,
+    forward_pairs,
+    run_both,
 )
+from trainsentry.collectors.calls.call_check import PairedOutput
+from trainsentry.collectors.calls.rebuilt_values import TensorSource, arguments_of, split_name
 from trainsentry.collectors.series import writable
-from trainsentry.collectors.torch.accuracy.call_functions import function_of, is_dropout, split_name
-from trainsentry.collectors.torch.accuracy.call_inputs import InputBuilder, TensorSource
-from trainsentry.collectors.torch.accuracy.call_run import (
-    RAISED,
-    BuiltCall,
-    Results,
-    first_line,
-    run_in_precision,
-    run_on_device,
-)
+from trainsentry.collectors.torch.accuracy.call_functions import function_of, is_dropout
+from trainsentry.collectors.torch.accuracy.call_inputs import InputBuilder
+from trainsentry.collectors.torch.accuracy.call_run import BuiltCall, run_in_precision, run_on_device
 from trainsentry.collectors.torch.accuracy.precision import better_precision
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
-
-MOVED_RUNS: Final = 4
-"""Runs with moved inputs: one may by luck hardly move an element, in a thousand calls surely; four do not."""
 
 _LOWER: Final = {torch.float16, torch.bfloat16}
 
@@ -62,12 +56,15 @@ class TorchCall:
         tensors = list_tensors([*self._call.args, *self._call.kwargs.values()])
         self._precision = better_precision(tensors)
         self._expected, self._got = self._run_both(device)
-        self._moved: dict[float, list[Results]] = {}
+        self._moved: dict[float, list[CallResults]] = {}
         self.backward_problem = self._expected.backward_error or self._got.backward_error
         self.device_failed_backward = bool(self._got.backward_error) and not self._expected.backward_error
-        self.pairs = _forward_pairs(self._call, self._expected, self._got)
+        judged_as = str(self._call.autocast) if self._call.autocast is not None else ""
+        outputs = _sides(self._got.outputs)
+        self.pairs = forward_pairs(_sides(self._expected.outputs), outputs, judged_as)
         if not self.backward_problem:
-            self.pairs += _backward_pairs(self._call, self._expected, self._got)
+            gradients = _gradients(self._expected), _gradients(self._got)
+            self.pairs += backward_pairs(*gradients, outputs, judged_as)
 
     def moved(self, pair: PairedOutput, share: float) -> list[NDArray[np.float64]]:
         """Return an output in the better precision from inputs moved by up to `share` of themselves, several times."""
@@ -75,7 +72,7 @@ class TorchCall:
             runs = range(MOVED_RUNS)
             self._moved[share] = [run_in_precision(self._call, self._precision, share, seed) for seed in runs]
         sides = [run.gradients if pair.backward else run.outputs for run in self._moved[share]]
-        found = [_flat_array(side[pair.place]) for side in sides if pair.place < len(side)]
+        found = [_side(side[pair.place]).array for side in sides if pair.place < len(side)]
         return [array for array in found if array.size == pair.expected.size]
 
     def save(self, call: str, folder: Path) -> None:
@@ -93,26 +90,15 @@ class TorchCall:
                 for tensor in list_tensors([value]):
                     save_tensor(tensor.detach(), folder / f"{writable(call)}.{part}.{place}{SUFFIX}")
 
-    def _run_both(self, device: torch.device) -> tuple[Results, Results]:
+    def _run_both(self, device: torch.device) -> tuple[CallResults, CallResults]:
         before = _random_states(device)
-        got, failure = None, ""
-        try:
-            got = run_on_device(self._call, device)
-        except RAISED as error:
-            failure = first_line(error)
-        if not self.is_dropout and _changed(before, _random_states(device)):
-            raise NotComparableError("draws random numbers")
-        try:
-            expected = run_in_precision(self._call, self._precision)
-        except RAISED as error:
-            if got is not None:
-                raise NotComparableError(f"does not run in {self._precision.target}: {first_line(error)}") from None
-            if self._real or isinstance(error, TypeError):
-                raise UnusableCallError(f"does not run: {failure}") from None
-            raise NotComparableError(f"does not run on random data: {failure}") from None
-        if got is None:
-            raise DeviceRefusedError(failure)
-        return expected, got
+        return run_both(
+            lambda: run_on_device(self._call, device),
+            lambda: run_in_precision(self._call, self._precision),
+            lambda: not self.is_dropout and _changed(before, _random_states(device)),
+            target=str(self._precision.target),
+            real=self._real,
+        )
 
 
 def _build(
@@ -120,13 +106,7 @@ def _build(
 ) -> BuiltCall:
     builder = InputBuilder(call, source)
     function = function_of(call)
-    args = builder.build(forward.get("input_args", forward.get("args", [])))
-    kwargs = builder.build(forward.get("input_kwargs", forward.get("kwargs", {})))
-    if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise UnusableCallError("its entry holds no list of arguments")
-    gradients = builder.build(backward.get("input", [])) if backward is not None and "out" not in kwargs else None
-    if gradients is not None and not isinstance(gradients, list):
-        raise UnusableCallError("its entry holds no list of gradients")
+    args, kwargs, gradients = arguments_of(builder, forward, backward)
     operation = split_name(call)[1]
     return BuiltCall(function, operation, args, kwargs, gradients, _autocast(forward, [*args, *kwargs.values()]))
 
@@ -142,52 +122,22 @@ def _autocast(forward: Mapping[str, Any], inputs: list[Any]) -> torch.dtype | No
     return dtype if dtype in _LOWER and torch.float32 in dtypes and not asked else None
 
 
-def _forward_pairs(call: BuiltCall, expected: Results, got: Results) -> list[PairedOutput]:
-    if len(expected.outputs) != len(got.outputs):
-        problem = f"the device returned {len(got.outputs)} results, expected {len(expected.outputs)}"
-        return [_problem(problem)]
-    sides = enumerate(zip(expected.outputs, got.outputs, strict=True))
-    return [_pair(call, place, one, other, backward=False, adds=False) for place, (one, other) in sides]
+def _sides(outputs: Sequence[Any]) -> list[SideValue]:
+    return [_side(output) for output in outputs]
 
 
-def _backward_pairs(call: BuiltCall, expected: Results, got: Results) -> list[PairedOutput]:
-    largest = max((t.numel() for t in got.outputs if isinstance(t, Tensor)), default=0)
-    found = []
-    for place, (one, other) in enumerate(zip(expected.gradients, got.gradients, strict=False)):
-        if one is not None and other is not None:
-            adds = other.numel() < largest
-            found.append(_pair(call, place, one, other, backward=True, adds=adds))
-    return found
+def _gradients(results: CallResults) -> list[SideValue | None]:
+    return [None if gradient is None else _side(gradient) for gradient in results.gradients]
 
 
-def _pair(call: BuiltCall, place: int, one: Any, other: Any, *, backward: bool, adds: bool) -> PairedOutput:
-    expected, got = _flat_array(one), _flat_array(other)
-    names = [str(side.dtype) if isinstance(side, Tensor) else type(side).__name__ for side in (one, other)]
-    shapes = [tuple(side.shape) if isinstance(side, Tensor) else () for side in (one, other)]
-    kinds = [_is_floating(side) for side in (one, other)]
-    problem = ""
-    if shapes[0] != shapes[1]:
-        problem = f"the device's shape is {shapes[1]}, expected {shapes[0]}"
-    elif kinds[0] != kinds[1]:
-        problem = f"the device's dtype is {names[1]}, expected {names[0]}"
-    judged = str(call.autocast) if call.autocast is not None else names[1]
-    return PairedOutput(backward, place, names[1], names[0], judged, shapes[1], kinds[1], adds, expected, got, problem)
-
-
-def _problem(problem: str) -> PairedOutput:
-    nothing = np.zeros(0)
-    return PairedOutput(False, 0, " ", " ", " ", (), False, False, nothing, nothing, problem)
-
-
-def _is_floating(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.is_floating_point() or value.is_complex()
-    return isinstance(value, float)
-
-
-def _flat_array(value: Any) -> NDArray[Any]:
+def _side(value: Any) -> SideValue:
     if not isinstance(value, Tensor):
-        return np.array([value])
+        return SideValue.plain(value)
+    floating = value.is_floating_point() or value.is_complex()
+    return SideValue(str(value.dtype), tuple(value.shape), floating, _flat_array(value))
+
+
+def _flat_array(value: Tensor) -> NDArray[Any]:
     plain = value.detach().cpu()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()

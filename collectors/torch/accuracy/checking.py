@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainsentry.collectors.torch.accuracy.call_inputs import TensorSource
+from trainsentry.collectors.calls.rebuilt_values import TensorSource
 from trainsentry.collectors.torch.accuracy.checked_call import TorchCall
 from trainsentry.collectors.torch.device.registry import accelerator, device_of
 

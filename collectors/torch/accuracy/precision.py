@@ -1,14 +1,14 @@
 """The better precision of a call: float64, or float32 for the half types, as msprobe's manual has it."""
 
-import math
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+from trainsentry.collectors.calls.both_sides import as_single
 
 _HALF_TYPES: Final = frozenset({torch.float16, torch.bfloat16})
 
@@ -42,7 +42,7 @@ class Precision:
             better = _BETTER.get(value)
             return value if better is None else torch.float64 if better is torch.float32 and self.single else better
         if isinstance(value, float) and self.single:
-            return _as_single(value)
+            return as_single(value)
         return value
 
     def tensor(self, value: Tensor) -> Tensor:
@@ -61,14 +61,6 @@ def better_precision(tensors: list[Tensor]) -> Precision:
     return Precision(torch.float32 if only_half else torch.float64, single=not only_half and not double)
 
 
-def _as_single(value: float) -> float:
-    try:
-        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
-    except OverflowError:
-        return value
-    return rounded if math.isfinite(rounded) and (rounded != 0 or value == 0) else value
-
-
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Make floating-point results of integer calls, such as `3 / 7`, in a dtype."""
@@ -78,12 +70,3 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return nested lists and mappings with every other value replaced by `change(value)`."""
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return type(value)(mapped(item, change) for item in value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
-    return change(value)

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from importlib.util import find_spec
 
 import pytest
 from checked import call, dumped, tensor, write_dump
@@ -89,8 +90,16 @@ def test_what_is_no_dump_is_refused_in_one_line(tmp_path, content):
 
 
 def test_wrong_options_and_dumps_of_others_are_refused(tmp_path):
-    path = write_dump(tmp_path / "a", {"Mint.exp.0.forward": call(tensor(3))}, framework="mindspore")
-    assert "holds calls of mindspore; allowed: pytorch" in run(path).stderr
+    path = write_dump(tmp_path / "a", {"exp.0.forward": call(tensor(3))}, framework="jax")
+    assert "holds calls of jax; allowed: pytorch, mindspore, mindtorch" in run(path).stderr
+    path = write_dump(tmp_path / "c", {"Torch.exp.0.forward": call(tensor(3))}, framework="mindtorch")
+    assert (
+        "holds calls of mindtorch; allowed: where `import torch` is MSAdapter's"
+        in run(path, "-o", tmp_path / "x").stderr
+    )
+    if find_spec("mindspore") is None:
+        path = write_dump(tmp_path / "d", {"Mint.exp.0.forward": call(tensor(3))}, framework="mindspore")
+        assert "holds calls of mindspore: No module named 'mindspore'" in run(path, "-o", tmp_path / "y").stderr
     ours = write_dump(tmp_path / "b", {"Torch.exp.0.forward": call(tensor(3))})
     assert "--rule: 'best'; allowed: standards, run_ut, mindspore" in run(ours, "--rule", "best").stderr
     assert "--data random draws" in run(ours, "--data", "real").stderr

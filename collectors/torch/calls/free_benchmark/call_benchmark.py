@@ -6,22 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.calls.benchmark_task import NOT_PERTURBED, REFUSED, BenchmarkTask
 from trainsentry.collectors.calls.call import Call
 from trainsentry.collectors.calls.call_selection import CallSelection
-from trainsentry.collectors.calls.free_benchmark import (
-    NO_CHANGE,
-    PART,
-    TO_CPU,
-    BenchmarkSettings,
-    BenchmarkTable,
-    RatioThresholds,
-    ResultDifference,
-)
+from trainsentry.collectors.calls.free_benchmark import PART, BenchmarkSettings, ResultDifference
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.call_arguments import is_collective
 from trainsentry.collectors.torch.calls.call_gradients import Edges, GradientsOfCall
@@ -36,16 +29,6 @@ from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 
 logger = logging.getLogger("trainsentry")
 
-Again = Callable[[str], "list[Any] | None"]
-"""Makes a call again in a mode and returns its results; None when the mode changes nothing."""
-
-REFUSED: Final = (
-    ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError, TypeError, ValueError
-)  # fmt: skip
-"""What an operation may raise for arguments of another dtype or device, or with other values."""
-
-NOT_PERTURBED: Final = "not perturbed"
-
 
 @dataclass(slots=True)
 class _Trial:
@@ -55,7 +38,7 @@ class _Trial:
     sequence: int
 
 
-class CallBenchmark:
+class CallBenchmark(BenchmarkTask):
     """Benchmarks the calls of operations between `start` and `stop`; task and watcher of the debugger in one.
 
     In `check` mode the training gets the original results, and a row of the table tells each that is inconsistent. In
@@ -67,16 +50,11 @@ class CallBenchmark:
     writer: Any = None
 
     def __init__(self, guard: Guard, settings: BenchmarkSettings, selection: CallSelection, names: CallNames) -> None:
+        super().__init__(settings)
         self.guard = guard
-        self.settings = settings
         self.selection = selection
         self.names = names
-        self.table = BenchmarkTable(settings)
-        self.thresholds = RatioThresholds(settings)
-        self.iteration = 0
         self.running = False
-        self.checked = 0
-        self.left_out: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._changing: set[str] = set()
         self._leaves = Edges()
@@ -108,12 +86,6 @@ class CallBenchmark:
         self.steps += 1
         self._counts.clear()
         self.selection.reset()
-
-    def summary(self) -> str:
-        """Say what was done so far."""
-        reasons = "".join(f", {count} {reason}" for reason, count in self.left_out.most_common())
-        done = "passed on" if self.settings.fixes else f"compared, {self.table.rows} inconsistent"
-        return f"{self.checked} results {done}{reasons}"
 
     def call_custom(self, stem: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call and benchmark a user's function."""
@@ -175,7 +147,7 @@ class CallBenchmark:
         else:
             results = list_tensors([call.given[0][0] if output is None else output])
             with torch.no_grad():
-                self._check(trial.call, results, lambda mode: self._forward_again(call, mode))
+                self.check(trial.call, results, lambda mode: self._forward_again(call, mode))
         return None
 
     def _forward_again(self, call: OriginalCall, mode: str) -> list[Any] | None:
@@ -223,53 +195,23 @@ class CallBenchmark:
         self.selection.ends(call, "backward")
         return chosen
 
-    def check_backward(self, call: Call, gradients: Sequence[Tensor | None], again: Again) -> None:
-        """Compare the gradients at a call's inputs with those of the perturbed backward pass."""
-        self._check(call, gradients, again)
-
     # ------------------------------------------------------------------ comparison
 
-    def _check(self, call: Call, results: Sequence[Tensor | None], again: Again) -> None:
-        mode = self.settings.mode
-        try:
-            changed = again(mode)
-            if changed is None:
-                self.left_out[NOT_PERTURBED] += 1
-                return
-            found = pairs(results, changed, integers=mode == NO_CHANGE)
-            if self.thresholds.preheats(self.iteration):
-                self._preheat(call, results, found, again)
-                return
-            for index, one, other in found:
-                self._compare(call, index, one, other)
-        except REFUSED as error:
-            self.left_out[f"failed again ({type(error).__name__})"] += 1
+    def pairs(self, first: Any, second: Any, *, integers: bool) -> list[tuple[int, Tensor, Tensor]]:
+        """Return the comparable tensors of two flat lists of results, with their numbers."""
+        return pairs(first, second, integers=integers)
 
-    def _compare(self, call: Call, index: int, one: Tensor, other: Tensor) -> None:
-        self.checked += 1
-        if self.settings.mode == TO_CPU:
-            agrees, found = agrees_with_cpu(one, other, one.dtype)
-        else:
-            found = difference(self.settings.mode, self.settings.stage, one, other)
-            agrees = not found.word and found.ratio <= self.thresholds.of(call.stem, _name(one.dtype))
-        if not agrees:
-            name = f"{call.stem}.{call.number}"
-            self.table.add(self.iteration, name, found, (str(one.dtype), list(one.shape), index))
+    def difference(self, one: Tensor, other: Tensor) -> ResultDifference:
+        """Return how far two results are apart."""
+        return difference(self.settings.mode, self.settings.stage, one, other)
 
-    def _preheat(self, call: Call, results: Sequence[Any], found: Sequence[Any], again: Again) -> None:
-        """Let the comparison with the CPU move the thresholds of the call."""
-        if not self.thresholds.takes_sample(self.iteration, call.stem):
-            return
-        on_cpu = {index: cpu for index, _, cpu in pairs(results, again(TO_CPU) or (), integers=False)}
-        for index, one, other in found:
-            if index in on_cpu:
-                seen: ResultDifference = difference(self.settings.mode, self.settings.stage, one, other)
-                agrees, _ = agrees_with_cpu(one, on_cpu[index], one.dtype)
-                self.thresholds.learn(call.stem, _name(one.dtype), seen, agrees)
+    def agrees_with_cpu(self, one: Tensor, cpu: Tensor) -> tuple[bool, ResultDifference]:
+        """Return whether a result is as near to the CPU's as its dtype allows, and the largest relative error."""
+        return agrees_with_cpu(one, cpu, one.dtype)
 
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    def facts(self, tensor: Tensor) -> tuple[str, list[int]]:
+        """Return a result's dtype and shape."""
+        return str(tensor.dtype), list(tensor.shape)
 
 
 def _place(original: Tensor) -> tuple[torch.device, torch.dtype]:

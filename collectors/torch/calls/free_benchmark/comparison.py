@@ -6,21 +6,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.calls.free_benchmark import NAN, NO_CHANGE, SYMBOL_FLIPPING, ResultDifference
+from trainsentry.collectors.calls import free_benchmark
+from trainsentry.collectors.calls.free_benchmark import (
+    BACKWARD_SMALL,
+    CHUNK,
+    CPU_BALANCE,
+    NAN,
+    NO_CHANGE,
+    SYMBOL_FLIPPING,
+    ResultDifference,
+)
 from trainsentry.collectors.torch.calls.free_benchmark.perturbations import NOISE
 from trainsentry.collectors.torch.rows.local_tensor import is_readable, local
 
-CHUNK: Final = 2**22
-"""Elements that are compared at once, so that the intermediate results stay small (some 100 MB)."""
-
-BACKWARD_SMALL: Final = 1e-3
-"""Gradients smaller than this count as this, as in msprobe."""
-
-CPU_RATIOS: Final = {torch.float32: 2**-14, torch.float16: 2**-11, torch.bfloat16: 2**-8}
-"""Largest relative difference of a device from the CPU by dtype; below 1.0 it is absolute (msprobe's standard)."""
-
-CPU_BALANCE: Final = 1e-4
-"""Largest mean of the signed differences from the CPU: errors of a right device point in both directions."""
+CPU_RATIOS: Final = {getattr(torch, name): ratio for name, ratio in free_benchmark.CPU_RATIOS.items()}
+"""Largest relative difference of a device from the CPU, by torch's dtypes."""
 
 
 def pairs(first: Any, second: Any, *, integers: bool) -> list[tuple[int, Tensor, Tensor]]:

@@ -56,7 +56,7 @@ class BackwardTrial:
             self.benchmark.left_out["whose arguments have changed since"] += 1
             return
         with torch.no_grad():
-            self.benchmark.check_backward(self.call, outputs, lambda mode: self._again(original, inputs, mode))
+            self.benchmark.check(self.call, outputs, lambda mode: self._again(original, inputs, mode))
 
     def _again(self, call: OriginalCall, gradients: list[Any], mode: str) -> list[Any] | None:
         """Return the gradients at the arguments, None where there is none."""

@@ -7,12 +7,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.calls import free_benchmark
 from trainsentry.collectors.calls.free_benchmark import IMPROVE_PRECISION, NO_CHANGE, TO_CPU
+from trainsentry.collectors.shared import nested
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-NOISE: Final = {torch.bfloat16: 1e-4, torch.float16: 1e-6, torch.float32: 1e-8, torch.float64: 1e-16}
-"""What `add_noise` adds to elements that are larger than its square root, as in msprobe."""
+NOISE: Final = {getattr(torch, name): noise for name, noise in free_benchmark.NOISE.items()}
+"""What `add_noise` adds, by torch's dtypes."""
 
 _BITS: Final = {
     torch.bfloat16: torch.int16,
@@ -27,16 +29,7 @@ HALVES: Final = frozenset({torch.float16, torch.bfloat16})
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Return a value with its tensors changed, also those in tuples, lists and mappings."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple):
-        items = [mapped(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, list):
-        return [mapped(item, change) for item in value]
-    if isinstance(value, Mapping):
-        return {key: mapped(item, change) for key, item in value.items()}
-    return value
+    return nested.mapped(value, lambda item: change(item) if isinstance(item, Tensor) else item)
 
 
 def perturbed(mode: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, autocast: bool) -> Arguments | None:

@@ -7,8 +7,9 @@ import torch
 from checked import call, tensor
 
 from trainsentry.collectors.calls.call_check import DeviceRefusedError, NotComparableError, UnusableCallError
+from trainsentry.collectors.calls.rebuilt_values import TensorSource
 from trainsentry.collectors.torch.accuracy.call_functions import function_of
-from trainsentry.collectors.torch.accuracy.call_inputs import InputBuilder, TensorSource
+from trainsentry.collectors.torch.accuracy.call_inputs import InputBuilder
 from trainsentry.collectors.torch.accuracy.checking import TorchChecks
 
 RANDOM = TensorSource(None)
