@@ -150,7 +150,7 @@ def shoot_tensorboard(events: Path, target: Path) -> None:
         wait_until_read(url)
         raw = target.with_suffix(".raw.png")
         drawn = "document.querySelector('image-card img')?.naturalWidth > 0"  # it draws in threads, so time must pass
-        seconds_until(f"{url}#timeseries", drawn, 120, raw, (1400, 1000))
+        seconds_until(f"{url}#timeseries", drawn, 120, raw, (1400, 1200))
         save_small(raw, target)
 
 

@@ -35,7 +35,7 @@ class RowSpace:
 PAGE: Final = RowSpace(most=160, tallest=420, least=3, suspect=15)
 """Of a page, and of a picture that is looked at by itself. A suspect's row is as high as its label."""
 
-CARD: Final = RowSpace(most=36, tallest=116, least=2, suspect=13)
+CARD: Final = RowSpace(most=36, tallest=100, least=2, suspect=13)
 """Of the card on TensorBoard's first page, which shows 215 pixels of height."""
 
 HIGHEST: Final = 16

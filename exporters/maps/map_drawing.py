@@ -106,7 +106,7 @@ def map_drawing(shown: LayersMap, *, card: bool = False) -> Drawing:
     top = LANE * max((lane.number + 1 for lane in lanes if lane is not None), default=0) + 8
     bottom = top + sum(shown.pixels)
     letter, lengths = (CARD_LETTER, (CARD_LONGEST,) * 2) if card else (LETTER, LONGEST)
-    rows = named_rows(shown, TEXT + (1 if card else 3))
+    rows = named_rows(shown, TEXT + (2 if card else 3))
     labels = [{row: _label(shown, row, longest) for row in rows} for longest in lengths]
     left, wide_left = (int(letter * max((len(t) for t in texts.values()), default=0)) + 16 for texts in labels)
     shapes: list[Text | Stroke | Levels] = [

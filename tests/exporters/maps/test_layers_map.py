@@ -9,7 +9,7 @@ from PIL import Image
 from trainsentry.exporters.maps.colours import NOT_FINITE_COLOUR, palette
 from trainsentry.exporters.maps.deviation import deviations
 from trainsentry.exporters.maps.layer_matrix import LayerMatrix
-from trainsentry.exporters.maps.layers_map import NEUTRAL, Mark, layers_map
+from trainsentry.exporters.maps.layers_map import CARD, NEUTRAL, Mark, layers_map
 from trainsentry.exporters.maps.map_drawing import NARROW, RIGHT, map_drawing, share_of
 from trainsentry.exporters.maps.map_png import Paper, map_png
 from trainsentry.exporters.maps.modules_map import modules_map
@@ -195,3 +195,15 @@ def test_the_first_map_has_the_faults_of_all_quantities_in_their_modules_rows():
         assert from_neutral(cell(image, shown, row, column)).min() > 200
         for other in ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)):
             assert from_neutral(cell(image, shown, *other)).max() < 180  # noise is up to half of the scale
+
+
+def test_the_map_of_a_card_is_no_larger_than_the_card_and_names_every_suspect():
+    matrices = {"gradient": long_run({(700, FIRST): 200.0}, layers=40, steps=800)}
+    suspects = [{"name": name, "quantity": "gradient"} for name in (FIRST, SECOND)]
+    incidents = [{"id": n, "first_seen": 300 * n, "suspects": [s]} for n, s in enumerate(suspects, 1)]
+    shown = modules_map(matrices, incidents, CARD)
+    _, width, height = map_png(shown, card=True)
+    assert width == 367
+    assert height <= 215
+    texts = {getattr(shape, "text", "") for shape in map_drawing(shown, card=True).shapes}
+    assert {"h.2.mlp #1", "h.7.attn #2", "#1 step 300", "#2 step 600"} <= texts
