@@ -24,7 +24,7 @@ def test_the_culprit_can_be_told_from_the_box(width, monkeypatch):
     console.print(show.panel(incident()))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width
-    assert sum("blocks.11.down.weight" in line and "75" in line for line in lines) >= 4  # its end, that tells it apart
+    assert sum(".11.down.weight" in line and "75" in line for line in lines) >= 4  # its end, that tells it apart
     assert any("kind" in line for line in lines) == (width >= 80)
 
 
