@@ -8,7 +8,6 @@ bytes that it reads (`rchar` of /proc/self/io) are its own.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -112,14 +111,8 @@ def main() -> None:
         leveled = write(root, steps, options.series, levels=True) / steps
         levels = megabytes(root / "rank0" / "levels")
         size = megabytes(root)
-        print(
-            json.dumps(
-                {"steps": steps, "mb": round(size), "levels_mb": round(levels), "levels_share": round(levels / size, 4)}
-            )
-        )
-        print(
-            json.dumps({"ms_a_step_plain": round(1000 * plain, 2), "ms_a_step_with_levels": round(1000 * leveled, 2)})
-        )
+        print(f"{steps} steps, {size:.0f} MB, of which levels {levels:.0f} MB")
+        print(f"to write: {1000 * plain:.2f} ms a step without levels, {1000 * leveled:.2f} ms with them")
         for kept in (True, False) if options.without else (True,):
             if not kept:
                 (root / "rank0" / "levels").rename(root / "levels.away")

@@ -87,7 +87,9 @@ def _notes(run: RecordedRun, now: float) -> list[tuple[str, str]]:
         "crashed": "The run crashed or was killed",
     }.get(state)
     if ended is not None:
-        notes.append((f"{ended}{f': {why}' if why else ''}.", _STATE[state]))
+        incident = next((i["id"] for i in run.incidents if why and i.get("summary") == why and "id" in i), None)
+        because = f" by incident {incident}" if incident is not None else f": {why.rstrip('.')}" if why else ""
+        notes.append((f"{ended}{because}.", _STATE[state]))
     steps, seconds = lag_of(run)
     if state == "running" and steps > 1:
         late = f"The recorder is {counted(steps, 'step')} ({_age(seconds)}) behind the training: incidents come late."

@@ -13,6 +13,7 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.exporters.run_reader import read_run
 from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.cli.console import out, tensorboard_command
+from trainsentry.monitor.cli.fitted_table import FittedColumn, fitted
 
 
 def progress_bar() -> Progress:
@@ -28,14 +29,19 @@ def progress_bar() -> Progress:
 
 
 def panel(incident: Incident) -> Panel:
-    """Return an incident as a box."""
-    suspects = Table(box=None, padding=(0, 1))
-    for column in ("#", "suspect", "rank", "quantity", "kind", "since step"):
-        suspects.add_column(column, style="bold" if column == "suspect" else "")
-    for number, suspect in enumerate(incident.suspects[:4], 1):
-        suspects.add_row(
-            str(number), suspect.name, str(suspect.rank), suspect.quantity, suspect.kind, str(suspect.step)
-        )
+    """Return an incident as a box, with its suspects' names as whole as the terminal's width allows."""
+    shown = incident.suspects[:4]
+    suspects = fitted(
+        [
+            FittedColumn("#", [str(number) for number in range(1, len(shown) + 1)]),
+            FittedColumn("suspect", [s.name for s in shown], right=False, flexible=True, styles=["bold"] * len(shown)),
+            FittedColumn("rank", [str(s.rank) for s in shown], 3),
+            FittedColumn("quantity", [s.quantity for s in shown], 1, right=False),
+            FittedColumn("kind", [s.kind for s in shown], 2, right=False),
+            FittedColumn("since step", [str(s.step) for s in shown]),
+        ],
+        out.width - 4,
+    )
     body = Table.grid(padding=(0, 0, 1, 0))
     body.add_row(incident.summary)
     body.add_row(suspects)
@@ -60,7 +66,7 @@ def show_files(directory: Path) -> None:
     }
     for name, note in notes.items():
         if (directory / name).exists():
-            out.print(f"  {name:16} {note}")
+            out.print_behind(f"  {name:16} ", Text(note))
     if any((directory / "tensorboard").rglob("events.out.tfevents*")):
         command = f"{tensorboard_command()} --logdir {directory / 'tensorboard'}"
         out.print(Text.assemble("Open it: ", (command, "bold")), soft_wrap=True)

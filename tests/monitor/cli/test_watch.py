@@ -16,6 +16,8 @@ from trainsentry.exporters.files.json_files import append_lines, replace_json
 from trainsentry.exporters.run_reader import last_scalars, read_run, tail
 from trainsentry.monitor.cli.app import app
 
+SUMMARY = f"At step 30 on rank 0: the gradient of {CULPRIT} jumped."
+
 runner = CliRunner(env={"COLUMNS": "140"})
 
 
@@ -106,6 +108,8 @@ def test_lag_silence_and_cost_are_said_in_words(tmp_path):
     ("status", "said"),
     [
         ({"state": "closed", "ended": "stopped", "why": "enough"}, "The run was stopped: enough."),
+        ({"state": "closed", "ended": "stopped", "why": "It was enough."}, "The run was stopped: It was enough.\n"),
+        ({"state": "closed", "ended": "stopped", "why": SUMMARY}, "The run was stopped by incident 1.\n"),
         ({"state": "trainer gone"}, "The run crashed or was killed."),
         (
             {"state": "closed", "ended": "crashed", "why": "ValueError: x"},
