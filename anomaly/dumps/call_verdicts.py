@@ -21,7 +21,7 @@ FROM_EXACT: Final = 0.1
 """The same limit where the inputs' norms are equal."""
 
 SHARE_INPUT, SHARE_OUTPUT = 0.9, 0.1
-"""Shares of elements within one thousandth: an output below the second is an error if all inputs are above the first."""
+"""Shares of elements within one thousandth: an output below the second is an error if no input is below the first."""
 
 COSINE_INPUT, COSINE_LOSS = 0.9, 0.1
 """A cosine that falls by more than the second is a warning where the inputs' is above the first."""

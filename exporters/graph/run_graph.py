@@ -1,7 +1,7 @@
 """Makes the graph of a monitored run: its modules, the statistics of a step, and what was found in them.
 
 The plugin's marks of overflow show the findings: critical is an incident's first suspect, high another suspect, medium
-an abnormal value. The sentences stand where a dump has the stack of a call.
+an abnormal value; a module has the worst mark in it. The sentences stand where a dump has the stack of a call.
 """
 
 import re
@@ -237,7 +237,15 @@ def _graph(step: int, rank: int, model: _Model, values: _Values, found: Sequence
         value = values.get(node.name, {}).get(f"{finding.quantity}/{finding.name}")
         if value is not None:
             value.facts.setdefault("found", finding.sentence)
+    _roll_up(graph)
     return graph
+
+
+def _roll_up(graph: CallGraph) -> None:
+    """Give each module the worst mark in it, so that a closed one shows where to look."""
+    for node in graph.in_order():
+        marks = [graph.nodes[child].overflow for child in node.children] if node.name != ROOT else []
+        node.overflow = max([node.overflow, *marks], key=lambda mark: _LEVELS.index(mark) if mark else -1)
 
 
 def _parent(module: str, model: _Model, direction: str) -> str:
