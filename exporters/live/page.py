@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-SCRIPTS: Final = ("ask.js", "curve.js", "map.js", "state.js", "main.js")
+SCRIPTS: Final = ("ask.js", "curve.js", "map.js", "state.js", "modules.js", "main.js")
 """The parts of the script, in order; they share one scope."""
 
 

@@ -149,7 +149,7 @@ function redrawRanks() {
 
 function drawAll() {
   [drawnAt, drawnStep] = [Date.now(), view.state?.step ?? -1];
-  return Promise.all([drawCurves(), drawMaps()]);
+  return Promise.all([drawCurves(), drawMaps(), drawModules()]);
 }
 
 function redraw() {
@@ -244,6 +244,7 @@ $("run").addEventListener("change", (event) => {
   Object.assign(view, { run: event.target.value, rank: "0", first: null, last: null, chosen: [], table: "", looked: false, fresh: true });
   [rankFound, drawnStep] = [null, -2];
   $("maps").replaceChildren();
+  modulesShown = "";
   zoomTo(null, null);
 });
 $("rank").addEventListener("change", (event) => {

@@ -22,8 +22,16 @@ def measured(*, output=False, **measures):
 
 @pytest.mark.parametrize(
     ("into", "out", "verdict"),
-    [(2.0, 2.0, PASS), (2.0, 2.1, PASS), (2.0, 2.3, WARNING), (2.0, 3.2, ERROR), (2.3, 3.2, PASS), (2.02, 2.3, WARNING), (2.2, 2.5, PASS)],  # fmt: skip
-)  # fmt: skip
+    [
+        (2.0, 2.0, PASS),
+        (2.0, 2.1, PASS),
+        (2.0, 2.3, WARNING),
+        (2.0, 3.2, ERROR),
+        (2.02, 2.3, WARNING),
+        (2.2, 2.5, PASS),
+        (2.3, 3.2, PASS),
+    ],
+)
 def test_a_result_is_blamed_by_how_much_more_it_differs_than_the_inputs(into, out, verdict):
     assert judge(CALL, [pair(norm=into), pair(output=True, norm=out)], "summary") == verdict
 
