@@ -14,8 +14,8 @@ MAX_RANKS: Final = 4
 MAX_ANOMALIES: Final = 1000
 """Anomalies of a rank that are read, from the first incident on."""
 
-MAX_SERIES: Final = 6
-"""Abnormal series of a module that are named."""
+MAX_SERIES: Final = 3
+"""Abnormal series of a module that are named, those of suspects first."""
 
 
 def modules_json(path: Path, report: Report) -> dict[str, Any]:
@@ -30,10 +30,13 @@ def modules_json(path: Path, report: Report) -> dict[str, Any]:
     for rank in list(dict.fromkeys([*blamed, *list(run.ranks)[:1]]))[:MAX_RANKS]:
         anomalies += anomalies_since(path / f"rank{rank}", since, MAX_ANOMALIES, report)[0]
     found = module_tree(run, anomalies)
-    return {"tree": _plain(found[0]), "left_out": found[1]} if found is not None else {"tree": None, "left_out": 0}
+    if found is None:
+        return {"tree": None, "left_out": 0}
+    return {"tree": _plain(found[0], {(s["quantity"], s["name"]) for s in suspects}), "left_out": found[1]}
 
 
-def _plain(node: Node) -> dict[str, Any]:
+def _plain(node: Node, suspects: set[tuple[str, str]]) -> dict[str, Any]:
+    series = sorted(node.series, key=lambda one: (one not in suspects, one))
     return {
         "name": node.name,
         "label": node.label,
@@ -42,7 +45,7 @@ def _plain(node: Node) -> dict[str, Any]:
         "worst": node.worst,
         "since": node.since,
         "incidents": node.incidents,
-        "series": [list(series) for series in sorted(node.series)[:MAX_SERIES]],
+        "series": [list(one) for one in series[:MAX_SERIES]],
         "more": max(0, len(node.series) - MAX_SERIES),
-        "children": [_plain(child) for child in node.children.values()],
+        "children": [_plain(child, suspects) for child in node.children.values()],
     }
