@@ -168,6 +168,9 @@ def test_names_and_order_match_what_was_renamed_or_counted_otherwise(dumps, tmp_
     names.write_text('{"Module.blocks.": "Module.layers."}')
     source = dumps["good_statistics"] / "step0" / "rank0"
     assert "0 without a match" not in graph(source, copied, "-o", tmp_path / "plain", "--names", names)
+    renamed = nodes(tmp_path / "plain" / "graph.vis.db")
+    assert json.loads(renamed[BROKEN]["matched_node_link"])[-1] == BROKEN.replace("blocks", "layers")
+    assert renamed["Functional.gelu.0.forward"]["matched_node_link"] == "[]"
     fuzzy = graph(source, copied, "-o", tmp_path / "fuzzy", "--names", names, "--fuzzy")
     gelu = nodes(tmp_path / "fuzzy" / "graph.vis.db")["Functional.gelu.0.forward"]
     assert "0 warning, 0 error" in fuzzy
@@ -202,6 +205,15 @@ def test_a_source_without_a_graph_is_one_line_and_leaves_no_file(dumps, tmp_path
         assert (done.exit_code, words in done.output) == (2, True), done.output
         assert len(done.output.splitlines()) == 1
         assert not list(tmp_path.glob("out/*.vis*"))
+
+
+def test_one_rank_without_a_tree_is_reported_and_the_others_are_drawn(dumps, tmp_path):
+    ranks = shutil.copytree(dumps["good_statistics"] / "step0", tmp_path / "step0")
+    shutil.copytree(ranks / "rank0", ranks / "rank1")
+    (ranks / "rank1" / "construct.json").unlink()
+    output = graph(ranks, "-o", tmp_path)
+    assert "rank1: construct.json is missing or empty" in output
+    assert json.loads(config(tmp_path / "graph.vis.db")["rank_list"]) == [0]
 
 
 def test_a_truncated_dump_is_drawn_as_far_as_it_goes(dumps, tmp_path):
@@ -260,4 +272,6 @@ def test_the_plugin_that_reads_json_reads_ours(dumps, tmp_path):
     assert opened.config["microSteps"] == 1
     assert opened.listed["npuMatchNodes"][BROKEN] == BROKEN
     assert opened.listed["npuUnMatchNodes"] == []
-    assert opened.info(BROKEN, "NPU")["bench"]["upnode"] == "Module.blocks.1.Block.forward.0"
+    block = "Module.blocks.1.Block.forward.0"
+    assert opened.info(BROKEN, "NPU")["bench"]["upnode"] == block
+    assert BROKEN in opened.drawn(block, side="NPU")
