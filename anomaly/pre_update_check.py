@@ -17,8 +17,8 @@ SKIPS_TO_LOOK: Final = 3
 """Skipped steps in a row after which the weights are examined: a scale that is too large skips one or two."""
 
 FAR_OUT: Final = 100.0
-"""Times the largest norm that a series has had. In the clean runs of `benchmarks/detection` (seed 43, 200 steps) no series
-that is followed grows more than tenfold within one step once it has been read ten times."""
+"""Times the largest norm that a series has had. In the clean runs of `benchmarks/detection` (seed 43, 200 steps) no
+series that is followed grows more than tenfold within one step once it has been read ten times."""
 
 LEARNED: Final = 10
 """Samples of a series before it can be far out: layers that begin at zero, and warm-up, grow by more at first."""

@@ -131,10 +131,16 @@ def report_page(data: bytes) -> None:
 
 
 def dumps(data: bytes) -> None:
-    """Read a dump, find its first overflow, and compare it with itself."""
+    """Read a dump, find its first overflow, compare it with itself, and draw the comparison as a graph."""
     from trainsentry.anomaly.dumps.dump_comparison import compare_dumps
     from trainsentry.anomaly.dumps.first_overflow import first_overflows
+    from trainsentry.anomaly.dumps.overflow_levels import overflow_level
     from trainsentry.exporters.dumps.dump_reader import read_dumps
+    from trainsentry.exporters.graph.call_graph import number_micro_steps
+    from trainsentry.exporters.graph.database import write_database
+    from trainsentry.exporters.graph.drawing import GraphPair
+    from trainsentry.exporters.graph.dumped_graph import graph_of_dump
+    from trainsentry.monitor.offline.compared_graphs import compare_graphs
 
     folder = _fresh("dump") / "step0" / "rank0"
     (folder / "dump_tensor_data").mkdir(parents=True)
@@ -145,6 +151,11 @@ def dumps(data: bytes) -> None:
     first_overflows(found)
     for _ in compare_dumps(found[0], found[0], {}):
         pass
+    graphs = [graph_of_dump(found[0]) for _ in range(2)]
+    compare_graphs(*graphs)
+    for call, entry in found[0].calls.items():
+        overflow_level(call, entry)
+    write_database(folder / "graph.vis.db", [GraphPair(*graphs, number_micro_steps(*graphs))], marked=True)
 
 
 def replays(data: bytes) -> None:

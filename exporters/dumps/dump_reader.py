@@ -24,6 +24,9 @@ from trainsentry.exporters.files.foreign_files import (
 _STEP: Final = re.compile(r"step(\d{1,16})$", re.ASCII)
 _RANK: Final = re.compile(r"(?:rank(\d{0,9})|proc(\d{1,16}))$", re.ASCII)
 
+MICRO_STEPS: Final = "megatron_micro_step_number"
+"""The member of construct.json that counts micro-steps; the calls are then [parent, micro-step]."""
+
 _FACTS: Final[dict[str, Kind]] = {
     **dict.fromkeys(("type", "dtype", "md5", "data_name"), text),
     **dict.fromkeys(("Max", "Min", "Mean", "Norm"), statistic),
@@ -74,8 +77,19 @@ class RankDump:
     @cached_property
     def parents(self) -> dict[str, str | None]:
         """The call tree: each call's parent."""
+        parents = ((call, item[0] if _is_numbered(item) else item) for call, item in self._tree.items())
+        return {call: parent if isinstance(parent, str) else None for call, parent in parents}
+
+    @cached_property
+    def micro_steps(self) -> dict[str, int]:
+        """The micro-step of each call that has one: msprobe writes them under Megatron."""
+        return {call: item[1] for call, item in self._tree.items() if _is_numbered(item)}
+
+    @cached_property
+    def _tree(self) -> dict[str, Any]:
         found = _object_or_nothing(self.directory / "construct.json")
-        return {call: parent if isinstance(parent, str) else None for call, parent in found.items()}
+        found.pop(MICRO_STEPS, None)
+        return found
 
     @cached_property
     def stacks(self) -> dict[str, list[str]]:
@@ -135,6 +149,11 @@ def read_possibly_torn(path: Path) -> tuple[dict[str, Any], bool]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds a {type(content).__name__}, expected an object")
     return content, False
+
+
+def _is_numbered(item: Any) -> bool:
+    """Return whether a call in construct.json has its micro-step beside its parent."""
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[1], int) and item[1] >= 0
 
 
 def _object_or_nothing(path: Path) -> dict[str, Any]:

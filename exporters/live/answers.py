@@ -10,6 +10,7 @@ from typing import Any, Final
 from trainsentry.exporters.csv.format import SCALARS, TableFile
 from trainsentry.exporters.files.foreign_files import InputError
 from trainsentry.exporters.live.layer_map import LayerMap, map_json, read_map
+from trainsentry.exporters.live.modules import modules_json
 from trainsentry.exporters.live.rank_view import ranks_json
 from trainsentry.exporters.live.run_folder import find_runs, ranks_with_tables, short_run, tables_of
 from trainsentry.exporters.live.run_state import state_of
@@ -85,6 +86,12 @@ class Answers:
 
         found: dict[str, Any] = self._fresh(("state", str(run)), FRESH_SECONDS, read)
         return found
+
+    def modules(self, query: Query) -> dict[str, Any]:
+        """Return the tree of a run's modules, those marked in which something was found."""
+        run, problems = self._run(query), Problems(self._run(query))
+        found = self._fresh(("modules", str(run)), 5 * FRESH_SECONDS, lambda: modules_json(run, problems))
+        return problems.of(found)
 
     def series(self, query: Query) -> dict[str, Any]:
         """Return the series of a rank that have all `words` in their name, and the tables of the rank."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from trainsentry.exporters.maps.map_svg import map_script, map_style
 
-SCRIPTS: Final = ("ask.js", "curve.js", "state.js", "main.js")
+SCRIPTS: Final = ("ask.js", "curve.js", "state.js", "modules.js", "main.js")
 """The parts of the script, in order, after that of the maps; they share one scope."""
 
 

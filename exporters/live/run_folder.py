@@ -72,7 +72,9 @@ def _changed(path: Path) -> float:
 def leads_out(run: Path) -> list[str]:
     """Return the names of the run's own files that are links to something outside the run."""
     names = ["run.json", "incidents.jsonl"]
-    names += [f"{d.name}{rest}" for d in run.glob("rank*") for rest in ("", "/status.json", "/anomalies.jsonl")]
+    names += [
+        f"{d.name}{rest}" for d in run.glob("rank*") for rest in ("", "/status.json", "/anomalies.jsonl", "/graph.json")
+    ]
     return [name for name in names if not (run / name).resolve().is_relative_to(run)]
 
 

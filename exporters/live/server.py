@@ -204,6 +204,7 @@ def application(answers: Answers, host: str, threads: ThreadPoolExecutor) -> tor
         "points": answers.points,
         "map": answers.map,
         "ranks": answers.ranks,
+        "modules": answers.modules,
     }
     routes: list[Any] = [("/", PageHandler, {"names": names})]
     for name, answer in questions.items():

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsentry.exporters.files.foreign_files import MAX_OBJECT_BYTES, InputError, read_object
-from trainsentry.exporters.report.data import MAX_RANKS, ReportData
+from trainsentry.exporters.run_reader import RecordedRun
 
 HEALTHY, ABNORMAL, SUSPECT = range(3)
 """A module's state: nothing was found in it, one of its values is abnormal, it is the first suspect of an incident."""
+
+MAX_RANKS: Final = 8
+"""Ranks whose modules are shown together: the stages of a pipeline have different ones."""
 
 MOST_MODULES: Final = 2_000
 """Modules in the tree, those that are not healthy first; a page with more is slow to search."""
@@ -33,12 +36,12 @@ class Node:
     children: dict[str, "Node"] = field(default_factory=dict)
 
 
-def module_tree(data: ReportData) -> tuple[Node, int] | None:
+def module_tree(run: RecordedRun, anomalies: Iterable[Mapping[str, Any]]) -> tuple[Node, int] | None:
     """Return the tree of the model, and how many modules it leaves out; None where no module is known."""
-    kinds = _kinds(data.run.root, list(data.run.ranks)[:MAX_RANKS])
+    kinds = _kinds(run.root, list(run.ranks)[:MAX_RANKS])
     if not kinds:
         return None
-    found = _found(data, kinds)
+    found = _found(run, anomalies, kinds)
     order = sorted(kinds, key=lambda name: -found[name].state if name in found else HEALTHY)  # stable
     root = Node("", "model", kinds.get("", ""))
     for name in _in_order(order[:MOST_MODULES], kinds):
@@ -67,16 +70,16 @@ def _kinds(root: Path, ranks: Iterable[int]) -> dict[str, str]:
     return kinds
 
 
-def _found(data: ReportData, kinds: Mapping[str, str]) -> dict[str, Node]:
+def _found(run: RecordedRun, anomalies: Iterable[Mapping[str, Any]], kinds: Mapping[str, str]) -> dict[str, Node]:
     """Return what was found in each module that is not healthy."""
     found: dict[str, Node] = {}
-    for anomaly in data.anomalies:
+    for anomaly in anomalies:
         name = _owner(anomaly, kinds)
         if name is not None:
             node = found.setdefault(name, Node(name, "", state=ABNORMAL))
             node.series.add((anomaly["quantity"], anomaly["name"]))
             node.since = min(anomaly["step"], node.since if node.since is not None else anomaly["step"])
-    for incident in data.run.incidents:
+    for incident in run.incidents:
         for suspect in incident.get("suspects", [])[:1]:
             name = _owner(suspect, kinds)
             if name is not None:

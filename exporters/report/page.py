@@ -88,7 +88,7 @@ def _render(data: ReportData, figures: list[ReportFigure], page_folder: Path) ->
         more_ranks=max(0, len(data.run.ranks) - SHOWN_RANKS),
         settings=flat(data.run.settings.get("configuration", {})),
         facts=_facts(data),
-        tree=module_tree(data),
+        tree=module_tree(data.run, data.anomalies),
         script=script,
         bokeh=Resources(mode="inline", components=["bokeh"]).render_js() if script else "",
         steps=(axis.start, axis.end),

@@ -14,6 +14,7 @@ from trainsentry.monitor.cli.ctl import ctl_command
 from trainsentry.monitor.cli.demo.command import demo_command
 from trainsentry.monitor.cli.diagnose import diagnose_command
 from trainsentry.monitor.cli.doctor import doctor_command
+from trainsentry.monitor.cli.graph import graph_command, graph_visualize_command
 from trainsentry.monitor.cli.overflow import overflow_command
 from trainsentry.monitor.cli.report import report_command
 from trainsentry.monitor.cli.run import StartProgram, run_command
@@ -37,10 +38,12 @@ app.command("serve")(serve_command)
 app.command("ctl")(ctl_command)
 app.command("compare")(compare_command)
 app.command("overflow")(overflow_command)
+app.command("graph")(graph_command)
 app.command("check")(check_command)
 _MSPROBE: Final[dict[str, Any]] = {"ignore_unknown_options": True, "allow_extra_args": True}
 app.command("run_ut", context_settings=_MSPROBE, add_help_option=False)(run_ut_command)
 app.command("multi_run_ut", context_settings=_MSPROBE, add_help_option=False)(multi_run_ut_command)
+app.command("graph_visualize", context_settings=_MSPROBE, add_help_option=False)(graph_visualize_command)
 app.command("doctor")(doctor_command)
 app.add_typer(config_app, name="config")
 

@@ -168,7 +168,7 @@ async function drawRankMaps() {
 
 function drawAll() {
   [drawnAt, drawnStep] = [Date.now(), view.state?.step ?? -1];
-  return Promise.all([drawCurves(), drawMaps()]);
+  return Promise.all([drawCurves(), drawMaps(), drawModules()]);
 }
 
 function redraw() {
@@ -262,6 +262,7 @@ $("run").addEventListener("change", (event) => {
   Object.assign(view, { run: event.target.value, rank: "", first: null, last: null, chosen: [], table: "", looked: false, fresh: true });
   drawnStep = -2;
   $("maps").replaceChildren();
+  modulesShown = "";
   zoomTo(null, null);
 });
 $("rank").addEventListener("change", (event) => {

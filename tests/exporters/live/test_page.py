@@ -7,6 +7,8 @@ from browser import needs_chromium, opened
 from recorded_runs import CULPRIT, make_run
 from served import served
 
+from trainsentry.exporters.files.json_files import replace_json
+
 pytestmark = needs_chromium
 
 NAME = "layers.<b>&amp;.weight"
@@ -24,6 +26,9 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     make_run(folder / "well", incident=False, name=NAME, ranks=1)
     make_run(folder / "broken", ranks=3)
+    names = ["", *(name for i in range(6) for name in (f"layers.{i}", f"layers.{i}.mlp"))]
+    modules = [{"name": name, "type": "Linear" if name else "Gpt"} for name in names]
+    replace_json(folder / "broken" / "rank0" / "graph.json", {"modules": modules})
     with served(folder) as server:
         yield server
 
@@ -112,6 +117,38 @@ def test_a_cell_of_a_map_is_read_and_a_row_leads_to_its_curve(server):
         await page.wait_for(f"document.querySelector('.curve b').textContent.startsWith('{CULPRIT}')")
 
     look(server, "broken", check)
+
+
+def test_the_tree_of_modules_leads_to_the_culprit_and_is_searched(server):
+    async def check(page):
+        await page.wait_for("!document.querySelector('#modules-part').hidden")
+        own = await page.ask("[...document.querySelectorAll('#modules li.m2')].at(-1).innerText")
+        assert own.startswith("mlp")
+        assert "suspect of incident 1" in own
+        opened_ones = await page.ask(
+            "[...document.querySelectorAll('#modules details[open]')].map((d) => d.dataset.name)"
+        )
+        assert opened_ones == ["", "layers", "layers.3"]
+        mark = "getComputedStyle([...document.querySelectorAll('#modules i.m2')].at(-1)).backgroundColor"
+        assert await page.ask(mark) == "rgb(179, 20, 27)"
+        await page.ask("(() => { const f = document.querySelector('#find-module'); f.value = 'layers.5'; "
+                       "f.dispatchEvent(new Event('input')); })()")  # fmt: skip
+        assert await page.ask("document.querySelector('#modules-found').textContent") == "2 found"
+        seen = "[...document.querySelectorAll('#modules li')].filter((li) => li.offsetParent).length"
+        assert await page.ask(seen) == 4  # the model, layers, and the two that match
+        await page.ask("document.querySelector('#find-module').value = ''; findModules()")
+        await page.ask("view.chosen = []; drawCurves().then(() => 0)")
+        await page.ask("document.querySelector('#modules button.link').click()")
+        await page.wait_for(f"document.querySelector('.curve b')?.textContent.startsWith('{CULPRIT}')")
+
+    look(server, "broken", check)
+
+
+def test_a_run_without_modules_has_no_tree(server):
+    async def check(page):
+        assert await page.ask("document.querySelector('#modules-part').hidden")
+
+    look(server, "well", check)
 
 
 def test_names_are_shown_as_they_are_and_become_no_markup(server):

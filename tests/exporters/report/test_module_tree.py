@@ -33,7 +33,8 @@ def walk(node):
 
 
 def nodes(root):
-    whole, left_out = tree.module_tree(gather(root, fail))
+    data = gather(root, fail)
+    whole, left_out = tree.module_tree(data.run, data.anomalies)
     return {node.name: node for node in walk(whole)}, left_out
 
 

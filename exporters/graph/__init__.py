@@ -1,0 +1,1 @@
+"""Graphs of calls, as msprobe's TensorBoard plugin shows them."""
