@@ -42,3 +42,12 @@ def test_a_wrapped_model_trains_as_before_and_has_the_users_names(two_ranks, tmp
             "Module.blocks.0.fc1.Linear.parameters_grad.0",
             "Functional.gelu.0.backward",
         } <= set(names)
+
+
+def test_each_rank_checks_its_own_calls_and_writes_its_own_tables(two_ranks, tmp_path):
+    for rank, losses in enumerate(two_ranks.run(debugged_ranks.checked, tmp_path)):
+        assert losses[True] == losses[False]
+        [table] = (tmp_path / "dump" / "step0" / f"rank{rank}").glob("accuracy_checking_result_*.csv")
+        rows = table.read_text(encoding="utf-8-sig").splitlines()[1:]
+        assert rows == [f"Functional.linear.{i},pass,pass," for i in range(6)]
+    assert [path.name for path in (tmp_path / "dump").iterdir()] == ["step0"]

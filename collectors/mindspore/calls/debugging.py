@@ -62,8 +62,8 @@ class MindSporeDebugging:
         """
         if config.level not in LEVELS:
             raise ValueError(f"level: {config.level!r} with MindSpore; allowed: {', '.join(LEVELS)}")
-        if config.task == "free_benchmark":
-            raise ValueError("task: 'free_benchmark' with MindSpore; allowed: with PyTorch")
+        if config.task in ("free_benchmark", "run_ut"):
+            raise ValueError(f"task: {config.task!r} with MindSpore; allowed: with PyTorch")
         if config.level == "L2":
             return KernelDump(config)
         kind = CallDump

@@ -27,6 +27,7 @@ from trainsentry.collectors.torch.accuracy.call_run import (
     run_on_device,
 )
 from trainsentry.collectors.torch.accuracy.precision import better_precision
+from trainsentry.collectors.torch.accuracy.recorded_call import first_places_in, recorded_results
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
@@ -39,6 +40,8 @@ _LOWER: Final = {torch.float16, torch.bfloat16}
 
 class TorchCall:
     """Builds a call and runs it on both sides; see `collectors.calls.call_check.CheckedCall`.
+
+    Without a `device` the device's side is not run: it is what the dump holds, as the training computed it.
 
     Raises:
         NotComparableError: for a call whose results say nothing about accuracy.
@@ -53,15 +56,21 @@ class TorchCall:
         forward: Mapping[str, Any],
         backward: Mapping[str, Any] | None,
         source: TensorSource,
-        device: torch.device,
+        device: torch.device | None,
     ) -> None:
         self.operation = split_name(call)[1]
         self.is_dropout = is_dropout(self.operation)
         self._real = source.folder is not None
-        self._call = _build(call, forward, backward, source)
+        builder = InputBuilder(call, source)
+        self._call = _build(call, forward, backward, builder)
         tensors = list_tensors([*self._call.args, *self._call.kwargs.values()])
-        self._precision = better_precision(tensors)
-        self._expected, self._got = self._run_both(device)
+        if device is None:
+            self._got = recorded_results(builder, self._call, forward, backward)
+            self._precision = better_precision([*tensors, *list_tensors(self._got.outputs)])
+            self._expected = self._run_expected()
+        else:
+            self._precision = better_precision(tensors)
+            self._expected, self._got = self._run_both(device)
         self._moved: dict[float, list[Results]] = {}
         self.backward_problem = self._expected.backward_error or self._got.backward_error
         self.device_failed_backward = bool(self._got.backward_error) and not self._expected.backward_error
@@ -93,6 +102,19 @@ class TorchCall:
                 for tensor in list_tensors([value]):
                     save_tensor(tensor.detach(), folder / f"{writable(call)}.{part}.{place}{SUFFIX}")
 
+    def _run_expected(self) -> Results:
+        """Run the better precision beside recorded results; that random numbers were drawn shows on this side."""
+        before = torch.get_rng_state()
+        try:
+            expected = run_in_precision(self._call, self._precision)
+        except RAISED as error:
+            raise NotComparableError(f"does not run in {self._precision.target}: {first_line(error)}") from None
+        if not self.is_dropout and not torch.equal(before, torch.get_rng_state()):
+            raise NotComparableError("draws random numbers")
+        if len(expected.outputs) != len(self._got.outputs):
+            raise NotComparableError(f"returned {len(expected.outputs)} results, recorded {len(self._got.outputs)}")
+        return expected
+
     def _run_both(self, device: torch.device) -> tuple[Results, Results]:
         before = _random_states(device)
         got, failure = None, ""
@@ -116,9 +138,8 @@ class TorchCall:
 
 
 def _build(
-    call: str, forward: Mapping[str, Any], backward: Mapping[str, Any] | None, source: TensorSource
+    call: str, forward: Mapping[str, Any], backward: Mapping[str, Any] | None, builder: InputBuilder
 ) -> BuiltCall:
-    builder = InputBuilder(call, source)
     function = function_of(call)
     args = builder.build(forward.get("input_args", forward.get("args", [])))
     kwargs = builder.build(forward.get("input_kwargs", forward.get("kwargs", {})))
@@ -128,7 +149,8 @@ def _build(
     if gradients is not None and not isinstance(gradients, list):
         raise UnusableCallError("its entry holds no list of gradients")
     operation = split_name(call)[1]
-    return BuiltCall(function, operation, args, kwargs, gradients, _autocast(forward, [*args, *kwargs.values()]))
+    autocast = _autocast(forward, [*args, *kwargs.values()])
+    return BuiltCall(function, operation, args, kwargs, gradients, autocast, first_places_in(forward))
 
 
 def _autocast(forward: Mapping[str, Any], inputs: list[Any]) -> torch.dtype | None:
