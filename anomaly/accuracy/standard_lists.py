@@ -56,7 +56,8 @@ def standard_of(operation: str, *, backward: bool, adds: bool, dtype: str) -> st
     """Return the standard for an output of a call, such as `relu`.
 
     `adds` says that the output of a backward pass is smaller than the gradient it comes from, as for a broadcast input:
-    it is a sum, which no list was made for. bfloat16 misses the thousandth by its rounding alone (2⁻⁸).
+    it is a sum, which no list was made for. bfloat16 misses the thousandth by its rounding alone (2⁻⁸), and complex
+    numbers the binary standard: their absolute value is a rounded root.
 
     >>> standard_of("relu", backward=False, adds=False, dtype="torch.float32")
     'binary'
@@ -65,6 +66,8 @@ def standard_of(operation: str, *, backward: bool, adds: bool, dtype: str) -> st
     """
     found = next((name for name, calls in _LISTS.items() if operation in calls), BENCHMARK)
     if backward and found in (BINARY, ABSOLUTE) and (adds or operation in _ADDING_BACKWARD):
+        return BENCHMARK
+    if found == BINARY and dtype.startswith("torch.complex"):
         return BENCHMARK
     return BENCHMARK if found == THOUSANDTH and dtype == "torch.bfloat16" else found
 

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+RECORDED: Final = "recorded"
+"""In place of a device: the results are those that the training recorded."""
 
 
 class NotComparableError(Exception):

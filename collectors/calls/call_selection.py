@@ -1,6 +1,6 @@
 """Selects the calls that a debugger records: by level, name, range, direction, and calls of the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -64,6 +64,19 @@ class CallSelection:
     def reset(self) -> None:
         """Leave the scope: another step begins."""
         self._inside = False
+
+
+def is_listed(name: str, only: Collection[str], without: Collection[str]) -> bool:
+    """Whether a call such as `Functional.linear.3` is chosen: `linear`, `Functional.linear` and its own name name it.
+
+    >>> is_listed("Functional.linear.3", ["linear"], []), is_listed("Functional.linear.3", [], ["Functional.linear"])
+    (True, False)
+    """
+    if not only and not without:
+        return True
+    stem = name.rpartition(".")[0]
+    names = (name, stem, stem.partition(".")[2])
+    return (not only or any(n in only for n in names)) and not any(n in without for n in names)
 
 
 class TokenRange:

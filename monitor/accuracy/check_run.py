@@ -10,6 +10,7 @@ from typing import Final
 from trainsentry.anomaly.accuracy.verdict import ERROR, PASS, SKIP, WARNING
 from trainsentry.exporters.dumps.accuracy_csv import AccuracyTables
 from trainsentry.exporters.files.foreign_files import InputError
+from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.accuracy.dumped_calls import CallsOfDump, DumpedCall, chosen, read_calls
 from trainsentry.monitor.accuracy.judged_call import JudgedCall, read_back
 from trainsentry.monitor.accuracy.worker import WorkerSettings
@@ -81,6 +82,15 @@ class CheckSummary:
     def skipped(self) -> list[JudgedCall]:
         """Calls that say nothing about accuracy."""
         return [call for call in self.calls if call.status == SKIP and not call.unusable]
+
+    @property
+    def sentence(self) -> str:
+        """How many calls there were, and what became of them."""
+        counts, bad = self.counts, len(self.unusable) + len(self.damaged)
+        return (
+            f"{counted(len(self.calls), 'call')}: {self.passed} passed, {counts[ERROR]} failed, "
+            f"{counts[WARNING]} with a warning, {len(self.skipped)} not compared, {bad} could not be checked"
+        )
 
     @property
     def is_clean(self) -> bool:

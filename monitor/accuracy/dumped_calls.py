@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from trainsentry.collectors.calls.call_selection import is_listed
 from trainsentry.exporters.dumps.dump_reader import read_possibly_torn
 from trainsentry.exporters.files.foreign_files import InputError
 
@@ -93,11 +94,9 @@ def chosen(calls: list[DumpedCall], only: list[str], without: list[str], *, diff
     """
     kept, seen = [], set()
     for call in calls:
-        stem = call.name.rpartition(".")[0]
-        names = {call.name, stem, stem.partition(".")[2]}
-        if (only and not names & set(only)) or names & set(without):
+        if not is_listed(call.name, only, without):
             continue
-        shape = (stem, json.dumps(_without_values(call.forward), sort_keys=True, default=str))
+        shape = (call.name.rpartition(".")[0], json.dumps(_without_values(call.forward), sort_keys=True, default=str))
         if differing and shape in seen:
             continue
         seen.add(shape)

@@ -28,7 +28,8 @@ from trainsentry.monitor.accuracy.judged_call import JudgedCall, failed, judge_c
 class WorkerSettings:
     """What a worker needs to know: `folder` holds dumped tensors ("" for random ones), `errors` takes failed calls.
 
-    `framework` is the dump's word for it: pytorch, mindspore or mindtorch.
+    `framework` is the dump's word for it: pytorch, mindspore or mindtorch. A request may name another folder for failed
+    calls.
     """
 
     device: str
@@ -86,8 +87,9 @@ def check_call(checks: CallChecks, request: Mapping[str, Any], settings: WorkerS
         return failed(call, f"the device refuses the call: {reason}")
     except Exception as error:  # noqa: BLE001 - one call's trouble must not end the check of the others
         return left_out(call, f"{type(error).__name__}: {error}".splitlines()[0], unusable=True)
-    if settings.errors and judged.status in ("error", "warning"):
-        folder = Path(settings.errors)
+    errors = request.get("errors", settings.errors)
+    if errors and judged.status in ("error", "warning"):
+        folder = Path(errors)
         folder.mkdir(parents=True, exist_ok=True)
         checked.save(call, folder)
     return judged
@@ -96,6 +98,8 @@ def check_call(checks: CallChecks, request: Mapping[str, Any], settings: WorkerS
 def main() -> None:
     """Answer requests until standard input ends; libraries that print do not reach the answers."""
     settings = WorkerSettings(**json.loads(sys.argv[1]))
+    with contextlib.suppress(OSError):  # not Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, the training is not what is ended
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     checks: CallChecks | None = None

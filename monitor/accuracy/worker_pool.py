@@ -58,7 +58,7 @@ def check_shared(
         work.put(index)
     answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
     count = max(1, min(processes, len(calls)))
-    workers = [_Worker(replace(settings, device=devices[i % len(devices)]), seconds) for i in range(count)]
+    workers = [CallWorker(replace(settings, device=devices[i % len(devices)]), seconds) for i in range(count)]
     stopping = threading.Event()
     threads = [
         threading.Thread(target=_serve, args=(worker, calls, work, answers, stopping), daemon=True)
@@ -88,7 +88,7 @@ def _in_order(count: int, answers: "queue.SimpleQueue[_Answer]") -> Iterator[Jud
 
 
 def _serve(
-    worker: "_Worker",
+    worker: "CallWorker",
     calls: Sequence[DumpedCall],
     work: "queue.SimpleQueue[int]",
     answers: "queue.SimpleQueue[_Answer]",
@@ -100,15 +100,30 @@ def _serve(
         except queue.Empty:
             break
         try:
-            answers.put((index, worker.check(calls[index])))
+            answers.put((index, _checked_by(worker, calls[index])))
         except Exception as error:  # noqa: BLE001 - raised again by the thread that collects the answers
             answers.put((index, error))
             break
     worker.end()
 
 
-class _Worker:
-    """A worker process, started when it is needed and again after it died."""
+def _checked_by(worker: "CallWorker", call: DumpedCall) -> JudgedCall:
+    """Have a call checked; the death of the process is the call's failure, as it ran the call on the device."""
+    try:
+        return worker.check(call)
+    except WorkerEndedError as ended:
+        return failed(call.name, str(ended))
+
+
+class WorkerEndedError(Exception):
+    """A worker process that ended before it answered; the message says how."""
+
+
+class CallWorker:
+    """A worker process, started when it is needed and again after it died.
+
+    `check` may save the tensors of a failed call in another folder than the settings', or nowhere ("").
+    """
 
     def __init__(self, settings: WorkerSettings, seconds: float) -> None:
         self._settings = settings
@@ -117,20 +132,21 @@ class _Worker:
         self._lock = threading.Lock()
         self._ended = False
 
-    def check(self, call: DumpedCall) -> JudgedCall:
-        """Have a call checked; the death of the process is the call's failure.
+    def check(self, call: DumpedCall, errors: str | None = None) -> JudgedCall:
+        """Have a call checked.
 
         Raises:
+            WorkerEndedError: when the process ended before it answered.
             InputError: when the device cannot be used.
             OSError: when no process can be started.
 
         """
         process = self._running()
-        line = self._ask(process, json.dumps(_request(call)) + "\n")
+        line = self._ask(process, json.dumps(_request(call, errors)) + "\n")
         try:
             answer = json.loads(line)
         except ValueError:
-            return failed(call.name, self._death(process))
+            raise WorkerEndedError(self._death(process)) from None
         if "fatal" in answer:
             raise InputError(str(answer["fatal"]))
         return JudgedCall(**answer)
@@ -186,8 +202,9 @@ def _end_of(code: int) -> str:
     return f"exit status {code}"
 
 
-def _request(call: DumpedCall) -> dict[str, Any]:
-    return {"call": call.name, "forward": call.forward, "backward": call.backward}
+def _request(call: DumpedCall, errors: str | None = None) -> dict[str, Any]:
+    request = {"call": call.name, "forward": call.forward, "backward": call.backward}
+    return request if errors is None else {**request, "errors": errors}
 
 
 def _start(settings: WorkerSettings) -> "subprocess.Popen[str]":

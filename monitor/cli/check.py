@@ -185,13 +185,7 @@ def _show(summary: CheckSummary) -> None:
         out.print(f"and {len(failures) - SHOWN_CALLS} more that failed", soft_wrap=True)
     for reason, count in _reasons(summary).items():
         out.print(f"{counted(count, 'call')} {reason}", soft_wrap=True)
-    bad = len(summary.unusable) + len(summary.damaged)
-    counts = summary.counts
-    out.print(
-        f"{counted(len(summary.calls), 'call')}: {summary.passed} passed, {counts['error']} failed, "
-        f"{counts['warning']} with a warning, {len(summary.skipped)} not compared, {bad} could not be checked",
-        soft_wrap=True,
-    )
+    out.print(summary.sentence, soft_wrap=True)
     out.print(f"tables: {summary.result}", soft_wrap=True)
 
 

@@ -13,16 +13,19 @@ from trainsentry.monitor.config.blocks import Unit
 from trainsentry.monitor.config.files import explain, read_file
 from trainsentry.monitor.debugger.chosen_calls import ChosenCalls, DebuggerBlock
 from trainsentry.monitor.debugger.free_benchmark_config import FreeBenchmarkBlock
+from trainsentry.monitor.debugger.run_ut_config import RunUtBlock
 from trainsentry.monitor.errors import ConfigError
 
-TASKS: Final = ("statistics", "tensor", "structure", "overflow_check", "free_benchmark", "grad_probe")
+TASKS: Final = ("statistics", "tensor", "structure", "overflow_check", "free_benchmark", "run_ut", "grad_probe")
+ON_OPERATIONS: Final = {"free_benchmark": "repeated", "run_ut": "checked"}
+"""Tasks that know operations alone, and what they do with them."""
+
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
 """Only MindSpore has L2, the kernels of compiled graphs."""
 
 _OTHER_TASKS: Final = {
     "nan_check": "overflow_check",
-    "run_ut": "trainsentry overflow DUMP, which replays calls on the CPU",
-    "acc_check": "trainsentry overflow DUMP, which replays calls on the CPU",
+    "acc_check": "run_ut",
     "diff_check": "tensor, then trainsentry compare A B",
 }
 DEFAULTS: Final = Path(__file__).with_name("debugger_defaults.json")
@@ -180,6 +183,7 @@ class DebuggerConfig(DebuggerBlock):
     structure: Chosen = Field(default=Chosen(), description="Settings of the task structure.")
     overflow_check: OverflowTaskBlock = OverflowTaskBlock()
     free_benchmark: FreeBenchmarkBlock = FreeBenchmarkBlock()
+    run_ut: RunUtBlock = RunUtBlock()
     grad_probe: GradProbe = GradProbe()
 
     @model_validator(mode="after")
@@ -188,9 +192,10 @@ class DebuggerConfig(DebuggerBlock):
             raise ValueError(f"level: {self.level!r}; allowed: {', '.join(LEVELS)}")
         if self.level == "debug" and self.task not in {"statistics", "tensor"}:
             raise ValueError(f"level: 'debug' with task {self.task!r}; allowed: task statistics or tensor")
-        if self.task == "free_benchmark" and self.level != "L1":
+        if self.task in ON_OPERATIONS and self.level != "L1":
             raise ValueError(
-                f"level: {self.level!r} with task 'free_benchmark'; allowed: L1, as operations are repeated"
+                f"level: {self.level!r} with task {self.task!r}; allowed: L1, as operations are "
+                f"{ON_OPERATIONS[self.task]}"
             )
         if self.enable_dataloader:
             raise ValueError("enable_dataloader: True; allowed: false, with start(), stop() and step() in the loop")
@@ -229,7 +234,7 @@ class DebuggerConfig(DebuggerBlock):
             scope=(chosen.scope[0], chosen.scope[-1]) if chosen.scope else None,
             directions=frozenset(modes & {"forward", "backward"}) or frozenset({"forward", "backward"}),
             sides=frozenset(modes & {"input", "output"}) or frozenset({"input", "output"}),
-            risk="ALL" if self.task in {"overflow_check", "free_benchmark"} else self.risk_level,
+            risk="ALL" if self.task in {"overflow_check", *ON_OPERATIONS} else self.risk_level,
             risk_of=risk_of,
         )
 
@@ -260,6 +265,8 @@ def load_debugger_config(path: str | None, given: dict[str, Any]) -> tuple[Debug
         lines = [explain(dict(e), DebuggerConfig) for e in error.errors()]
         raise ConfigError(f"{where}: " + "\n  ".join(dict.fromkeys(lines))) from None
     _check_folder(config.dump_path, where)
+    if config.run_ut.error_data_path is not None:
+        _check_folder(config.run_ut.error_data_path, where, "run_ut.error_data_path")
     return config, warnings
 
 
@@ -273,7 +280,7 @@ def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
     task = data.get("task", "statistics") or "statistics"
     if task not in TASKS:
         other = _OTHER_TASKS.get(task) if isinstance(task, str) else None
-        if other != "overflow_check":
+        if other not in TASKS:
             instead = f"; use instead: {other}" if other else ""
             raise ConfigError(f"task: {task!r}; allowed: {', '.join(TASKS)}{instead}")
         warnings.append(f"task: {task!r} is read as {other!r}")
@@ -283,7 +290,7 @@ def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
     if task == "structure" and data.get("level", "L1") not in ("L0", "mix"):
         warnings.append(f"level: {data.get('level', 'L1')!r} with task 'structure' is read as 'mix'")
         data["level"] = "mix"
-    others = {"grad_probe", "free_benchmark"} - {task}  # settings of a task that does not run are not checked
+    others = {"grad_probe", "free_benchmark", "run_ut"} - {task}  # settings of a task that does not run are not checked
     blocks = {*_OTHER_TASKS, *others, "load", "acl_config"}
     warnings.extend(f"{key}: is not used" for key in [k for k in data if k in blocks] if data.pop(key))
     for block in TASKS:
@@ -307,13 +314,15 @@ _UNREAD: Final = frozenset(
         "diff_nums",
         "device",
         "tensor_list",
+        "is_online",
+        "rank_list",
     }
 )
 """msprobe's keys for unsupported features: comparisons over a network, kernels of a device."""
 
 
-def _check_folder(path: str, where: str) -> None:
-    """Check that the dump folder is writable.
+def _check_folder(path: str, where: str, key: str = "dump_path") -> None:
+    """Check that the folder of a key is writable.
 
     Raises:
         ConfigError: when the folder cannot be created or written to.
@@ -323,6 +332,6 @@ def _check_folder(path: str, where: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: dump_path: {path!r} cannot be created: {error}; allowed: a folder") from error
+        raise ConfigError(f"{where}: {key}: {path!r} cannot be created: {error}; allowed: a folder") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{where}: dump_path: {path!r} is not writable; allowed: a writable folder")
+        raise ConfigError(f"{where}: {key}: {path!r} is not writable; allowed: a writable folder")

@@ -12,11 +12,15 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump, VariableFile
 from trainsentry.monitor.debugger.debugger_config import DebuggerConfig
 from trainsentry.monitor.debugger.overflow_count import OverflowCount
+from trainsentry.monitor.debugger.step_check import StepCheck
 
 logger = logging.getLogger("trainsentry")
 
 PART: Final = "debugger"
-DUMPING: Final = frozenset({"statistics", "tensor", "structure", "overflow_check"})
+CHECKS: Final = "run_ut"
+"""The guard's name of the check of a step: when it fails, what it checks is no longer recorded."""
+
+DUMPING: Final = frozenset({"statistics", "tensor", "structure", "overflow_check", "run_ut"})
 """Tasks that write dumps of calls."""
 
 ERRORS: Final = "dump_error_info.log"
@@ -54,6 +58,7 @@ class DumpSession:
         self.overflows = OverflowCount(config.overflow_check.overflow_nums) if config.task == "overflow_check" else None
         if self.overflows is not None:
             self.watcher.after_call = self._stop_at_limit
+        self.checks: StepCheck | None = None
         self.probe: Any = None
         self.saved: Any = None
         self._dump: StepDump | None = None
@@ -78,7 +83,7 @@ class DumpSession:
         in_rank = self._is_rank_selected()
         if in_rank:
             self.guard.run(PART, self.framework.prepare, self.watcher, self._named, self.config.dump_path)
-        if not in_rank or not self._is_selected() or self._started:
+        if not in_rank or not self._is_selected() or self._started or CHECKS in self.guard.disabled:
             return
         self._started = True
         if self.config.level in {"debug", "L2"} or self.config.task == "grad_probe":
@@ -115,6 +120,8 @@ class DumpSession:
         self.stop()
         self.watcher.reset()
         self._close()
+        if self.checks is not None:
+            self.guard.run(CHECKS, self._check_step, self.checks)
         if self.saved is not None:
             self.saved.end_step()
         step, self.iteration = self.iteration, self.iteration + 1
@@ -159,12 +166,18 @@ class DumpSession:
         self.watcher.reset()
         self.guard.run(PART, self.framework.release, self.watcher)
         self._close()
-        for part in (self.saved, self.probe, self.overflows):
+        for part in (self.saved, self.probe, self.overflows, self.checks):
             if part is not None:
                 part.close()
         never = [s for s in self.config.step if s >= self.iteration]
         if never and self.iteration:
             logger.warning("trainsentry: step: %s never came; the last step was %d", never, self.iteration - 1)
+
+    def _check_step(self, checks: StepCheck) -> None:
+        """Check the step's calls, if it was recorded."""
+        if self.task.calls:
+            checks.check(self.iteration, self._folder(), self.task)
+        self.task.begin_step()
 
     def _stop_at_limit(self) -> None:
         """Stop at the call that reaches `overflow_nums`, where no rank is left waiting and no step may be skipped.
@@ -233,13 +246,16 @@ class DumpSession:
     def _open(self) -> None:
         if self._dump is not None or PART in self.guard.disabled:
             return
-        extra = self.config.extra_info
-        self._dump = self.guard.run(PART, lambda: StepDump(self._folder(), self._head(), extra_info=extra))
+        if self.config.task == "run_ut" and self.checks is None:
+            self.checks = StepCheck(self.config.run_ut, self.config.dump_path, self.framework.rank_and_world_size()[0])
+        folder = self._folder() if self.checks is None else self.checks.scratch
+        extra = self.config.extra_info and self.checks is None
+        self._dump = self.guard.run(PART, lambda: StepDump(folder, self._head(), extra_info=extra))
         self.task.writer = self._dump
 
     def _head(self) -> dict[str, Any]:
         """Return the first members of dump.json."""
-        saves = self.config.task in {"tensor", "overflow_check"}
+        saves = self.config.task in {"tensor", "overflow_check", "run_ut"}
         return {
             "task": self.config.task,
             "level": self.config.level,

@@ -63,3 +63,12 @@ def test_monitor_and_debugger_change_no_bit_and_record_forward_and_backward(two_
             for direction in ("forward", "backward"):
                 assert any(key.startswith("Module.") and f"{module}.{direction}" in key for key in data), (module, rank)
         assert list((tmp_path / "monitor" / f"rank{rank}").glob("gradient_*.csv"))
+
+
+def test_each_rank_checks_its_own_calls_and_writes_its_own_tables(two_ranks, tmp_path):
+    for rank, losses in enumerate(two_ranks.run(debugged_ranks.checked, tmp_path)):
+        assert losses[True] == losses[False]
+        [table] = (tmp_path / "dump" / "step0" / f"rank{rank}").glob("accuracy_checking_result_*.csv")
+        rows = table.read_text(encoding="utf-8-sig").splitlines()[1:]
+        assert rows == [f"Functional.linear.{i},pass,pass," for i in range(6)]
+    assert [path.name for path in (tmp_path / "dump").iterdir()] == ["step0"]

@@ -287,6 +287,7 @@ def test_callbacks_dump_the_steps_of_model_train(tmp_path):
     [
         ({"level": "L0", "task": "run_ut"}, "run_ut"),
         ({"level": "L0", "task": "free_benchmark"}, "level: 'L0' with task 'free_benchmark'; allowed: L1"),
+        ({"level": "L1", "task": "run_ut"}, "'run_ut' with MindSpore; allowed: with PyTorch"),
         ({"level": "L0", "framework": "jax"}, "'jax'"),
     ],
 )

@@ -158,3 +158,24 @@ def under_strategy(name, folder, subject, steps=4, dumped=(1,), config=None):
     seconds = time.perf_counter() - began
     whole = chosen.gathered(gradients=False)["parameter"]
     return {name: value.tolist() for name, value in whole.items()}, seconds, failures
+
+
+def checked(folder):
+    """Train a model under run_ut, rank 1 on other data; return the losses without and with it."""
+    losses = {}
+    for watched in (False, True):
+        wrapped = nn.parallel.DistributedDataParallel(make(Tower))
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-2)
+        debugger = _debugger(folder, task="run_ut", run_ut={"white_list": ["linear"]}) if watched else None
+        if debugger:
+            debugger.start(wrapped)
+        loss = wrapped(torch.full((3, 4), 1.0 + dist.get_rank())).square().mean()
+        loss.backward()
+        optimizer.step()
+        if debugger:
+            debugger.stop()
+            debugger.step()
+            assert debugger._session.guard.failures == {}
+            debugger.close()
+        losses[watched] = [loss.item(), *[p.sum().item() for p in wrapped.parameters()]]
+    return losses

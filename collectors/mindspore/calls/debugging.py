@@ -71,6 +71,8 @@ class MindSporeDebugging:
             raise ValueError(f"level: {config.level!r} with MindSpore; allowed: {', '.join(LEVELS)}")
         if config.task == "free_benchmark":
             return self._make_benchmark(config)
+        if config.task == "run_ut":
+            raise ValueError(f"task: {config.task!r} with MindSpore; allowed: with PyTorch")
         if config.level == "L2":
             return KernelDump(config)
         kind = CallDump

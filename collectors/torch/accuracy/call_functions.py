@@ -59,6 +59,40 @@ def is_dropout(operation: str) -> bool:
     return operation in _DROPOUTS
 
 
+def names_an_operation(name: str) -> bool:
+    """Whether torch has an operation of this name: `linear`, `Functional.linear` or `Functional.linear.3`.
+
+    Of other prefixes than torch's own nothing is known, so their names are taken as they are.
+    """
+    stem = re.sub(r"\.\d+$", "", name)
+    prefix, _, operation = stem.partition(".")
+    if not operation:
+        return any(hasattr(home, stem) for homes in _HOMES.values() for home in homes)
+    return prefix not in _HOMES or any(hasattr(home, operation) for home in _HOMES[prefix])
+
+
+def operation_names() -> list[str]:
+    """Return the names of torch's operations, with and without their prefixes."""
+    found = {(prefix, name) for prefix, homes in _HOMES.items() for home in homes for name in dir(home)}
+    public = sorted((prefix, name) for prefix, name in found if not name.startswith("_"))
+    return [name for _, name in public] + [f"{prefix}.{name}" for prefix, name in public]
+
+
+_SAME_IN_LINALG: Final = frozenset({"det", "matmul", "matrix_exp", "matrix_power", "slogdet"})
+"""Functions of torch.linalg that do what torch's function of the same name does."""
+
+
+def is_ambiguous(call: str) -> bool:
+    """Whether torch and torch.linalg have functions of this name that do different things, as `svd` of both.
+
+    >>> is_ambiguous("Torch.svd.0"), is_ambiguous("Torch.matmul.0"), is_ambiguous("Functional.linear.0")
+    (True, False, False)
+    """
+    prefix, operation = split_name(call)
+    both = hasattr(torch, operation) and hasattr(torch.linalg, operation)
+    return prefix == "Torch" and both and operation not in _SAME_IN_LINALG
+
+
 def function_of(call: str) -> Callable[..., Any]:
     """Return the operation of a call such as `Functional.linear.0`.
 

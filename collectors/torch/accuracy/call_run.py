@@ -18,7 +18,11 @@ from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 
 @dataclass(frozen=True)
 class BuiltCall:
-    """A call with its arguments on the CPU, and the gradients at its outputs (None for no backward pass)."""
+    """A call with its arguments on the CPU, and the gradients at its outputs (None for no backward pass).
+
+    `first_places` has, for each tensor among the arguments, the place of the first that was the same tensor, as in
+    `x * x`; such places share one gradient, which stands at the first. None: the gradient at each place is its own.
+    """
 
     function: Callable[..., Any]
     operation: str
@@ -26,6 +30,7 @@ class BuiltCall:
     kwargs: dict[str, Any]
     gradients: list[Any] | None
     autocast: torch.dtype | None
+    first_places: list[int] | None = None
 
 
 def run_on_device(call: BuiltCall, device: torch.device) -> CallResults:
@@ -61,14 +66,21 @@ def run_in_precision(call: BuiltCall, precision: Precision, moved: float = 0.0, 
     def raise_(value: Any) -> Any:
         better = precision.raised(value)
         if moved and isinstance(better, Tensor) and (better.is_floating_point() or better.is_complex()):
-            shift = torch.rand(better.shape, generator=generator, dtype=torch.float64) * 2 - 1
-            return better * (1 + moved * shift).to(better.dtype)
+            if better.is_complex():  # both parts by themselves: a common factor would keep the angle
+                parts = torch.view_as_real(better.resolve_conj())
+                return torch.view_as_complex(_moved(parts, moved, generator))
+            return _moved(better, moved, generator)
         if moved and isinstance(better, float) and math.isfinite(better) and not better.is_integer():
             return better * (1 + moved * float(torch.rand((), generator=generator, dtype=torch.float64) * 2 - 1))
         return better
 
     with default_dtype(precision.target if precision.single else torch.get_default_dtype()):
         return _run(call, raise_)
+
+
+def _moved(tensor: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    shift = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    return tensor * (1 + share * shift).to(tensor.dtype)
 
 
 def _run(call: BuiltCall, place: Callable[[Any], Any]) -> CallResults:
@@ -89,11 +101,12 @@ def _run(call: BuiltCall, place: Callable[[Any], Any]) -> CallResults:
     with torch.set_grad_enabled(call.gradients is not None), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the training has shown them already
         given = call.function(*args, **kwargs)
-    outputs = _flat(args[0] if given is None and args else given)
+    outputs = flat_values(args[0] if given is None and args else given)
     if call.gradients is None:
         return CallResults(outputs, [])
     try:
-        return CallResults(outputs, _backward(outputs, leaves, mapped(call.gradients, place)))
+        gradients = _backward(outputs, leaves, mapped(call.gradients, place))
+        return CallResults(outputs, _summed(gradients, call.first_places))
     except RAISED as error:
         return CallResults(outputs, [], first_line(error))
 
@@ -116,11 +129,24 @@ def _backward(outputs: list[Any], leaves: list[Tensor], gradients: list[Any]) ->
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 
-def _flat(value: Any) -> list[Any]:
+def _summed(gradients: list[Tensor | None], first_places: list[int] | None) -> list[Tensor | None]:
+    """Return the gradients with those of one and the same tensor added up at its first place."""
+    if first_places is None or len(first_places) != len(gradients):
+        return gradients
+    sums: list[Tensor | None] = [None] * len(gradients)
+    for first, gradient in zip(first_places, gradients, strict=True):
+        if gradient is not None:
+            before = sums[first]
+            sums[first] = gradient if before is None else before + gradient
+    return sums
+
+
+def flat_values(value: Any) -> list[Any]:
+    """Return the tensors, numbers and texts in nested results."""
     if isinstance(value, (Tensor, bool, int, float, str)):
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return [item for part in value for item in _flat(part)]
+        return [item for part in value for item in flat_values(part)]
     return list_tensors([value])

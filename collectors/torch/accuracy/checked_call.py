@@ -11,19 +11,22 @@ from torch import Tensor
 
 from trainsentry.collectors.calls.both_sides import (
     MOVED_RUNS,
+    RAISED,
     CallResults,
     SideValue,
     backward_pairs,
+    first_line,
     forward_pairs,
     run_both,
 )
-from trainsentry.collectors.calls.call_check import PairedOutput
+from trainsentry.collectors.calls.call_check import NotComparableError, PairedOutput
 from trainsentry.collectors.calls.rebuilt_values import TensorSource, arguments_of, split_name
 from trainsentry.collectors.series import writable
 from trainsentry.collectors.torch.accuracy.call_functions import function_of, is_dropout
 from trainsentry.collectors.torch.accuracy.call_inputs import InputBuilder
 from trainsentry.collectors.torch.accuracy.call_run import BuiltCall, run_in_precision, run_on_device
 from trainsentry.collectors.torch.accuracy.precision import better_precision
+from trainsentry.collectors.torch.accuracy.recorded_call import first_places_in, recorded_results
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
@@ -33,6 +36,8 @@ _LOWER: Final = {torch.float16, torch.bfloat16}
 
 class TorchCall:
     """Builds a call and runs it on both sides; see `collectors.calls.call_check.CheckedCall`.
+
+    Without a `device` the device's side is not run: it is what the dump holds, as the training computed it.
 
     Raises:
         NotComparableError: for a call whose results say nothing about accuracy.
@@ -47,15 +52,21 @@ class TorchCall:
         forward: Mapping[str, Any],
         backward: Mapping[str, Any] | None,
         source: TensorSource,
-        device: torch.device,
+        device: torch.device | None,
     ) -> None:
         self.operation = split_name(call)[1]
         self.is_dropout = is_dropout(self.operation)
         self._real = source.folder is not None
-        self._call = _build(call, forward, backward, source)
+        builder = InputBuilder(call, source)
+        self._call = _build(call, forward, backward, builder)
         tensors = list_tensors([*self._call.args, *self._call.kwargs.values()])
-        self._precision = better_precision(tensors)
-        self._expected, self._got = self._run_both(device)
+        if device is None:
+            self._got = recorded_results(builder, self._call, forward, backward)
+            self._precision = better_precision([*tensors, *list_tensors(self._got.outputs)])
+            self._expected = self._run_expected()
+        else:
+            self._precision = better_precision(tensors)
+            self._expected, self._got = self._run_both(device)
         self._moved: dict[float, list[CallResults]] = {}
         self.backward_problem = self._expected.backward_error or self._got.backward_error
         self.device_failed_backward = bool(self._got.backward_error) and not self._expected.backward_error
@@ -90,6 +101,19 @@ class TorchCall:
                 for tensor in list_tensors([value]):
                     save_tensor(tensor.detach(), folder / f"{writable(call)}.{part}.{place}{SUFFIX}")
 
+    def _run_expected(self) -> CallResults:
+        """Run the better precision beside recorded results; that random numbers were drawn shows on this side."""
+        before = torch.get_rng_state()
+        try:
+            expected = run_in_precision(self._call, self._precision)
+        except RAISED as error:
+            raise NotComparableError(f"does not run in {self._precision.target}: {first_line(error)}") from None
+        if not self.is_dropout and not torch.equal(before, torch.get_rng_state()):
+            raise NotComparableError("draws random numbers")
+        if len(expected.outputs) != len(self._got.outputs):
+            raise NotComparableError(f"returned {len(expected.outputs)} results, recorded {len(self._got.outputs)}")
+        return expected
+
     def _run_both(self, device: torch.device) -> tuple[CallResults, CallResults]:
         before = _random_states(device)
         return run_both(
@@ -102,13 +126,13 @@ class TorchCall:
 
 
 def _build(
-    call: str, forward: Mapping[str, Any], backward: Mapping[str, Any] | None, source: TensorSource
+    call: str, forward: Mapping[str, Any], backward: Mapping[str, Any] | None, builder: InputBuilder
 ) -> BuiltCall:
-    builder = InputBuilder(call, source)
     function = function_of(call)
     args, kwargs, gradients = arguments_of(builder, forward, backward)
     operation = split_name(call)[1]
-    return BuiltCall(function, operation, args, kwargs, gradients, _autocast(forward, [*args, *kwargs.values()]))
+    autocast = _autocast(forward, [*args, *kwargs.values()])
+    return BuiltCall(function, operation, args, kwargs, gradients, autocast, first_places_in(forward))
 
 
 def _autocast(forward: Mapping[str, Any], inputs: list[Any]) -> torch.dtype | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from trainsentry.collectors.calls.call_check import RECORDED
 from trainsentry.collectors.calls.rebuilt_values import TensorSource
 from trainsentry.collectors.torch.accuracy.checked_call import TorchCall
 from trainsentry.collectors.torch.device.registry import accelerator, device_of
@@ -13,6 +14,8 @@ from trainsentry.collectors.torch.device.registry import accelerator, device_of
 
 class TorchChecks:
     """Runs calls on a device: "cpu", "cuda:1", or a number of torch's accelerator (the CPU where there is none).
+
+    With the device RECORDED a call runs in the better precision alone, beside the results that `folder` holds.
 
     `folder` holds the dumped tensors; None draws random ones from `seed`. One thread computes, so that the results do
     not depend on how many processes share the work.
@@ -23,7 +26,7 @@ class TorchChecks:
     """
 
     def __init__(self, device: str, folder: Path | None, seed: int) -> None:
-        self.device = _device(device)
+        self.device = None if device == RECORDED else _device(device)
         self._source = TensorSource(folder, seed)
         torch.set_num_threads(1)
 

@@ -38,6 +38,8 @@ class CallArguments:
             return args, kwargs
         positional, names = written
         order = code.co_varnames[: code.co_argcount]
+        if order[:1] == ("self",):  # the instruction of a method's call does not count it
+            positional = min(positional + 1, len(order))
         given = {**dict(zip(order, args, strict=False)), **kwargs}
         if positional > len(order) or any(name not in given for name in (*order[:positional], *names)):
             return args, kwargs

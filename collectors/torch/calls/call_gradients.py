@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainsentry.collectors.calls.call import PART, Call
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch.rows.local_tensor import version_of
 
 MAX_NODES: Final = 100_000
 """Nodes visited per call; of a larger call the gradients at its inputs are left out."""
@@ -82,6 +83,7 @@ class GradientsOfCall:
         self.listener = listener
         self.at_outputs: list[Any] = [None] * len(outputs)
         self.at_inputs: list[Tensor | None] = [None] * len(inputs)
+        self._versions: list[int | None] = [None] * len(inputs)
         self._listening = False
         self._border: set[int] = set()  # numbers, not nodes: a reference to a node would keep its graph alive
         self._waiting: set[int] = set()
@@ -91,7 +93,7 @@ class GradientsOfCall:
         """Pass on the gradients that have arrived, once."""
         if self._listening:
             self._listening = False
-            inputs, outputs = self.at_outputs, self.at_inputs
+            inputs, outputs = self.at_outputs, [self._unless_changed(place) for place in range(len(self.at_inputs))]
             self.at_outputs, self.at_inputs = [None] * len(inputs), [None] * len(outputs)
             self.listener.done(inputs, outputs)
 
@@ -109,10 +111,16 @@ class GradientsOfCall:
         for which, place in places:
             gradient = gradients[which] if which < len(gradients) else None
             if gradient is not None:
-                self.at_inputs[place] = _sum(self.at_inputs[place], gradient)
+                total = self.at_inputs[place] = _sum(self.at_inputs[place], gradient)
+                self._versions[place] = version_of(total)
         self._waiting.discard(number)
         if not self._waiting:
             self.finish()
+
+    def _unless_changed(self, place: int) -> Tensor | None:
+        """Return the gradient at an input; None when a hook has changed it in place since it was computed."""
+        gradient = self.at_inputs[place]
+        return gradient if gradient is None or version_of(gradient) == self._versions[place] else None
 
     def _begin(self) -> bool:
         """Note that a gradient has arrived; return whether the listener needs the gradients."""

@@ -14,12 +14,14 @@ from trainsentry.collectors.calls.gradient_summary import GradientSummary
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch import environment
+from trainsentry.collectors.torch.accuracy.call_functions import names_an_operation, operation_names
 from trainsentry.collectors.torch.calls.call_names import CallNames, risk_of
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
 from trainsentry.collectors.torch.calls.free_benchmark.call_benchmark import CallBenchmark
 from trainsentry.collectors.torch.calls.grad_probe import ModelGradientProbe
 from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
+from trainsentry.collectors.torch.calls.run_ut.accuracy_task import AccuracyTask
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
@@ -51,7 +53,7 @@ class TorchDebugging:
         """Return the task that records calls.
 
         Raises:
-            ValueError: for level L2.
+            ValueError: for level L2, and for names of operations that torch does not have.
 
         """
         if config.level == "L2":
@@ -62,6 +64,11 @@ class TorchDebugging:
             settings = config.free_benchmark.settings(self.rank_and_world_size()[0], config.dump_path)
             names = CallNames(config.custom_op_namespaces or ())
             return CallBenchmark(Guard(), settings, config.selection(risk_of), names)
+        if config.task == "run_ut":
+            chosen = config.run_ut
+            chosen.check_names(names_an_operation, operation_names)
+            lists = (frozenset(chosen.white_list), frozenset(chosen.black_list))
+            return AccuracyTask(config.selection(risk_of), *lists, chosen.max_bytes)
         facts = TensorFacts(checksum=config.chosen.summary_mode == "md5")
         if config.task == "overflow_check":
             return OverflowTask(facts, flags=DeviceOverflowFlags())
@@ -74,7 +81,8 @@ class TorchDebugging:
             task.guard = guard
             return task
         names = CallNames(config.custom_op_namespaces or ())
-        return CallWatcher(guard, task, config.selection(risk_of), names, stacks=config.extra_info)
+        stacks = config.extra_info and config.task != "run_ut"
+        return CallWatcher(guard, task, config.selection(risk_of), names, stacks=stacks)
 
     def prepare(self, watcher: Any, named: Sequence[NamedModule], dump_path: str) -> None:
         """Do nothing: no preparation is needed before a model is compiled."""

@@ -113,3 +113,11 @@ def test_a_wrong_nan_fails_whatever_the_benchmark_says():
 def test_a_call_is_as_bad_as_its_worst_output():
     assert worst(["pass", "error", "warning"]) == "error"
     assert (worst(["SKIP", "pass"]), worst(["SKIP"]), worst([])) == ("pass", "SKIP", " ")
+
+
+@pytest.mark.parametrize(("dtype", "status"), [(SINGLE, "error"), ("torch.complex64", "pass")])
+def test_an_absolute_value_is_exact_but_for_complex_numbers_which_need_a_root(dtype, status):
+    expected = values()
+    got = expected * (1 + 2.0**-24)
+    output = JudgedOutput("abs", False, dtype, expected, got, False, lambda: [expected * (1 + 1e-7)])
+    assert judge_standard(output, measure(expected, got, dtype)).status == status

@@ -22,7 +22,15 @@ def load(tmp_path, **config):
     ("config", "message"),
     [
         ({"task": "statistic"}, "task: 'statistic'; allowed: statistics, tensor"),
-        ({"task": "run_ut"}, "use instead: trainsentry overflow"),
+        ({"task": "run_ut", "level": "mix"}, "level: 'mix' with task 'run_ut'; allowed: L1, as operations are checked"),
+        ({"task": "run_ut", "run_ut": {"white_list": "linear"}}, "run_ut.white_list: got 'linear'"),
+        (
+            {"task": "run_ut", "run_ut": {"white_list": ["mm", "add"], "black_list": ["add"]}},
+            r"white_list and black_list both have \['add'\]; allowed: a name in one of them",
+        ),
+        ({"task": "run_ut", "run_ut": {"rule": "strict"}}, "rule: 'strict'; allowed: standards, run_ut, mindspore"),
+        ({"task": "run_ut", "run_ut": {"max_bytes": "4 gigs"}}, "max_bytes: .*allowed: a number of bytes"),
+        ({"task": "run_ut", "run_ut": {"error_data_path": "/dev/null/x"}}, "run_ut.error_data_path: .* cannot be cre"),
         ({"level": "L3"}, "level: 'L3'; allowed: L0, L1, mix, debug"),
         ({"level": "debug", "task": "structure"}, "level: 'debug'|task 'structure' is read as 'mix'"),
         ({"level": "debug", "task": "overflow_check"}, "level: 'debug' with task 'overflow_check'; allowed: task"),
@@ -55,6 +63,33 @@ def test_a_mistake_is_named(tmp_path, config, message):
         return
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, **config)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "hint"),
+    [
+        ("white_list", "liner", "; the closest known one is 'linear'"),
+        ("black_list", "Functional.liner", "; the closest known one is 'Functional.linear'"),
+        ("white_list", "Tensor.0123456789.3", ""),
+    ],
+)
+def test_an_operation_that_torch_does_not_have_is_named(tmp_path, key, name, hint):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"task": "run_ut", "dump_path": str(tmp_path), "run_ut": {key: [name]}}))
+    expected = f"run_ut.{key}: {name!r} is no operation of torch{hint}; allowed: operations such as linear"
+    with pytest.raises(ConfigError, match=expected):
+        PrecisionDebugger(str(path), framework="torch")
+
+
+def test_names_of_single_calls_and_of_other_packages_are_taken(tmp_path):
+    path = tmp_path / "config.json"
+    names = ["linear", "Tensor.__add__.12", "NPU.npu_rms_norm", "Aten.mm.0", "mine.own"]
+    settings = {"white_list": names, "is_online": True, "host": "10.0.0.1"}
+    path.write_text(json.dumps({"task": "acc_check", "dump_path": str(tmp_path), "acc_check": settings}))
+    config, warnings = load_debugger_config(str(path), {})
+    assert (config.task, config.run_ut.white_list) == ("run_ut", names)
+    assert warnings[1:] == ["run_ut.is_online: is not used", "run_ut.host: is not used"]
+    PrecisionDebugger(str(path), framework="torch")
 
 
 def test_kernels_are_not_dumped_on_pytorch(tmp_path):

@@ -152,3 +152,35 @@ def test_a_long_name_gets_a_short_file_and_a_line_in_the_mapping(tmp_path):
         short, _, long = line.partition(",")
         assert len(long) > 255
         assert load_tensor(folder / short).numel()
+
+
+def test_arguments_of_a_method_that_torch_writes_in_python_are_those_of_the_caller(tmp_path):
+    debugger = PrecisionDebugger(task="tensor", level="L1", dump_path=str(tmp_path))
+    x = torch.arange(6.0)
+    debugger.start()
+    x.split([2, 4])
+    x.split(split_size=3)
+    torch.Tensor.split(x, 2)
+    torch.split(x, 3, dim=0)
+    debugger.stop()
+    debugger.step()
+    data = read(tmp_path / "step0" / "rank0")["dump"]["data"]
+    entries = [data[f"{name}.forward"] for name in ("Tensor.split.0", "Tensor.split.1", "Tensor.split.2")]
+    assert [e["input_args"][1:] for e in entries[:2]] == [[[{"type": "int", "value": n} for n in (2, 4)]], []]
+    assert entries[1]["input_kwargs"] == {"split_size": {"type": "int", "value": 3}}
+    assert entries[2]["input_args"][1] == {"type": "int", "value": 2}
+    by_function = data["Torch.split.0.forward"]
+    assert (by_function["input_args"][1]["value"], by_function["input_kwargs"]["dim"]["value"]) == (3, 0)
+
+
+def test_a_gradient_that_a_hook_has_changed_since_is_not_the_calls(tmp_path):
+    """The gradient at a leaf is handed out, and its hooks run, before the gradient at the other input is there."""
+    debugger = PrecisionDebugger(task="tensor", level="L1", dump_path=str(tmp_path))
+    first, second = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    first.register_hook(lambda gradient: gradient.mul_(5))
+    debugger.start()
+    nn.functional.linear(first, second).sum().backward()
+    debugger.stop()
+    debugger.step()
+    gradients = read(tmp_path / "step0" / "rank0")["dump"]["data"]["Functional.linear.0.backward"]["output"]
+    assert [g is None for g in gradients] == [True, False]
