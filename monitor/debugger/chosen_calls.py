@@ -10,6 +10,10 @@ _OPERATION: Final = re.compile(r"[A-Za-z_]\w*\..+\.\d+\.(forward|backward)$")
 _MODULE: Final = re.compile(r"(Module|Cell)\..+\.(forward|backward)\.\d+$")
 
 
+KERNELS: Final = "name-regex("
+"""Begins a name of `list` that chooses kernels by a regular expression, at level L2."""
+
+
 class DebuggerBlock(BaseModel):
     """A block of the configuration: its keys are checked, and it does not change."""
 
@@ -28,12 +32,13 @@ class ChosenCalls(DebuggerBlock):
         default=[],
         alias="list",
         description="Names or parts of names. At level mix a module brings all inside it along. Empty: all that "
-        "`risk_level` leaves.",
+        "`risk_level` leaves. At level L2 on PyTorch the full name of one call, unless `scope` has it, and "
+        "`name-regex(…)` for the kernels to keep; on MindSpore names of kernels.",
     )
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
-        if self.scope and self.calls:
+        if self.scope and any(not name.startswith(KERNELS) for name in self.calls):
             raise ValueError(f"scope {self.scope} and list {self.calls} are both given; allowed: one of them")
         if len(self.scope) > 2:
             raise ValueError(f"scope: {self.scope}; allowed: two full names, the first call and the last, or one")

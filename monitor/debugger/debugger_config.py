@@ -11,7 +11,7 @@ from typing_extensions import Self
 from trainsentry.collectors.calls.call_selection import CallSelection
 from trainsentry.monitor.config.blocks import Unit
 from trainsentry.monitor.config.files import explain, read_file
-from trainsentry.monitor.debugger.chosen_calls import ChosenCalls, DebuggerBlock
+from trainsentry.monitor.debugger.chosen_calls import KERNELS, ChosenCalls, DebuggerBlock
 from trainsentry.monitor.debugger.free_benchmark_config import FreeBenchmarkBlock
 from trainsentry.monitor.debugger.run_ut_config import RunUtBlock
 from trainsentry.monitor.errors import ConfigError
@@ -21,7 +21,7 @@ ON_OPERATIONS: Final = {"free_benchmark": "repeated", "run_ut": "checked"}
 """Tasks that know operations alone, and what they do with them."""
 
 LEVELS: Final = ("L0", "L1", "mix", "debug", "L2")
-"""Only MindSpore has L2, the kernels of compiled graphs."""
+"""L2 is the kernels of a device: of one call on PyTorch, of compiled graphs on MindSpore."""
 
 _OTHER_TASKS: Final = {
     "nan_check": "overflow_check",
@@ -63,6 +63,12 @@ def _modes(modes: list[str]) -> list[str]:
     return modes
 
 
+def _files(value: Any) -> Any:
+    """Return the paths of a list, or of a single text; msprobe's example has an empty text for none."""
+    texts = [value] if isinstance(value, str) else value
+    return [text for text in texts if text != ""] if isinstance(texts, list) else texts
+
+
 Numbers = Annotated[list[int], BeforeValidator(_numbers)]
 
 
@@ -79,20 +85,18 @@ class Chosen(ChosenCalls):
     )
     file_format: Literal["npy", "bin"] = Field(
         default="npy",
-        description="Format of the files that MindSpore writes at level L2. Other levels write `.pt` (PyTorch) or "
-        "`.npy` and refuse `bin`.",
+        description="Format of the files that MindSpore writes at level L2. On PyTorch acl writes its own format "
+        "there, whatever this says. Other levels write `.pt` (PyTorch) or `.npy` and refuse `bin`.",
     )
-    backward_input: list[str] = Field(
-        default=[], description="Must be empty: it would feed the backward kernel of level L2 on PyTorch."
-    )
-
-    @model_validator(mode="after")
-    def _no_backward_input(self) -> Self:
-        if self.backward_input:
-            raise ValueError(
-                f"backward_input: {self.backward_input}; allowed: []; a dump at L0, L1 or mix has the backward pass too"
-            )
-        return self
+    backward_input: Annotated[
+        list[str],
+        BeforeValidator(_files, json_schema_input_type=list[str]),
+        Field(
+            description="At level L2 on PyTorch: files with the gradients at the results of the call whose backward "
+            "pass is dumped, such as `Functional.conv2d.1.backward.input.0.pt` of an earlier dump. Empty: the "
+            "training's own backward pass is dumped."
+        ),
+    ] = []  # noqa: RUF012 - pydantic copies it
 
 
 def _not_zero(value: int) -> int:
@@ -153,7 +157,8 @@ class DebuggerConfig(DebuggerBlock):
     level: str = Field(
         default="L1",
         description=f"One of {', '.join(LEVELS)}: modules (L0), operations (L1), both as a tree (mix), variables given "
-        "to `save()` (debug), kernels of compiled graphs (L2, MindSpore alone).",
+        "to `save()` (debug), kernels of a device (L2: of one call on an NPU with PyTorch, of compiled graphs with "
+        "MindSpore).",
     )
     async_dump: bool = Field(
         default=False, description="Keep results on the device until `stop()`, so that no call waits for it."
@@ -171,6 +176,11 @@ class DebuggerConfig(DebuggerBlock):
         default=None, description="Namespaces of `torch.ops` to follow besides `aten` and `npu`."
     )
     enable_dataloader: bool = Field(default=False, description="Must be false: call `start()`, `stop()` and `step()`.")
+    acl_config: str | None = Field(
+        default=None,
+        description="At level L2 on PyTorch: a JSON file for acl, whose `dump_path` gets the kernels. `null`: one is "
+        "made, and they lie in `dump_path/step<N>`.",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
         default=None,
         description="Seed of all random numbers, set by `seed_all`. `null`: not set, or 1234 with `is_deterministic`.",
@@ -206,6 +216,16 @@ class DebuggerConfig(DebuggerBlock):
             )
         if self.level != "L2" and self.chosen.file_format == "bin":
             raise ValueError(f"{self.task}.file_format: 'bin' at level {self.level!r}; allowed: npy, or level L2")
+        if self.level != "L2" and self.chosen.backward_input:
+            raise ValueError(
+                f"{self.task}.backward_input: {self.chosen.backward_input} at level {self.level!r}; allowed: [], as a "
+                "dump has the backward pass too; or level L2"
+            )
+        kernels = [name for name in self.chosen.calls if name.startswith(KERNELS)]
+        if self.level != "L2" and kernels:
+            raise ValueError(
+                f"{self.task}.list: {kernels} at level {self.level!r}; allowed: names of calls, or level L2"
+            )
         if self.level != "L2" and self.overflow_check.check_mode != "all" and self.task == "overflow_check":
             mode = self.overflow_check.check_mode
             raise ValueError(
@@ -291,7 +311,9 @@ def _read_old_keys(data: dict[str, Any], warnings: list[str]) -> None:
         warnings.append(f"level: {data.get('level', 'L1')!r} with task 'structure' is read as 'mix'")
         data["level"] = "mix"
     others = {"grad_probe", "free_benchmark", "run_ut"} - {task}  # settings of a task that does not run are not checked
-    blocks = {*_OTHER_TASKS, *others, "load", "acl_config"}
+    blocks = {*_OTHER_TASKS, *others, "load"}
+    if data.get("level") != "L2" or not data.get("acl_config"):
+        blocks.add("acl_config")
     warnings.extend(f"{key}: is not used" for key in [k for k in data if k in blocks] if data.pop(key))
     for block in TASKS:
         inside = data.get(block)

@@ -86,10 +86,10 @@ class DumpSession:
         if not in_rank or not self._is_selected() or self._started or CHECKS in self.guard.disabled:
             return
         self._started = True
-        if self.config.level in {"debug", "L2"} or self.config.task == "grad_probe":
+        if self.config.level == "debug" or self.config.task == "grad_probe":
             return  # these write no calls
-        if self.config.task == "free_benchmark":
-            self.watcher.iteration = self.iteration  # its table is no dump
+        if self.config.task == "free_benchmark" or self.config.level == "L2":
+            self.watcher.iteration = self.iteration  # their files are no dump of ours
         else:
             self._open()
         if token_range is None:

@@ -22,7 +22,7 @@ class RunUtBlock(DebuggerBlock):
         description="The calls that are checked: `linear`, `Functional.linear`, or a single `Functional.linear.3`. "
         "Empty: all.",
     )
-    black_list: list[str] = Field(default=[], description="Calls that are left out.")
+    black_list: list[str] = Field(default=[], description="Calls that are left out, also of those in `white_list`.")
     error_data_path: str | None = Field(
         default=None,
         min_length=1,
@@ -38,9 +38,11 @@ class RunUtBlock(DebuggerBlock):
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> Self:
-        both = sorted({*self.white_list} & {*self.black_list})
-        if both:
-            raise ValueError(f"white_list and black_list both have {both}; allowed: a name in one of them")
+        if self.white_list and set(self.white_list) <= set(self.black_list):
+            raise ValueError(
+                f"white_list {self.white_list} lies within black_list {self.black_list}, so that no call is checked; "
+                "allowed: a white_list with other names too"
+            )
         if self.rule not in RULES:
             raise ValueError(f"rule: {self.rule!r}; allowed: {', '.join(RULES)}")
         return self

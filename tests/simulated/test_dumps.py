@@ -57,3 +57,34 @@ def assert_described(folder, level, inputs, *, tensors):
     assert facts["Norm"] == pytest.approx(inputs.double().norm().item(), rel=1e-5)
     if tensors:
         assert torch.equal(load_tensor(folder / "dump_tensor_data" / facts["data_name"]), inputs)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_kernels_of_one_call_are_dumped_without_a_change_of_the_training(tmp_path, direction):
+    bare = trained()
+    torch.npu.dumps.clear()
+    path = tmp_path / "config.json"
+    config = {"task": "tensor", "level": "L2", "dump_path": str(tmp_path)}
+    path.write_text(json.dumps({**config, "tensor": {"list": [f"Functional.linear.0.{direction}"]}}))
+    debugger = PrecisionDebugger(str(path))
+    dumped = trained(debugger)
+    assert debugger._session.guard.failures == {}
+    debugger.close()
+    expected = [[str(tmp_path / f"step{i}" / "kernel_config_0.json"), None] for i in range(STEPS)]
+    assert torch.npu.dumps == expected[0] + expected[1]
+    assert dumped[0] == bare[0]
+    assert all(torch.equal(dumped[1][name], value) for name, value in bare[1].items())
+
+
+def test_what_a_device_computed_is_checked_on_the_cpu(tmp_path):
+    bare = trained()
+    debugger = PrecisionDebugger(task="run_ut", dump_path=str(tmp_path), step=[0])
+    checked = trained(debugger)
+    assert debugger._session.guard.failures == {}
+    debugger.close()
+    assert checked[0] == bare[0]
+    assert all(torch.equal(checked[1][name], value) for name, value in bare[1].items())
+    [table] = (tmp_path / "step0" / "rank0").glob("accuracy_checking_result_*.csv")
+    rows = [line.split(",") for line in table.read_text(encoding="utf-8-sig").splitlines()[1:]]
+    assert [row for row in rows if row[1:3] != ["pass", "pass"]] == []
+    assert {row[0].rpartition(".")[0] for row in rows} >= {"Functional.linear", "Functional.cross_entropy"}

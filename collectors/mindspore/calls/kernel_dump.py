@@ -33,6 +33,7 @@ class KernelDump:
         self.writer: Any = None
         self.guard: Any = None
         self.running = False
+        self.iteration = 0
         self.calls = 0
         self.first: str | None = None
         path = Path(config.dump_path).absolute() / FILE
@@ -113,6 +114,10 @@ def _check(config: Any, path: Path) -> None:
         )
     if on_host() and config.chosen.file_format == "bin":
         raise ValueError("file_format: 'bin' at level L2 on the CPU; allowed: npy, as bin is a device's own format")
+    if config.chosen.backward_input or config.acl_config is not None:
+        given = {"acl_config": config.acl_config, "backward_input": config.chosen.backward_input}
+        key, value = next((key, value) for key, value in given.items() if value)
+        raise ValueError(f"{key}: {value!r} at level L2 with MindSpore; allowed: with PyTorch")
     other = os.environ.get(VARIABLE)
     if other and Path(other) != path:
         raise ValueError(f"{VARIABLE}: is set to {other!r} already; allowed: not set, as level L2 sets it")

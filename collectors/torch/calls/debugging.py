@@ -20,11 +20,13 @@ from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
 from trainsentry.collectors.torch.calls.free_benchmark.call_benchmark import CallBenchmark
 from trainsentry.collectors.torch.calls.grad_probe import ModelGradientProbe
+from trainsentry.collectors.torch.calls.kernels.kernel_call_dump import KernelCallDump
+from trainsentry.collectors.torch.calls.kernels.kernel_request import kernel_request
 from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
 from trainsentry.collectors.torch.calls.run_ut.accuracy_task import AccuracyTask
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
-from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
+from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags, kernel_dump
 from trainsentry.collectors.torch.distributed.rendezvous import GroupMaxReduce, meet
 from trainsentry.collectors.torch.sharding.clean_names import CleanNames
 
@@ -53,13 +55,20 @@ class TorchDebugging:
         """Return the task that records calls.
 
         Raises:
-            ValueError: for level L2, and for names of operations that torch does not have.
+            ValueError: for level L2 without an NPU, or with settings that it does not take, and for names of operations
+                that torch does not have.
 
         """
         if config.level == "L2":
-            raise ValueError(
-                "level: 'L2'; allowed: L0, L1, mix, debug; L2 dumps the kernels of a device, for which there is msprobe"
-            )
+            switch = kernel_dump()
+            if switch is None:
+                raise ValueError(
+                    "level: 'L2' dumps the kernels of an NPU, and this process has none: torch_npu is not imported, or "
+                    "finds no device; allowed here: L0, L1, mix, debug"
+                )
+            names = CallNames(config.custom_op_namespaces or ())
+            request, folder = kernel_request(config), Path(config.dump_path)
+            return KernelCallDump(Guard(), request, switch, names, folder, lambda: self.rank_and_world_size()[0])
         if config.task == "free_benchmark":
             settings = config.free_benchmark.settings(self.rank_and_world_size()[0], config.dump_path)
             names = CallNames(config.custom_op_namespaces or ())
@@ -75,9 +84,9 @@ class TorchDebugging:
         save, values = config.task == "tensor", config.task != "structure"
         return DumpTask(facts, config.selection(risk_of), save=save, values=values, later=config.async_dump)
 
-    def make_watcher(self, guard: Guard, task: Any, config: Any) -> CallWatcher | CallBenchmark:
-        """Return the watcher of calls; for free_benchmark it is the task itself."""
-        if isinstance(task, CallBenchmark):
+    def make_watcher(self, guard: Guard, task: Any, config: Any) -> CallWatcher | CallBenchmark | KernelCallDump:
+        """Return the watcher of calls; for free_benchmark and at level L2 it is the task itself."""
+        if isinstance(task, (CallBenchmark, KernelCallDump)):
             task.guard = guard
             return task
         names = CallNames(config.custom_op_namespaces or ())

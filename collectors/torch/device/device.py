@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy.typing as npt
@@ -63,6 +64,21 @@ class OverflowFlag(Protocol):
 
     def set(self) -> None:
         """Set the flag again, by an operation that overflows."""
+
+
+class KernelDumpSwitch(Protocol):
+    """Switches the dump of kernels that a device's own software writes; a process has one."""
+
+    def begin(self, configuration: Path) -> None:
+        """Have all kernels from here on dumped as a file says; waits for the device.
+
+        Raises:
+            RuntimeError: when the device's software refuses; nothing is switched on then.
+
+        """
+
+    def end(self) -> None:
+        """Wait for the device, and have no further kernels dumped."""
 
 
 class Device:
@@ -238,6 +254,10 @@ class Device:
 
         The flag is cleared once the number is read: a loss scaler that reads it too must have done so.
         """
+        return None
+
+    def kernel_dump(self) -> KernelDumpSwitch | None:
+        """Return the switch of the dump of kernels, None where the device's software has none."""
         return None
 
     def faults(self) -> Mapping[str, int]:

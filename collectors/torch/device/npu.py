@@ -54,6 +54,37 @@ class NpuOverflowFlag:
         torch.full((1,), LARGEST_FLOAT16, dtype=torch.float16, device="npu").mul_(2.0)
 
 
+class NpuKernelDump:
+    """CANN's dump of kernels, switched through `torch_npu.npu`; the order of calls is that of msprobe's kernel dump."""
+
+    def __init__(self, npu: Any) -> None:
+        self._npu = npu
+
+    def begin(self, configuration: Path) -> None:
+        """Have all kernels from here on dumped as an acl configuration says; waits for the current device.
+
+        Raises:
+            RuntimeError: when CANN refuses; nothing is switched on then.
+
+        """
+        self._npu.synchronize()
+        self._npu.init_dump()
+        try:
+            self._npu.set_dump(str(configuration))
+            self._npu.synchronize()
+        except BaseException:
+            self._npu.finalize_dump()
+            raise
+
+    def end(self) -> None:
+        """Wait for the current device, and have no further kernels dumped."""
+        try:
+            self._npu.synchronize()
+        finally:
+            self._npu.finalize_dump()
+        self._npu.synchronize()
+
+
 class Npu(Device):
     """An Ascend NPU: without float64, with private formats, and on older chips with saturating arithmetic."""
 
@@ -139,6 +170,14 @@ class Npu(Device):
         status: Tensor = module.npu_get_float_status(torch.zeros(STATUS_WORDS, device=device))[0].clone()
         module.npu_clear_float_status(torch.zeros(STATUS_WORDS, device=device))
         return status
+
+    def kernel_dump(self) -> NpuKernelDump | None:
+        """Return the switch of CANN's dump of kernels; None without a device, or a torch_npu that has it."""
+        if not self.is_available():
+            return None
+        npu = torch_npu().npu
+        known = all(hasattr(npu, name) for name in ("init_dump", "set_dump", "finalize_dump"))
+        return NpuKernelDump(npu) if known else None
 
     def faults(self) -> Mapping[str, int]:
         """Return the findings of the silent-data check, and the faults of memory, since the first call."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.device.cuda import CUDA
-from trainsentry.collectors.torch.device.device import Device, OverflowFlag
+from trainsentry.collectors.torch.device.device import Device, KernelDumpSwitch, OverflowFlag
 from trainsentry.collectors.torch.device.npu import NPU
 
 _WITHOUT_FLOAT64: Final = frozenset({"mps"})
@@ -72,6 +72,12 @@ def accelerator() -> Device | None:
     except (AttributeError, ImportError, RuntimeError):
         return None
     return None if current is None else device_of(current)
+
+
+def kernel_dump() -> KernelDumpSwitch | None:
+    """Return the switch of the dump of kernels of the first device that has one; None on a machine without."""
+    found = (device.kernel_dump() for device in tuple(_devices.values()))
+    return next((switch for switch in found if switch is not None), None)
 
 
 class DeviceOverflowFlags:

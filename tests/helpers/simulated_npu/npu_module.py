@@ -185,3 +185,19 @@ def get_device_properties(device=None):
 
 def get_device_name(device=None):
     return "Simulated"
+
+
+dumps = []
+"""The configurations of dumps of kernels; None where one ended."""
+
+
+def init_dump():
+    pass
+
+
+def set_dump(cfg_file):
+    dumps.append(cfg_file)
+
+
+def finalize_dump():
+    dumps.append(None)
