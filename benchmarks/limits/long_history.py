@@ -55,7 +55,7 @@ print(json.dumps({"seconds": round(seconds, 1), "read_mb": read // 1_000_000, "m
 
 
 def write(root: Path, steps: int, series: int, *, levels: bool) -> float:
-    """Write the run; return the seconds that the writer took."""
+    """Write the run; return the seconds of processor time that the writer took."""
     table, rng = SeriesTable(), np.random.default_rng(0)
     layout = table.layout_id(Layout((64, 64), "float32", 4096))
     names = [Series(f"layers.{i}.weight", q, module=f"layers.{i}") for q in QUANTITIES for i in range(series)]
@@ -71,12 +71,12 @@ def write(root: Path, steps: int, series: int, *, levels: bool) -> float:
         values = np.zeros((len(ids), COLUMNS))
         values[:, NORM], values[:, MAX], values[:, MIN], values[:, MEAN] = size, size / 16, -size / 16, size / 1e4
         values[:, VALUE] = np.where(ids == loss, size, np.nan)
-        began = time.perf_counter()
+        began = time.process_time()
         writer.write(StepRecord(step, 0, ids, layouts, values))
-        spent += time.perf_counter() - began
-    began = time.perf_counter()
+        spent += time.process_time() - began
+    began = time.process_time()
     writer.close()
-    spent += time.perf_counter() - began
+    spent += time.process_time() - began
     replace_json(root / "rank0" / "status.json", {"state": "closed", "ended": "finished", "rank": 0, "step": steps - 1})
     replace_json(root / "run.json", {"configuration": {}, "framework": "pytorch"})
     return spent
@@ -112,7 +112,7 @@ def main() -> None:
         levels = megabytes(root / "rank0" / "levels")
         size = megabytes(root)
         print(f"{steps} steps, {size:.0f} MB, of which levels {levels:.0f} MB")
-        print(f"to write: {1000 * plain:.2f} ms a step without levels, {1000 * leveled:.2f} ms with them")
+        print(f"to write, in ms of processor time a step: {1000 * plain:.2f} without, {1000 * leveled:.2f} with levels")
         for kept in (True, False) if options.without else (True,):
             if not kept:
                 (root / "rank0" / "levels").rename(root / "levels.away")

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.record import StepRecord, as_index
 from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, SeriesTable
 from trainsentry.collectors.statistics import COUNTS, STATISTICS, VALUE
 from trainsentry.exporters.csv.format import (
@@ -79,8 +79,7 @@ class LevelWriter:
                 group.layouts = layouts
                 for slot, layout in zip(group.slots.tolist(), layouts.tolist(), strict=True):
                     table.tails[slot] = self._tail(group.table, layout)
-            columns = [VALUE] if group.table == SCALARS else [*self._columns, *[VALUE] * (group.table == UPDATE)]
-            table.take(LevelRows(record.step, group.slots, record.values[group.rows][:, columns]))
+            table.take(LevelRows(record.step, group.slots, record.values[group.rows][:, group.columns].copy()))
 
     def close(self) -> None:
         """Write the buckets that are open.
@@ -112,7 +111,15 @@ class LevelWriter:
                 if table.is_too_wide:
                     self._tables[name] = None
         nothing = np.empty(0, np.int32)
-        return [_Group(name, np.asarray(r), np.asarray(s), nothing) for name, (r, s) in found.items()]
+        return [
+            _Group(name, as_index(np.asarray(rows, np.int32)), self._columns_in(name), np.asarray(slots), nothing)
+            for name, (rows, slots) in found.items()
+        ]
+
+    def _columns_in(self, name: str) -> Any:
+        """Return the columns of a record that a table has, as an index."""
+        columns = [VALUE] if name == SCALARS else [*self._columns, *[VALUE] * (name == UPDATE)]
+        return as_index(np.asarray(columns, np.int32))
 
     def _begun(self, name: str) -> LeveledTable | None:
         """Return a table with the buckets that an earlier start left open; None if that is too much to read."""
@@ -169,9 +176,10 @@ class LevelWriter:
 
 @dataclass
 class _Group:
-    """The rows of a record that are in one table, their places there, and the layouts they had last."""
+    """Which rows and columns of a record are in one table, the rows' places there, and the layouts they had last."""
 
     table: str
-    rows: npt.NDArray[np.intp]
+    rows: Any
+    columns: Any
     slots: npt.NDArray[np.intp]
     layouts: npt.NDArray[np.int32]

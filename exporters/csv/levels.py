@@ -158,7 +158,9 @@ class LeveledTable:
     def _settle(self) -> None:
         """Put the rows that are held into the first bucket, together where all are finite."""
         values = np.stack([rows.values for rows in self.held]) if self.held else np.zeros(0)
-        if len(self.held) > 1 and np.isfinite(values.sum()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            all_finite = bool(np.isfinite(values.sum()))  # an overflow of the sum costs time alone
+        if len(self.held) > 1 and all_finite:
             first, last = self.held[0], self.held[-1]
             low, high = values.min(axis=0), values.max(axis=0)
             self.held = [LevelRows(first.step, first.slots, low), LevelRows(last.step, last.slots, high)]

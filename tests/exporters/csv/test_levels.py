@@ -259,3 +259,21 @@ def test_the_report_of_a_long_history_reads_few_bytes_and_has_the_spikes(long):
     assert steps == sorted(steps)
     assert max(data.scalars["loss"][1]) == 6e5
     assert long.read[0] < 700_000  # three tables, of 2.4 MB
+
+
+def test_levels_that_lie_elsewhere_or_are_damaged_are_left_out(run, tmp_path):
+    other = Run(tmp_path / "other" / "rank0").write(range(2500), sizes=lambda n: 9e9)
+    run.write(range(300))
+    shutil.rmtree(run.directory / "levels")
+    (run.directory / "levels").symlink_to(other.directory / "levels")
+    files = tables_in(run.directory, tmp_path)["gradient"]
+    assert not any(levels_of(files))
+    (run.directory / "levels").unlink()
+    folder = run.directory / "levels" / "64"
+    folder.mkdir(parents=True)
+    for damage in (b"", b"\0" * 100, b"vpp_stage,name,step\n0,a,x\n", b"name\n" + b'"' * 1000):
+        (folder / "gradient_0-31999.csv").write_bytes(damage)
+        found = history_parts(files, levels_of(files), ALL_STEPS, 10_000, lambda *_: None)
+        assert found is None
+        points = points_of(files, "layers.1.w", "norm", lambda *_: None)
+        assert (points.whole, points.recorded) == (True, 300)
