@@ -48,6 +48,16 @@ def test_a_compiled_model_s_kernels_are_dumped_at_the_steps_asked_for(tmp_path):
     [
         ({"task": "statistics"}, None, "task: 'statistics' at level L2 on the CPU; allowed: tensor"),
         ({"task": "grad_probe"}, None, "task: 'grad_probe'"),
+        (
+            {"config_path": "acl_config"},
+            None,
+            "acl_config: 'acl.json' at level L2 with MindSpore; allowed: with PyTorch",
+        ),
+        (
+            {"config_path": "backward_input"},
+            None,
+            r"backward_input: \['g.pt'\] at level L2 with MindSpore; allowed: with",
+        ),
         ({"task": "tensor"}, "/elsewhere.json", "MINDSPORE_DUMP_CONFIG: is set to '/elsewhere.json' already"),
     ],
 )
@@ -55,6 +65,11 @@ def test_what_mindspore_would_refuse_is_refused_at_once(tmp_path, monkeypatch, a
     monkeypatch.delenv("MINDSPORE_DUMP_CONFIG", raising=False)
     if variable is not None:
         monkeypatch.setenv("MINDSPORE_DUMP_CONFIG", variable)
+    if "config_path" in arguments:
+        inside = {"acl_config": {"acl_config": "acl.json"}, "backward_input": {"tensor": {"backward_input": "g.pt"}}}
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"task": "tensor", **inside[arguments["config_path"]]}))
+        arguments = {"config_path": str(path)}
     with pytest.raises(ConfigError, match=message):
         PrecisionDebugger(dump_path=str(tmp_path), level="L2", framework="mindspore", **arguments)
     assert os.environ.get("MINDSPORE_DUMP_CONFIG") == variable

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,48 @@ def test_a_call_that_never_came_is_said(tmp_path, acl, caplog, name, words):
     run(tmp_path, lambda: F.linear(torch.ones(2, 2), torch.ones(2, 2)), name=name)
     assert f"L2: step 0: {name} {words}" in caplog.text
     assert acl.order() == []
+
+
+def test_one_backward_pass_a_step_is_dumped_and_none_of_an_earlier_step(tmp_path, acl):
+    debugger = debugger_for(tmp_path, name="Functional.linear.0.backward")
+    weight = torch.ones(2, 2, requires_grad=True)
+    debugger.start()
+    twice = F.linear(torch.ones(2, 2), weight).sum()
+    twice.backward(retain_graph=True)
+    twice.backward()
+    debugger.stop()
+    debugger.step()
+    assert acl.order() == ONCE
+    debugger.start()
+    late = F.linear(torch.ones(2, 2), weight).sum()
+    debugger.stop()
+    debugger.step()
+    debugger.start()
+    late.backward()
+    debugger.stop()
+    debugger.step()
+    assert acl.order() == ONCE
+
+
+def test_what_a_call_changes_is_changed_once_although_it_is_made_again(tmp_path, acl):
+    def bump(x, weight):
+        x.data.add_(1)
+        return x * weight
+
+    torch.save(torch.ones(2), tmp_path / "g.pt")
+    debugger = debugger_for(tmp_path, name="math.bump.0.backward", backward_input=str(tmp_path / "g.pt"))
+    math.bump = bump
+    debugger.register_custom_api(math, "bump")
+    try:
+        x = torch.zeros(2)
+        debugger.start()
+        given = math.bump(x, torch.ones(2, requires_grad=True))
+        debugger.stop()
+        debugger.step()
+    finally:
+        debugger.restore_custom_api(math, "bump")
+        del math.bump
+    assert (x.tolist(), given.tolist(), acl.order()) == ([1.0, 1.0], [1.0, 1.0], ONCE)
 
 
 def test_gradients_that_do_not_fit_are_said(tmp_path, acl, caplog):
