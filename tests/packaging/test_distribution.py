@@ -11,7 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("monitor", "anomaly", "collectors", "exporters")
-DATA = ("*.py", "*.jinja", "*.schema.json", "grafana/*", "debugger_defaults.json", "live/web/*")
+DATA = (
+    "*.py",
+    "*.jinja",
+    "*.schema.json",
+    "grafana/*",
+    "debugger_defaults.json",
+    "live/web/*",
+    "maps/web/*",
+    "native/*.h",
+)
 
 
 @pytest.fixture(scope="module")
