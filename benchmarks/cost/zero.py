@@ -1,6 +1,6 @@
 """Measures whole runs under ZeRO 0 to 3 and FSDP1 with the monitor and the debugger: a table for RESULTS.md.
 
-    python benchmarks/cost/zero.py [--steps 100] [--rounds 3]
+    python benchmarks/cost/zero.py [--steps 100] [--rounds 3] [--strategies Zero1,Fsdp1]
 
 Two ranks on this machine, gloo, one thread each, an MLP of 4.6 million parameters. A run begins before the model is
 wrapped and ends when everything is closed on both ranks, so it has the recorders' start and end in it. Each number is
@@ -49,12 +49,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--strategies", default=",".join(NAMES))
     given = parser.parse_args()
     print("| strategy | machine | bare run, s | " + " | ".join(SUBJECTS[1:]) + " |")
     print("|---|---|---|" + "---|" * len(SUBJECTS[1:]))
     pool = RankPool(2)
     pool.run(strategy_steps.whole_run, "Zero3", Path(tempfile.mkdtemp()), "bare", 2, timeout=600)  # DeepSpeed begins
-    for name, shown in NAMES.items():
+    for name in given.strategies.split(","):
         for machine in ("alone", "loaded"):
             busy = [multiprocessing.Process(target=compute, daemon=True) for _ in range(2 * (machine == "loaded"))]
             for process in busy:
@@ -64,7 +65,9 @@ def main() -> None:
                 process.kill()
             bare = found.pop("bare")
             print(
-                f"| {shown} | {machine} | {bare:.1f} | " + " | ".join(f"{s / bare:.2f}" for s in found.values()) + " |"
+                f"| {NAMES[name]} | {machine} | {bare:.1f} | "
+                + " | ".join(f"{s / bare:.2f}" for s in found.values())
+                + " |"
             )
             sys.stdout.flush()
     pool.close()
