@@ -21,8 +21,11 @@ BUFFER = "buffer"
 UPDATE = "update"
 
 MOMENT_DIRECTION = "moment_direction"
-"""1 where a gradient and its first moment have the same sign, 0 where they differ, ½ where one is zero: the mean is the
-share of elements that agree."""
+"""How a parameter's gradient and first moment point: the statistics are of the share of elements whose signs agree
+(½ for one that is zero), the value is the cosine of the angle between them."""
+
+VALUE_NAMES = {UPDATE: "ratio", MOMENT_DIRECTION: "alignment"}
+"""What the value of a tensor's row is called in files and tables, for the quantities that have one."""
 
 COMMUNICATION_INPUT = "communication_input"
 COMMUNICATION_OUTPUT = "communication_output"

@@ -30,7 +30,8 @@ class CollectSettings:
     Elements with |x| <= `eps` count as zeros. `call_sites` are patterns over the source lines whose collectives are
     recorded; `reducer` also records the collectives that DistributedDataParallel calls in C++. On an accelerator,
     `read_together` activations wait to be read in one launch, or fewer if they hold `read_together_bytes` of memory.
-    `after_update` also reads weights after the update; `direction` compares the signs of gradients and first moments.
+    `after_update` also reads weights after the update; `alignment` compares the directions of gradients and first
+    moments.
     `recompute` computes one module's call again in each step that samples activations. `buffers` also reads modules'
     buffers where it reads weights.
     `inputs` also reads the model's own inputs in the steps that sample no activations. `histograms` counts the values
@@ -49,7 +50,7 @@ class CollectSettings:
     read_together: int = READ_TOGETHER
     read_together_bytes: int = READ_TOGETHER_BYTES
     after_update: bool = False
-    direction: bool = False
+    alignment: bool = False
     inputs: bool = True
     buffers: bool = True
     recompute: bool = True

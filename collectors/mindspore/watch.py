@@ -228,7 +228,7 @@ class MindSporeWatch(WatchedModel):
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
-            if self.settings.direction and self._steps is not None:
+            if self.settings.alignment and self._steps is not None:
                 owned, given = self._owned(OPTIMIZER_STATE, optimizer), self._steps.gradients
                 self.guard.run(OPTIMIZER_STATE, self._reader.directions, optimizer, owned, given, micro_step)
         if UPDATES in self._plan:

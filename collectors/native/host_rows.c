@@ -279,6 +279,8 @@ typedef struct {
 } job;
 
 #if defined(__GNUC__) && !defined(_WIN32)
+#define TAKE_NEXT(number) __atomic_fetch_add(number, 1, __ATOMIC_RELAXED)
+
 static pid_t imported_by; /* a forked child has its parent's pool but not its threads, and would wait for them */
 
 static int may_share(parallel_region *parallel) { return parallel != NULL && getpid() == imported_by; }
@@ -287,11 +289,13 @@ static void remember_process(void) { imported_by = getpid(); }
 static void take_pieces(void *data) {
     job *j = data;
     mode before = take_subnormals();
-    for (int64_t i; (i = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED)) < j->count;)
+    for (int64_t i; (i = TAKE_NEXT(&j->next)) < j->count;)
         read_piece(j->pieces[i].of, j->pieces[i].first, j->with, &j->pieces[i].t);
     restore_mode(before);
 }
 #else
+#define TAKE_NEXT(number) ((*(number))++)
+
 static int may_share(parallel_region *parallel) { return 0; }
 static void remember_process(void) {}
 static void take_pieces(void *data) {}
@@ -338,6 +342,8 @@ static void write_rows(pool p, const array *arrays, Py_ssize_t count, options wi
     restore_mode(before);
 }
 
+#include "alignment.h"
+
 /* ------------------------------------------------------------------ called from Python */
 
 static int take_array(PyObject *address, PyObject *size, PyObject *kind, array *a) {
@@ -353,6 +359,22 @@ static int take_array(PyObject *address, PyObject *size, PyObject *kind, array *
     a->kind = (int)wanted;
     a->counts = NULL;
     return 0;
+}
+
+/* Takes arrays given as lists of one length: addresses, sizes and kinds. Returns NULL, with the error set, if they are not. */
+static array *take_arrays(const char *name, PyObject *addresses, PyObject *sizes, PyObject *kinds, Py_ssize_t n) {
+    if (!PyList_Check(addresses) || !PyList_Check(sizes) || !PyList_Check(kinds) || PyList_Size(addresses) != n ||
+        PyList_Size(sizes) != n || PyList_Size(kinds) != n)
+        return (array *)PyErr_Format(PyExc_ValueError, "%s: allowed: lists of one length", name);
+    array *arrays = PyMem_Malloc((size_t)(n ? n : 1) * sizeof *arrays);
+    if (arrays == NULL)
+        return (array *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (take_array(PyList_GetItem(addresses, i), PyList_GetItem(sizes, i), PyList_GetItem(kinds, i), arrays + i)) {
+            PyMem_Free(arrays);
+            return NULL;
+        }
+    return arrays;
 }
 
 /* Takes the arguments that may be missing: the address of SLOTS counters for each array, and the scale. */
@@ -384,33 +406,44 @@ static PyObject *read_many(PyObject *self, PyObject *const *args, Py_ssize_t cou
     (void)self;
     if (count != 7 && count != 9)
         return PyErr_Format(PyExc_TypeError, "read_many: %zd arguments; allowed: 7 or 9", count);
-    for (int i = 0; i < 3; i++)
-        if (!PyList_Check(args[i]) || PyList_Size(args[i]) != PyList_Size(args[0]))
-            return PyErr_Format(PyExc_ValueError, "read_many: argument %d; allowed: lists of one length", i);
-    Py_ssize_t n = PyList_Size(args[0]);
+    Py_ssize_t n = PyList_Check(args[0]) ? PyList_Size(args[0]) : -1;
     options with;
     uint32_t *counts = take_counters(args, count, &with);
     double *rows = PyLong_AsVoidPtr(args[4]);
     pool p = {(parallel_region *)PyLong_AsVoidPtr(args[5]), (unsigned)PyLong_AsUnsignedLong(args[6])};
     if (PyErr_Occurred())
         return NULL;
-    array *arrays = PyMem_Malloc((size_t)(n ? n : 1) * sizeof *arrays);
+    array *arrays = take_arrays("read_many", args[0], args[1], args[2], n);
     if (arrays == NULL)
-        return PyErr_NoMemory();
-    int failed = 0;
-    for (Py_ssize_t i = 0; i < n && !failed; i++)
-        failed = take_array(PyList_GetItem(args[0], i), PyList_GetItem(args[1], i), PyList_GetItem(args[2], i), arrays + i);
-    for (Py_ssize_t i = 0; counts != NULL && i < n && !failed; i++)
+        return NULL;
+    for (Py_ssize_t i = 0; counts != NULL && i < n; i++)
         arrays[i].counts = counts + SLOTS * i;
-    if (!failed)
-        write_rows(p, arrays, n, with, rows);
+    write_rows(p, arrays, n, with, rows);
     PyMem_Free(arrays);
+    Py_RETURN_NONE;
+}
+
+static PyObject *align_many(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    if (count != 8)
+        return PyErr_Format(PyExc_TypeError, "align: %zd arguments; allowed: 8", count);
+    double *rows = PyLong_AsVoidPtr(args[5]);
+    pool p = {(parallel_region *)PyLong_AsVoidPtr(args[6]), (unsigned)PyLong_AsUnsignedLong(args[7])};
+    if (PyErr_Occurred())
+        return NULL;
+    Py_ssize_t n = PyList_Check(args[4]) ? PyList_Size(args[4]) : -1;
+    array *firsts = take_arrays("align", args[0], args[4], args[1], n);
+    array *seconds = firsts != NULL ? take_arrays("align", args[2], args[4], args[3], n) : NULL;
+    int failed = seconds == NULL || align(p, firsts, seconds, n, rows);
+    PyMem_Free(firsts);
+    PyMem_Free(seconds);
     if (failed)
         return NULL;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
+    {"align", (PyCFunction)(void (*)(void))align_many, METH_FASTCALL, "Write the rows of many pairs of arrays."},
     {"read", (PyCFunction)(void (*)(void))read_one, METH_FASTCALL, "Write one array's statistics to a row."},
     {"read_many", (PyCFunction)(void (*)(void))read_many, METH_FASTCALL, "Write the statistics of many arrays."},
     {NULL, NULL, 0, NULL},

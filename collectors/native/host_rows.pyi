@@ -36,3 +36,18 @@ def read_many(
     scale: float = 1.0,
     /,
 ) -> None: ...
+
+# Writes how arrays i of two lists point to row i of the float64 array of shape (n, 8) at `rows`: the share of equal
+# signs in the columns of a tensor of one element, and the cosine as the value; see collectors/alignment.py. Addresses
+# and kinds are those of each side, `sizes` of both.
+def align(
+    first_addresses: Sequence[int],
+    first_kinds: Sequence[int],
+    second_addresses: Sequence[int],
+    second_kinds: Sequence[int],
+    sizes: Sequence[int],
+    rows: int,
+    parallel: int,
+    threads: int,
+    /,
+) -> None: ...

@@ -16,7 +16,7 @@ from trainsentry.collectors.series import (
     COMMUNICATION_INPUT,
     COMMUNICATION_OUTPUT,
     GRADIENT_UNREDUCED,
-    UPDATE,
+    VALUE_NAMES,
     Layout,
     Series,
 )
@@ -97,7 +97,7 @@ def columns_of(table: str, statistics: tuple[str, ...], *, histograms: bool = Fa
     """
     if table == SCALARS:
         return SCALAR_COLUMNS
-    extra = ("ratio",) if table == UPDATE else ()
+    extra = (VALUE_NAMES[table],) if table in VALUE_NAMES else ()
     counted = (HISTOGRAM,) if histograms else ()
     return (*FIRST_COLUMNS, *statistics, *extra, *counted, *LAST_COLUMNS, *EXTRA_COLUMNS.get(table, ()))
 

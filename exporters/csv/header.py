@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsentry.collectors.histogram import HISTOGRAM
+from trainsentry.collectors.series import VALUE_NAMES
 from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.csv.format import EXTRA_COLUMNS, FIRST_COLUMNS, LAST_COLUMNS, SCALAR_COLUMNS, SCALARS
 from trainsentry.exporters.short_text import shorten
@@ -73,7 +74,7 @@ def parse_header(columns: list[str], table: str, *, foreign: bool) -> tuple[list
         needed: tuple[str, ...] = ("vpp_stage", name, "step")
     else:
         needed = SCALAR_COLUMNS if table == SCALARS else (*FIRST_COLUMNS, *LAST_COLUMNS)
-    known = MSPROBE_NUMBERS if foreign else {"value"} if table == SCALARS else {*STATISTICS, "ratio"}
+    known = MSPROBE_NUMBERS if foreign else {"value"} if table == SCALARS else {*STATISTICS, *VALUE_NAMES.values()}
     missing = [column for column in needed if column not in columns]
     twice = sorted({column for column in columns if columns.count(column) > 1})
     numbers = tuple(column for column in columns if column in known)

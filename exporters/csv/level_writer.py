@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.collectors.record import StepRecord, as_index
-from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, VALUE_NAMES, SeriesTable
 from trainsentry.collectors.statistics import COUNTS, STATISTICS, VALUE
 from trainsentry.exporters.csv.format import (
     SCALAR_COLUMNS,
@@ -118,12 +118,12 @@ class LevelWriter:
 
     def _columns_in(self, name: str) -> Any:
         """Return the columns of a record that a table has, as an index."""
-        columns = [VALUE] if name == SCALARS else [*self._columns, *[VALUE] * (name == UPDATE)]
+        columns = [VALUE] if name == SCALARS else [*self._columns, *[VALUE] * (name in VALUE_NAMES)]
         return as_index(np.asarray(columns, np.int32))
 
     def _begun(self, name: str) -> LeveledTable | None:
         """Return a table with the buckets that an earlier start left open; None if that is too much to read."""
-        columns = ("value",) if name == SCALARS else (*self.statistics, *["ratio"] * (name == UPDATE))
+        columns = ("value",) if name == SCALARS else (*self.statistics, *[VALUE_NAMES[name]] * (name in VALUE_NAMES))
         table = LeveledTable(name, columns, self._append)
         files = [file for file in self._earlier if file.table == name]
         if files:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import COMMUNICATION_CALL, GRADIENT_UNREDUCED, UPDATE, Series, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, GRADIENT_UNREDUCED, VALUE_NAMES, Series, SeriesTable
 from trainsentry.collectors.statistics import COUNTS, STATISTICS, VALUE
 from trainsentry.exporters.csv.finished_blocks import start_compacting
 from trainsentry.exporters.csv.format import (
@@ -125,9 +125,9 @@ class CsvWriter:
             table, lead, micro_step = self._lead(series_id)
             if table == SCALARS:
                 line = f"{lead}{middle}{micro_step},{format_value(value)}\n"
-            elif table == UPDATE:
-                ratio = format_value(value)
-                line = f"{lead}{middle}{micro_step},{order},{number},{ratio}{histogram}{self._tail(layout)}\n"
+            elif table in VALUE_NAMES:
+                named = format_value(value)
+                line = f"{lead}{middle}{micro_step},{order},{number},{named}{histogram}{self._tail(layout)}\n"
             elif table == COMMUNICATION_CALL:
                 continue
             else:

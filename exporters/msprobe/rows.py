@@ -134,7 +134,7 @@ class MsprobeRows:
                 continue
             row = replace(known, numbers=tuple(numbers), layout=self.table.layouts[layout])
             if row.task == "mg_direction":
-                row = _as_number(row)
+                row = replace(row, layout=_NO_LAYOUT)  # the share is one number
             if row.task in {COMMUNICATION_INPUT, COMMUNICATION_OUTPUT}:
                 calls[row.name, row.task].append(row)
             else:  # a later micro-step replaces an earlier one, in tables that have no column for it
@@ -192,13 +192,6 @@ _ACTIVATIONS: Final = frozenset({"actv", "actv_grad"})
 
 def _side(series: Series) -> str:
     return "input" if series.quantity in _INPUTS else "output"
-
-
-def _as_number(row: MsprobeRow) -> MsprobeRow:
-    """Return the row of the share of equal signs, as of a tensor that holds this one number."""
-    share = row.numbers[MEAN]
-    numbers = [share, share, share, abs(share), 0.0, 0.0, float(share == 0.0)]
-    return replace(row, numbers=tuple(numbers), layout=_NO_LAYOUT)
 
 
 def _aggregated(rows: Sequence[MsprobeRow]) -> MsprobeRow:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_ORDER, UPDATE, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_ORDER, VALUE_NAMES, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
 from trainsentry.exporters.tensorboard.event_file import tag
 
@@ -77,7 +77,7 @@ class TagChoice:
         self._raw = tuple(raw)
         self._columns = [(name, STATISTICS.index(name)) for name in statistics]
         others = [name for name in statistics if name != "norm"]
-        self._order = {name: i for i, name in enumerate(("norm", "ratio", *others))}
+        self._order = {name: i for i, name in enumerate(("norm", *VALUE_NAMES.values(), *others))}
         self._known: dict[int, list[_Tag]] = {}
         self._silent = SilentNumbers()
         self._suspects: set[tuple[str, str]] = set()
@@ -182,7 +182,7 @@ class TagChoice:
             return [*first, _Tag(tag(s.quantity, "value", s.name, s.micro_step, scalar=True), VALUE, "")]
         if not any(fnmatchcase(s.name, pattern) for pattern in self._raw):
             return []
-        columns = [*self._columns, ("ratio", VALUE)] if s.quantity == UPDATE else self._columns
+        columns = [*self._columns, *((VALUE_NAMES[q], VALUE) for q in (s.quantity,) if q in VALUE_NAMES)]
         return [_Tag(tag(s.quantity, n, s.name, s.micro_step, vpp_stage=s.vpp_stage), i, n) for n, i in columns]
 
 

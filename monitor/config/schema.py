@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 from typing_extensions import Self
 
+from trainsentry.collectors.alignment import ALIGNMENT
 from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.collectors.settings import PARTS, READ_TOGETHER, READ_TOGETHER_BYTES, CollectSettings
 from trainsentry.collectors.statistics import STATISTICS
@@ -15,12 +16,15 @@ from trainsentry.exporters.registry import EXPORTERS, table
 from trainsentry.monitor.config.blocks import Block, Every, Size, Targets, Unit, all_of, as_list, as_text, optional
 from trainsentry.monitor.config.export import Export, export_model
 
+BESIDE: Final = (HISTOGRAM, ALIGNMENT)
+"""Statistics that are no column of every table."""
+
 
 def _known_statistics(names: list[str]) -> list[str]:
-    unknown = [name for name in names if name not in {*STATISTICS, HISTOGRAM}]
-    if unknown or not {*names} - {HISTOGRAM}:
-        wrong = repr(unknown[0]) if unknown else f"{HISTOGRAM} alone" if names else "an empty list"
-        raise ValueError(f"{wrong}; allowed: some of {', '.join(STATISTICS)}, and {HISTOGRAM} beside them")
+    unknown = [name for name in names if name not in {*STATISTICS, *BESIDE}]
+    if unknown or not {*names} - {*BESIDE}:
+        wrong = repr(unknown[0]) if unknown else f"{' and '.join(names)} alone" if names else "an empty list"
+        raise ValueError(f"{wrong}; allowed: some of {', '.join(STATISTICS)}, and {' or '.join(BESIDE)} beside them")
     return list(dict.fromkeys(names))
 
 
@@ -64,16 +68,6 @@ class Parameters(Collected):
     )
     after_update: bool = Field(
         default=False, description="Also record them just after the update (`parameter_updated`), in the same step."
-    )
-
-
-class OptimizerState(Collected):
-    """The optimizer's state, such as `exp_avg`, read just before the update."""
-
-    direction: bool = Field(
-        default=False,
-        description="Also record the share of elements whose gradient and first moment have the same sign "
-        "(`moment_direction`, column `mean`).",
     )
 
 
@@ -133,7 +127,9 @@ class Collect(Block):
 
     gradients: Annotated[Gradients | None, optional(Gradients)] = Gradients()
     parameters: Annotated[Parameters | None, optional(Parameters)] = Parameters()
-    optimizer_state: Annotated[OptimizerState | None, optional(OptimizerState)] = OptimizerState()
+    optimizer_state: Annotated[Collected | None, optional(Collected)] = Field(
+        default=Collected(), description="The optimizer's state, such as `exp_avg`, read just before the update."
+    )
     updates: Annotated[Collected | None, optional(Collected)] = Field(
         default=Collected(), description="The change of each weight by the update, and its ratio to the weight."
     )
@@ -271,8 +267,10 @@ class MonitorConfig(Block):
         list[str], BeforeValidator(as_list, json_schema_input_type=list[str]), AfterValidator(_known_statistics)
     ] = Field(
         default=list(STATISTICS),
-        description="Columns of the tables, in this order. Allowed: those of the default, and `histogram`, which "
-        "counts each tensor's values and stands after the others. Detection uses all seven of the default.",
+        description="Columns of the tables, in this order. Detection uses all seven of the default. Also allowed: "
+        "`histogram`, which counts each tensor's values, and `alignment`, which compares each gradient with its first "
+        "moment wherever optimizer state is sampled (table `moment_direction`: the cosine of the angle between them in "
+        "`alignment`, the share of elements with the same sign in `mean`).",
     )
     eps: Annotated[
         float, Field(ge=0, description="`zeros` is the share of elements whose absolute value is at most this.")
@@ -319,7 +317,7 @@ class MonitorConfig(Block):
         """Return the settings of the collectors."""
         blocks = {part: getattr(self.collect, part) for part in PARTS}
         gradients, activations = blocks["gradients"], blocks["activations"]
-        parameters, state = blocks["parameters"], blocks["optimizer_state"]
+        parameters = blocks["parameters"]
         return CollectSettings(
             targets={part: list(block.targets) for part, block in blocks.items() if block is not None},
             forward=activations is not None and activations.forward,
@@ -333,7 +331,7 @@ class MonitorConfig(Block):
             reducer=self.collect.communication is not None and self.collect.communication.reducer,
             call_sites=tuple(self.collect.communication.call_sites if self.collect.communication else ()),
             after_update=parameters is not None and parameters.after_update,
-            direction=state is not None and state.direction,
+            alignment=ALIGNMENT in self.statistics,
             buffers=parameters is not None and parameters.buffers,
             recompute=activations is not None and activations.recompute,
             inputs=activations is not None and activations.inputs,
@@ -342,8 +340,8 @@ class MonitorConfig(Block):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The statistics that are numbers, in their order."""
-        return tuple(name for name in self.statistics if name != HISTOGRAM)
+        """The statistics that every table has a column of numbers for, in their order."""
+        return tuple(name for name in self.statistics if name in STATISTICS)
 
     def watched_ranks(self, world_size: int) -> list[int]:
         """Return the ranks that are watched.

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainsentry.collectors.alignment import ALIGNMENT
+from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.msprobe.rows import TEXTS, squashed
 from trainsentry.monitor.config.msprobe_keys import SECOND, msprobe_generation
 from trainsentry.monitor.errors import ConfigError
@@ -54,6 +56,8 @@ def translate_first(first: FirstConfig, *, files: bool, framework: str = "pytorc
     if 0 < first.collect_times < NEVER:
         begin = -(-first.start_step // every) * every
         config["stop_step"] = begin + (first.collect_times - 1) * every + 1
+    if first.mg_direction:
+        config["statistics"] = [*STATISTICS, ALIGNMENT]
     if first.module_ranks:
         config["ranks"] = list(first.module_ranks)
     return config
@@ -72,7 +76,7 @@ def _collect(first: FirstConfig, every: int) -> dict[str, Any]:
     if first.param_distribution:
         collect["parameters"] = {"every": every, "targets": parameters, "after_update": True}
     if first.mv_distribution or first.mg_direction:
-        collect["optimizer_state"] = {"every": every, "targets": parameters, "direction": first.mg_direction}
+        collect["optimizer_state"] = {"every": every, "targets": parameters}
     if first.ur_distribution:
         collect["updates"] = {"every": every, "targets": parameters}
     if first.xy_distribution or first.print_struct:

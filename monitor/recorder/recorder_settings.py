@@ -8,6 +8,7 @@ from typing import Any
 
 from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.statistics import STATISTICS
 from trainsentry.exporters.exporter import (
     ExporterEntry,
     ExportPlace,
@@ -60,7 +61,7 @@ class RecorderSettings:
     @property
     def statistics(self) -> tuple[str, ...]:
         """The statistics that files have a column of numbers for."""
-        return tuple(name for name in self.config["statistics"] if name != HISTOGRAM)
+        return tuple(name for name in self.config["statistics"] if name in STATISTICS)
 
     @property
     def histograms(self) -> bool:

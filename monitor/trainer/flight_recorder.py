@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainsentry.collectors.histogram import HISTOGRAM
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import COMMUNICATION_CALL, UPDATE, Series, SeriesTable
+from trainsentry.collectors.series import COMMUNICATION_CALL, VALUE_NAMES, Series, SeriesTable
 from trainsentry.collectors.statistics import STATISTICS, VALUE
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def table_of_records(
     """Return records as a table with a row per step and series.
 
     Columns: step, rank, micro_step, order, name, quantity, index, the statistics, and `value` (the ratio
-    of an update, or the value of a scalar).
+    of an update, the alignment of a moment, or the value of a scalar).
     """
     import pandas as pd
 
@@ -46,7 +46,7 @@ def table_of_records(
                     "index": series.index,
                     **{name: numbers[STATISTICS.index(name)] for name in statistics},
                     **({HISTOGRAM: histograms[row]} if histograms is not None else {}),
-                    "value": numbers[VALUE] if series.scalar or series.quantity == UPDATE else math.nan,
+                    "value": numbers[VALUE] if series.scalar or series.quantity in VALUE_NAMES else math.nan,
                 }
             )
     lead = ["step", "rank", "micro_step", "order", "name", "quantity", "index"]
@@ -98,4 +98,4 @@ def _values(
     if scalar:
         return {"value": numbers[VALUE]}
     found = {name: numbers[STATISTICS.index(name)] for name in statistics}
-    return {**found, "ratio": numbers[VALUE]} if quantity == UPDATE else found
+    return {**found, VALUE_NAMES[quantity]: numbers[VALUE]} if quantity in VALUE_NAMES else found

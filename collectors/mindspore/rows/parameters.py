@@ -1,12 +1,13 @@
 """Reads parameters, gradients, updates and optimizer state around an optimizer's step."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from mindspore import Parameter, ParameterTuple, Tensor, mint
 
+from trainsentry.collectors.alignment import FIRST_MOMENTS
 from trainsentry.collectors.mindspore.rows.cell_names import NamedParameter
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, as_float, device_row
@@ -16,10 +17,6 @@ from trainsentry.collectors.statistics import NORM
 
 Owned = Sequence[tuple[int, NamedParameter]]
 """Parameters of an optimizer, each with its position in the optimizer."""
-
-
-FIRST_MOMENTS: Final = frozenset({"exp_avg", "moment1", "moments1", "moments", "m"})
-"""Names under which MindSpore's optimizers keep the first moment."""
 
 
 class ParameterReader:
@@ -46,13 +43,12 @@ class ParameterReader:
             self.rows.add(self.ids.id_of(named, quantity, micro_step), named.parameter)
 
     def directions(self, optimizer: Any, owned: Owned, gradients: Sequence[Any], micro_step: int) -> None:
-        """Append a row of (1 + sign(gradient)·sign(first moment)) / 2 for each parameter that has both."""
+        """Append how gradient and first moment point for each parameter that has both."""
         moments = next((tensors for name, tensors in state_of(optimizer) if name in FIRST_MOMENTS), ())
         for place, named in owned:
             gradient = gradients[place] if place < len(gradients) else None
             if place < len(moments) and isinstance(gradient, Tensor):
-                agreement = (mint.sign(gradient) * mint.sign(moments[place]) + 1) / 2
-                self.rows.add(self.ids.id_of(named, MOMENT_DIRECTION, micro_step), agreement)
+                self.rows.add_pair(self.ids.id_of(named, MOMENT_DIRECTION, micro_step), gradient, moments[place])
 
     def state(self, optimizer: Any, owned: Owned, micro_step: int = 0) -> None:
         """Append a row for each tensor of the optimizer's state, under its own name."""

@@ -7,10 +7,12 @@ import numpy as np
 import numpy.typing as npt
 from mindspore import Tensor, ops
 
+from trainsentry.collectors.alignment import row_of_pair
 from trainsentry.collectors.histogram import counts_of
 from trainsentry.collectors.mindspore.rows.tensor_statistics import (
     array_of,
     as_float,
+    device_pair_row,
     device_row,
     dtype_of,
     read,
@@ -87,6 +89,15 @@ class StepRows(HostRows):
         position = self._append(series_id, self._layout(difference))
         value = (row[NORM] / norm).reshape((1,))
         self._device_rows.append((position, ops.concat([row[:VALUE], value])))
+
+    def add_pair(self, series_id: int, first: Tensor, second: Tensor) -> None:
+        """Append how two tensors of one shape point, with the layout of the first; see `collectors/alignment.py`."""
+        if self.on_device:
+            row: Any = device_pair_row(first, second)
+            self._device_rows.append((self._append(series_id, self._layout(first)), row))
+        else:
+            row = row_of_pair(array_of(first), array_of(second))
+            self._host[self._append(series_id, self._layout(first))] = row
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
         """Append a scalar: a Python number or a tensor of one element; on an accelerator, without waiting for it."""

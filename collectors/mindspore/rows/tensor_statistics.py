@@ -114,3 +114,24 @@ def device_row(x: Tensor, eps: float) -> Tensor:
     numbers = [mint.where(some, low, nan), mint.where(some, high, nan), mean, norm]
     counts = [ops.cast(nans, mstype.float32).sum(), ops.cast(infs, mstype.float32).sum()]
     return ops.stack([*numbers, *counts, zeros, nan])
+
+
+def device_pair_row(first: Tensor, second: Tensor) -> Tensor:
+    """Return how two tensors of one shape point as a row on their device: float32 of shape (COLUMNS,).
+
+    Both are divided by their largest elements, so that no square overflows.
+    """
+    a, b = (_largest_is_one(ops.cast(x, mstype.float32).reshape((-1,))) for x in (first, second))
+    nan, none = Tensor(float("nan"), mstype.float32), Tensor(0.0, mstype.float32)
+    if not first.size:
+        return ops.stack([nan, nan, nan, none, none, none, nan, nan])
+    share = (mint.sign(a) * mint.sign(b) + 1).mean() / 2
+    length = ops.sqrt((a * a).sum()) * ops.sqrt((b * b).sum())
+    cosine = mint.where(length > 0, (a * b).sum() / length, nan)
+    return ops.stack([share, share, share, share, none, none, ops.cast(share == 0, mstype.float32), cosine])
+
+
+def _largest_is_one(x: Tensor) -> Tensor:
+    """Return a tensor divided by its largest magnitude; zeros as they are."""
+    largest = x.abs().max() if x.size else Tensor(0.0, mstype.float32)
+    return x / mint.where(largest > 0, largest, ops.ones_like(largest))

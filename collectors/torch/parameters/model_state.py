@@ -8,10 +8,11 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import PARAMETER_UPDATED
 from trainsentry.collectors.settings import OPTIMIZER_STATE, PARAMETERS, CollectSettings, Plan
 from trainsentry.collectors.torch.parameters.buffers import BufferReader
+from trainsentry.collectors.torch.parameters.directions import read_directions
 from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrites
 from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
 from trainsentry.collectors.torch.parameters.options import OptionReader
-from trainsentry.collectors.torch.parameters.readers import StateCount, read_directions, read_parameters, read_state
+from trainsentry.collectors.torch.parameters.readers import StateCount, read_parameters, read_state
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 
@@ -71,7 +72,7 @@ class ModelState:
         read.add(id(optimizer))
         owned = self.optimized.owned(OPTIMIZER_STATE, optimizer)
         self.guard.run(OPTIMIZER_STATE, read_state, self.rows, optimizer, owned, micro_step)
-        if self.settings.direction:
+        if self.settings.alignment:
             self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
 
     def updated(self, plan: Plan, optimizer: Optimizer, micro_step: int) -> None:

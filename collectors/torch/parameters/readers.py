@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from trainsentry.collectors.series import MOMENT_DIRECTION, PARAMETER, UPDATE
+from trainsentry.collectors.series import PARAMETER, UPDATE
 from trainsentry.collectors.shared.host_rows import state_quantity
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
@@ -71,28 +71,6 @@ def _dense(tensor: Any) -> Tensor:
     packs = unpack is not Tensor.dequantize and is_traceable_wrapper_subclass(tensor)
     dense: Tensor = unpack(tensor) if packs else tensor
     return dense
-
-
-def read_directions(
-    rows: StepRows, optimizer: Optimizer, parameters: Sequence[NamedParameter], micro_step: int = 0
-) -> None:
-    """Append a row of (1 + sign(gradient)·sign(first moment)) / 2 for each parameter that has both."""
-    state = state_of(optimizer)
-    owners: dict[tuple[torch.device, torch.dtype], list[tuple[NamedParameter, Tensor, Tensor]]] = {}
-    for named in parameters:
-        moment, gradient = state.get(named.parameter, {}).get("exp_avg"), named.parameter.grad
-        if not isinstance(moment, Tensor) or gradient is None or gradient.is_sparse or moment.is_complex():
-            continue
-        mine, its = local(gradient), local(moment)
-        if mine.shape == its.shape and mine.device == its.device:
-            owners.setdefault((mine.device, mine.dtype), []).append((named, mine, its.to(mine.dtype)))
-    for found in owners.values():
-        agreement = list(torch._foreach_sign([gradient.detach() for _, gradient, _ in found]))
-        torch._foreach_mul_(agreement, torch._foreach_sign([moment for _, _, moment in found]))
-        torch._foreach_add_(agreement, 1)
-        torch._foreach_mul_(agreement, 0.5)
-        ids = [rows.parameter_ids.id_of(named, MOMENT_DIRECTION, micro_step) for named, _, _ in found]
-        rows.add_many(ids, agreement)
 
 
 def state_of(optimizer: Optimizer) -> Mapping[Any, Any]:

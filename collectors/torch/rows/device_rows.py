@@ -25,6 +25,7 @@ from trainsentry.collectors.torch.rows.fused_rows import (
 from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits
 from trainsentry.collectors.torch.rows.list_passes import BLOCK, PASS_BLOCKS
 from trainsentry.collectors.torch.rows.list_statistics import ListStatistics
+from trainsentry.collectors.torch.rows.pair_rows import DevicePairs, Pairs
 
 logger = logging.getLogger("trainsentry")
 
@@ -58,6 +59,7 @@ class DeviceRows:
         kernels = kernels_for(device)
         self.fused = FusedRows(device, kernels) if kernels is not None else None
         self._lists = ListStatistics(device)
+        self._pairs = DevicePairs(device, self._lists)
         self._gathered = GatheredTensors(limits or GatherLimits())
         self._gathering_on: tuple[int, Any] = (0, None)
         self._has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
@@ -145,6 +147,12 @@ class DeviceRows:
             start = len(self.positions) - len(tensors)
             for i, x in enumerate(tensors):
                 self._counts.count(start + i, x, divisor, implicit_zeros)
+
+    def add_pairs(self, positions: Sequence[int], pairs: Pairs) -> None:
+        """Write how pairs of tensors of this device point to the next rows."""
+        self._lists.follow()
+        rows = self._pairs.rows_of(pairs)  # before rows are reserved, as this may fail
+        self._reserve(positions).copy_(rows)
 
     def add_scalar(self, position: int, value: Tensor) -> None:
         """Write a scalar to the next row, as its value and as a tensor of one element."""

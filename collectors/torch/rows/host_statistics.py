@@ -100,6 +100,17 @@ def read_many_at(
     host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL, _threads_for(largest), counts, scale)
 
 
+def align_at(
+    addresses: Sequence[tuple[int, int]], pairs: Sequence[tuple[Tensor, Tensor]], rows: npt.NDArray[np.float64]
+) -> None:
+    """Write how the tensors of pair i point, which lie at `addresses[i]`, to row i of `rows`, shape (n, COLUMNS)."""
+    firsts, seconds = [a for a, _ in addresses], [b for _, b in addresses]
+    kinds, others = [KINDS[a.dtype] for a, _ in pairs], [KINDS[b.dtype] for _, b in pairs]
+    sizes = [a.numel() for a, _ in pairs]
+    threads = _threads_for(max(sizes, default=0))
+    host_rows.align(firsts, kinds, seconds, others, sizes, rows.ctypes.data, _PARALLEL, threads)
+
+
 def rows_and_counts(
     addresses: list[int], tensors: Sequence[Tensor], eps: float, scale: float = 1.0, *, histograms: bool = False
 ) -> tuple[npt.NDArray[np.float64], Counts]:

@@ -32,6 +32,7 @@ from trainsentry.collectors.torch.rows.local_tensor import (
     version_of,
     whole_of,
 )
+from trainsentry.collectors.torch.rows.pair_rows import Pairs, rows_of_host_pairs
 from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
 from trainsentry.collectors.torch.rows.tensor_lists import Batch, KnownList, KnownLists, groups_of, inverse_of
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
@@ -137,6 +138,26 @@ class StepRows(HostRows):
     def layouts_of(self, parameters: Sequence[NamedParameter]) -> list[int | None]:
         """Return the layouts of this rank's parts of parameters; None stands for that of a plain tensor."""
         return [self._shard_layouts.of(named.parameter, named.fragment) for named in parameters]
+
+    def add_pairs(self, series_ids: Sequence[int], pairs: Pairs, layouts: Sequence[int | None]) -> None:
+        """Append how each pair of tensors points, all on one device; see `collectors/alignment.py`.
+
+        `layouts` are those of the parts of sharded tensors, None for whole ones.
+        """
+        if pairs and not self._is_captured():
+            self._attempt(self._add_pairs, series_ids, pairs, layouts)
+
+    def _add_pairs(self, series_ids: Sequence[int], pairs: Pairs, layouts: Sequence[int | None]) -> None:
+        start, end, first = len(self), len(self) + len(pairs), pairs[0][0]
+        self._make_room(end)
+        if self._on_host(first):
+            self._host[start:end] = rows_of_host_pairs(pairs)
+        else:
+            self._rows_on(first.device).add_pairs(range(start, end), pairs)
+        self._layout_ids += [
+            self._layout(x) if known is None else known for (x, _), known in zip(pairs, layouts, strict=True)
+        ]
+        self._ids += series_ids
 
     def norms(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the L2 norms of tensors of one device, shape (n,), on that device, without adding rows."""
