@@ -14,14 +14,19 @@ from trainsentry.anomaly.rules.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
+from trainsentry.anomaly.rules.loss_above_start import LossAboveStartRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
 from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
+from trainsentry.anomaly.rules.optimizer.direction import DirectionRule
+from trainsentry.anomaly.rules.optimizer.displacement import DisplacementRule
 from trainsentry.anomaly.rules.optimizer.frozen import FrozenRule
 from trainsentry.anomaly.rules.optimizer.gradient_writes import GradientWritesRule
 from trainsentry.anomaly.rules.optimizer.learning_rate import LearningRateRule
+from trainsentry.anomaly.rules.optimizer.linear_update import LinearUpdateRule
 from trainsentry.anomaly.rules.optimizer.loss_scale import LossScaleRule
 from trainsentry.anomaly.rules.optimizer.lost_state import LostStateRule
+from trainsentry.anomaly.rules.optimizer.norm_recurrence import NormRecurrenceRule
 from trainsentry.anomaly.rules.optimizer.options import OptionRule
 from trainsentry.anomaly.rules.optimizer.recurrence import RecurrenceRule
 from trainsentry.anomaly.rules.optimizer.state_reset import StateResetRule
@@ -35,7 +40,11 @@ from trainsentry.anomaly.rules.stale import StaleRule
 _RULES: Final[list[type[Rule]]] = [
     FrozenRule,
     WeightContinuityRule,
+    DisplacementRule,
     RecurrenceRule,
+    NormRecurrenceRule,
+    LinearUpdateRule,
+    DirectionRule,
     StateResetRule,
     LostStateRule,
     ModeChangeRule,
@@ -48,6 +57,7 @@ _RULES: Final[list[type[Rule]]] = [
     LossScaleRule,
     LayerOutlierRule,
     RepeatedDataRule,
+    LossAboveStartRule,
     ConstantDataRule,
     ConstantBufferRule,
     StaleRule,

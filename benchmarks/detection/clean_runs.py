@@ -32,6 +32,8 @@ from machine import describe_machine
 from torch import Tensor, nn
 
 import trainsentry
+from trainsentry.collectors.alignment import ALIGNMENT
+from trainsentry.collectors.statistics import STATISTICS
 
 EVERYTHING = {p: {"every": 1} for p in ("gradients", "parameters", "optimizer_state", "updates", "activations")}
 COLLECT: dict[str, dict[str, Any]] = {"default": {}, "everything": EVERYTHING}
@@ -106,6 +108,8 @@ def run(who: tuple[str, str, str, int, int]) -> tuple[tuple[str, str, str, int, 
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=100, enabled=task.dtype is torch.float16)
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stderr(io.StringIO()):
         config = {"output_dir": directory, "collect": COLLECT[collect], "on_incident": {"dump": False}}
+        if collect != "default":
+            config["statistics"] = [*STATISTICS, ALIGNMENT]
         with trainsentry.TrainMonitor(config).watch(task.model, optimizer) as monitor:
             for _ in range(steps):
                 rate_now = schedule.get_last_lr()[0]

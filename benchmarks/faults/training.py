@@ -16,6 +16,8 @@ from models import Cnn, Gpt, Images, Text, loss_of
 from torch import Tensor, nn
 
 import trainsentry
+from trainsentry.collectors.alignment import ALIGNMENT
+from trainsentry.collectors.statistics import STATISTICS
 
 STEPS = 130
 FAULT_STEP = 90
@@ -28,6 +30,9 @@ EVERYTHING = {
     "communication": {"every": 1, "reducer": True},
     "gradients": {"every": 1, "before_reduction": True},
 }
+WITH_ALIGNMENT = [*STATISTICS, ALIGNMENT]
+"""What is collected of tensors where everything is."""
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=2e-3),
     "sgd": lambda p: torch.optim.SGD(p, lr=5e-2, momentum=0.9),
@@ -117,6 +122,8 @@ class Run:
     def train(self, out: Path, collect: Any) -> None:
         """Train under the monitor."""
         config = {"output_dir": str(out), "collect": collect, "on_incident": {"dump": False}, **self.case.config}
+        if collect is EVERYTHING:
+            config["statistics"] = WITH_ALIGNMENT
         self.monitor = trainsentry.TrainMonitor(config).watch(self.model, self.optimizer, grad_scaler=self.scaler)
         with suppress(trainsentry.TrainingStopped):
             for step in range(self.steps):

@@ -1,6 +1,8 @@
 """What must hold in any training is checked in real ones: a breach is named, and none is seen where there is none."""
 
+import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -67,12 +69,14 @@ OPTIMIZERS = {
     "dampened": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, dampening=0.5),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
     "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
+    "learns fast": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "climbs": lambda p: torch.optim.AdamW(p, lr=1e-4, maximize=True),
 }
 CONFIGURATIONS = {
     "default": {},
     "everything": {p: {"every": 1} for p in ("parameters", "optimizer_state", "updates", "activations")},
 }
+STATISTICS = {"default": ["norm", "mean"], "everything": ["norm", "mean", "alignment"]}
 
 
 def train(tmp_path, family, optimizer="adamw", collect="default", harm=None, batch=None, steps=STEPS, clip=None):
@@ -85,6 +89,7 @@ def train(tmp_path, family, optimizer="adamw", collect="default", harm=None, bat
     config = {
         "output_dir": str(tmp_path),
         "collect": CONFIGURATIONS[collect],
+        "statistics": STATISTICS[collect],
         "on_incident": {"dump": False},
         "strict": True,
     }
@@ -200,3 +205,98 @@ def test_running_statistics_that_no_longer_run_are_named(tmp_path, collect):
 
     found = train(tmp_path, "resnet", collect=collect, harm=stop)
     assert ("stem.1.running_mean", "buffer") in [(i.name, i.quantity) for i in found]
+
+
+@both_families
+@pytest.mark.parametrize("optimizer", ["adamw", "dampened"])
+def test_a_moment_of_another_step_is_named_where_its_mean_is_right(tmp_path, family, optimizer):
+    name = FAMILIES[family][2]
+    key = "exp_avg" if optimizer == "adamw" else "momentum_buffer"
+
+    def grow(model, stepper, step):
+        if step == FAULT:
+            moment = stepper.state[model.get_parameter(name)][key]
+            moment.add_(0.05 * (moment - moment.mean()))
+
+    [found, *_] = train(tmp_path, family, optimizer, "everything", grow)
+    assert (found.name, found.quantity, found.step) == (name, key, FAULT)
+    assert "the angle between them" in found.summary
+
+
+@both_families
+@both_configurations
+def test_an_update_that_the_optimizer_does_not_say_is_named(tmp_path, family, collect, monkeypatch):
+    name, step_of = FAMILIES[family][3], 10 * math.ceil(FAULT / 10)
+    module = sys.modules[torch.optim.SGD.__module__]
+    right, updates, weights = module.sgd, itertools.count(), []
+
+    def wrong(params, *args, **kwargs):
+        before = params[weights[0]].detach().clone()
+        right(params, *args, **kwargs)
+        if next(updates) == step_of:
+            params[weights[0]].lerp_(before, 0.5)
+
+    def note(model, stepper, step):
+        weights[:] = [[n for n, _ in model.named_parameters()].index(name)]
+
+    monkeypatch.setattr(module, "sgd", wrong)
+    [found, *_] = train(tmp_path, family, "nesterov", collect, note)
+    assert (found.name, found.quantity, found.step) == (name, "update", step_of)
+
+
+@both_families
+@both_configurations
+@pytest.mark.parametrize("optimizer", ["adamw", "nesterov"])
+def test_a_weight_that_no_update_can_have_moved_so_far_is_named(tmp_path, family, collect, optimizer):
+    name = FAMILIES[family][2]
+
+    def noise(model, stepper, step):
+        if step == FAULT:
+            weight = model.get_parameter(name)
+            with torch.no_grad():
+                weight.add_(torch.randn_like(weight) * weight.std() * 2)
+
+    [found, *_] = train(tmp_path, family, optimizer, collect, noise)
+    assert (found.name, found.quantity) == (name, "parameter")
+
+
+@both_families
+def test_a_gradient_whose_sign_turns_is_named(tmp_path, family):
+    name = FAMILIES[family][3]
+
+    def turn(model, stepper, step):
+        for other, parameter in model.named_parameters():
+            # Gradients that agree with their momentum, as in large batches.
+            moment = stepper.state[parameter].get("exp_avg", parameter.grad)
+            parameter.grad.add_(moment * (parameter.grad.norm() / moment.norm().clamp(min=1e-12)))
+            parameter.grad.mul_(-1.0 if other == name and step >= FAULT else 1.0)
+
+    [found, *_] = train(tmp_path, family, "adamw", "everything", turn)
+    assert (found.name, found.quantity) == (name, "gradient")
+    assert "turns away from the optimizer's momentum" in found.summary
+
+
+@both_families
+@both_configurations
+def test_a_loss_above_its_start_is_told_at_once(tmp_path, family, collect):
+    def shifted(step, given):
+        inputs, labels = given
+        return (inputs, (labels + 16) % 32 if family == "gpt" else (labels + 1) % 4) if step >= FAULT else given
+
+    [found, *_] = train(tmp_path, family, "learns fast", collect, batch=shifted, steps=FAULT + 20)
+    assert found.step == FAULT
+    assert found.severity != "note"
+
+
+@both_families
+@both_configurations
+def test_a_weight_that_never_trains_is_named_after_ten_steps(tmp_path, family, collect):
+    name = FAMILIES[family][3]
+
+    def freeze(model, stepper, step):
+        weight = model.get_parameter(name).requires_grad_(False)
+        weight.grad = None
+
+    [found, *_] = train(tmp_path, family, collect=collect, harm=freeze, steps=20)
+    assert (found.name, found.quantity) == (name, "update")
+    assert found.step <= 11

@@ -54,7 +54,8 @@ NEVER_MOVED: Final = 0.1
 backbone)."""
 
 NEVER_MOVED_AFTER: Final = 10
-"""Updates after which the rule looks, once, for parameters that never moved."""
+"""Sampled updates after which the rule looks, once, for parameters that never moved, and steps with gradients after
+which it looks for those that had neither gradient nor update: gradients are sampled more often."""
 
 
 class CalledModules:
@@ -141,7 +142,9 @@ class FrozenRule(Rule):
         self._step = -1
         self._updated = self._excused = False
         self._zero_gradients: set[str] = set()
-        self._updates = self._nonempty_updates = 0
+        self._updates = self._nonempty_updates = self._graded_steps = 0
+        self._graded = False
+        self._never: set[int] = set()
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the frozen parameters; a missing update is known when the next step begins."""
@@ -149,7 +152,7 @@ class FrozenRule(Rule):
         found = []
         if record.step != self._step:
             found = self._missing(observed.table)
-            self._step, self._updated, self._excused = record.step, False, False
+            self._step, self._updated, self._excused, self._graded = record.step, False, False, False
             self._in_step.values[:] = False
             self._called.begin_step()
             self._zero_gradients = set()
@@ -201,8 +204,9 @@ class FrozenRule(Rule):
 
     def _missing(self, table: SeriesTable) -> list[Finding]:
         """Return the parameters whose update was missing in the step before."""
+        never = self._without_gradient(table)
         if not self._updated or self._excused:
-            return []
+            return never
         self._updates += 1
         absent, reported = self._absent.values, self._reported.values
         gone = ~self._in_step.values & self._is_update.values
@@ -213,8 +217,18 @@ class FrozenRule(Rule):
         # Where the backward pass is cut, what comes before the cut stops too: the module nearest to it is the last.
         places = {module: place for place, module in enumerate(table.series[i].module for i in since)}
         order = sorted(since, key=lambda i: -places[table.series[i].module])  # stable: weights stay ahead of biases
-        found = [_finding(i, -1, since[i], since[i] - 1) for i in order]
-        return found + (self._never_moved(table) if self._updates == NEVER_MOVED_AFTER else [])
+        found = [*never, *(_finding(i, -1, since[i], since[i] - 1) for i in order)]
+        moving = {table.series[i].name for i in np.flatnonzero(self._is_update.values).tolist()}
+        return found + (self._never_moved(table, moving) if self._updates == NEVER_MOVED_AFTER else [])
+
+    def _without_gradient(self, table: SeriesTable) -> list[Finding]:
+        """Return, once, the parameters that have had neither a gradient nor an update."""
+        self._graded_steps += self._graded and not self._excused
+        due = self._graded and not self._excused and self._graded_steps == NEVER_MOVED_AFTER
+        if not due or not self._is_update.values.any():
+            return []
+        known = np.flatnonzero(self._is_update.values | self._is_gradient.values).tolist()
+        return self._never_moved(table, {table.series[i].name for i in known})
 
     def _counts(self, series_id: int, series: Series) -> bool:
         """Return whether a missing update counts: its module was called, or the update is missing for long enough."""
@@ -225,17 +239,21 @@ class FrozenRule(Rule):
         self._reported.values[series_id] = called is not False
         return called is not False
 
-    def _never_moved(self, table: SeriesTable) -> list[Finding]:
-        moving = {table.series[i].name for i in np.flatnonzero(self._is_update.values).tolist()}
+    def _never_moved(self, table: SeriesTable, moving: set[str]) -> list[Finding]:
+        """Return the parameters that are not among the moving ones, where they are few; each is reported once."""
         parameters = {s.name: i for i, s in table.of_quantity(PARAMETER) if s.micro_step == 0}
         still = [i for name, i in parameters.items() if name not in moving]
-        if not still or len(still) > NEVER_MOVED * len(parameters):
+        if len(still) > NEVER_MOVED * len(parameters):
             return []
-        return [_finding(i, -1, self._step, -2) for i in still]
+        found = [_finding(i, -1, self._step, -2) for i in still if i not in self._never]
+        self._never.update(still)
+        return found
 
     def _note_gradients(self, observed: Observed) -> None:
         record = observed.record
-        rows = np.flatnonzero(self._is_gradient.values[record.where] & (record.columns[NORM] == 0))
+        gradients = self._is_gradient.values[record.where]
+        self._graded |= bool(gradients.any())
+        rows = np.flatnonzero(gradients & (record.columns[NORM] == 0))
         self._zero_gradients |= {observed.table.series[i].name for i in record.ids[rows].tolist()}
 
     def _rate_is_zero(self, record: StepRecord) -> bool:

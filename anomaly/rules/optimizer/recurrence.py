@@ -7,10 +7,11 @@ import numpy as np
 from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
-from trainsentry.collectors.series import FOUND_INF, GRADIENT, OPTION, PARAMETER, Series, option_parts
-from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM, VALUE
+from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
+from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as the recurrences hold to rounding."""
@@ -61,15 +62,13 @@ class RecurrenceRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
+        self._owners = ParameterNumbers()
         self._kind = arrays.series.column(np.int8, _NONE, of=_kind)
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
-        self._is_option = arrays.series.column(bool, of=lambda s: s.scalar and option_parts(s.name) is not None)
-        self._skips = arrays.series.column(bool, of=lambda s: s.scalar and s.name == FOUND_INF)
-        self._owners: dict[str, int] = {}
-        self._options: dict[str, dict[str, float]] = {}
+        self._options = RecordedOptions(arrays)
         # By owner: mean, mean square and elements of the pending gradient (NaN: none), and the mean of the weight.
-        self._pending = _ByOwner(3)
-        self._weight = _ByOwner(1)
+        self._pending = ByParameter(3)
+        self._weight = ByParameter(1)
         # By state series: the predicted means without and with decay of weights, the residuals' largest and number.
         self._predicted: Column[Series] = arrays.series.column(np.float64, np.nan, shape=(2,))
         self._numel = arrays.series.column(np.float64)
@@ -128,10 +127,7 @@ class RecurrenceRule(Rule):
     def _note(self, observed: Observed) -> None:
         """Take in a record's options, gradients and weights."""
         record = observed.record
-        for row in np.flatnonzero(self._is_option.values[record.where]).tolist():
-            parts = option_parts(observed.table.series[record.ids[row]].name)
-            if parts is not None:
-                self._options.setdefault(parts[2], {})[f"{parts[0]}.{parts[1]}"] = float(record.values[row, VALUE])
+        self._options.note(observed)
         kinds = self._kind.values[record.where]
         values, owners = record.values, self._owner.values[record.where]
         rows = np.flatnonzero(kinds == _GRADIENT)
@@ -142,7 +138,7 @@ class RecurrenceRule(Rule):
             self._pending.set(owners[rows], taken)
         rows = np.flatnonzero(kinds == _WEIGHT)
         self._weight.set(owners[rows], values[rows, MEAN][None])
-        if record.skipped or (record.values[self._skips.values[record.where], VALUE] > 0).any():
+        if self._options.skips(observed):
             self._pending.clear()
 
     def _advance(self, step: int) -> None:
@@ -161,33 +157,25 @@ class RecurrenceRule(Rule):
         if not len(states):
             return
         key, lacking, squares = RECURRENCES[quantity]
-        decay, lacks = self._option(key), self._option(lacking) if lacking else None
+        decay, lacks = self._options.one(key), self._options.one(lacking) if lacking else None
         predicted, owners = self._predicted.values, self._owner.values[states]
         mean, square, numel = self._pending.get(owners)
         moves = ~np.isnan(mean)
         if np.isnan(decay):
             predicted[:, states] = np.nan
             return
-        sign = -1.0 if self._option("maximize") == 1 else 1.0
+        sign = -1.0 if self._options.one("maximize") == 1 else 1.0
         gain = 1 - (decay if lacks is None else np.nan_to_num(lacks))
         part = square if squares else sign * mean
-        decayed = part if squares else part + self._largest("weight_decay") * self._weight.get(owners)[0]
+        decayed = part if squares else part + self._options.largest("weight_decay") * self._weight.get(owners)[0]
         new = np.stack((decay * predicted[0, states] + gain * part, decay * predicted[1, states] + gain * decayed))
         new[:, (numel != self._numel.values[states]) | ~np.isfinite(mean)] = np.nan
         predicted[:, states] = np.where(moves, new, predicted[:, states])
 
-    def _option(self, key: str) -> float:
-        """Return the value of an option, NaN where groups differ in it or none has it."""
-        values = set(self._options.get(key, {}).values())
-        return values.pop() if len(values) == 1 else float("nan")
-
-    def _largest(self, key: str) -> float:
-        return max(self._options.get(key, {}).values(), default=0.0)
-
     def _owner_of(self, series: Series) -> int:
         if series.scalar or (series.quantity not in RECURRENCES and series.quantity not in {GRADIENT, PARAMETER}):
             return -1
-        return self._owners.setdefault(f"{series.vpp_stage} {series.name}", len(self._owners))
+        return self._owners.of(series)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
@@ -196,35 +184,6 @@ class RecurrenceRule(Rule):
             f"the mean of {subject} is {anomaly.value:.6g} at step {anomaly.step}; its own past and the gradients "
             f"since then give {anomaly.expected:.6g}"
         )
-
-
-class _ByOwner:
-    """Arrays with an element for each parameter, shape (lines, owners); NaN where nothing is known."""
-
-    def __init__(self, lines: int) -> None:
-        self.values = np.full((lines, 0), np.nan)
-
-    def set(self, owners: Integers, values: Floats) -> None:
-        """Set the elements of some owners, shape (lines, n)."""
-        if len(owners):
-            self._grow(int(owners.max()) + 1)
-            self.values[:, owners] = values
-
-    def get(self, owners: Integers) -> Floats:
-        """Return the elements of some owners, shape (lines, n)."""
-        self._grow(int(owners.max(initial=-1)) + 1)
-        found: Floats = self.values[:, owners]
-        return found
-
-    def clear(self) -> None:
-        """Forget all."""
-        self.values[:] = np.nan
-
-    def _grow(self, size: int) -> None:
-        lines, known = self.values.shape
-        if size > known:
-            more = np.full((lines, max(size - known, known // 2)), np.nan)
-            self.values = np.concatenate((self.values, more), axis=1)
 
 
 def _kind(series: Series) -> int:

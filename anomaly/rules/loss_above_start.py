@@ -1,0 +1,106 @@
+"""A loss that had fallen and is suddenly above the level at which training began: nothing of what was learned holds."""
+
+from collections import deque
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import SHIFT, SPIKE, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.statistics import VALUE
+
+SCORE: Final = 40.0
+"""Deviations: above every spike of healthy runs but those that the rule itself leaves to be a note."""
+
+FIRST: Final = 5
+"""Losses whose largest is the level at the start."""
+
+RECENT: Final = 16
+"""Newest losses to which a loss is compared."""
+
+FALLEN: Final = 0.7
+"""All recent losses must be below this share of the start: a loss that hovers near its start says nothing."""
+
+RANGES: Final = 6.0
+"""A loss must lie so many ranges of the recent ones (largest minus smallest) above the largest. The losses of a policy
+gradient, which swing around zero, never do."""
+
+LASTING: Final = 2
+"""Steps above the start after which it is a new level and no spike."""
+
+GIVEN_UP: Final = 32
+"""Steps above the start after which it is what the training does."""
+
+LOSS: Final = "loss"
+
+
+class LossAboveStartRule(Rule):
+    """Follows the logged loss. Labels that no longer belong to their inputs, or weights that are lost, show at once.
+
+    The baseline of the loss needs more evidence than one series has in a job of ten thousand; this bound holds for any
+    training that has learned something. A single spike is a note, as that of all gradients.
+    """
+
+    name: ClassVar[str] = "loss_above_start"
+    quantities: ClassVar[frozenset[str]] = frozenset({LOSS})
+    statistics: ClassVar[frozenset[str]] = frozenset()
+    state_key: ClassVar[str | None] = "loss_above_start"
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_loss = arrays.series.column(bool, of=lambda s: s.scalar and s.name == LOSS and not s.micro_step)
+        self._first: list[float] = []
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._above = 0
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the loss that is above the start."""
+        record = observed.record
+        found: list[Finding] = []
+        for row in np.flatnonzero(self._is_loss.values[record.where]).tolist():
+            loss = float(record.values[row, VALUE])
+            if np.isfinite(loss) and self._take(loss):
+                kind = SHIFT if self._above > LASTING else SPIKE
+                start = max(self._first)
+                found.append(Finding(int(record.ids[row]), row, kind, self.name, "value", loss, start, SCORE))
+        return found
+
+    def _take(self, loss: float) -> bool:
+        """Take in a loss; return whether it is above the start."""
+        if len(self._first) < FIRST:
+            self._first.append(loss)
+            return False
+        start = max(self._first)
+        if self._above or self._jumps(loss, start):
+            self._above = self._above + 1 if loss > start else 0
+            if self._above > GIVEN_UP:
+                self._recent.clear()
+                self._above = 0
+            if self._above:
+                return True
+        self._recent.append(loss)
+        return False
+
+    def _jumps(self, loss: float, start: float) -> bool:
+        if len(self._recent) < RECENT or loss <= start:
+            return False
+        low, high = min(self._recent), max(self._recent)
+        return high < FALLEN * start and loss > high + RANGES * (high - low)
+
+    def saved(self, count: int) -> Any:
+        """Return the first losses and the recent ones."""
+        return {"first": list(self._first), "recent": list(self._recent)}
+
+    def load(self, saved: Any) -> None:
+        """Restore both."""
+        self._first = [float(x) for x in saved["first"]]
+        self._recent = deque((float(x) for x in saved["recent"]), maxlen=RECENT)
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, _subject: str) -> str:
+        """Return the loss, and that at the start."""
+        return (
+            f"the loss is {anomaly.value:.4g} at step {anomaly.step}, above the {anomaly.expected:.4g} with which the "
+            "training began, and had fallen far below it"
+        )

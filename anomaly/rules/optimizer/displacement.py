@@ -1,0 +1,152 @@
+"""A weight that moved further between two samples than its optimizer's updates can have moved it."""
+
+import math
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import SHIFT, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
+from trainsentry.collectors.statistics import MAX, MIN, NORM
+
+SCORE: Final = 70.0
+"""Deviations: above every spike of healthy runs, below the rules that compare bits or sums exactly."""
+
+HELD_FOR: Final = 3
+"""Distances between samples that must have stayed within the bound before one counts: some loops clip, average or
+rescale weights, and the momentum from before the first step is unknown."""
+
+LONGER: Final = 8
+"""Factor on `HELD_FOR` after each distance beyond the bound: what comes back is the loop's own doing."""
+
+SLACK: Final = 1.5
+"""Multiple of the bound that counts: bounds hold in exact arithmetic, for gradients as they were read."""
+
+LEAST_SHARE: Final = 0.05
+"""Least distance that counts, as a share of the weight's size before: weights in bfloat16 are rounded to 1 in 256."""
+
+_SIZES: Final = ("norm", "max")
+"""What is followed of a weight and of its gradient, per element: the root mean square, and the largest magnitude."""
+
+_Sizes = Floats
+"""Shape (2, n)."""
+
+
+class DisplacementRule(Rule):
+    """Bounds how far the updates since the last sample can have moved each weight, from options and gradients.
+
+    By the triangle inequality a size changes by at most the sum of the sizes of the updates. An update of Adam and its
+    kind is at most the rate times (1 − β₁) / √(1 − β₂), or the rate, an element (Kingma and Ba, "Adam", 2015, section
+    2.1). One of SGD is the rate times its momentum, a sum of gradients, which are sampled at every step. Decay adds the
+    rate times the decay times the weight. With other optimizers nothing is judged.
+
+    Several weights at once are somebody's intention, as in `WeightContinuityRule`, which is exact but needs weights and
+    updates at every step.
+    """
+
+    name: ClassVar[str] = "displacement"
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, PARAMETER, OPTION})
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm", "min", "max"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._owners = ParameterNumbers()
+        self._gradient_of = arrays.series.column(np.int64, -1, of=lambda s: self._owner(s, GRADIENT))
+        self._weight_of = arrays.series.column(np.int64, -1, of=lambda s: self._owner(s, PARAMETER))
+        self._options = RecordedOptions(arrays)
+        self._gradient, self._momentum = ByParameter(2), ByParameter(2)
+        self._weight, self._bound = ByParameter(2), ByParameter(2)
+        self._held, self._needed = ByParameter(1), ByParameter(1)
+        self._read_at = -1
+        self._step = -1
+        self._has_gradients = self._skipped = False
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the weight that moved too far; a step may come in several records."""
+        record = observed.record
+        if record.step != self._step:
+            self._add_updates(record.step)
+            self._step, self._has_gradients, self._skipped = record.step, False, False
+        self._options.note(observed)
+        self._skipped |= self._options.skips(observed)
+        gradients = np.flatnonzero(self._gradient_of.values[record.where] >= 0)
+        if len(gradients):
+            self._has_gradients = True
+            self._gradient.set(self._gradient_of.values[record.ids[gradients]], _sizes(observed, gradients))
+        rows = np.flatnonzero(self._weight_of.values[record.where] >= 0)
+        return self._compare(observed, rows) if len(rows) else []
+
+    def _compare(self, observed: Observed, rows: Integers) -> list[Finding]:
+        """Compare weights with their last sample, and begin to add up their updates anew."""
+        owners = self._weight_of.values[observed.record.ids[rows]]
+        now, before, bound = _sizes(observed, rows), self._weight.get(owners), self._bound.get(owners)
+        moved = np.abs(now - before)
+        known = np.isfinite(moved) & np.isfinite(bound)
+        beyond = known & (moved > np.maximum(SLACK * bound, LEAST_SHARE * before))
+        broken, whole = beyond.any(axis=0), known.all(axis=0)
+        held, needed = np.nan_to_num(self._held.get(owners)[0]), np.fmax(self._needed.get(owners)[0], HELD_FOR)
+        odd = broken & (held >= needed)
+        needed[odd] *= LONGER
+        held = np.where(broken, 0, held + whole)
+        self._held.set(owners, held[None])
+        self._needed.set(owners, needed[None])
+        self._weight.set(owners, now)
+        self._bound.set(owners, np.zeros_like(now))
+        last, self._read_at = self._read_at, self._step
+        if broken.sum() != 1 or not odd.any():
+            return []
+        place = int(np.flatnonzero(odd)[0])
+        which = int(beyond[:, place].argmax())
+        unit = math.sqrt(observed.numel[rows[place]]) if which == 0 else 1.0
+        sizes = float(now[which, place]) * unit, float(before[which, place]) * unit
+        series_id, row = int(observed.record.ids[rows[place]]), int(rows[place])
+        return [Finding(series_id, row, SHIFT, self.name, _SIZES[which], *sizes, SCORE, last_clean=last)]
+
+    def _add_updates(self, step: int) -> None:
+        """Add the bound of the updates from the step before to all weights; of steps without a record none is known."""
+        if self._step < 0 or self._skipped:
+            return
+        for by_parameter in (self._gradient, self._momentum, self._weight, self._bound):
+            by_parameter.grow(len(self._owners))
+        bounds = [self._bound_of(group) for group in self._options.groups()]
+        most = np.maximum.reduce(bounds) if bounds else np.array(np.nan)
+        self._bound.values += most if step == self._step + 1 else np.nan
+
+    def _bound_of(self, group: dict[str, float]) -> _Sizes:
+        """Return the bound of one update by a group of parameters, for all parameters; NaN where there is none."""
+        rate, weight = group["lr"], np.nan_to_num(self._weight.values)
+        decay = group.get("weight_decay", 0.0) * weight
+        if "betas.0" in group:
+            spread = math.sqrt(max(1 - group.get("betas.1", 1.0), 0.0))
+            largest = max(1.0, (1 - group["betas.0"]) / spread) if spread else math.nan
+            of_adam: _Sizes = rate * (largest + decay)
+            return of_adam
+        if "momentum" not in group or "alpha" in group or not self._has_gradients:
+            return np.full_like(weight, np.nan)
+        momentum: Floats = self._momentum.values
+        momentum[:] = group["momentum"] * np.nan_to_num(momentum) + np.nan_to_num(self._gradient.values) + decay
+        found: _Sizes = rate * momentum * (1 + group.get("nesterov", 0.0) * group["momentum"])
+        return found
+
+    def _owner(self, series: Series, quantity: str) -> int:
+        return self._owners.of(series) if series.quantity == quantity and not series.micro_step else -1
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return both sizes, and that the updates cannot have made the difference."""
+        what = "norm" if anomaly.statistic == "norm" else "largest element"
+        return (
+            f"the {what} of {subject} is {anomaly.value:.4g} at step {anomaly.step}, {anomaly.expected:.4g} at step "
+            f"{anomaly.last_clean}: the optimizer's updates cannot have moved it so far"
+        )
+
+
+def _sizes(observed: Observed, rows: Integers) -> _Sizes:
+    """Return the root mean square and the largest magnitude of some rows, shape (2, n)."""
+    values = observed.record.values[rows]
+    root = values[:, NORM] / np.sqrt(np.maximum(observed.numel[rows], 1.0))
+    sizes: _Sizes = np.stack((root, np.abs(values[:, [MIN, MAX]]).max(axis=1)))
+    return sizes

@@ -1,0 +1,139 @@
+"""An update of SGD that does not follow from the momentum, the gradient and the learning rate."""
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
+from trainsentry.anomaly.features import FEW
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
+from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, UPDATE, Series
+from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as the equation holds to rounding."""
+
+LEARNED: Final = 3
+"""Samples in which an update must have followed before it is judged: a loop may rescale what the optimizer does."""
+
+LEAST_RESIDUAL: Final = 1e-3
+"""Smallest residual that counts, as a share of the update's root mean square. An update is a difference of weights, so
+that weights in float32 leave 1e-5, and more where they are rounded."""
+
+TIMES_RESIDUAL: Final = 30.0
+"""An update is wrong at so many times its largest residual so far."""
+
+LARGEST_RESIDUAL: Final = 0.05
+"""Residual above which an update does not follow at all, so that none is learned."""
+
+MOST_AT_ONCE: Final = 0.5
+"""Share of the updates that may break at once: where most do, the loop itself changed gradients or rates in between."""
+
+MOMENTUM: Final = "momentum_buffer"
+_PARTS: Final = (GRADIENT, PARAMETER, MOMENTUM)
+
+
+class LinearUpdateRule(Rule):
+    """Compares the mean of each update with −rate · (momentum · buffer + gradient), which are all read in its step.
+
+    The update of SGD is linear in its tensors, so that it holds for their means (Sutskever et al., "On the importance
+    of initialization and momentum", 2013; torch.optim.SGD). The group of a parameter is not known, so that each group's
+    options are tried. Other optimizers' updates do not follow, and are not judged.
+    """
+
+    name: ClassVar[str] = "linear_update"
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, PARAMETER, UPDATE, OPTION, OPTIMIZER_STATE})
+    statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._owners = ParameterNumbers()
+        self._part = arrays.series.column(np.int8, -1, of=_part_of)
+        self._update_of = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE and not s.micro_step)
+        self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
+        self._options = RecordedOptions(arrays)
+        self._means = ByParameter(len(_PARTS))
+        self._residual = arrays.series.column(np.float64)
+        self._followed = arrays.series.column(np.int64)
+        self._step = -1
+        self._skipped = False
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the updates that do not follow; a step may come in several records."""
+        record = observed.record
+        if record.step != self._step:
+            self._step, self._skipped = record.step, False
+            self._means.clear()
+        self._options.note(observed)
+        self._skipped |= self._options.skips(observed)
+        parts = self._part.values[record.where]
+        for part in range(len(_PARTS)):
+            rows = np.flatnonzero(parts == part)
+            if len(rows):
+                means = self._means.get(self._owner.values[record.ids[rows]])
+                bad = (record.values[rows][:, [NANS, INFS]] > 0).any(axis=1)
+                means[part] = np.where(bad, np.nan, record.values[rows, MEAN])
+                self._means.set(self._owner.values[record.ids[rows]], means)
+        rows = np.flatnonzero(self._update_of.values[record.where] & (observed.numel >= FEW))
+        return self._compare(observed, rows) if len(rows) and not self._skipped else []
+
+    def _compare(self, observed: Observed, rows: Integers) -> list[Finding]:
+        """Compare updates with what follows; learn the residuals of those that do."""
+        record, ids = observed.record, observed.record.ids[rows].astype(np.int64)
+        means = record.values[rows, MEAN]
+        rms = record.values[rows, NORM] / np.sqrt(observed.numel[rows])
+        expected = self._expected(self._owner.values[ids])
+        if not len(expected):
+            return []
+        with np.errstate(invalid="ignore", divide="ignore"):
+            apart = np.abs(expected - means) / rms
+        nearest = np.where(np.isnan(apart), np.inf, apart).argmin(axis=0)
+        residual = apart[nearest, np.arange(len(ids))]
+        known = np.isfinite(residual)
+        largest, followed = self._residual.values, self._followed.values
+        judged = known & (followed[ids] >= LEARNED)
+        wrong = judged & (residual > np.maximum(LEAST_RESIDUAL, TIMES_RESIDUAL * largest[ids]))
+        fine = known & ~wrong
+        largest[ids[fine]] = np.maximum(largest[ids[fine]], residual[fine])
+        followed[ids[fine]] = np.where(residual[fine] > LARGEST_RESIDUAL, 0, followed[ids[fine]] + 1)
+        if not wrong.any() or wrong.sum() > max(1, MOST_AT_ONCE * judged.sum()):
+            return []
+        return [
+            Finding(
+                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "mean", float(means[i]),
+                float(expected[nearest[i], i]), SCORE, passed_on=False,
+            )
+            for i in np.flatnonzero(wrong).tolist()
+        ]  # fmt: skip
+
+    def _expected(self, owners: Integers) -> Floats:
+        """Return the mean of each update by the options of each group of SGD, shape (groups, n)."""
+        gradient, weight, buffer = self._means.get(owners)
+        found = []
+        for group in self._options.groups():
+            if "momentum" not in group or "alpha" in group or "betas.0" in group:
+                continue
+            pulled = (-1.0 if group.get("maximize") else 1.0) * gradient + group.get("weight_decay", 0.0) * weight
+            momentum = group["momentum"]
+            # The buffer begins as the first gradient, whole.
+            begun = momentum * buffer + (1 - group.get("dampening", 0.0)) * pulled
+            moved = np.where(np.isnan(buffer), pulled, begun) if momentum else pulled
+            found.append(-group["lr"] * (pulled + momentum * moved if group.get("nesterov") else moved))
+        return np.stack(found) if found else np.zeros((0, len(owners)))
+
+    def _owner_of(self, series: Series) -> int:
+        return self._owners.of(series) if series.quantity in {*_PARTS, UPDATE} and not series.scalar else -1
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the mean, and what the optimizer's options give."""
+        return (
+            f"the mean of {subject} is {anomaly.value:.6g} at step {anomaly.step}; gradient, momentum and learning "
+            f"rate give {anomaly.expected:.6g}"
+        )
+
+
+def _part_of(series: Series) -> int:
+    return _PARTS.index(series.quantity) if series.quantity in _PARTS and not series.micro_step else -1

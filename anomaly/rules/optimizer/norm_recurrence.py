@@ -1,0 +1,150 @@
+"""A first moment whose norm does not follow from its own past, the gradient, and the angle between the two."""
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
+from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.collectors.series import GRADIENT, MOMENT_DIRECTION, OPTION, Series
+from trainsentry.collectors.statistics import NORM, VALUE
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as the equation holds to rounding."""
+
+LEARNED: Final = 4
+"""Samples in which a norm must have followed before it is judged: not every optimizer keeps its moment so."""
+
+LEAST_RESIDUAL: Final = 1e-4
+"""Smallest residual that counts, as a share of the norm: float32 leaves 1e-7, a gradient that is rounded more."""
+
+TIMES_RESIDUAL: Final = 30.0
+"""A norm is wrong at so many times its largest residual so far."""
+
+LARGEST_RESIDUAL: Final = 0.02
+"""Residual above which a norm does not follow at all, as with decay inside the gradient, so that none is learned."""
+
+MOST_AT_ONCE: Final = 0.5
+"""Share of the moments that may break at once: where most do, the loop itself changed the gradients."""
+
+MOMENTS: Final = {"exp_avg": ("betas.0", ""), "momentum_buffer": ("momentum", "dampening")}
+"""First moments, the option of their decay, and that of what the gradient's part lacks ("" for 1 − decay)."""
+
+_GRADIENT, _COSINE, _NORM = range(3)
+_LINES: Final = {GRADIENT: _GRADIENT, MOMENT_DIRECTION: _COSINE, **dict.fromkeys(MOMENTS, _NORM)}
+
+
+class NormRecurrenceRule(Rule):
+    """Follows the norm of each first moment from step to step, where state and `alignment` are sampled at every step.
+
+    With m' = β·m + γ·g the square of the norm is β²·‖m‖² + 2βγ·‖m‖·‖g‖·cos + γ²·‖g‖², and all of that is read. So a
+    moment that was swapped with another, or is stale, shows where its mean says nothing.
+    """
+
+    name: ClassVar[str] = "norm_recurrence"
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, MOMENT_DIRECTION, OPTION, OPTIMIZER_STATE})
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._owners = ParameterNumbers()
+        self._line = arrays.series.column(np.int8, -1, of=_line_of)
+        self._owner = arrays.series.column(np.int64, -1, of=lambda s: self._owners.of(s) if _line_of(s) >= 0 else -1)
+        self._options = RecordedOptions(arrays)
+        # By parameter: the norms of gradient and moment and their cosine in this step, and the norm expected next.
+        self._read, self._expected = ByParameter(len(_MEASURED)), ByParameter(1)
+        self._decays: dict[int, tuple[str, str]] = {}
+        self._residual, self._followed = ByParameter(1), ByParameter(1)
+        self._step = -1
+        self._skipped = False
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the moments whose norm does not follow; a step may come in several records."""
+        record = observed.record
+        if record.step != self._step:
+            self._advance(record.step)
+        self._options.note(observed)
+        self._skipped |= self._options.skips(observed)
+        lines = self._line.values[record.where]
+        for line, column in enumerate(_MEASURED):
+            rows = np.flatnonzero(lines == line)
+            owners = self._owner.values[record.ids[rows]]
+            read = self._read.get(owners)
+            read[line] = record.values[rows, column]
+            self._read.set(owners, read)
+        rows = np.flatnonzero(lines == _NORM)
+        for series_id in record.ids[rows].tolist():
+            owner = int(self._owner.values[series_id])
+            if owner not in self._decays:
+                self._decays[owner] = MOMENTS[observed.table.series[series_id].quantity]
+        return self._compare(observed, rows) if len(rows) and not record.examined else []
+
+    def _compare(self, observed: Observed, rows: Integers) -> list[Finding]:
+        """Compare norms with what was expected; learn the residuals of those that follow."""
+        ids = observed.record.ids[rows].astype(np.int64)
+        owners = self._owner.values[ids]
+        norms, expected = observed.record.values[rows, NORM], self._expected.get(owners)[0]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            residual = np.abs(norms - expected) / np.maximum(norms, expected)
+        known = np.isfinite(residual)
+        largest, followed = (np.nan_to_num(kept.get(owners)[0]) for kept in (self._residual, self._followed))
+        judged = known & (followed >= LEARNED)
+        wrong = judged & (residual > np.maximum(LEAST_RESIDUAL, TIMES_RESIDUAL * largest))
+        fine = known & ~wrong
+        self._residual.set(owners, np.where(fine, np.fmax(largest, residual), largest)[None])
+        followed = np.where(fine, np.where(residual > LARGEST_RESIDUAL, 0, followed + 1), followed)
+        self._followed.set(owners, followed[None])
+        if not wrong.any() or wrong.sum() > max(1, MOST_AT_ONCE * judged.sum()):
+            return []
+        return [
+            Finding(
+                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "norm", float(norms[i]), float(expected[i]), SCORE,
+                passed_on=False,
+            )
+            for i in np.flatnonzero(wrong).tolist()
+        ]  # fmt: skip
+
+    def _advance(self, step: int) -> None:
+        """Predict the norms at the next step from what was read in the one before."""
+        consecutive, skipped = step == self._step + 1, self._skipped
+        self._step, self._skipped = step, False
+        read = self._read.values
+        self._expected.grow(read.shape[1])
+        expected = self._expected.values
+        expected[:] = np.nan
+        if consecutive and read.size:
+            gradient, cosine, norm = read
+            found = np.full(len(norm), np.nan)
+            for keys in MOMENTS.values():
+                owners = np.array([o for o, own in self._decays.items() if own == keys], np.int64)
+                found[owners] = self._follow(gradient[owners], cosine[owners], norm[owners], keys)
+            expected[0, : len(found)] = np.where(np.isnan(gradient) | skipped, norm, found)
+        self._read.clear()
+
+    def _follow(self, gradient: Floats, cosine: Floats, norm: Floats, keys: tuple[str, str]) -> Floats:
+        """Return the norms after an update; a moment of zero has no angle with anything."""
+        decay = self._options.one(keys[0])
+        gain = 1 - (self._options.largest(keys[1]) if keys[1] else decay)
+        sign = -1.0 if self._options.largest("maximize") else 1.0
+        mixed = np.where((norm == 0) | (gradient == 0), 0.0, sign * cosine) * norm * gradient
+        square = (decay * norm) ** 2 + 2 * decay * gain * mixed + (gain * gradient) ** 2
+        found: Floats = np.sqrt(np.maximum(square, 0.0))
+        return found
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the norm, and what the recurrence gives."""
+        return (
+            f"the norm of {subject} is {anomaly.value:.6g} at step {anomaly.step}; its own past, the gradient and the "
+            f"angle between them give {anomaly.expected:.6g}"
+        )
+
+
+_MEASURED: Final = (NORM, VALUE, NORM)
+
+
+def _line_of(series: Series) -> int:
+    whole = not (series.scalar or series.micro_step) and (series.quantity not in MOMENTS or not series.index)
+    return _LINES.get(series.quantity, -1) if whole else -1
