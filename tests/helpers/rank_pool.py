@@ -15,6 +15,13 @@ import pytest
 HANG_SECONDS = 900
 """After this long a rank hangs, however busy the machine: DeepSpeed alone takes half a minute to begin."""
 
+PRELOADED = (
+    "torch.distributed.fsdp", "torch._dynamo",
+    "trainsentry.collectors.torch.watch", "trainsentry.monitor.trainer.wiring",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # its engine imports it last, and with it the whole compiler
+)  # fmt: skip
+"""What ranks import, where it is installed: several seconds, once. One process does it, and each rank is its fork."""
+
 GRACE_SECONDS = 120
 """How long the other ranks may take once one has failed: they may wait for it in a collective."""
 
@@ -23,6 +30,16 @@ def free_port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
+
+
+def _start_method():
+    """Return how ranks start: forked by a process without threads that has imported the frameworks, or from nothing."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed asks when it is imported
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", *PRELOADED])
+    return context
 
 
 def _init_gloo(rank, size):
@@ -74,7 +91,7 @@ class RankPool:
     """
 
     def __init__(self, size, init=_init_gloo):
-        context = multiprocessing.get_context("spawn")
+        context = _start_method()
         port = free_port()
         self.size = size
         self.pipes, self.processes = [], []
