@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "faults"))
+import other_rules
+import outcome
 import work
 
 FOUND = [
@@ -14,16 +16,34 @@ FOUND = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def alone(monkeypatch):
+    """The live verdict alone: the benchmark also judges by the rules of other tools, and twice from a run's files."""
+    monkeypatch.setattr(other_rules, "verdicts", lambda *_, **__: {})
+    monkeypatch.setattr(outcome, "first_from_tables", lambda *_, **__: [])
+
+
+def run(case, family):
+    who = {"case": case, "family": family, "optimizer": "adamw", "seed": 4, "collect": "everything"}
+    return work.run_here(who, faulty=True)
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("case", "family"), FOUND)
 def test_a_planted_fault_is_found_and_its_culprit_named(case, family):
-    who = {"case": case, "family": family, "optimizer": "adamw", "seed": 4, "collect": "everything"}
-    outcome = work.run_here(who, faulty=True)
-    assert (outcome["detected"], outcome["first_right"], outcome["early"]) == (True, True, 0), outcome["said"]
-    assert outcome["kind_right"], outcome["said"]
+    found = run(case, family)
+    assert (found["detected"], found["first_right"], found["early"]) == (True, True, 0), found["said"]
+    assert found["kind_right"], found["said"]
 
 
+def test_a_run_is_judged_by_the_rules_of_other_tools_too_and_its_files_say_the_same_anew():
+    found = run("F06", "cnn")
+    assert set(found["others"]) == set(other_rules.RULES)
+    assert found["same_anew"]
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("case", "family"), [("B1", "gpt"), ("B3", "cnn"), ("B5", "cnn"), ("B6", "cnn")])
 def test_where_nothing_is_wrong_nothing_is_said(case, family):
-    who = {"case": case, "family": family, "optimizer": "adamw", "seed": 4, "collect": "everything"}
-    outcome = work.run_here(who, faulty=True)
-    assert outcome["early"] == 0, outcome["said"]
+    found = run(case, family)
+    assert found["early"] == 0, found["said"]

@@ -5,7 +5,6 @@ import pytest
 import work
 from families import FAMILIES, PLACES, UNSEEN
 from open_faults import harm
-from rank_pool import RankPool
 from selection import chosen_families
 
 CASES = work.load_cases("open")
@@ -20,23 +19,10 @@ def test_a_fault_changes_the_run_and_nothing_before_it(case, family):
     assert changed
 
 
-@pytest.fixture(scope="module")
-def pools():
-    made = {}
-
-    def pool_of(size):
-        if size not in made:
-            made[size] = RankPool(size)
-        return made[size]
-
-    yield pool_of
-    for pool in made.values():
-        pool.close()
-
-
 @pytest.mark.parametrize(("case", "family"), TOGETHER)
-def test_a_fault_among_ranks_changes_the_run_and_nothing_before_it(case, family, pools):
-    found = pools(CASES[case].ranks).run(open_faults.harm, case, family)
+def test_a_fault_among_ranks_changes_the_run_and_nothing_before_it(case, family, request):
+    ranks = request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[CASES[case].ranks])
+    found = ranks.run(open_faults.harm, case, family)
     assert all(same_before for same_before, _ in found)
     assert any(changed for _, changed in found)
 
