@@ -6,7 +6,12 @@ import pytest
 from stopping_training import FAULT_STEP, STEPS, run
 
 deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-STRATEGIES = ["Ddp", "Fsdp2", pytest.param("Zero2", marks=deepspeed)]
+PLACES = [
+    *(("Ddp", rank) for rank in range(4)),
+    *(("Fsdp2", rank) for rank in (0, 3)),
+    *(pytest.param("Zero2", rank, marks=deepspeed) for rank in (1, 2)),
+]
+"""Strategies and the rank of the event: each rank, and under each strategy two of them."""
 
 
 def assert_stopped_together(found, kind="TrainingStopped", latest=FAULT_STEP + 4):
@@ -15,16 +20,14 @@ def assert_stopped_together(found, kind="TrainingStopped", latest=FAULT_STEP + 4
     assert FAULT_STEP <= found[0][1] <= latest, found
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(("name", "rank"), PLACES)
 def test_a_request_on_one_rank(four_ranks, tmp_path, name, rank):
     found = four_ranks.run(run, name, tmp_path, fault="request", rank=rank)
     assert_stopped_together(found, latest=FAULT_STEP + 1)
     assert [f[2] for f in found] == ["enough" if r == rank else f"rank {rank}: enough" for r in range(4)]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(("name", "rank"), PLACES)
 def test_the_overflow_limit(four_ranks, tmp_path, name, rank):
     config = {"overflow_check": {"overflow_nums": 2}, "on_incident": False}
     found = four_ranks.run(run, name, tmp_path, fault="nan", rank=rank, config=config)
@@ -32,8 +35,7 @@ def test_the_overflow_limit(four_ranks, tmp_path, name, rank):
     assert all("overflow in 2 steps" in f[2] for f in found)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(("name", "rank"), PLACES)
 def test_an_incident_of_one_rank(four_ranks, tmp_path, name, rank):
     config = {"on_incident": {"stop": True, "dump": False}, "collect": {"activations": {"every": 1}}}
     found = four_ranks.run(run, name, tmp_path, fault="nan", rank=rank, config=config)

@@ -3,6 +3,8 @@
 import csv
 import importlib.util
 import json
+import math
+from functools import cache
 
 import pytest
 import strategy
@@ -27,9 +29,10 @@ deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, re
 
 @pytest.fixture(scope="module")
 def unsharded(tmp_path_factory):
-    """Tables of the same training in one process, without any wrapper."""
+    """Tables of the same training in one process, without any wrapper; one for all tests that compare with it."""
     import torch
 
+    @cache
     def run(dtype, micro_steps=1):
         out = tmp_path_factory.mktemp(f"unsharded-{dtype}")
         net = strategy.make_net(getattr(torch, dtype))
@@ -46,17 +49,31 @@ def unsharded(tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="module")
+def trained(two_ranks, tmp_path_factory):
+    """Return a function that trains under a strategy once, for all tests that read it: its files and whole tensors."""
+    done = {}
+
+    def run(name, dtype="float32"):
+        if (name, dtype) not in done:
+            out = tmp_path_factory.mktemp(f"{name}-{dtype}")
+            done[name, dtype] = out, two_ranks.run(train, name, out, dtype=dtype)[0]
+        return done[name, dtype]
+
+    return run
+
+
 def names_in(directory, quantity):
     return {name for _, name in rows(directory, quantity)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [*SINGLE, *(pytest.param(n, marks=deepspeed) for n in ENGINES)])
-def test_statistics_of_whole_tensors_are_those_of_the_gathered_shards(two_ranks, tmp_path, name, dtype):
-    steps = two_ranks.run(train, name, tmp_path, dtype=dtype)[0]
-    assert_global_equals(tmp_path / "global", steps)
+def test_statistics_of_whole_tensors_are_those_of_the_gathered_shards(trained, name, dtype):
+    out, steps = trained(name, dtype)
+    assert_global_equals(out / "global", steps)
     for rank in range(2):
-        assert names_in(tmp_path / f"rank{rank}", "parameter") == NAMES
+        assert names_in(out / f"rank{rank}", "parameter") == NAMES
 
 
 @pytest.mark.parametrize("name", ["Ddp", "Hsdp", "Fsdp2", "Fsdp1Hybrid", "Fsdp1HybridGrad", "TensorParallel", "Fsdp1"])
@@ -72,37 +89,40 @@ def test_on_four_ranks_too_with_partitions_smaller_than_a_parameter(four_ranks, 
     assert_global_equals(tmp_path / "global", steps)
 
 
-@pytest.mark.parametrize("micro_steps", [1, 2])
-@pytest.mark.parametrize(
-    "name", ["Ddp", "ZeroRedundancy", "Fsdp2", "Fsdp1", *(pytest.param(n, marks=deepspeed) for n in ENGINES[1:])]
-)
-def test_in_fp32_a_sharded_run_has_the_norms_of_an_unsharded_one(two_ranks, tmp_path, unsharded, name, micro_steps):
-    two_ranks.run(train, name, tmp_path, micro_steps=micro_steps, gather=False)
-    assert_norms_agree(tmp_path / "global", unsharded("float32", micro_steps), rel_tol=1e-5)
+SHARDED = ["Ddp", "ZeroRedundancy", "Fsdp2", "Fsdp1", *(pytest.param(n, marks=deepspeed) for n in ENGINES[1:])]
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_in_fp32_a_sharded_run_has_the_norms_of_an_unsharded_one(trained, unsharded, name):
+    out, _ = trained(name)
+    assert_norms_agree(out / "global", unsharded("float32"), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_in_fp32_it_has_them_too_where_gradients_are_accumulated(two_ranks, tmp_path, unsharded, name):
+    two_ranks.run(train, name, tmp_path, micro_steps=2, gather=False)
+    assert_norms_agree(tmp_path / "global", unsharded("float32", 2), rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Fsdp2", "Fsdp1", pytest.param("Zero3", marks=deepspeed)])
-def test_each_rank_has_its_own_part_with_its_own_shape(two_ranks, tmp_path, name):
-    two_ranks.run(train, name, tmp_path, steps=1, gather=False)
+def test_each_rank_has_its_own_part_with_its_own_shape(trained, name):
+    out, _ = trained(name)
     sizes = dict.fromkeys(NAMES, 0)
     for rank in range(2):
-        for row in rows(tmp_path / f"rank{rank}", "parameter").values():
-            numel = 1
-            for n in json.loads(row["shape"]):
-                numel *= n
-            sizes[row["name"]] += numel
+        for (step, parameter), row in rows(out / f"rank{rank}", "parameter").items():
+            sizes[parameter] += math.prod(json.loads(row["shape"])) if step == 0 else 0
     whole = {name: p.numel() for name, p in strategy.make_net().named_parameters()}
     assert sizes == whole
 
 
 @pytest.mark.parametrize("name", ["Ddp", "Fsdp2", "Fsdp1", pytest.param("Zero3", marks=deepspeed)])
-def test_activations_have_the_users_names(two_ranks, tmp_path, name):
-    two_ranks.run(train, name, tmp_path, steps=1, gather=False)
+def test_activations_have_the_users_names(trained, name):
+    out, _ = trained(name)
     modules = {"inner", "inner.0", "inner.1", "inner.2", "norm", "module"}
     for rank in range(2):
-        seen = names_in(tmp_path / f"rank{rank}", "activation_output")
+        seen = names_in(out / f"rank{rank}", "activation_output")
         assert seen == {f"{m}.output.0" for m in modules} | {"output.0"}
-        graph = json.loads((tmp_path / f"rank{rank}" / "graph.json").read_text())
+        graph = json.loads((out / f"rank{rank}" / "graph.json").read_text())
         assert {m["name"] for m in graph["modules"]} == modules | {""}
 
 
@@ -123,8 +143,8 @@ def test_every_strategy_of_this_file_is_run():
     }
 
 
-def test_tables_of_whole_tensors_have_the_columns_of_a_ranks(two_ranks, tmp_path):
-    two_ranks.run(train, "Fsdp2", tmp_path, steps=1, gather=False)
-    for path in sorted((tmp_path / "global").glob("*.csv")):
-        with path.open(newline="") as mine, (tmp_path / "rank0" / path.name).open(newline="") as theirs:
+def test_tables_of_whole_tensors_have_the_columns_of_a_ranks(trained):
+    out, _ = trained("Fsdp2")
+    for path in sorted((out / "global").glob("*.csv")):
+        with path.open(newline="") as mine, (out / "rank0" / path.name).open(newline="") as theirs:
             assert next(csv.reader(mine)) == next(csv.reader(theirs))
