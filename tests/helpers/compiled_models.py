@@ -27,7 +27,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     """A few blocks and a head; checkpointed, or with a graph break after each block."""
 
-    def __init__(self, blocks=3, *, checkpointed=False, broken=False):
+    def __init__(self, blocks=2, *, checkpointed=False, broken=False):
         super().__init__()
         self.broken = broken
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
@@ -97,7 +97,7 @@ def train(model, forward, optimizer, sizes):
     return losses, [p.detach().clone() for p in model.parameters()], graphs
 
 
-def run(out, compiler, sizes, *, blocks=3, collect=None, **kind):
+def run(out, compiler, sizes, *, blocks=2, collect=None, **kind):
     """Train, watched where `out` is given, and on for a while unwatched."""
     torch._dynamo.reset()
     counters.clear()

@@ -117,9 +117,9 @@ def test_rows_of_a_compiled_model_are_those_of_an_eager_one(tmp_path, checkpoint
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.skipif(" " in torch.__file__, reason="inductor cannot link in a folder with a space in its name")
 def test_inductor_shows_the_same_rows_where_that_is_asked_for(tmp_path):
-    collect = {"activations": {"every": 2, "inside_graphs": True}, "gradients": {"every": 1}}
-    eager, _ = run(tmp_path / "eager", lambda model: model, passes=2)
-    graph, _ = run(tmp_path / "graph", compiled("inductor"), passes=2, collect=collect)
+    collect = {"activations": {"every": 1, "inside_graphs": True}, "gradients": {"every": 1}}
+    eager, _ = run(tmp_path / "eager", lambda model: model, every=1, steps=4, passes=2)
+    graph, _ = run(tmp_path / "graph", compiled("inductor"), steps=4, passes=2, collect=collect)
     assert_same_rows(graph, eager, rtol=1e-5)
 
 

@@ -55,7 +55,7 @@ INDUCTOR = {
 def test_compiled_training_is_what_it_is_unwatched(tmp_path, case):
     records = assert_unharmed(tmp_path, *CASES[case])
     outputs = records[records.quantity == "activation_output"]
-    assert {"blocks.1.fc.output.0", "blocks.2.output.0"} <= set(outputs.name) | {
+    assert {"blocks.0.fc.output.0", "blocks.1.output.0"} <= set(outputs.name) | {
         name.replace("_orig_mod.", "") for name in outputs.name
     }
     assert set(outputs.step) == {step for step in range(len(CASES[case][1])) if step % 2 == 0}
