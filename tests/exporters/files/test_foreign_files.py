@@ -72,10 +72,10 @@ def test_a_line_that_never_ends_is_named_and_the_next_one_read(tmp_path):
     assert [(place, line) for place, line, _ in problems] == [(path, 2), (path, 4)]
 
 
-def test_a_file_of_gigabytes_without_a_line_takes_little_memory(tmp_path):
+def test_a_file_of_a_gigabyte_without_a_line_takes_little_memory(tmp_path):
     for name in ("incidents.jsonl", "run.json"):
         with (tmp_path / name).open("wb") as file:
-            file.truncate(3 << 30)
+            file.truncate(1 << 30)
     told = run_within(
         300,
         "from pathlib import Path; from trainsentry.exporters.run_reader import read_run",

@@ -44,6 +44,8 @@ with trainsentry.TrainMonitor(settings).watch(model, optimizer) as monitor:
         optimizer.step()
         optimizer.zero_grad()
     print("steps", sorted(set(monitor.records().step)))
+trainsentry.seed_all(1, True)
+print("seeded")
 """
 
 
@@ -90,17 +92,9 @@ def test_where_torch_loads_it_the_error_is_torchs_and_trainsentry_still_imports(
 
 
 @pytest.mark.parametrize("before", ["", HALF_WAY])
-def test_a_model_on_the_cpu_is_watched_after_an_import_that_failed(run, before):
+def test_a_model_on_the_cpu_is_watched_and_everything_seeded_after_an_import_that_failed(run, before):
     ran, imports = run(CAUGHT + TRAIN, before)
     assert ran.returncode == 0, ran.stderr
-    assert "steps [0, 1, 2]" in ran.stdout
+    assert ran.stdout == "steps [0, 1, 2]\nseeded\n"
     assert imports == 1
     assert "Error" not in ran.stderr
-
-
-def test_seeding_and_the_command_line_work_too(run):
-    script = (
-        "try:\n    import torch_npu\nexcept ImportError:\n    pass\nimport trainsentry; trainsentry.seed_all(1, True)"
-    )
-    ran, _ = run(script, HALF_WAY)
-    assert ran.returncode == 0, ran.stderr
