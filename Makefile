@@ -8,19 +8,25 @@ PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
 # Some machines are told to keep nothing that was compiled; then every process of the tests would compile all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test docs pictures simulated test-torch test-torches torch-environment test-peer test-device lint types pytest pytest-alone pytest-ranks mindspore format clean
-
-# Folders whose tests keep process groups, whole trainers or builds busy; the others run beside them.
-RANKS := tests/packaging tests/distributed tests/scenarios
+# The tests in parts of about the same size, which run beside each other; what no other part names is in the first.
+PARTS := pytest-others pytest-ranks pytest-scenarios pytest-collectors
+FOLDERS_ranks := tests/distributed
+FOLDERS_scenarios := tests/scenarios tests/packaging
+FOLDERS_collectors := tests/collectors
+NAMED := $(foreach part,ranks scenarios collectors,$(FOLDERS_$(part)))
 DEVICE_TESTS_ON_CPU := truth same_step stops random_states
+
+.PHONY: demo test docs pictures simulated test-torch test-torches torch-environment test-peer test-device lint types pytest $(PARTS) mindspore format clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
 
-# The two environments are built one after the other: they share the compiled kernel in this folder.
-test: $(VENV)/dev.stamp
-	$(MAKE) --jobs=2 --output-sync=target lint types $(VENV)-mindspore/stamp
-	$(MAKE) --jobs=2 --output-sync=target pytest-ranks pytest-alone simulated mindspore
+# Packages of both environments are fetched and unpacked at once; the two then build one after the other, as they share
+# the compiled kernel in this folder, and before any test runs. The longest parts begin first.
+test:
+	$(MAKE) --jobs=2 --output-sync=target $(VENV)/dev.stamp $(VENV)-mindspore/packages
+	$(MAKE) --jobs=2 --output-sync=target lint $(VENV)-mindspore/stamp
+	$(MAKE) --jobs=2 --output-sync=target $(PARTS) types simulated mindspore
 
 # The documentation as a site in build/site: `python -m http.server -d build/site` shows it, with the search.
 docs: $(VENV)/dev.stamp
@@ -33,15 +39,18 @@ lint: $(VENV)/dev.stamp
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy
 
-pytest: pytest-alone pytest-ranks
+pytest: $(PARTS)
+
+pytest-others: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(NAMED:%=--ignore=%) --ignore=tests/simulated
 
 # Where there is no accelerator, a part of its suite checks itself on the CPU.
-pytest-alone: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest $(RANKS:%=--ignore=%) --ignore=tests/simulated
+pytest-collectors: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(FOLDERS_collectors)
 	TRAINSENTRY_TEST_DEVICE=cpu $(BIN)/python -m pytest $(DEVICE_TESTS_ON_CPU:%=tests/on_device/test_%.py)
 
-pytest-ranks: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest $(RANKS)
+pytest-ranks pytest-scenarios: pytest-%: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest $(FOLDERS_$*)
 
 # An NPU on the CPU, compiled for the tests. torch's PrivateUse1 has one name a process, so it has a process of its own.
 simulated: $(VENV)/dev.stamp
@@ -51,8 +60,12 @@ simulated: $(VENV)/dev.stamp
 mindspore: $(VENV)-mindspore/stamp
 	$(VENV)-mindspore/bin/python -m pytest tests/on_mindspore
 
-$(VENV)-mindspore/stamp: pyproject.toml constraints-mindspore.txt
+$(VENV)-mindspore/packages: constraints-mindspore.txt
 	$(PYTHON) -m venv $(VENV)-mindspore
+	$(VENV)-mindspore/bin/$(INSTALL) --constraint constraints-mindspore.txt mindspore "numpy<2" "pandas<3" pyarrow
+	touch $@
+
+$(VENV)-mindspore/stamp: $(VENV)-mindspore/packages pyproject.toml
 	$(VENV)-mindspore/bin/$(INSTALL) --constraint constraints-mindspore.txt --editable '.[mindspore,test]'
 	touch $@
 
