@@ -1,10 +1,10 @@
 """Training goes on when descriptors or memory run out, unwatched if need be, with a message to the user."""
 
 import resource
-import subprocess
 import sys
 
 import pytest
+from forked_scripts import Script, run_forked
 from tiny_models import flip_bit, train
 from watched import STEPS, make
 
@@ -45,26 +45,31 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 """
 
 
-def run(out, limit, spare):
-    script = TRAINING.replace("LIMIT", limit.replace("SPARE", str(spare)))
-    return subprocess.run([sys.executable, "-c", script, str(out)], capture_output=True, text=True, timeout=600)
+CASES = {
+    **{f"descriptors-{spare}": (DESCRIPTORS, spare) for spare in (0, 1, 3, 6)},
+    **{f"memory-{spare}": (MEMORY, spare) for spare in (2, 8, 24)},
+}
+"""What is limited, and how many descriptors or megabytes are left."""
 
 
-@pytest.mark.parametrize("spare", [0, 1, 3, 6])
-def test_without_descriptors_the_training_goes_on(tmp_path, spare):
-    done = run(tmp_path, DESCRIPTORS, spare)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of each training under a limit, and how it ended."""
+    root = tmp_path_factory.mktemp("trained")
+    scripts = {
+        name: Script(TRAINING.replace("LIMIT", limit.replace("SPARE", str(spare))), [root / name])
+        for name, (limit, spare) in CASES.items()
+    }
+    ended = run_forked(scripts, root)
+    return {name: (root / name, ended[name]) for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_descriptors_or_memory_the_training_goes_on(trained, name):
+    out, done = trained[name]
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
-    if not (tmp_path / "rank0").exists():
-        assert "this run is not watched" in done.stderr
-
-
-@pytest.mark.parametrize("spare", [2, 8, 24])
-def test_without_memory_the_training_goes_on(tmp_path, spare):
-    done = run(tmp_path, MEMORY, spare)
-    assert done.returncode == 0, done.stderr
-    assert "trained" in done.stdout
-    if not (tmp_path / "rank0").exists():
+    if not (out / "rank0").exists():
         assert "this run is not watched" in done.stderr
 
 

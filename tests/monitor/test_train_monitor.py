@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from forked_scripts import Script, run_forked
 from tiny_models import EVERY_STEP, flip_bit, mlp, train
 from written_files import json_lines
 
@@ -196,25 +198,37 @@ print(monitor._loop.link.running.process.pid, flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("ending", "state"), [("", "closed"), ("raise SystemExit(3)", "closed"), ("os._exit(0)", "trainer gone"),
-                          ("os.kill(os.getpid(), 9)", "trainer gone")]
-)  # fmt: skip
-def test_an_interpreter_that_ends_without_close_leaves_no_process_and_loses_nothing(out, ending, state):
+ENDINGS = {
+    "by itself": ("", "closed"),
+    "with a status": ("raise SystemExit(3)", "closed"),
+    "at once": ("os._exit(0)", "trainer gone"),
+    "killed": ("os.kill(os.getpid(), 9)", "trainer gone"),
+}
 
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """The folders of scripts that end in several ways, the processes of their recorders, and what is left in memory."""
+    root = tmp_path_factory.mktemp("ended")
     shm = set(os.listdir("/dev/shm"))
-    done = subprocess.run([sys.executable, "-c", SCRIPT + ending, str(out)], capture_output=True, text=True)
-    recorder = int(done.stdout.split()[0])
-    for _ in range(100):
-        if not os.path.exists(f"/proc/{recorder}"):
-            break
+    scripts = {name: Script(SCRIPT + ending, [root / name]) for name, (ending, _) in ENDINGS.items()}
+    done = run_forked(scripts, root)
+    recorders = {name: Path(f"/proc/{done[name].stdout.split()[0]}") for name in ENDINGS}
+    end = time.monotonic() + 60
+    while any(path.exists() for path in recorders.values()) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not os.path.exists(f"/proc/{recorder}")
-    assert set(os.listdir("/dev/shm")) == shm
-    table = pd.read_csv(out / "rank0" / "gradient_0-999.csv")
+    return root, recorders, set(os.listdir("/dev/shm")) - shm
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_an_interpreter_that_ends_without_close_leaves_no_process_and_loses_nothing(ended, name):
+    root, recorders, left = ended
+    assert not recorders[name].exists()
+    assert not left
+    table = pd.read_csv(root / name / "rank0" / "gradient_0-999.csv")
     assert sorted(set(table["step"])) == list(range(30))
     assert len(table) == 60
-    assert json.loads((out / "rank0" / "status.json").read_text())["state"] == state
+    assert json.loads((root / name / "rank0" / "status.json").read_text())["state"] == ENDINGS[name][1]
 
 
 def test_a_training_process_loads_no_library_that_only_reports_need(out):

@@ -7,8 +7,10 @@ import sys
 
 import pandas as pd
 import pytest
+from forked_scripts import Script, run_forked
 
-RUN = [sys.executable, "-c", "from trainsentry.monitor.cli.app import main; main()", "run"]
+COMMAND = "from trainsentry.monitor.cli.app import main; main()"
+RUN = [sys.executable, "-c", COMMAND, "run"]
 
 TRAIN = """
 import os, sys, torch
@@ -63,12 +65,42 @@ WAY
 """
 
 
+def filled(folder):
+    """Write the scripts into a folder."""
+    folder.mkdir(exist_ok=True)
+    for name, text in {"train.py": TRAIN, "gan.py": GAN, "alone.py": ALONE}.items():
+        (folder / name).write_text(text)
+    (folder / "every_step.json").write_text(json.dumps({"collect": {"activations": {"every": 1}}}))
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in {"train.py": TRAIN, "gan.py": GAN, "alone.py": ALONE}.items():
-        (tmp_path / name).write_text(text)
-    (tmp_path / "every_step.json").write_text(json.dumps({"collect": {"activations": {"every": 1}}}))
-    return tmp_path
+    return filled(tmp_path)
+
+
+PROGRAMS = {
+    "dry": ["--dry", "gan.py"],
+    "several models": ["gan.py"],
+    "watches itself": ["alone.py"],
+    "raises": ["-m", "ends", "3"],
+    "is killed": ["ends.py"],
+}
+WAYS = {
+    "raises": "raise ValueError('mine', sys.argv[1:], __name__)",
+    "is killed": "os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """The folder of each program that was run, and how it ended; torch was there before them, unlike in other tests."""
+    root = tmp_path_factory.mktemp("programs")
+    scripts = {name: Script(COMMAND, ["run", *args], filled(root / name)) for name, args in PROGRAMS.items()}
+    for name, way in WAYS.items():
+        (root / name / "ends.py").write_text(ENDS.replace("WAY", way))
+    ended = run_forked(scripts, root, "import trainsentry.monitor.cli.app")
+    return {name: (root / name, ended[name]) for name in PROGRAMS}
 
 
 def run(folder, *args, before=RUN):
@@ -90,8 +122,8 @@ def test_the_script_gives_the_same_numbers_arguments_and_status(folder):
     assert "5 steps watched, 0 incidents" in watched.stderr
 
 
-def test_dry_says_what_would_be_watched_and_watches_nothing(folder):
-    done = run(folder, "--dry", "gan.py")
+def test_dry_says_what_would_be_watched_and_watches_nothing(programs):
+    folder, done = programs["dry"]
     assert done.returncode == 0, done.stderr
     assert "model generator: Linear, 6 parameters" in done.stdout
     assert "model critic: Linear, 3 parameters" in done.stdout
@@ -100,31 +132,26 @@ def test_dry_says_what_would_be_watched_and_watches_nothing(folder):
     assert not (folder / "monitor_output").exists()
 
 
-def test_several_models_are_named_by_their_variables_and_a_copy_is_left_out(folder):
-    done = run(folder, "gan.py")
+def test_several_models_are_named_by_their_variables_and_a_copy_is_left_out(programs):
+    folder, done = programs["several models"]
     assert done.returncode == 0, done.stderr
     assert names(folder, "gradient") == {f"{m}.{p}" for m in ("generator", "critic") for p in ("weight", "bias")}
     assert "4 steps watched" in done.stderr
 
 
-def test_a_script_that_watches_itself_is_left_alone(folder):
-    done = run(folder, "alone.py")
+def test_a_script_that_watches_itself_is_left_alone(programs):
+    folder, done = programs["watches itself"]
     assert done.returncode == 0, done.stderr
     assert (folder / "own" / "run.json").exists()
     assert not (folder / "monitor_output").exists()
 
 
 @pytest.mark.parametrize(
-    ("program", "way", "status", "state"),
-    [
-        (["-m", "ends", "3"], "raise ValueError('mine', sys.argv[1:], __name__)", 1, "closed"),
-        (["ends.py"], "os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, "trainer gone"),
-    ],
+    ("name", "status", "state"), [("raises", 1, "closed"), ("is killed", -signal.SIGTERM, "trainer gone")]
 )
-def test_exceptions_and_signals_are_the_programs_own(folder, program, way, status, state):
+def test_exceptions_and_signals_are_the_programs_own(programs, name, status, state):
     """A module runs as with `python -m`."""
-    (folder / "ends.py").write_text(ENDS.replace("WAY", way))
-    done = run(folder, *program)
+    folder, done = programs[name]
     assert done.returncode == status
     assert ("ValueError: ('mine', ['3'], '__main__')" in done.stderr) == (status == 1)
     assert wait_for_state(folder / "monitor_output" / "rank0" / "status.json") == state
