@@ -42,8 +42,10 @@ def plant_nan(values):
     values.reshape(-1)[0] = np.nan
 
 
-@pytest.mark.parametrize("change", [flip, plant_nan])
-@pytest.mark.parametrize("cell", CELLS)
+ONE_OF_A_KIND = ["inp", "blocks.1.norm", "blocks.1.up", "blocks.1.down", "head"]
+
+
+@pytest.mark.parametrize(("cell", "change"), [*((c, flip) for c in CELLS), *((c, plant_nan) for c in ONE_OF_A_KIND)])
 def test_the_first_suspect_is_the_broken_weight(out, cell, change):
     name = f"{cell}.gamma" if cell.endswith("norm") else f"{cell}.weight"
     incidents = run(out, name, change)
