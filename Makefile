@@ -26,7 +26,7 @@ demo: $(VENV)/demo.stamp
 test:
 	$(MAKE) --jobs=2 --output-sync=target $(VENV)/dev.stamp $(VENV)-mindspore/packages
 	$(MAKE) --jobs=2 --output-sync=target lint $(VENV)-mindspore/stamp
-	$(MAKE) --jobs=2 --output-sync=target $(PARTS) types simulated mindspore
+	$(MAKE) --jobs=2 --output-sync=target $(PARTS) mindspore simulated types
 
 # The documentation as a site in build/site: `python -m http.server -d build/site` shows it, with the search.
 docs: $(VENV)/dev.stamp
