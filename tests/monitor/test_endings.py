@@ -1,11 +1,10 @@
 """The files say how a run ended: finished, stopped or crashed; also after the process is gone."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked_scripts import Script, run_forked
 from tiny_models import mlp, train
 
 import trainsentry
@@ -82,7 +81,9 @@ def test_a_run_that_goes_on_after_a_stop_has_finished(out):
     assert (status(out)["ended"], "why" in status(out)) == ("finished", False)
 
 
-@pytest.mark.parametrize(("ending", "ended"), [("raise ValueError('mine')", "crashed"), ("os._exit(0)", "crashed")])
-def test_a_script_that_ends_by_itself_says_how(out, ending, ended):
-    subprocess.run([sys.executable, "-c", SCRIPT + ending, str(out)], capture_output=True)
-    assert state_of_run(read_run(out)) == ended
+def test_a_script_that_ends_by_itself_says_how(tmp_path):
+    endings = {"raises": "raise ValueError('mine')", "exits": "os._exit(0)"}
+    scripts = {name: Script(SCRIPT + ending, [tmp_path / name]) for name, ending in endings.items()}
+    codes = {name: done.returncode for name, done in run_forked(scripts, tmp_path).items()}
+    assert codes == {"raises": 1, "exits": 0}
+    assert [state_of_run(read_run(tmp_path / name)) for name in endings] == ["crashed", "crashed"]

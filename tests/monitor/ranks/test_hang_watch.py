@@ -13,7 +13,8 @@ from trainsentry.monitor.ranks.hang_watch import HangWatch
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_store_is_gone(tmp_path, gone):
+def test_a_hang_is_told_of_also_where_the_rank_that_holds_the_store_is_gone(tmp_path, gone, monkeypatch):
+    monkeypatch.setattr(hang_watch, "REPORT_SECONDS", 2.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = Endpoint.at("127.0.0.1", str(free.getsockname()[1]))
