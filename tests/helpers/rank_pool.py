@@ -34,11 +34,15 @@ def free_port():
 
 def _start_method():
     """Return how ranks start: forked by a process without threads that has imported the frameworks, or from nothing."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or "TRAINSENTRY_TEST_DEVICE" in os.environ:  # a device's runtime survives no fork
         return multiprocessing.get_context("spawn")
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed asks when it is imported
+    from multiprocessing import forkserver
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", *PRELOADED])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")  # DeepSpeed asks when it is imported
+        forkserver.ensure_running()
     return context
 
 
