@@ -206,18 +206,23 @@ ENDINGS = {
 }
 
 
+def named_memory():
+    """Return the names of shared memory, without what workers of torch and of multiprocessing in other tests hold."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "torch_"))}
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """The folders of scripts that end in several ways, the processes of their recorders, and what is left in memory."""
     root = tmp_path_factory.mktemp("ended")
-    shm = set(os.listdir("/dev/shm"))
+    before = named_memory()
     scripts = {name: Script(SCRIPT + ending, [root / name]) for name, (ending, _) in ENDINGS.items()}
     done = run_forked(scripts, root)
     recorders = {name: Path(f"/proc/{done[name].stdout.split()[0]}") for name in ENDINGS}
     end = time.monotonic() + 60
     while any(path.exists() for path in recorders.values()) and time.monotonic() < end:
         time.sleep(0.1)
-    return root, recorders, set(os.listdir("/dev/shm")) - shm
+    return root, recorders, named_memory() - before
 
 
 @pytest.mark.parametrize("name", ENDINGS)
