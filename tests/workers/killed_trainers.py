@@ -34,6 +34,11 @@ def train(root):
         os.write(handed, f"{step}\n".encode())
 
 
+def has_begun(handed, *, early):
+    """Whether the first step of a child has arrived; with `early`, whether it may be on its way."""
+    return handed.exists() and (early or handed.stat().st_size > 0)
+
+
 def main():
     root, times, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     choice = random.Random(seed)
@@ -46,9 +51,10 @@ def main():
                 traceback.print_exc()
             os._exit(1)
         end = time.monotonic() + 30
-        while not (root / f"run{n}.handed").exists() and time.monotonic() < end:
-            time.sleep(0.005)  # until its first step has arrived
-        time.sleep(choice.uniform(0.0, 0.4 if n % 5 == 0 else 0.1))
+        early = n % 5 == 0
+        while not has_begun(root / f"run{n}.handed", early=early) and time.monotonic() < end:
+            time.sleep(0.005)
+        time.sleep(choice.uniform(0.0, 0.4 if early else 0.1))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
