@@ -442,10 +442,17 @@ static PyObject *align_many(PyObject *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+#include "tensor_lists.h"
+
 static PyMethodDef methods[] = {
     {"align", (PyCFunction)(void (*)(void))align_many, METH_FASTCALL, "Write the rows of many pairs of arrays."},
     {"read", (PyCFunction)(void (*)(void))read_one, METH_FASTCALL, "Write one array's statistics to a row."},
     {"read_many", (PyCFunction)(void (*)(void))read_many, METH_FASTCALL, "Write the statistics of many arrays."},
+    {"describe", (PyCFunction)(void (*)(void))describe, METH_FASTCALL, "Describe how tensors lie in memory."},
+    {"described_address", (PyCFunction)(void (*)(void))described_address, METH_FASTCALL,
+     "Return the address of a tensor that is as described, else None."},
+    {"described_addresses", (PyCFunction)(void (*)(void))described_addresses, METH_FASTCALL,
+     "Return the addresses of tensors that are all as described, else None."},
     {NULL, NULL, 0, NULL},
 };
 

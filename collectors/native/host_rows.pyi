@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 FLOAT32: Final[int]
@@ -51,3 +51,18 @@ def align(
     threads: int,
     /,
 ) -> None: ...
+
+# Describes tensors by the C functions in DLPack's capsule `functions`: type, device, dtype and shape of each. None
+# where one is not contiguous, has no memory of its own, or cannot be seen by DLPack.
+def describe(functions: object, tensors: Sequence[object], /) -> bytes | None: ...
+
+# Returns the address of a tensor that is as described, 0 for one without elements; None for any other, and for one of
+# which the method `is_negated` does not return False.
+def described_address(
+    functions: object, tensor: object, description: bytes, is_negated: Callable[..., bool], /
+) -> int | None: ...
+
+# Returns the addresses of tensors that are all as described, else None.
+def described_addresses(
+    functions: object, tensors: Sequence[object], description: bytes, is_negated: Callable[..., bool], /
+) -> list[int] | None: ...

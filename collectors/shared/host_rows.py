@@ -1,7 +1,7 @@
 """Holds a step's rows in host memory with the ids of their series and layouts, and rows still being copied there."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,8 @@ from trainsentry.collectors.series import (
     Series,
     SeriesTable,
 )
-from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.collectors.shared.recurring_arrays import RecurringArray
+from trainsentry.collectors.statistics import COLUMNS, VALUE
 
 _ROW_BYTES: Final = 8 * COLUMNS
 _COUNTS_BYTES: Final = 4 * SLOTS
@@ -47,6 +48,12 @@ class HostRows:
         self.parameter_ids = ParameterIds(table)
         self._plain_layouts: dict[tuple[Any, Any], int] = {}
         self._ids: list[int] = []
+        self._has_host_values = False
+        self._recurring_ids = RecurringArray(np.int32)
+        self._recurring_layouts = RecurringArray(np.int32)
+        self._checked_ids: npt.NDArray[Any] | None = None
+        self._unique = True
+        self._all_kept: npt.NDArray[np.bool_] = np.ones(0, bool)
         self._make_host(256)
         self._clear_rows()
 
@@ -56,6 +63,7 @@ class HostRows:
     def _clear_rows(self) -> None:
         self._counts[: len(self._ids)] = 0
         self._ids = []
+        self._has_host_values = False
         self._layout_ids: list[int] = []
         self._dropped: set[int] = set()
 
@@ -78,9 +86,17 @@ class HostRows:
 
     def _kept(self) -> npt.NDArray[np.bool_]:
         """Return a mask, shape (n,), of the last row of each series among those that were not dropped."""
-        kept = np.ones(len(self), bool)
-        kept[list(self._dropped)] = False
-        if len(set(self._ids)) < len(self):
+        ids = self._recurring_ids.of(self._ids)
+        if ids is not self._checked_ids:
+            self._checked_ids, self._unique = ids, len(set(self._ids)) == len(ids)
+            self._all_kept = np.ones(len(ids), bool)
+            self._all_kept.flags.writeable = False
+        if self._unique and not self._dropped:
+            return self._all_kept
+        kept = np.ones(len(ids), bool)
+        if self._dropped:
+            kept[list(self._dropped)] = False
+        if not self._unique:
             last = {self._ids[position]: position for position in np.flatnonzero(kept).tolist()}
             kept[:] = False
             kept[list(last.values())] = True
@@ -102,8 +118,18 @@ class HostRows:
 
     def _place(self, position: int) -> tuple[int, int]:
         """Return the addresses of a row and of its counters, 0 without histograms."""
+        self._has_host_values = True
         counts = self._counts_address
         return self._host_address + _ROW_BYTES * position, counts and counts + _COUNTS_BYTES * position
+
+    def _host_rows(self) -> npt.NDArray[np.float64]:
+        """Return the rows to write into."""
+        self._has_host_values = True
+        return self._host
+
+    def _values_so_far(self) -> npt.NDArray[np.float64]:
+        """Return a copy of the rows, shape (n, COLUMNS); rows that no one has written yet hold anything."""
+        return self._host[: len(self)].copy() if self._has_host_values else np.empty((len(self), COLUMNS))
 
     def _counts_so_far(self) -> Counts | None:
         return self._counts[: len(self)].copy() if self.histograms else None
@@ -164,6 +190,8 @@ def row_of_number(value: float) -> tuple[Any, ...]:
     return (value, value, value, abs(value), 0.0, 0.0, float(value == 0.0))
 
 
+NO_POSITIONS: Final[npt.NDArray[np.intp]] = np.zeros(0, np.intp)
+
 Copy = tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]
 
 
@@ -171,7 +199,9 @@ Copy = tuple[npt.NDArray[np.intp], Callable[[], npt.NDArray[Any]], Any]
 class PendingRows:
     """Rows that a device may still be copying to the host. `kept` masks out rows that a later row replaces.
 
-    `overwritten` counts the rows that are missing because their tensors changed before they were read.
+    `overwritten` counts the rows that are missing because their tensors changed before they were read. `aliases` are
+    the positions of rows and those of the rows that they repeat, each of shape (n,); of the rows at `scalars` only the
+    value was copied.
 
     A copy is the positions of its rows, a function that returns the rows after the copy, and its event (or None).
     `counts`, shape (n, SLOTS), are the counters of the histograms, and `count_copies` are those of other devices.
@@ -182,7 +212,8 @@ class PendingRows:
     values: npt.NDArray[np.float64]
     kept: npt.NDArray[np.bool_]
     copies: list[Copy]
-    aliases: list[tuple[int, int]]
+    aliases: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]] = (NO_POSITIONS, NO_POSITIONS)
+    scalars: Sequence[int] = ()
     overwritten: int = 0
     counts: Counts | None = None
     count_copies: list[Copy] = field(default_factory=list)
@@ -203,8 +234,7 @@ class PendingRows:
             return None
         for positions, read, _ in self.count_copies:
             self.counts[positions] = read().view(np.uint32)
-        for position, source in self.aliases:
-            self.counts[position] = self.counts[source]
+        self.counts[self.aliases[0]] = self.counts[self.aliases[1]]
         return without_empty_bins(self.counts[self.kept])
 
     def resolve(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
@@ -212,8 +242,9 @@ class PendingRows:
         with np.errstate(invalid="ignore"):  # a row that was lost holds whatever its memory held
             for positions, read, _ in self.copies:
                 self.values[positions] = read()
-        for position, source in self.aliases:
-            self.values[position] = self.values[source]
+        for position in self.scalars:
+            self.values[position, :VALUE] = row_of_number(float(self.values[position, VALUE]))
+        self.values[self.aliases[0]] = self.values[self.aliases[1]]
         if self.kept.all():
             return self.ids, self.layouts, self.values
         return self.ids[self.kept], self.layouts[self.kept], self.values[self.kept]

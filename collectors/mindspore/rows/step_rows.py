@@ -154,7 +154,6 @@ class StepRows(HostRows):
             values=self._host[: len(self)].copy(),
             kept=self._kept(),
             copies=copies,
-            aliases=[],
             counts=self._counts_so_far(),
         )
 

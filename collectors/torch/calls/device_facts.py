@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trainsentry.collectors.torch.calls.fact_values import fill, fill_integral
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
+from trainsentry.collectors.torch.rows.gathered_tensors import TensorFacts
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 
@@ -47,12 +48,12 @@ class DeviceFacts:
             self._readings.append(reading)
 
     def _read_row(self, x: Tensor, implicit_zeros: int) -> None:
-        plain = not implicit_zeros and type(x) in PLAIN and version_of(x) is not None
-        address = self._rows.address_in_place(x) if plain else 0
-        if not address:
+        version = version_of(x) if not implicit_zeros and type(x) in PLAIN else None
+        address = 0 if version is None else self._rows.address_in_place(x)
+        if version is None or not address:
             self._rows.add(len(self._readings), x, implicit_zeros)
             return
-        self._rows.gather(len(self._readings), x, address)
+        self._rows.gather(len(self._readings), x, address, version, TensorFacts.of(x))
         if self._at_once:
             self._rows.read_gathered()
 

@@ -1,5 +1,6 @@
 """Sends tables of numbers to a device by way of pinned memory that is used again."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,10 +21,11 @@ MOST_BUFFERS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Pinned memory, and the event after which it may be written again."""
+    """Pinned memory, its bytes, and the event after which it may be written again."""
 
     pinned: Tensor
     numbers: npt.NDArray[np.int64]
+    memory: memoryview
     copied: Any
 
 
@@ -41,17 +43,35 @@ class PinnedTables:
         self._buffers: list[_Buffer] = []
         self._on_device: Tensor | None = None
 
-    def send(self, parts: Sequence[npt.NDArray[np.int64]]) -> Tensor:
-        """Start to copy the concatenated parts; return the table, int64 of shape (n,), on the device."""
+    def send(self, parts: Sequence[npt.NDArray[np.int64]], into: Tensor | None = None) -> Tensor:
+        """Start to copy the concatenated parts; return the table, int64 of shape (n,), on the device.
+
+        It lies at `into` where that is given, and stays valid then.
+        """
         if self.seam.on_host:
-            return torch.from_numpy(np.concatenate(parts))
+            table = torch.from_numpy(np.concatenate(parts))
+            return table if into is None else into.copy_(table)
         count = sum(map(len, parts))
         buffer = self._free_buffer(count)
         np.concatenate(parts, out=buffer.numbers[:count])
-        table = self._table(count)
+        table = self._table(count) if into is None else into
         table.copy_(buffer.pinned[:count], non_blocking=True)
         buffer.copied.record()
         return table
+
+    def renew(self, table: Tensor, memory: memoryview | None, numbers: Sequence[int]) -> None:
+        """Start to write numbers over a table, int64 of shape (n,); `memory` are its bytes where the host has them.
+
+        Neither NumPy nor torch is called where that can be avoided: for few numbers a first call of theirs in a while,
+        whose code no cache holds, takes longer than all else.
+        """
+        if memory is not None:
+            memory[:] = array("q", numbers)
+            return
+        buffer = self._free_buffer(len(numbers))
+        buffer.memory[: len(numbers)] = array("q", numbers)
+        table.copy_(buffer.pinned[: len(numbers)], non_blocking=True)
+        buffer.copied.record()
 
     def _free_buffer(self, count: int) -> _Buffer:
         for buffer in self._buffers:
@@ -61,7 +81,7 @@ class PinnedTables:
             del self._buffers[0]
         pinned = torch.empty(_rounded(count), dtype=torch.int64, pin_memory=True)
         self.allocations += 1
-        buffer = _Buffer(pinned, pinned.numpy(), torch.Event(self.device))
+        buffer = _Buffer(pinned, pinned.numpy(), memory_of(pinned), torch.Event(self.device))
         self._buffers.append(buffer)
         return buffer
 
@@ -69,6 +89,11 @@ class PinnedTables:
         if self._on_device is None or len(self._on_device) < count:
             self._on_device = torch.empty(_rounded(count), dtype=torch.int64, device=self.device)
         return self._on_device[:count]
+
+
+def memory_of(table: Tensor) -> memoryview:
+    """Return the memory of an int64 tensor of shape (n,) on the host, of format "q"."""
+    return table.numpy().data.cast("B").cast("q")
 
 
 def _rounded(count: int) -> int:

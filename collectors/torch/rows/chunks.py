@@ -67,12 +67,13 @@ def tile_for(limits: KernelLimits) -> Tile:
     return Tile(lanes, unroll)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Cut:
     """How a launch reads a list of tensors.
 
     `chunk`: elements per program. `programs`, shape (n,): each tensor's number of programs. `starts`: the first of
-    them. `places`, shape (programs.sum(),): for each program the number of its tensor × 2³² + that of its chunk.
+    them. `places`, shape (total,): for each program the number of its tensor × 2³² + that of its chunk. Two cuts are
+    equal if they are the same object.
     """
 
     chunk: int
@@ -80,11 +81,7 @@ class Cut:
     programs: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
     places: npt.NDArray[np.int64]
-
-    @property
-    def total(self) -> int:
-        """The number of programs."""
-        return len(self.places)
+    total: int
 
 
 def chunk_of(elements: int) -> int:
@@ -97,7 +94,7 @@ def chunk_of(elements: int) -> int:
     return max(CHUNK, -(-wanted // TILE) * TILE)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def cut(sizes: tuple[int, ...]) -> Cut:
     """Return how a launch reads tensors of these sizes; a model's lists recur at every step.
 
@@ -115,4 +112,4 @@ def cut(sizes: tuple[int, ...]) -> Cut:
     starts = np.cumsum(programs) - programs
     tensors = np.repeat(np.arange(len(sizes), dtype=np.int64), programs)
     chunks = np.arange(int(programs.sum()), dtype=np.int64) - np.repeat(starts, programs)
-    return Cut(chunk, elements, programs, starts, tensors << 32 | chunks)
+    return Cut(chunk, elements, programs, starts, tensors << 32 | chunks, len(tensors))

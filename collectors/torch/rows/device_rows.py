@@ -9,20 +9,16 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.shared.host_rows import Copy
+from trainsentry.collectors.shared.recurring_arrays import RecurringArray
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.chunks import MOST_AT_ONCE
+from trainsentry.collectors.torch.rows.dense_tensors import DenseTensors, address_in_place, addresses_in_place
 from trainsentry.collectors.torch.rows.device_counts import DeviceCounts
 from trainsentry.collectors.torch.rows.device_statistics import device_row
-from trainsentry.collectors.torch.rows.fused_rows import (
-    DenseTensors,
-    FusedRows,
-    address_in_place,
-    addresses_in_place,
-    kernels_for,
-)
-from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits
+from trainsentry.collectors.torch.rows.fused_rows import FusedRows, kernels_for
+from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits, TensorFacts
 from trainsentry.collectors.torch.rows.list_passes import BLOCK, PASS_BLOCKS
 from trainsentry.collectors.torch.rows.list_statistics import ListStatistics
 from trainsentry.collectors.torch.rows.pair_rows import DevicePairs, Pairs
@@ -40,8 +36,8 @@ class DeviceRows:
     returns the address of a plain tensor of this device that is read so, 0 where it is read alone; it is asked for each
     tensor, so it is no method.
 
-    `overwritten` are the positions of tensors that changed before they were read, and `lost` those of rows that no
-    kernel could write: their values mean nothing.
+    Of the rows at the positions `scalars` only the value is written. `overwritten` are the positions of tensors that
+    changed before they were read, and `lost` those of rows that no kernel could write: their values mean nothing.
     """
 
     def __init__(
@@ -53,8 +49,12 @@ class DeviceRows:
         self.dtype = self.seam.row_dtype
         self.positions: list[int] = []
         self.overwritten: list[int] = []
+        self.scalars: list[int] = []
         self.lost: list[int] = []
+        self._capacity = FIRST_ROWS
         self._rows = torch.empty(FIRST_ROWS, COLUMNS, dtype=self.dtype, device=device)
+        self._written = self._rows[:0]
+        self._recurring_positions = RecurringArray(np.intp)
         self._counts = DeviceCounts(device, FIRST_ROWS) if histograms else None
         kernels = kernels_for(device)
         self.fused = FusedRows(device, kernels) if kernels is not None else None
@@ -62,9 +62,9 @@ class DeviceRows:
         self._pairs = DevicePairs(device, self._lists)
         self._gathered = GatheredTensors(limits or GatherLimits())
         self._gathering_on: tuple[int, Any] = (0, None)
-        self._has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
+        self.has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
         self.address_in_place: Callable[[Tensor], int] = (
-            self._address_in_plain_format if self._has_private_formats else address_in_place
+            self._address_in_plain_format if self.has_private_formats else address_in_place
         )
 
     def __bool__(self) -> bool:
@@ -77,22 +77,27 @@ class DeviceRows:
 
     def addresses_in_place(self, tensors: Sequence[Tensor]) -> list[int] | None:
         """Return the addresses of many such tensors; None where one cannot be read in place."""
-        if self._has_private_formats and not all(map(self.seam.has_plain_format, tensors)):
-            return None
-        return addresses_in_place(tensors)
+        return addresses_in_place(tensors) if self.have_plain_formats(tensors) else None
+
+    def have_plain_formats(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the elements of tensors of this device lie in memory as their strides say."""
+        return not self.has_private_formats or all(map(self.seam.has_plain_format, tensors))
 
     def dense(self, tensors: Sequence[Tensor]) -> DenseTensors:
         """Return tensors that are read in place, with their addresses and sizes."""
         return DenseTensors(tensors, [self.address_in_place(x) for x in tensors], [x.numel() for x in tensors])
 
-    def gather(self, position: int, x: Tensor, address: int) -> None:
-        """Read a tensor at an address in place, later and with others: by `read_gathered`, or once enough wait."""
+    def gather(self, position: int, x: Tensor, address: int, version: int, facts: TensorFacts) -> None:
+        """Read a tensor at an address in place, later and with others: by `read_gathered`, or once enough wait.
+
+        `version` is autograd's count of its changes, which shows one that happens before it is read.
+        """
         number = self.seam.stream_number(self.device)
         if number != self._gathering_on[0]:
             self.read_gathered()
         if not self._gathered.positions:
             self._gathering_on = number, self.seam.current_stream(self.device)
-        if self._gathered.add(position, x, address):
+        if self._gathered.add(position, x, address, version, facts):
             self.read_gathered()
 
     def read_gathered(self) -> None:
@@ -155,10 +160,10 @@ class DeviceRows:
         self._reserve(positions).copy_(rows)
 
     def add_scalar(self, position: int, value: Tensor) -> None:
-        """Write a scalar to the next row, as its value and as a tensor of one element."""
-        made = device_row(value, self.eps)
-        made[VALUE] = value
-        self._reserve([position])[0].copy_(made)
+        """Write a scalar to the value of the next row; its statistics follow from it, and the host finds them."""
+        self._lists.follow()
+        self._reserve([position])[0, VALUE].copy_(value)
+        self.scalars.append(position)
 
     def finish(self, count: int, divisor: Tensor | None, norms: Tensor | None) -> None:
         """Divide the last `count` rows by `divisor`, and write norm ÷ `norms` (shape (count,)) to their values."""
@@ -175,9 +180,10 @@ class DeviceRows:
         """Start the step's one copy into pinned memory; return positions, a function that reads it, and its event."""
         self.read_gathered()
         self._combine()
-        positions = np.asarray(self.positions, np.intp)
-        rows = self._rows[: len(positions)]
-        copy = self.seam.copy_to_host(rows)
+        positions = self._recurring_positions.of(self.positions)
+        if len(self._written) != len(positions):
+            self._written = self._rows[: len(positions)]
+        copy = self.seam.copy_to_host(self._written)
         return positions, copy.array, copy.event
 
     def copy_counts(self) -> Copy:
@@ -191,17 +197,17 @@ class DeviceRows:
         self._gathered.drop()
         if self._counts is not None:
             self._counts.clear(0, len(self.positions))
-        self.positions, self.overwritten, self.lost = [], [], []
+        self.positions, self.scalars, self.overwritten, self.lost = [], [], [], []
 
     def _fuse(self, positions: Sequence[int], dense: DenseTensors, divisor: Tensor | None = None) -> bool:
         """Read tensors by the fused kernels; False when they cannot run, and then they are not tried again."""
         if self.fused is None:
             return False
         slot = len(self.positions)
-        self._reserve(positions)
+        self._make_room(positions)
         try:
             counters = self._counts.for_kernels(dense.sizes, divisor) if self._counts is not None else None
-            self.fused.begin(range(slot, slot + len(positions)), dense, self.eps, self._rows, counters)
+            self.fused.begin(slot, dense, self.eps, self._rows, counters)
         except torch.OutOfMemoryError:  # the slower operations need more memory, and the next step may have some
             self._unreserve(slot)
             raise
@@ -240,13 +246,19 @@ class DeviceRows:
     def _reserve(self, positions: Sequence[int]) -> Tensor:
         """Take the next rows for the given positions of the record; return them, shape (n, COLUMNS)."""
         start = len(self.positions)
+        self._make_room(positions)
+        return self._rows[start : len(self.positions)]
+
+    def _make_room(self, positions: Sequence[int]) -> None:
+        """Take the next rows for the given positions of the record."""
+        start = len(self.positions)
         end = start + len(positions)
-        if end > len(self._rows):
+        if end > self._capacity:
             self._combine()  # writes the rows under way to the current buffer
-            grown = torch.empty(max(end, 2 * len(self._rows)), COLUMNS, dtype=self.dtype, device=self.device)
+            self._capacity = max(end, 2 * self._capacity)
+            grown = torch.empty(self._capacity, COLUMNS, dtype=self.dtype, device=self.device)
             grown[:start].copy_(self._rows[:start])
-            self._rows = grown
+            self._rows, self._written = grown, grown[:0]
             if self._counts is not None:
                 self._counts.grow(len(grown))
         self.positions += positions
-        return self._rows[start:end]

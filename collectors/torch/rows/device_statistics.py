@@ -24,6 +24,8 @@ def device_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> Tensor:
     size = x.numel() + implicit_zeros
     if x.numel() == 0:
         return torch.tensor(_EMPTY, dtype=dtype, device=x.device)
+    if not (x.is_floating_point() or x.is_complex() or implicit_zeros) and dtype is torch.float64:
+        return _row_of_integers(x.to(dtype), eps)
     wide = (x.to(device.wide_dtype(x.dtype)).abs() if x.is_complex() else x).to(dtype)
     finite = torch.isfinite(wide)
     inside = torch.where(finite, wide, torch.zeros_like(wide))
@@ -51,6 +53,15 @@ def device_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> Tensor:
             nothing,
         ]
     )
+
+
+def _row_of_integers(wide: Tensor, eps: float) -> Tensor:
+    """Return the row of integers, which are finite and whose squares no sum of doubles overflows."""
+    low, high = torch.aminmax(wide)
+    zeros = (wide.abs() <= eps).to(wide.dtype).mean()
+    nothing = torch.zeros_like(low)
+    row = [low, high, wide.mean(), torch.linalg.vector_norm(wide), nothing, nothing, zeros, torch.full_like(low, _NAN)]
+    return torch.stack(row)
 
 
 assert len(_EMPTY) == COLUMNS

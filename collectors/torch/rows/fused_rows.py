@@ -1,25 +1,18 @@
 """Launches the fused kernels, keeps their partial rows, and combines those at the step's end or when space runs out."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
 from trainsentry.collectors.torch.device.registry import device_of
-from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, chunk_of, cut, tile_for
+from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, Cut, cut, tile_for
+from trainsentry.collectors.torch.rows.dense_tensors import DenseTensors, DtypeGroup
 from trainsentry.collectors.torch.rows.device_counts import KernelCounters
-
-DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""Dtypes that the kernels read; plain tensor operations read any other."""
-
-EMPTY: Final = -1
-"""The address of a tensor without elements."""
+from trainsentry.collectors.torch.rows.launch_tables import LaunchTables, UnderWay
 
 
 def kernels_for(device: torch.device) -> Any:
@@ -33,62 +26,6 @@ def kernels_for(device: torch.device) -> Any:
     return triton_kernels
 
 
-@dataclass(frozen=True, slots=True)
-class DenseTensors:
-    """Tensors that the kernels read in place, with the address and the number of elements of each.
-
-    `groups`, where known, are the places of the tensors of each dtype.
-    """
-
-    tensors: Sequence[Tensor]
-    addresses: Sequence[int]
-    sizes: Sequence[int]
-    groups: Sequence[Sequence[int]] | None = None
-
-    def __getitem__(self, some: slice) -> "DenseTensors":
-        return DenseTensors(self.tensors[some], self.addresses[some], self.sizes[some])
-
-    def at(self, places: Sequence[int]) -> "DenseTensors":
-        """Return the tensors at some places."""
-        addresses = [self.addresses[i] for i in places]
-        return DenseTensors([self.tensors[i] for i in places], addresses, [self.sizes[i] for i in places])
-
-
-def places_by_dtype(dtypes: Sequence[torch.dtype]) -> list[list[int]]:
-    """Return the places of each dtype in a list."""
-    if len(set(dtypes)) == 1:
-        return [list(range(len(dtypes)))]
-    places: dict[torch.dtype, list[int]] = {}
-    for i, dtype in enumerate(dtypes):
-        places.setdefault(dtype, []).append(i)
-    return list(places.values())
-
-
-def address_in_place(x: Tensor) -> int:
-    """Return the address of a plain tensor whose values the kernels can read there, else 0, and EMPTY for no values."""
-    if x.dtype not in DTYPES:
-        return 0
-    try:
-        if not x.is_contiguous() or x.is_neg() or x.is_nested:
-            return 0
-        return x.data_ptr() or (EMPTY if x.numel() == 0 else 0)
-    except RuntimeError:  # sparse tensors and values inside a functorch transform have no address
-        return 0
-
-
-def addresses_in_place(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return `address_in_place` of many plain tensors of the kernels' dtypes; None if it is 0 for one of them."""
-    try:
-        if False in [x.is_contiguous() for x in tensors] or True in [x.is_neg() for x in tensors]:
-            return None
-        addresses = [x.data_ptr() for x in tensors]
-    except RuntimeError:
-        return None
-    if 0 in addresses:
-        addresses = [address_in_place(x) for x in tensors]
-    return None if 0 in addresses else addresses
-
-
 class FusedRows:
     """Reads tensors of one device into partial rows; `combine` completes the rows. `launches` counts all launches."""
 
@@ -98,38 +35,29 @@ class FusedRows:
         self.launches = 0
         self.seam = device_of(device)
         self.dtype = self.seam.row_dtype
-        self.tables = PinnedTables(device)
+        self.tables = LaunchTables(device)
         self._split = self.dtype is not torch.float64
         self._accumulator = kernels.tl.float32 if self._split else kernels.tl.float64
         self._tile = tile_for(self.seam.kernel_limits)
         self._alignment = self.seam.kernel_limits.alignment
         self._partials: Tensor | None = None
         self._used = 0
-        self._under_way: list[npt.NDArray[np.int64]] = []
+        self._under_way: list[UnderWay] = []
         self._stream: Any = None
 
     def begin(
-        self,
-        slots: Sequence[int],
-        dense: DenseTensors,
-        eps: float,
-        rows: Tensor,
-        counters: KernelCounters | None = None,
+        self, slot: int, dense: DenseTensors, eps: float, rows: Tensor, counters: KernelCounters | None = None
     ) -> None:
-        """Read tensors into rows `slots` of `rows`, by one launch per dtype; short space combines earlier ones first.
+        """Read tensors into the rows from `slot` on, by one launch per dtype; short space combines earlier ones first.
 
         There are at most `MOST_AT_ONCE` tensors. With `counters` the same launch counts their values.
         """
         with self._entered():
-            if len(slots) == 1:
-                self._begin_one(slots[0], dense.tensors[0], eps, rows, counters)
+            if len(dense.sizes) == 1:
+                self._begin_one(slot, dense.tensors[0], eps, rows, counters)
             else:
-                groups = dense.groups or places_by_dtype([x.dtype for x in dense.tensors])
-                if len(groups) == 1:
-                    self._begin_list(slots, dense, eps, rows, counters)
-                else:
-                    for places in groups:
-                        self._begin_list([slots[i] for i in places], dense.at(places), eps, rows, counters)
+                for group in dense.grouped():
+                    self._begin_group(slot, group, dense, eps, rows, counters)
 
     def combine(self, rows: Tensor) -> None:
         """Complete all rows under way, by one launch; what the current stream does next finds them complete."""
@@ -139,50 +67,47 @@ class FusedRows:
 
     def slots_under_way(self) -> list[int]:
         """Return the rows that `combine` has yet to complete."""
-        return [slot for table in self._under_way for slot in table[0].tolist()]
+        return [row for slot, _, group in self._under_way for row in (group.places + slot).tolist()]
 
     def forget(self, slot: int) -> None:
-        """Drop the rows under way from `slot` on."""
-        shortened = [table[:, table[0] < slot] for table in self._under_way]
-        self._under_way = [table for table in shortened if table.shape[1]]
+        """Drop the rows under way from `slot` on, which one list begins with."""
+        self._under_way = [each for each in self._under_way if each[0] < slot]
 
     def _begin_one(self, slot: int, x: Tensor, eps: float, rows: Tensor, counters: KernelCounters | None) -> None:
-        size = x.numel()
-        chunk = chunk_of(size)
-        programs = -(-size // chunk)
-        first = self._room(programs, rows)
-        if programs:
-            self._launch(programs, x, (x, x, x, x), first, size, chunk, eps, slot, counters, many=False)
-        self._under_way.append(np.asarray([[slot], [first], [programs], [size]]))
+        group = single(x.numel())
+        cutting = group.cutting
+        first = self._room(cutting.total, rows)
+        if cutting.total:
+            size = int(cutting.sizes[0])
+            self._launch(cutting, x, (x, x, x, x), first, size, eps, slot, counters, many=False)
+        self._under_way.append((slot, first, group))
 
-    def _begin_list(
+    def _begin_group(
         self,
-        slots: Sequence[int],
+        slot: int,
+        group: DtypeGroup,
         dense: DenseTensors,
         eps: float,
         rows: Tensor,
         counters: KernelCounters | None,
     ) -> None:
-        """Read tensors of one dtype."""
-        cutting = cut(tuple(dense.sizes))
+        """Read the tensors of one dtype."""
+        places, cutting = group.places, group.cutting
         first = self._room(cutting.total, rows)
         if cutting.total:
-            n = len(slots)
-            to = () if counters is None else (np.asarray(slots, np.int64),)
-            table = self.tables.send((np.asarray(dense.addresses, np.int64), cutting.sizes, cutting.places, *to))
-            end = 2 * n + cutting.total
-            parts = table[:n], table[n : 2 * n], table[2 * n : end], table[end:]
-            self._launch(cutting.total, dense.tensors[0], parts, first, 0, cutting.chunk, eps, 0, counters, many=True)
-        self._under_way.append(np.stack((slots, cutting.starts + first, cutting.programs, cutting.sizes)))
+            addresses = dense.addresses if group.whole else [dense.addresses[i] for i in places.tolist()]
+            slots = () if counters is None else (places + slot).tolist()
+            table = self.tables.of_list(group, addresses, slots)
+            self._launch(cutting, dense.tensors[places[0]], table, first, 0, eps, 0, counters, many=True)
+        self._under_way.append((slot, first, group))
 
     def _launch(
         self,
-        programs: int,
+        cutting: Cut,
         x: Tensor,
         table: tuple[Tensor, ...],
         first: int,
         size: int,
-        chunk: int,
         eps: float,
         slot: int,
         counters: KernelCounters | None,
@@ -190,7 +115,7 @@ class FusedRows:
         many: bool,
     ) -> None:
         partials = self._arena()
-        self.kernels.partial_rows[(programs,)](
+        self.kernels.partial_rows[(cutting.total,)](
             x,
             *table,
             partials,
@@ -198,7 +123,7 @@ class FusedRows:
             partials if counters is None else counters.divisor,
             first,
             size,
-            chunk,
+            cutting.chunk,
             slot,
             float_below(eps),
             many=many,
@@ -212,11 +137,8 @@ class FusedRows:
         self.launches += 1
 
     def _combine(self, rows: Tensor) -> None:
-        columns = np.concatenate(self._under_way, axis=1)
-        n = columns.shape[1]
-        table = self.tables.send((columns.reshape(-1),))
-        slots, firsts, counts, sizes = (table[i * n : (i + 1) * n] for i in range(4))
-        self.kernels.combine_rows[(n,)](
+        slots, firsts, counts, sizes = self.tables.of_rows(self._under_way)
+        self.kernels.combine_rows[(len(slots),)](
             self._arena(),
             firsts,
             counts,
@@ -249,6 +171,13 @@ class FusedRows:
         return self._partials
 
 
+@lru_cache(maxsize=256)
+def single(size: int) -> DtypeGroup:
+    """Return the group of a tensor that is read alone."""
+    return DtypeGroup(np.zeros(1, np.int64), cut((size,)), whole=True)
+
+
+@lru_cache(maxsize=16)
 def float_below(eps: float) -> float:
     """Return the largest float32 not above `eps`: kernels take their arguments in float32."""
     rounded = np.float32(eps)

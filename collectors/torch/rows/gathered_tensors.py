@@ -1,12 +1,18 @@
 """Keeps tensors of a device until they are read together, and notices those that were overwritten meanwhile."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
+from typing import Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from trainsentry.collectors.settings import READ_TOGETHER, READ_TOGETHER_BYTES
-from trainsentry.collectors.torch.rows.fused_rows import EMPTY, DenseTensors
+from trainsentry.collectors.torch.rows.dense_tensors import EMPTY, DenseTensors, DtypeGroup, groups_if_at_once
+
+MOST_KNOWN: Final = 1_024
+"""Lists of waiting tensors that are remembered, some 2 kB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +21,19 @@ class GatherLimits:
 
     tensors: int = READ_TOGETHER
     nbytes: int = READ_TOGETHER_BYTES
+
+
+class TensorFacts(NamedTuple):
+    """What is known of a tensor that waits: its dtype, its number of elements, and the bytes of its whole storage."""
+
+    dtype: torch.dtype
+    size: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "TensorFacts":
+        """Return the facts of a tensor that has a storage."""
+        return cls(x.dtype, x.numel(), x.untyped_storage().nbytes())
 
 
 class GatheredTensors:
@@ -26,36 +45,56 @@ class GatheredTensors:
 
     def __init__(self, limits: GatherLimits) -> None:
         self.limits = limits
+        self._known: dict[tuple[int, int], tuple[list[TensorFacts], list[DtypeGroup] | None]] = {}
         self.drop()
 
     def drop(self) -> None:
-        """Drop all."""
+        """Drop all: the next tensor is the first of a step."""
+        self._taken = 0
+        self._empty()
+
+    def _empty(self) -> None:
         self.positions: list[int] = []
         self.nbytes = 0
         self._tensors: list[Tensor] = []
         self._versions: list[int] = []
         self._addresses: list[int] = []
+        self._facts: list[TensorFacts] = []
 
-    def add(self, position: int, x: Tensor, address: int) -> bool:
-        """Keep a tensor that autograd counts the changes of; return whether a limit is reached, so all must be read."""
+    def add(self, position: int, x: Tensor, address: int, version: int, facts: TensorFacts) -> bool:
+        """Keep a tensor with its count of changes; return whether a limit is reached, so all must be read."""
         if x.requires_grad:
             x = x.detach()  # shares the count of changes, and does not keep the graph alive
         self.positions.append(position)
         self._tensors.append(x)
-        self._versions.append(x._version)
+        self._versions.append(version)
         self._addresses.append(address)
-        self.nbytes += x.untyped_storage().nbytes()
+        self._facts.append(facts)
+        self.nbytes += facts.nbytes
         return len(self.positions) >= self.limits.tensors or self.nbytes >= self.limits.nbytes
 
     def take(self) -> tuple[list[int], DenseTensors, list[int]]:
         """Return positions and tensors to read, and the positions of those that were overwritten; keep none."""
         positions, tensors, addresses, versions = self.positions, self._tensors, self._addresses, self._versions
-        self.drop()
+        facts = self._facts
+        self._empty()
+        self._taken += 1
         overwritten: list[int] = []
         if [x._version for x in tensors] != versions or [x.data_ptr() or EMPTY for x in tensors] != addresses:
             waiting = zip(tensors, versions, addresses, strict=True)
             intact = [x._version == version and (x.data_ptr() or EMPTY) == address for x, version, address in waiting]
             overwritten = [position for position, same in zip(positions, intact, strict=True) if not same]
             positions, tensors = list(compress(positions, intact)), list(compress(tensors, intact))
-            addresses = list(compress(addresses, intact))
-        return positions, DenseTensors(tensors, addresses, [x.numel() for x in tensors]), overwritten
+            addresses, facts = list(compress(addresses, intact)), list(compress(facts, intact))
+        return positions, self._dense(tensors, addresses, facts), overwritten
+
+    def _dense(self, tensors: Sequence[Tensor], addresses: list[int], facts: list[TensorFacts]) -> DenseTensors:
+        """Return tensors to read, grouped like those that had their turn in the step before, where they are alike."""
+        key = (self._taken, len(facts))
+        known = self._known.get(key)
+        if known is None or known[0] != facts:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            known = facts, groups_if_at_once([x.dtype for x in facts], [x.size for x in facts])
+            self._known[key] = known
+        return DenseTensors(tensors, addresses, [x.size for x in facts], known[1])

@@ -1,7 +1,6 @@
 """Collects the rows of a step in execution order, and copies them to the host once."""
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -10,11 +9,12 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.series import Layout, SeriesTable
-from trainsentry.collectors.shared.host_rows import HostRows, PendingRows, row_of_number
-from trainsentry.collectors.statistics import NORM, VALUE
-from trainsentry.collectors.torch.device.registry import accelerator, device_of, stream_is_captured
+from trainsentry.collectors.shared.host_rows import PendingRows, row_of_number
+from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
+from trainsentry.collectors.torch.device.registry import device_of, stream_is_captured
+from trainsentry.collectors.torch.rows.dense_tensors import DTYPES, DenseTensors
+from trainsentry.collectors.torch.rows.described_tensors import described_addresses
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
-from trainsentry.collectors.torch.rows.fused_rows import DenseTensors
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
 from trainsentry.collectors.torch.rows.host_statistics import (
     PLAIN,
@@ -29,11 +29,10 @@ from trainsentry.collectors.torch.rows.local_tensor import (
     is_readable,
     local,
     stored_values,
-    version_of,
-    whole_of,
 )
 from trainsentry.collectors.torch.rows.pair_rows import Pairs, rows_of_host_pairs
 from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
+from trainsentry.collectors.torch.rows.shared_rows import SharedRows
 from trainsentry.collectors.torch.rows.tensor_lists import Batch, KnownList, KnownLists, groups_of, inverse_of
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
@@ -42,7 +41,7 @@ _NUMBER: Final = torch.zeros((), dtype=torch.float64)
 """A tensor with the layout of a Python number."""
 
 
-class StepRows(HostRows):
+class StepRows(SharedRows):
     """Collects the rows of the current step.
 
     A tensor whose statistics cannot be computed has no row; `refused` is called with the error. When a series is read
@@ -59,20 +58,10 @@ class StepRows(HostRows):
         *,
         device_rows_on_cpu: bool = False,
     ) -> None:
-        super().__init__(table, eps, refused, histograms=histograms)
-        self.limits = limits or GatherLimits()
+        super().__init__(table, eps, refused, limits, histograms=histograms)
         self._device_rows_on_cpu = device_rows_on_cpu
         self._shard_layouts = ShardLayouts(table)
-        self._devices: dict[torch.device, DeviceRows] = {}
-        self._accelerated = accelerator() is not None
-        self._read_at_once: set[int] = set()
         self._lists = KnownLists(self._plain_layout)
-        self._start()
-
-    def _start(self) -> None:
-        self._clear_rows()
-        self._aliases: list[tuple[int, int]] = []
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int | None, int]] = {}
 
     def add(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor's part on this rank."""
@@ -101,18 +90,13 @@ class StepRows(HostRows):
         """
         if self._is_captured():
             return
-        layouts = layouts or [None] * len(tensors)
         if fragments is not None or not PLAIN.issuperset(map(type, tensors)):
-            tensors = list(tensors)
+            tensors, layouts = list(tensors), layouts or [None] * len(tensors)
             self._attempt(take_local_parts, tensors, fragments or [None] * len(tensors), layouts, self._shard_layouts)
         batch = Batch(len(self), tensors, divisor, norms)
-        rows = self._only_device(tensors)
-        if rows is not None:
-            known = self._lists.find(series_ids, tensors)
-            addresses = rows.addresses_in_place(tensors) if known is not None and known.readable else None
-            if known is not None and addresses is not None:
-                self._attempt(self._add_fused, rows, addresses, batch, series_ids, layouts, known)
-                return
+        if self._add_in_place(batch, series_ids, layouts):
+            return
+        layouts = layouts or [None] * len(tensors)
         routes: list[int | DeviceRows | None] = [None] * len(tensors)
         self._attempt(self._find_routes, tensors, routes)
         if set(map(type, routes)) == {int}:
@@ -167,50 +151,6 @@ class StepRows(HostRows):
             return torch.stack(torch._foreach_norm(wide, 2, device_of(wide[0]).row_dtype))
         return torch.from_numpy(rows_and_counts(addresses, tensors, self.eps)[0][:, NORM])
 
-    def add_shared(self, series_id: int, tensor: Tensor) -> None:
-        """Append the statistics of a tensor that several series may share: it is read once a step.
-
-        A device's kernels read it later, with others; if it changes before that, it has no row.
-        """
-        if self._accelerated and stream_is_captured():
-            return
-        whole = tensor if tensor._base is None else whole_of(tensor)
-        version = version_of(whole)
-        known = self._seen.get(id(whole))
-        if known is not None and known[1] == version is not None and known[0]() is whole:
-            self._aliases.append((self._append(series_id, self._layout(tensor)), known[2]))
-            return
-        position = len(self._ids)
-        rows = None if version is None else self._devices.get(tensor.device)
-        address = rows.address_in_place(tensor) if rows is not None and type(tensor) in PLAIN else 0
-        if address:
-            self._gather(series_id, tensor, rows, address)
-        else:
-            self.add(series_id, tensor)
-        if len(self._ids) > position:
-            self._seen[id(whole)] = (weakref.ref(whole), version, position)
-
-    def _gather(self, series_id: int, tensor: Tensor, rows: Any, address: int) -> None:
-        """Append a tensor that its device's fused kernels will read in place."""
-        position = len(self._ids)
-        layout = self._plain_layouts.get((tensor.shape, tensor.dtype))
-        self._layout_ids.append(self._layout(tensor) if layout is None else layout)
-        self._ids.append(series_id)
-        try:
-            rows.gather(position, tensor, address)
-            if series_id in self._read_at_once:
-                rows.read_gathered()
-        except Exception as error:
-            self._dropped.add(position)
-            if self.refused is None:
-                raise
-            self.refused(error)
-
-    def read_gathered(self) -> None:
-        """Read the tensors that wait to be read together: they may be overwritten from now on."""
-        for rows in self._devices.values():
-            self._attempt(rows.read_gathered)
-
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
         """Append a scalar: a Python number, or a tensor of one element; never waits for a device."""
         if self._is_captured():
@@ -223,12 +163,12 @@ class StepRows(HostRows):
                 return
             value = scalar.item()
         position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
-        self._host[position] = (*row_of_number(float(value)), float(value))
+        self._host_rows()[position] = (*row_of_number(float(value)), float(value))
 
     def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
         """Append a row that holds only the given numbers, instead of statistics."""
         position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
-        self._host[position] = [*numbers, *[math.nan] * (self._host.shape[1] - len(numbers))]
+        self._host_rows()[position] = [*numbers, *[math.nan] * (COLUMNS - len(numbers))]
 
     def take(self) -> PendingRows:
         """Return the rows so far, and drop them; starts one copy per device that holds rows."""
@@ -240,7 +180,8 @@ class StepRows(HostRows):
         """Drop the rows; those that `peek` returned stay valid."""
         for rows in self._devices.values():
             rows.clear()
-        self._start()
+        self._clear_rows()
+        self._forget_shared()
 
     def peek(self) -> PendingRows:
         """Return the rows so far, and keep them; starts the same copies as `take`."""
@@ -248,30 +189,17 @@ class StepRows(HostRows):
         copies = [rows.copy_to_host() for rows in self._devices.values() if rows]
         overwritten = self._drop_unwritten()
         return PendingRows(
-            ids=np.asarray(self._ids, np.int32),
-            layouts=np.asarray(self._layout_ids, np.int32),
-            values=self._host[: len(self)].copy(),
+            ids=self._recurring_ids.of(self._ids),
+            layouts=self._recurring_layouts.of(self._layout_ids),
+            values=self._values_so_far(),
             kept=self._kept(),
             copies=copies,
-            aliases=list(self._aliases),
+            aliases=(self._recurring_aliases.of(self._aliases), self._recurring_sources.of(self._sources)),
+            scalars=[position for rows in self._devices.values() for position in rows.scalars],
             overwritten=overwritten,
             counts=self._counts_so_far(),
             count_copies=[rows.copy_counts() for rows in self._devices.values() if self.histograms and rows],
         )
-
-    def _drop_unwritten(self) -> int:
-        """Drop rows without values, with their aliases; return how many were overwritten before they were read.
-
-        The series of an overwritten tensor is read at once from now on.
-        """
-        overwritten = {position for rows in self._devices.values() for position in rows.overwritten}
-        self._dropped = self._dropped.union(overwritten, *(rows.lost for rows in self._devices.values()))
-        if not self._dropped:
-            return 0
-        missing = {position for position, source in self._aliases if source in overwritten} | overwritten
-        self._read_at_once.update(self._ids[position] for position in missing)
-        self._dropped |= {position for position, source in self._aliases if source in self._dropped}
-        return len(missing)
 
     def _layout(self, tensor: Tensor) -> int:
         """Return the id of a tensor's layout; of a DTensor, that of its local shard."""
@@ -313,12 +241,34 @@ class StepRows(HostRows):
         ]
         self._ids += series_ids
 
+    def _add_in_place(self, batch: Batch, series_ids: Sequence[int], layouts: "Sequence[int | None] | None") -> bool:
+        """Append tensors of one device that its fused kernels read in place; False if they are not such tensors."""
+        known = self._lists.of(series_ids)
+        addresses = None if known is None else described_addresses(batch.tensors, known.description)
+        if known is None or addresses is None:
+            rows = self._only_device(batch.tensors)
+            addresses = None if rows is None else rows.addresses_in_place(batch.tensors)
+            if rows is None or addresses is None:
+                return False
+            known = self._lists.learn(series_ids, batch.tensors)
+        else:
+            rows = self._devices[known.device]
+            if not rows.have_plain_formats(batch.tensors):
+                return False
+        self._attempt(self._add_fused, rows, addresses, batch, series_ids, layouts, known)
+        return True
+
     def _only_device(self, tensors: Sequence[Tensor]) -> "DeviceRows | None":
-        """Return the rows of the device that holds all tensors, None where they are in host memory or apart."""
+        """Return the rows of the device that holds all tensors, None where they are in host memory or apart.
+
+        Of other dtypes than the kernels read none are in place.
+        """
         if len({x.get_device() for x in tensors}) != 1 or not PLAIN.issuperset(map(type, tensors)):
             return None
         first = tensors[0]
-        return None if self._on_host(first) or first.is_meta else self._rows_on(first.device)
+        if self._on_host(first) or first.is_meta or not DTYPES.issuperset([x.dtype for x in tensors]):
+            return None
+        return self._rows_on(first.device)
 
     def _add_fused(
         self,
@@ -326,15 +276,18 @@ class StepRows(HostRows):
         addresses: list[int],
         batch: Batch,
         series_ids: Sequence[int],
-        layouts: Sequence[int | None],
-        known: "KnownList",
+        layouts: "Sequence[int | None] | None",
+        known: KnownList,
     ) -> None:
         """Append tensors of one device that its fused kernels read in place."""
         count = len(batch.tensors)
         dense = DenseTensors(batch.tensors, addresses, known.sizes, known.groups)
         rows.add_many(range(batch.start, batch.start + count), dense, batch.divisor)
         rows.finish(count, batch.divisor, batch.norms)
-        self._layout_ids += [of if n is None else n for n, of in zip(layouts, known.layouts, strict=True)]
+        plain = known.layouts
+        self._layout_ids += (
+            plain if layouts is None else [of if n is None else n for n, of in zip(layouts, plain, strict=True)]
+        )
         self._ids += series_ids
 
     def _read_group(self, key: Any, routes: Sequence[Any], places: list[int], batch: Batch) -> None:
@@ -346,7 +299,7 @@ class StepRows(HostRows):
         elif key is int:
             where, addresses = list(positions), [routes[i] for i in places]
             rows, counts = rows_and_counts(addresses, tensors, self.eps, batch.scale, histograms=self.histograms)
-            self._host[where], self._counts[where[: len(counts)]] = rows, counts
+            self._host_rows()[where], self._counts[where[: len(counts)]] = rows, counts
             self._finish_on_host(where, batch.divisor, norms)
         else:
             part = local(tensors[0])
@@ -395,7 +348,7 @@ class StepRows(HostRows):
         """Write the row of values that no kernel reads in place: sharded, sparse, or of another dtype or device."""
         stored, implicit = stored_values(values)
         if self._on_host(stored):
-            self._host[position] = host_row(stored, self.eps, implicit)
+            self._host_rows()[position] = host_row(stored, self.eps, implicit)
             if self.histograms:
                 self._counts[position] = host_counts(stored, implicit, inverse_of(divisor))
             self._finish_on_host([position], divisor, norm)
@@ -406,10 +359,10 @@ class StepRows(HostRows):
 
     def _finish_on_host(self, positions: "slice | list[int]", divisor: Tensor | None, norms: Tensor | None) -> None:
         if divisor is not None:
-            self._host[positions, : NORM + 1] /= divisor.item()
+            self._host_rows()[positions, : NORM + 1] /= divisor.item()
         if norms is not None:
             with np.errstate(divide="ignore", invalid="ignore"):
-                self._host[positions, VALUE] = self._host[positions, NORM] / norms.double().numpy()
+                self._host_rows()[positions, VALUE] = self._host_rows()[positions, NORM] / norms.double().numpy()
 
     def _on_host(self, tensor: Tensor) -> bool:
         return tensor.is_cpu and not self._device_rows_on_cpu

@@ -8,10 +8,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.rows.fused_rows import DTYPES, places_by_dtype
+from trainsentry.collectors.torch.rows.dense_tensors import DtypeGroup, groups_if_at_once
+from trainsentry.collectors.torch.rows.described_tensors import describe
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """Tensors whose rows begin at position `start`, and what the rows are divided by."""
 
@@ -56,14 +57,13 @@ def groups_of(routes: Sequence[Any]) -> dict[Any, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class KnownList:
-    """What follows from the shapes and dtypes of a list of plain tensors, which recur at every step."""
+    """What follows from the shapes and dtypes of a list of tensors that its device's kernels read in place."""
 
-    shapes: list[Any]
-    dtypes: list[torch.dtype]
+    description: Any
+    device: torch.device
     layouts: list[int]
     sizes: list[int]
-    groups: list[list[int]]
-    readable: bool
+    groups: list[DtypeGroup] | None
 
 
 MOST_KNOWN: Final = 100_000
@@ -78,21 +78,19 @@ class KnownLists:
         self._lists: dict[tuple[int, int], KnownList] = {}
         self._tensors = 0
 
-    def find(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> KnownList | None:
-        """Return what follows from shapes and dtypes, found anew where they have changed; None with nested tensors."""
-        try:
-            shapes, dtypes = [x.shape for x in tensors], [x.dtype for x in tensors]
-        except RuntimeError:  # nested tensors have no shape
-            return None
-        key = (series_ids[0], len(series_ids))
-        known = self._lists.get(key)
-        if known is None or known.shapes != shapes or known.dtypes != dtypes:
-            layouts = [self._layout_id(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
-            sizes, groups = [x.numel() for x in tensors], places_by_dtype(dtypes)
-            known = KnownList(shapes, dtypes, layouts, sizes, groups, readable=DTYPES.issuperset(dtypes))
-            self._tensors += len(tensors)
-            if self._tensors > MOST_KNOWN:
-                self._lists.clear()
-                self._tensors = len(tensors)
-            self._lists[key] = known
+    def of(self, series_ids: Sequence[int]) -> KnownList | None:
+        """Return what is known of the list that some series had before, None for the first time."""
+        return self._lists.get((series_ids[0], len(series_ids))) if series_ids else None
+
+    def learn(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> KnownList:
+        """Remember a list of plain tensors of one device that can be read in place, instead of the one before."""
+        dtypes, sizes = [x.dtype for x in tensors], [x.numel() for x in tensors]
+        layouts = [self._layout_id(x.shape, x.dtype) for x in tensors]
+        groups = groups_if_at_once(dtypes, sizes)
+        known = KnownList(describe(tensors), tensors[0].device, layouts, sizes, groups)
+        self._tensors += len(tensors)
+        if self._tensors > MOST_KNOWN:
+            self._lists.clear()
+            self._tensors = len(tensors)
+        self._lists[series_ids[0], len(series_ids)] = known
         return known

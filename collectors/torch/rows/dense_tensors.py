@@ -1,0 +1,92 @@
+"""Tensors that the fused kernels read in place: their addresses, their sizes, and how each dtype of them is cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.torch.rows.chunks import MOST_AT_ONCE, Cut, cut
+
+DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Dtypes that the kernels read; plain tensor operations read any other."""
+
+EMPTY: Final = -1
+"""The address of a tensor without elements."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DtypeGroup:
+    """The tensors of one dtype in a list, which one launch reads: their `places` in the list, and how they are cut.
+
+    `places` has shape (n,); `whole` says that they are all places. Two groups are equal if they are the same object, so
+    that what was made for a group is found again where its list recurs.
+    """
+
+    places: npt.NDArray[np.int64]
+    cutting: Cut
+    whole: bool
+
+
+def groups_of_dtypes(dtypes: Sequence[torch.dtype], sizes: Sequence[int]) -> list[DtypeGroup]:
+    """Return the groups of a list of tensors, of which there are at most `MOST_AT_ONCE`."""
+    places: dict[torch.dtype, list[int]] = {}
+    for i, dtype in enumerate(dtypes):
+        places.setdefault(dtype, []).append(i)
+    return [
+        DtypeGroup(np.asarray(those, np.int64), cut(tuple([sizes[i] for i in those])), len(those) == len(sizes))
+        for those in places.values()
+    ]
+
+
+def groups_if_at_once(dtypes: Sequence[torch.dtype], sizes: Sequence[int]) -> list[DtypeGroup] | None:
+    """Return the groups of a list of tensors, None for more than one launch reads."""
+    return groups_of_dtypes(dtypes, sizes) if len(sizes) <= MOST_AT_ONCE else None
+
+
+@dataclass(slots=True)
+class DenseTensors:
+    """Tensors that the kernels read in place, with the address and the number of elements of each.
+
+    `groups` are those of `groups_of_dtypes` where the list is known.
+    """
+
+    tensors: Sequence[Tensor]
+    addresses: Sequence[int]
+    sizes: Sequence[int]
+    groups: Sequence[DtypeGroup] | None = None
+
+    def __getitem__(self, some: slice) -> "DenseTensors":
+        return DenseTensors(self.tensors[some], self.addresses[some], self.sizes[some])
+
+    def grouped(self) -> Sequence[DtypeGroup]:
+        """Return the groups, found where they are not known."""
+        return self.groups or groups_of_dtypes([x.dtype for x in self.tensors], self.sizes)
+
+
+def address_in_place(x: Tensor) -> int:
+    """Return the address of a plain tensor whose values the kernels can read there, else 0, and EMPTY for no values."""
+    if x.dtype not in DTYPES:
+        return 0
+    try:
+        if not x.is_contiguous() or x.is_neg() or x.is_nested:
+            return 0
+        return x.data_ptr() or (EMPTY if x.numel() == 0 else 0)
+    except RuntimeError:  # sparse tensors and values inside a functorch transform have no address
+        return 0
+
+
+def addresses_in_place(tensors: Sequence[Tensor]) -> list[int] | None:
+    """Return `address_in_place` of many plain tensors of the kernels' dtypes; None if it is 0 for one of them."""
+    try:
+        if False in map(Tensor.is_contiguous, tensors) or True in map(Tensor.is_neg, tensors):
+            return None
+        addresses = list(map(Tensor.data_ptr, tensors))
+    except RuntimeError:
+        return None
+    if 0 in addresses:
+        addresses = [address_in_place(x) for x in tensors]
+    return None if 0 in addresses else addresses

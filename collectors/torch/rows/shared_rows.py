@@ -1,0 +1,171 @@
+"""Reads tensors that several series share, such as a module's output that is the next one's input: once a step."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.shared.host_rows import HostRows
+from trainsentry.collectors.shared.recurring_arrays import RecurringArray
+from trainsentry.collectors.torch.device.registry import accelerator, stream_is_captured
+from trainsentry.collectors.torch.rows.dense_tensors import EMPTY
+from trainsentry.collectors.torch.rows.described_tensors import describe, described_address
+from trainsentry.collectors.torch.rows.device_rows import DeviceRows
+from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, TensorFacts
+from trainsentry.collectors.torch.rows.host_statistics import PLAIN
+from trainsentry.collectors.torch.rows.local_tensor import whole_of
+
+_IS_NEGATED: Final = Tensor.is_neg
+
+_Seen = tuple["weakref.ref[Tensor]", int, int, bool]
+"""A tensor that was read in this step, its count of changes then, the position of its row, and whether the tensor
+itself was read, and no view of it. No class: making one takes longer than all else that is noted of a tensor."""
+
+
+class _Usual(NamedTuple):
+    """A tensor that a device's kernels read in place in an earlier step, for a series.
+
+    `special` says that another like it may be in a private format.
+    """
+
+    description: Any
+    layout: int
+    facts: TensorFacts
+    rows: DeviceRows
+    special: bool
+
+
+class SharedRows(HostRows):
+    """Collects the rows of tensors that several series may share, and reads those of a device together.
+
+    What is known of a series' tensor from an earlier step is not found again where the tensor is as it was.
+    """
+
+    def __init__(
+        self,
+        table: SeriesTable,
+        eps: float,
+        refused: Callable[[Exception], None] | None,
+        limits: GatherLimits | None,
+        *,
+        histograms: bool,
+    ) -> None:
+        super().__init__(table, eps, refused, histograms=histograms)
+        self.limits = limits or GatherLimits()
+        self._devices: dict[torch.device, DeviceRows] = {}
+        self._accelerated = accelerator() is not None
+        self._read_at_once: set[int] = set()
+        self._usual: dict[int, _Usual] = {}
+        self._recurring_aliases = RecurringArray(np.intp)
+        self._recurring_sources = RecurringArray(np.intp)
+        self._forget_shared()
+
+    def _forget_shared(self) -> None:
+        self._aliases: list[int] = []
+        self._sources: list[int] = []
+        self._seen: dict[int, _Seen] = {}
+
+    def add(self, series_id: int, tensor: Tensor) -> None:
+        """Append the statistics of a tensor's part on this rank."""
+        raise NotImplementedError
+
+    def _layout(self, tensor: Tensor) -> int:
+        """Return the id of a tensor's layout."""
+        raise NotImplementedError
+
+    def add_shared(self, series_id: int, tensor: Tensor) -> None:
+        """Append the statistics of a tensor that several series may share: it is read once a step.
+
+        A device's kernels read it later, with others; if it changes before that, it has no row.
+        """
+        if self._accelerated and stream_is_captured():
+            return
+        whole = tensor if tensor._base is None else whole_of(tensor)
+        try:
+            version = whole._version
+        except RuntimeError:  # an inference tensor has no count of changes
+            self.add(series_id, tensor)
+            return
+        known = self._seen.get(id(whole))
+        if known is not None and known[1] == version and known[0]() is whole:
+            same = known[3] and tensor is whole
+            self._aliases.append(len(self._ids))
+            self._sources.append(known[2])
+            self._layout_ids.append(self._layout_ids[known[2]] if same else self._layout(tensor))
+            self._ids.append(series_id)
+            return
+        position = len(self._ids)
+        usual = self._usual.get(series_id)
+        address = None if usual is None else described_address(tensor, usual.description, _IS_NEGATED)
+        if (
+            usual is None
+            or not address
+            or ((usual.special or tensor._base is not None) and self._is_special(tensor, usual))
+        ):
+            self._add_unusual(series_id, tensor, version)
+        else:
+            self._gather(series_id, tensor, address, version, usual)
+        if len(self._ids) > position:
+            self._seen[id(whole)] = weakref.ref(whole), version, position, tensor is whole
+
+    def _add_unusual(self, series_id: int, tensor: Tensor, version: int) -> None:
+        """Append a tensor that is not as usual for its series: with others where it can be read in place, or alone."""
+        rows = self._devices.get(tensor.device)
+        address = rows.address_in_place(tensor) if rows is not None and type(tensor) in PLAIN else 0
+        if rows is None or not address:
+            self.add(series_id, tensor)
+            return
+        layout = self._layout(tensor)
+        usual = _Usual(describe([tensor]), layout, TensorFacts.of(tensor), rows, rows.has_private_formats)
+        if address != EMPTY and usual.description is not None:
+            self._usual[series_id] = usual
+        self._gather(series_id, tensor, address, version, usual)
+
+    def _is_special(self, tensor: Tensor, usual: _Usual) -> bool:
+        """Whether a tensor is in a private format, or keeps more memory in use than its series' usually does."""
+        larger = tensor.untyped_storage().nbytes() > usual.facts.nbytes
+        return larger or not usual.rows.have_plain_formats([tensor])
+
+    def _gather(self, series_id: int, tensor: Tensor, address: int, version: int, usual: _Usual) -> None:
+        """Append a tensor that its device's fused kernels will read in place."""
+        position = len(self._ids)
+        self._layout_ids.append(usual.layout)
+        self._ids.append(series_id)
+        try:
+            usual.rows.gather(position, tensor, address, version, usual.facts)
+            if series_id in self._read_at_once:
+                usual.rows.read_gathered()
+        except Exception as error:
+            self._dropped.add(position)
+            if self.refused is None:
+                raise
+            self.refused(error)
+
+    def read_gathered(self) -> None:
+        """Read the tensors that wait to be read together: they may be overwritten from now on."""
+        for rows in self._devices.values():
+            try:
+                rows.read_gathered()
+            except Exception as error:
+                if self.refused is None:
+                    raise
+                self.refused(error)
+
+    def _drop_unwritten(self) -> int:
+        """Drop rows without values, with their aliases; return how many were overwritten before they were read.
+
+        The series of an overwritten tensor is read at once from now on.
+        """
+        if not self._dropped and not any(rows.overwritten or rows.lost for rows in self._devices.values()):
+            return 0
+        overwritten = {position for rows in self._devices.values() for position in rows.overwritten}
+        self._dropped = self._dropped.union(overwritten, *(rows.lost for rows in self._devices.values()))
+        aliases = list(zip(self._aliases, self._sources, strict=True))
+        missing = {position for position, source in aliases if source in overwritten} | overwritten
+        self._read_at_once.update(self._ids[position] for position in missing)
+        self._dropped |= {position for position, source in aliases if source in self._dropped}
+        return len(missing)
