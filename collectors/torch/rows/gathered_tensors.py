@@ -45,7 +45,7 @@ class GatheredTensors:
 
     def __init__(self, limits: GatherLimits) -> None:
         self.limits = limits
-        self._known: dict[tuple[int, int], tuple[list[TensorFacts], list[DtypeGroup] | None]] = {}
+        self._known: dict[tuple[int, int], tuple[list[TensorFacts], list[int], list[DtypeGroup] | None]] = {}
         self.drop()
 
     def drop(self) -> None:
@@ -80,7 +80,7 @@ class GatheredTensors:
         self._empty()
         self._taken += 1
         overwritten: list[int] = []
-        if [x._version for x in tensors] != versions or [x.data_ptr() or EMPTY for x in tensors] != addresses:
+        if [x._version for x in tensors] != versions or list(map(Tensor.data_ptr, tensors)) != addresses:
             waiting = zip(tensors, versions, addresses, strict=True)
             intact = [x._version == version and (x.data_ptr() or EMPTY) == address for x, version, address in waiting]
             overwritten = [position for position, same in zip(positions, intact, strict=True) if not same]
@@ -95,6 +95,6 @@ class GatheredTensors:
         if known is None or known[0] != facts:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            known = facts, groups_if_at_once([x.dtype for x in facts], [x.size for x in facts])
-            self._known[key] = known
-        return DenseTensors(tensors, addresses, [x.size for x in facts], known[1])
+            sizes = [x.size for x in facts]
+            known = self._known[key] = facts, sizes, groups_if_at_once([x.dtype for x in facts], sizes)
+        return DenseTensors(tensors, addresses, known[1], known[2])
