@@ -15,8 +15,8 @@ from trainsentry.collectors.torch.rows.dense_tensors import DtypeGroup
 BLOCK: Final = 1 << 17
 """Numbers of a block of device memory for tables that stay (1 MB); a list of 64 tensors takes some 100 to 2,300."""
 
-MOST_BLOCKS: Final = 16
-"""Blocks (16 MB) after which all tables that stay are forgotten: lists differ where experts take turns."""
+MOST_BLOCKS: Final = 8
+"""Blocks (8 MB) after which all tables that stay are forgotten: lists differ where experts take turns."""
 
 MOST_MET: Final = 4_096
 """Lists met once that are remembered, to see which recur."""
