@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainsentry.collectors.torch.calls.fact_values import fill, fill_integral
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
-from trainsentry.collectors.torch.rows.gathered_tensors import TensorFacts
+from trainsentry.collectors.torch.rows.gathered_tensors import StorageFacts
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 
@@ -53,7 +53,7 @@ class DeviceFacts:
         if version is None or not address:
             self._rows.add(len(self._readings), x, implicit_zeros)
             return
-        self._rows.gather(len(self._readings), x, address, version, TensorFacts.of(x))
+        self._rows.gather(len(self._readings), x, address, version, StorageFacts.of(x))
         if self._at_once:
             self._rows.read_gathered()
 

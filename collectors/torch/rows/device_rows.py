@@ -18,7 +18,7 @@ from trainsentry.collectors.torch.rows.dense_tensors import DenseTensors, addres
 from trainsentry.collectors.torch.rows.device_counts import DeviceCounts
 from trainsentry.collectors.torch.rows.device_statistics import device_row
 from trainsentry.collectors.torch.rows.fused_rows import FusedRows, kernels_for
-from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits, TensorFacts
+from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits, StorageFacts
 from trainsentry.collectors.torch.rows.list_passes import BLOCK, PASS_BLOCKS
 from trainsentry.collectors.torch.rows.list_statistics import ListStatistics
 from trainsentry.collectors.torch.rows.pair_rows import DevicePairs, Pairs
@@ -87,7 +87,7 @@ class DeviceRows:
         """Return tensors that are read in place, with their addresses and sizes."""
         return DenseTensors(tensors, [self.address_in_place(x) for x in tensors], [x.numel() for x in tensors])
 
-    def gather(self, position: int, x: Tensor, address: int, version: int, facts: TensorFacts) -> None:
+    def gather(self, position: int, x: Tensor, address: int, version: int, facts: StorageFacts) -> None:
         """Read a tensor at an address in place, later and with others: by `read_gathered`, or once enough wait.
 
         `version` is autograd's count of its changes, which shows one that happens before it is read.

@@ -23,7 +23,7 @@ class GatherLimits:
     nbytes: int = READ_TOGETHER_BYTES
 
 
-class TensorFacts(NamedTuple):
+class StorageFacts(NamedTuple):
     """What is known of a tensor that waits: its dtype, its number of elements, and the bytes of its whole storage."""
 
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class TensorFacts(NamedTuple):
     nbytes: int
 
     @classmethod
-    def of(cls, x: Tensor) -> "TensorFacts":
+    def of(cls, x: Tensor) -> "StorageFacts":
         """Return the facts of a tensor that has a storage."""
         return cls(x.dtype, x.numel(), x.untyped_storage().nbytes())
 
@@ -45,7 +45,7 @@ class GatheredTensors:
 
     def __init__(self, limits: GatherLimits) -> None:
         self.limits = limits
-        self._known: dict[tuple[int, int], tuple[list[TensorFacts], list[int], list[DtypeGroup] | None]] = {}
+        self._known: dict[tuple[int, int], tuple[list[StorageFacts], list[int], list[DtypeGroup] | None]] = {}
         self.drop()
 
     def drop(self) -> None:
@@ -59,9 +59,9 @@ class GatheredTensors:
         self._tensors: list[Tensor] = []
         self._versions: list[int] = []
         self._addresses: list[int] = []
-        self._facts: list[TensorFacts] = []
+        self._facts: list[StorageFacts] = []
 
-    def add(self, position: int, x: Tensor, address: int, version: int, facts: TensorFacts) -> bool:
+    def add(self, position: int, x: Tensor, address: int, version: int, facts: StorageFacts) -> bool:
         """Keep a tensor with its count of changes; return whether a limit is reached, so all must be read."""
         if x.requires_grad:
             x = x.detach()  # shares the count of changes, and does not keep the graph alive
@@ -88,7 +88,7 @@ class GatheredTensors:
             addresses, facts = list(compress(addresses, intact)), list(compress(facts, intact))
         return positions, self._dense(tensors, addresses, facts), overwritten
 
-    def _dense(self, tensors: Sequence[Tensor], addresses: list[int], facts: list[TensorFacts]) -> DenseTensors:
+    def _dense(self, tensors: Sequence[Tensor], addresses: list[int], facts: list[StorageFacts]) -> DenseTensors:
         """Return tensors to read, grouped like those that had their turn in the step before, where they are alike."""
         key = (self._taken, len(facts))
         known = self._known.get(key)

@@ -15,7 +15,7 @@ from trainsentry.collectors.torch.device.registry import accelerator, stream_is_
 from trainsentry.collectors.torch.rows.dense_tensors import EMPTY
 from trainsentry.collectors.torch.rows.described_tensors import describe, described_address
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
-from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, TensorFacts
+from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, StorageFacts
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
 from trainsentry.collectors.torch.rows.local_tensor import whole_of
 
@@ -34,7 +34,7 @@ class _Usual(NamedTuple):
 
     description: Any
     layout: int
-    facts: TensorFacts
+    facts: StorageFacts
     rows: DeviceRows
     special: bool
 
@@ -120,7 +120,7 @@ class SharedRows(HostRows):
             self.add(series_id, tensor)
             return
         layout = self._layout(tensor)
-        usual = _Usual(describe([tensor]), layout, TensorFacts.of(tensor), rows, rows.has_private_formats)
+        usual = _Usual(describe([tensor]), layout, StorageFacts.of(tensor), rows, rows.has_private_formats)
         if address != EMPTY and usual.description is not None:
             self._usual[series_id] = usual
         self._gather(series_id, tensor, address, version, usual)
