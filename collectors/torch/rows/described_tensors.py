@@ -1,7 +1,7 @@
 """Finds the addresses of tensors that lie in memory as they did when they were described.
 
-Torch's methods take a third of a microsecond for each tensor. Where torch has the C functions of DLPack (from 2.10 on)
-and there was a compiler, they take a tenth of that; elsewhere the methods are called.
+Torch's methods take a third of a microsecond for each tensor. Where torch has the C functions of DLPack and there was a
+compiler, it takes an eighth of one; elsewhere the methods are called.
 """
 
 from collections.abc import Callable, Sequence
