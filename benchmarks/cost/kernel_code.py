@@ -23,8 +23,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from machine import describe_machine
 
-from trainsentry.collectors.torch.rows import triton_kernels
-from trainsentry.collectors.torch.rows.chunks import LANES, TILE, UNROLL
+from trainsentry.collectors.torch.rows.kernels import triton_kernels
+from trainsentry.collectors.torch.rows.kernels.chunks import LANES, TILE, UNROLL
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 THREADS = 128

@@ -13,12 +13,12 @@ from trainsentry.collectors.shared.recurring_arrays import RecurringArray
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import device_of
-from trainsentry.collectors.torch.rows.chunks import MOST_AT_ONCE
-from trainsentry.collectors.torch.rows.dense_tensors import DenseTensors, address_in_place, addresses_in_place
-from trainsentry.collectors.torch.rows.device_counts import DeviceCounts
 from trainsentry.collectors.torch.rows.device_statistics import device_row
-from trainsentry.collectors.torch.rows.fused_rows import FusedRows, kernels_for
 from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits, StorageFacts
+from trainsentry.collectors.torch.rows.kernels.chunks import MOST_AT_ONCE
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors, address_in_place, addresses_in_place
+from trainsentry.collectors.torch.rows.kernels.device_counts import DeviceCounts
+from trainsentry.collectors.torch.rows.kernels.fused_rows import FusedRows, kernels_for
 from trainsentry.collectors.torch.rows.list_passes import BLOCK, PASS_BLOCKS
 from trainsentry.collectors.torch.rows.list_statistics import ListStatistics
 from trainsentry.collectors.torch.rows.pair_rows import DevicePairs, Pairs

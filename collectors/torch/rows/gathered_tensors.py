@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.settings import READ_TOGETHER, READ_TOGETHER_BYTES
-from trainsentry.collectors.torch.rows.dense_tensors import EMPTY, DenseTensors, DtypeGroup, groups_if_at_once
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY, DenseTensors, DtypeGroup, groups_if_at_once
 
 MOST_KNOWN: Final = 1_024
 """Lists of waiting tensors that are remembered, some 2 kB each."""

@@ -13,9 +13,10 @@ from trainsentry.collectors.alignment import row_of_pair
 from trainsentry.collectors.statistics import COLUMNS, INFS, MEAN, NANS, NORM, VALUE
 from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
 from trainsentry.collectors.torch.device.registry import device_of
-from trainsentry.collectors.torch.rows.chunks import MOST_AT_ONCE, cut
-from trainsentry.collectors.torch.rows.fused_rows import address_in_place, kernels_for
 from trainsentry.collectors.torch.rows.host_statistics import KINDS, address_of, align_at
+from trainsentry.collectors.torch.rows.kernels.chunks import MOST_AT_ONCE, cut
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import address_in_place
+from trainsentry.collectors.torch.rows.kernels.fused_rows import kernels_for
 from trainsentry.collectors.torch.rows.list_statistics import ListStatistics
 
 logger = logging.getLogger("trainsentry")
@@ -84,7 +85,7 @@ class DevicePairs:
             return None
 
     def _launch(self, pairs: Pairs, addresses: npt.NDArray[np.int64]) -> Tensor:
-        from trainsentry.collectors.torch.rows import triton_pairs
+        from trainsentry.collectors.torch.rows.kernels import triton_pairs
 
         n, cutting = len(pairs), cut(tuple([a.numel() for a, _ in pairs]))
         lines = (addresses[:, 0], addresses[:, 1], cutting.sizes, cutting.starts, cutting.programs, cutting.places)

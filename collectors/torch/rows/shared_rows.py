@@ -12,11 +12,11 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows
 from trainsentry.collectors.shared.recurring_arrays import RecurringArray
 from trainsentry.collectors.torch.device.registry import accelerator, stream_is_captured
-from trainsentry.collectors.torch.rows.dense_tensors import EMPTY
 from trainsentry.collectors.torch.rows.described_tensors import describe, described_address
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, StorageFacts
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
 from trainsentry.collectors.torch.rows.local_tensor import whole_of
 
 _IS_NEGATED: Final = Tensor.is_neg

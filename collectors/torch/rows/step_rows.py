@@ -12,7 +12,6 @@ from trainsentry.collectors.series import Layout, SeriesTable
 from trainsentry.collectors.shared.host_rows import PendingRows, row_of_number
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 from trainsentry.collectors.torch.device.registry import device_of, stream_is_captured
-from trainsentry.collectors.torch.rows.dense_tensors import DTYPES, DenseTensors
 from trainsentry.collectors.torch.rows.described_tensors import described_addresses
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
@@ -25,6 +24,7 @@ from trainsentry.collectors.torch.rows.host_statistics import (
     read_many_at,
     rows_and_counts,
 )
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import DTYPES, DenseTensors
 from trainsentry.collectors.torch.rows.local_tensor import (
     is_readable,
     local,

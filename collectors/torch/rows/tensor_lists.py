@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.rows.dense_tensors import DtypeGroup, groups_if_at_once
 from trainsentry.collectors.torch.rows.described_tensors import describe
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import DtypeGroup, groups_if_at_once
 
 
 @dataclass(slots=True)

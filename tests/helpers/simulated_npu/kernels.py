@@ -7,7 +7,8 @@ import torch
 from triton import language as tl
 
 from trainsentry.collectors.torch.device.npu import NPU
-from trainsentry.collectors.torch.rows import device_rows, triton_kernels
+from trainsentry.collectors.torch.rows import device_rows
+from trainsentry.collectors.torch.rows.kernels import triton_kernels
 
 SHIFT = 1 << 62
 """What the simulated device adds to the addresses of its memory."""

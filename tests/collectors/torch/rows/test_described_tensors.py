@@ -14,8 +14,9 @@ from trainsentry.collectors.shared.recurring_arrays import RecurringArray
 from trainsentry.collectors.statistics import INFS, MAX, MIN, NANS, NORM, VALUE, ZEROS
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
-from trainsentry.collectors.torch.rows import described_tensors, launch_tables, shared_rows
+from trainsentry.collectors.torch.rows import described_tensors, shared_rows
 from trainsentry.collectors.torch.rows.described_tensors import describe, described_addresses
+from trainsentry.collectors.torch.rows.kernels import launch_tables
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 pytest.importorskip("triton", minversion="3.4", reason="the kernels need Triton 3.4, which comes with torch 2.8")

@@ -16,7 +16,8 @@ from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, STATISTICS, 
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.device.device import KernelLimits
 from trainsentry.collectors.torch.device.npu import NPU
-from trainsentry.collectors.torch.rows import chunks, device_rows, fused_rows
+from trainsentry.collectors.torch.rows import device_rows
+from trainsentry.collectors.torch.rows.kernels import chunks, fused_rows
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 pytest.importorskip("triton", minversion="3.4", reason="the kernels need Triton 3.4, which comes with torch 2.8")
@@ -305,8 +306,8 @@ import triton
 from triton import language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from trainsentry.collectors.torch.rows import triton_kernels as kernels
-from trainsentry.collectors.torch.rows.chunks import LANES, UNROLL
+from trainsentry.collectors.torch.rows.kernels import triton_kernels as kernels
+from trainsentry.collectors.torch.rows.kernels.chunks import LANES, UNROLL
 
 def compile(kernel, signature, constants, capability):
     signature |= dict.fromkeys(constants, "constexpr")

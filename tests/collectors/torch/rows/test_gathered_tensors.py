@@ -14,9 +14,9 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, MAX
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.rows import device_rows, tensor_lists
-from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS
 from trainsentry.collectors.torch.rows.device_rows import FIRST_ROWS
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
+from trainsentry.collectors.torch.rows.kernels.chunks import ARENA_ROWS
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 pytest.importorskip("triton", minversion="3.4", reason="the kernels need Triton 3.4, which comes with torch 2.8")

@@ -11,7 +11,7 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.torch.device import pinned_tables
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
-from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, MAX_PROGRAMS, TILE, cut
+from trainsentry.collectors.torch.rows.kernels.chunks import ARENA_ROWS, MAX_PROGRAMS, TILE, cut
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.monitor.demo.model import Gpt, GptConfig
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.device.registry import device_of
-from trainsentry.collectors.torch.rows.chunks import ARENA_ROWS, Cut, cut, tile_for
-from trainsentry.collectors.torch.rows.dense_tensors import DenseTensors, DtypeGroup
-from trainsentry.collectors.torch.rows.device_counts import KernelCounters
-from trainsentry.collectors.torch.rows.launch_tables import LaunchTables, UnderWay
+from trainsentry.collectors.torch.rows.kernels.chunks import ARENA_ROWS, Cut, cut, tile_for
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors, DtypeGroup
+from trainsentry.collectors.torch.rows.kernels.device_counts import KernelCounters
+from trainsentry.collectors.torch.rows.kernels.launch_tables import LaunchTables, UnderWay
 
 
 def kernels_for(device: torch.device) -> Any:
@@ -20,7 +20,7 @@ def kernels_for(device: torch.device) -> Any:
     if not device_of(device).has_triton():
         return None
     try:
-        from trainsentry.collectors.torch.rows import triton_kernels
+        from trainsentry.collectors.torch.rows.kernels import triton_kernels
     except ImportError:
         return None
     return triton_kernels

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.rows.chunks import MOST_AT_ONCE, Cut, cut
+from trainsentry.collectors.torch.rows.kernels.chunks import MOST_AT_ONCE, Cut, cut
 
 DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes that the kernels read; plain tensor operations read any other."""

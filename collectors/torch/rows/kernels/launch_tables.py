@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.device.pinned_tables import PinnedTables, memory_of
-from trainsentry.collectors.torch.rows.dense_tensors import DtypeGroup
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import DtypeGroup
 
 BLOCK: Final = 1 << 17
 """Numbers of a block of device memory for tables that stay (1 MB); a list of 64 tensors takes some 100 to 2,300."""

@@ -1,0 +1,1 @@
+"""The fused kernels of accelerators: how tensors are cut, launched and combined."""
