@@ -1,5 +1,6 @@
 """The check of a step in the training process, before its update: what needs no history, and what is far out."""
 
+import math
 from collections.abc import Callable
 from enum import Enum
 from typing import Final
@@ -8,10 +9,11 @@ import numpy as np
 
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
+from trainsentry.anomaly.rules.loss_above_start import LossLevels, is_loss
 from trainsentry.anomaly.series_arrays import Mask
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.collectors.statistics import NORM
+from trainsentry.collectors.statistics import NORM, VALUE
 
 SKIPS_TO_LOOK: Final = 3
 """Skipped steps in a row after which the weights are examined: a scale that is too large skips one or two."""
@@ -28,7 +30,7 @@ class Suspected(Enum):
     """Why a step is examined before its update."""
 
     CERTAIN = "a value that is not finite, or at the edge of its dtype"
-    FAR_OUT = "a norm far beyond any that its series has had"
+    FAR_OUT = "a norm far beyond any that its series has had, or a loss above that at the start"
 
 
 class PreUpdateCheck:
@@ -41,6 +43,8 @@ class PreUpdateCheck:
         self._samples = self.overflow.arrays.series.column(np.int32)
         self._followed = self.overflow.arrays.series.column(bool, of=lambda s: not s.is_state)
         self._skips_in_a_row = 0
+        self._is_loss = self.overflow.arrays.series.column(bool, of=is_loss)
+        self._losses = LossLevels()
 
     def suspect(self, record: StepRecord) -> Suspected | None:
         """Return why a step must be examined, None where nothing is suspected.
@@ -49,7 +53,7 @@ class PreUpdateCheck:
         weights are examined.
         """
         self.overflow.judge(record)
-        far_out = bool(self._far_out(record).any())
+        far_out = bool(self._far_out(record).any()) | self._has_lost_all(record)
         return Suspected.CERTAIN if self._is_certain(record) else Suspected.FAR_OUT if far_out else None
 
     def _is_certain(self, record: StepRecord) -> bool:
@@ -62,6 +66,11 @@ class PreUpdateCheck:
             return bool(wrong.any())
         self._skips_in_a_row += 1
         return bool((wrong & ~facts.backward[ids]).any()) or self._skips_in_a_row == SKIPS_TO_LOOK
+
+    def _has_lost_all(self, record: StepRecord) -> bool:
+        """Whether a loss is above those at the start, as `LossAboveStartRule` will say."""
+        losses = record.values[self._is_loss.values[record.where], VALUE].tolist()
+        return any(self._losses.take(loss) for loss in losses if math.isfinite(loss))
 
     def _far_out(self, record: StepRecord) -> Mask:
         """Return which rows are far out, shape (n,), and learn the others; a skipped step's gradients are scaled.

@@ -12,6 +12,7 @@ from trainsentry.collectors.fingerprint import FingerprintReader
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.settings import CollectSettings, Plan
+from trainsentry.collectors.shared.batch_rows import InputRows
 from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.shared.model_graph import DataFlow
 
@@ -173,6 +174,9 @@ class TensorCapture(Protocol):
     def model_tensors(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[DumpedTensorPlace]:
         """Yield the current parameters, gradients and optimizer state of modules."""
 
+    def inputs(self, steps_back: int = 0) -> list[DumpedTensorPlace]:
+        """Return the model's inputs of the step that was so many steps ago, as far as they are still there."""
+
     def describe(self, tensor: Any) -> dict[str, Any]:
         """Return a tensor's entry in `dump.json`."""
 
@@ -209,6 +213,9 @@ class ModelWatch(Protocol):
     @property
     def capture(self) -> TensorCapture:
         """Saves whole tensors of chosen modules."""
+
+    def last_inputs(self, steps_back: int) -> list[InputRows]:
+        """Return what is known of the rows of the model's inputs so many steps ago; empty where nothing is."""
 
     @property
     def on_host(self) -> bool:

@@ -9,6 +9,7 @@ from trainsentry.anomaly.anomaly import SHIFT, SPIKE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.collectors.series import Series
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 40.0
@@ -36,6 +37,42 @@ GIVEN_UP: Final = 32
 LOSS: Final = "loss"
 
 
+class LossLevels:
+    """The losses at the start of a training, and the newest ones; `above` counts the steps since it left them."""
+
+    def __init__(self) -> None:
+        self.first: list[float] = []
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.above = 0
+
+    def take(self, loss: float) -> bool:
+        """Take in a finite loss; return whether it is above the start and had fallen far below it."""
+        if len(self.first) < FIRST:
+            self.first.append(loss)
+            return False
+        start = max(self.first)
+        if self.above or self._jumps(loss, start):
+            self.above = self.above + 1 if loss > start else 0
+            if self.above > GIVEN_UP:
+                self.recent.clear()
+                self.above = 0
+            if self.above:
+                return True
+        self.recent.append(loss)
+        return False
+
+    def _jumps(self, loss: float, start: float) -> bool:
+        if len(self.recent) < RECENT or loss <= start:
+            return False
+        low, high = min(self.recent), max(self.recent)
+        return high < FALLEN * start and loss > high + RANGES * (high - low)
+
+
+def is_loss(series: Series) -> bool:
+    """Whether a series is the loss that the training logs."""
+    return series.scalar and series.name == LOSS and not series.micro_step
+
+
 class LossAboveStartRule(Rule):
     """Follows the logged loss. Labels that no longer belong to their inputs, or weights that are lost, show at once.
 
@@ -49,53 +86,29 @@ class LossAboveStartRule(Rule):
     state_key: ClassVar[str | None] = "loss_above_start"
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._is_loss = arrays.series.column(bool, of=lambda s: s.scalar and s.name == LOSS and not s.micro_step)
-        self._first: list[float] = []
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._above = 0
+        self._is_loss = arrays.series.column(bool, of=is_loss)
+        self._levels = LossLevels()
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the loss that is above the start."""
-        record = observed.record
+        record, levels = observed.record, self._levels
         found: list[Finding] = []
         for row in np.flatnonzero(self._is_loss.values[record.where]).tolist():
             loss = float(record.values[row, VALUE])
-            if np.isfinite(loss) and self._take(loss):
-                kind = SHIFT if self._above > LASTING else SPIKE
-                start = max(self._first)
+            if np.isfinite(loss) and levels.take(loss):
+                kind = SHIFT if levels.above > LASTING else SPIKE
+                start = max(levels.first)
                 found.append(Finding(int(record.ids[row]), row, kind, self.name, "value", loss, start, SCORE))
         return found
 
-    def _take(self, loss: float) -> bool:
-        """Take in a loss; return whether it is above the start."""
-        if len(self._first) < FIRST:
-            self._first.append(loss)
-            return False
-        start = max(self._first)
-        if self._above or self._jumps(loss, start):
-            self._above = self._above + 1 if loss > start else 0
-            if self._above > GIVEN_UP:
-                self._recent.clear()
-                self._above = 0
-            if self._above:
-                return True
-        self._recent.append(loss)
-        return False
-
-    def _jumps(self, loss: float, start: float) -> bool:
-        if len(self._recent) < RECENT or loss <= start:
-            return False
-        low, high = min(self._recent), max(self._recent)
-        return high < FALLEN * start and loss > high + RANGES * (high - low)
-
     def saved(self, count: int) -> Any:
         """Return the first losses and the recent ones."""
-        return {"first": list(self._first), "recent": list(self._recent)}
+        return {"first": list(self._levels.first), "recent": list(self._levels.recent)}
 
     def load(self, saved: Any) -> None:
         """Restore both."""
-        self._first = [float(x) for x in saved["first"]]
-        self._recent = deque((float(x) for x in saved["recent"]), maxlen=RECENT)
+        self._levels.first = [float(x) for x in saved["first"]]
+        self._levels.recent = deque((float(x) for x in saved["recent"]), maxlen=RECENT)
 
     @staticmethod
     def sentence(anomaly: Anomaly, _subject: str) -> str:

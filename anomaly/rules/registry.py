@@ -9,6 +9,7 @@ from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import ReplicaRule
 from trainsentry.anomaly.anomaly import Detector
 from trainsentry.anomaly.checkpoints.rule import CheckpointRule
+from trainsentry.anomaly.rules.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
@@ -75,6 +76,7 @@ _ACROSS_RANKS: Final[list[type[Detector]]] = [
     CallOrderRule,
     HangRule,
     CheckpointRule,
+    BatchRowsRule,
 ]
 """Rules over the records of several ranks, or over what no record has: they are not run with each record."""
 

@@ -54,6 +54,10 @@ class TensorCapture:
                         f"{stem}.optimizer_state.0", "optimizer_state", f"{named.leaf}.{quantity}", tensors[place]
                     )
 
+    def inputs(self, steps_back: int = 0) -> list[DumpedTensorPlace]:
+        """Return no inputs: this watch keeps none."""
+        return []
+
     def describe(self, tensor: Tensor) -> dict[str, Any]:
         """Return the description of a tensor for a dump."""
         return facts_of(tensor)

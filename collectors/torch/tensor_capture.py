@@ -16,6 +16,7 @@ from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.watch_modules import stem_of
 from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
+from trainsentry.collectors.torch.hooks.last_batches import LastBatches
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
 from trainsentry.collectors.torch.parameters.gradients import gradient_of
 from trainsentry.collectors.torch.parameters.readers import state_of
@@ -33,6 +34,7 @@ class TensorCapture:
         self.names = names
         self.guard = guard
         self.facts = TensorFacts(checksum=checksum)
+        self.batches: LastBatches | None = None
         self._watcher: CallWatcher | None = None
         self._checker: CallWatcher | None = None
 
@@ -59,6 +61,11 @@ class TensorCapture:
                     like = tensor.numel() == named.parameter.numel()
                     part = named.part_of(tensor) if like else tensor
                     yield DumpedTensorPlace(f"{stem}.optimizer_state.0", "optimizer_state", key, part)
+
+    def inputs(self, steps_back: int = 0) -> list[DumpedTensorPlace]:
+        """Return the model's inputs of the step that was so many steps ago, if they are still there."""
+        roots = [m for m in self.names.modules if not m.name]
+        return self.batches.places(steps_back, stem_of(roots[0])) if self.batches is not None and roots else []
 
     def describe(self, tensor: Tensor) -> dict[str, Any]:
         """Return the description of a tensor for a dump."""

@@ -20,6 +20,7 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
+from trainsentry.collectors.shared.batch_rows import InputRows
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import describe
 from trainsentry.collectors.targets import checked_targets
@@ -97,6 +98,7 @@ class TorchWatch(WatchedModel):
         )
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
+        self.capture.batches = self._activations.inputs.batches
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._state = ModelState(self.rows, guard, settings, self._optimized)
         self._additions = AddedModules(guard)
@@ -220,6 +222,10 @@ class TorchWatch(WatchedModel):
         reducer, sites = self.settings.reducer and has_reducer(self.names.chunks), self.settings.call_sites
         self.communication = CollectiveRows(self.rows, self.guard, self.own_group, sites, reducer=reducer)
 
+    def last_inputs(self, steps_back: int) -> list[InputRows]:
+        """Return what is known of the rows of the model's inputs so many steps ago, if they are still there."""
+        return self._activations.inputs.batches.rows(steps_back)
+
     @property
     def _device(self) -> torch.device:
         return self.names.parameters[0].parameter.device
@@ -260,6 +266,7 @@ class TorchWatch(WatchedModel):
         self._first_passes.end()
         self._gradients.detach()
         self._activations.close()
+        self._activations.inputs.batches.clear()
         for check in self._late_wrap_checks:
             check.close()
         if self.communication is not None:

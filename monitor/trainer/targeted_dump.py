@@ -11,6 +11,7 @@ from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
 from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump
 from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.config.schema import Dump
+from trainsentry.monitor.trainer.batch_check import FROM_DATA
 
 PART: Final = "dump"
 
@@ -85,6 +86,17 @@ class TargetedDump:
         if self._incident is None:
             self._begin(incident, step)
         self._until = step + self.settings.steps
+        self._dump_batch(incident, step - 1 - incident.step)
+
+    def _dump_batch(self, incident: Incident, steps_back: int) -> None:
+        """Dump the inputs of the incident's own step, where they are still there."""
+        pieces = self.capture.inputs(steps_back) if incident.quantity in FROM_DATA else []
+        if not pieces or (self.directory / f"step{incident.step}" / f"rank{self.rank}").exists():
+            return
+        self._step_dump = self._open(incident.step)
+        for piece in pieces:
+            self._keep(piece)
+        self._write()
 
     def open_step(self, step: int) -> None:
         """Hook the suspects' modules for the next step, if it is to be dumped."""
@@ -190,6 +202,9 @@ class TargetedDump:
         for module in self._modules():
             for piece in self.capture.model_tensors({module}, self.optimizers):
                 self._keep(piece)
+        if self._incident is not None and self._incident.quantity in FROM_DATA:
+            for piece in self.capture.inputs():
+                self._keep(piece)
 
     def _modules(self) -> list[str]:
         """Return the suspects' modules, the first suspect's first."""
@@ -208,10 +223,12 @@ class TargetedDump:
         self.save.save_tensor(piece.tensor, path)
         described = {**self.capture.describe(piece.tensor), "data_name": path.name}
         entry = self._held.setdefault(piece.entry, {})
+        if piece.group in {"parameters", "input_args"} and not entry:
+            entry.update(input_args=[], input_kwargs={}, output=[], parameters={})
         if piece.group == "parameters":
-            if not entry:
-                entry.update(input_args=[], input_kwargs={}, output=[], parameters={})
             entry["parameters"][piece.key] = described
+        elif piece.group == "input_args":
+            entry["input_args"].append(described)
         else:
             entry.setdefault(piece.key, []).append(described)
 

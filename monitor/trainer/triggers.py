@@ -13,6 +13,7 @@ from trainsentry.monitor.errors import OverflowLimitReached, TrainingStopped
 from trainsentry.monitor.ranks.consensus import Consensus, Proposal, kind_of
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.trainer.batch_check import BatchCheck
 from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
 from trainsentry.monitor.trainer.targeted_dump import TargetedDump
 
@@ -50,6 +51,7 @@ class Triggers:
         self.link = link
         self.guard = guard
         self.dump: TargetedDump | None = None
+        self.batches: BatchCheck | None = None
         self.incidents: dict[int, Incident] = {}
         self.speaks = True
         self.output_dir = ""
@@ -92,6 +94,8 @@ class Triggers:
         self.incidents[incident.id] = incident
         if known is None:
             self._new.append(incident.id)
+            if self.batches is not None:
+                self.batches.look(incident)
         self._say_again(incident)
         if message["settled"] and incident.id not in self._settled_ids:
             # A recorder that took over from one that died counts from 1 again.

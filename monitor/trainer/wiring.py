@@ -26,6 +26,7 @@ from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.recorder.recorder_settings import RecorderSettings
 from trainsentry.monitor.recorder.sinks.claim import Claim, claim_start, release
 from trainsentry.monitor.schedule import Schedule
+from trainsentry.monitor.trainer.batch_check import BatchCheck
 from trainsentry.monitor.trainer.checkpoint_check import CheckpointCheck
 from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.saved_state import detection_for
@@ -191,6 +192,7 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     )
     loop.step_callbacks = shared.step_callbacks
     loop.checkpoint = _checkpoint_check(run, watch, loop)
+    triggers.batches = BatchCheck(watch.last_inputs, lambda: loop.step, link, guard, rank=run.rank)
     if run.rank == watched[0]:
         loop.control.read(root / settings.file_name(CONTROL), run.config_file)
     return loop

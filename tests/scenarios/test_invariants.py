@@ -79,7 +79,9 @@ CONFIGURATIONS = {
 STATISTICS = {"default": ["norm", "mean"], "everything": ["norm", "mean", "alignment"]}
 
 
-def train(tmp_path, family, optimizer="adamw", collect="default", harm=None, batch=None, steps=STEPS, clip=None):
+def train(
+    tmp_path, family, optimizer="adamw", collect="default", harm=None, batch=None, steps=STEPS, clip=None, dump=False
+):
     """Train a family; `harm(model, optimizer, step)` runs before each update, `batch(step, given)` changes batches."""
     make, data, *_ = FAMILIES[family]
     torch.manual_seed(0)
@@ -90,7 +92,7 @@ def train(tmp_path, family, optimizer="adamw", collect="default", harm=None, bat
         "output_dir": str(tmp_path),
         "collect": CONFIGURATIONS[collect],
         "statistics": STATISTICS[collect],
-        "on_incident": {"dump": False},
+        "on_incident": {"dump": dump},
         "strict": True,
     }
     monitor = trainsentry.TrainMonitor(config).watch(model, stepper)
@@ -300,3 +302,25 @@ def test_a_weight_that_never_trains_is_named_after_ten_steps(tmp_path, family, c
     [found, *_] = train(tmp_path, family, collect=collect, harm=freeze, steps=20)
     assert (found.name, found.quantity) == (name, "update")
     assert found.step <= 11
+
+
+@both_families
+@both_configurations
+def test_the_rows_of_a_bad_batch_are_named_and_dumped(tmp_path, family, collect):
+    rows = [3, 4, 6] if family == "gpt" else [3]
+
+    def spoilt(step, given):
+        inputs, labels = given
+        if step == FAULT:
+            inputs, labels = inputs.clone(), labels.clone()
+            inputs[rows] = 31 if family == "gpt" else inputs[rows] * 1e4
+            labels.view(inputs.shape[0], -1)[rows] = 16 if family == "gpt" else 0
+        return inputs, labels
+
+    [found, *_] = train(tmp_path, family, "learns fast", collect, batch=spoilt, steps=FAULT + 8, dump=True)
+    assert (found.name, found.quantity, found.step) == ("input.0", "data", FAULT)
+    assert ("rows 3, 4 and 6 of 8" if family == "gpt" else "row 3 of 16") in found.summary
+    dumped = (tmp_path / "dump" / f"step{FAULT}" / "rank0" / "dump_tensor_data").glob("Module.*.forward.0.input.0.pt")
+    for path in dumped if collect == "everything" else [next(dumped)]:  # which may have been examined just before
+        row = torch.load(path, weights_only=True)[3]
+        assert (row == 31).all() if family == "gpt" else row.abs().max() > 1e4

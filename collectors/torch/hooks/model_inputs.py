@@ -7,6 +7,7 @@ from torch import Tensor
 from trainsentry.collectors.settings import LARGEST_INPUT
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.torch.hooks.last_batches import LastBatches
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART = "part"
@@ -14,7 +15,7 @@ PART = "part"
 
 
 class ModelInputs:
-    """Appends a row for each input of a root module; of a large one, for its first samples.
+    """Appends a row for each input of a root module; of a large one, for its first samples. `batches` keeps them.
 
     `every_step` is whether that happens in all steps, and `reading` whether it does in this one; the whole of a large
     input is read with the other activations.
@@ -24,6 +25,7 @@ class ModelInputs:
         self.rows = rows
         self.every_step = every_step
         self.reading = every_step
+        self.batches = LastBatches()
 
     def read(
         self,
@@ -37,6 +39,7 @@ class ModelInputs:
         if not (self.every_step and self.reading):
             return
         for path, tensor in tensors:
+            self.batches.keep(f"input.{path}", passes.micro_step, tensor)
             large = tensor.numel() > LARGEST_INPUT
             if large:
                 series_id = passes.series(named, "input", f"{path}.{PART}", 0, passes.micro_step, gradient=False)

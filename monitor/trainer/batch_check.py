@@ -1,0 +1,59 @@
+"""Looks at the batch in which an incident began, and tells the recorder which of its rows are to blame."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.rules.batch_rows import BatchRowsRule
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+)
+from trainsentry.collectors.shared.batch_rows import InputRows
+from trainsentry.monitor.recorder import messages
+from trainsentry.monitor.recorder.link import RecorderLink
+
+PART: Final = "batch rows"
+
+FROM_DATA: Final = frozenset(
+    {"data", "loss", "grad_norm", GRADIENT, GRADIENT_UNREDUCED}
+    | {ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT}
+)
+"""Quantities of first suspects whose trouble may have come in with a batch; weights and state outlive it."""
+
+
+class BatchCheck:
+    """Looks once at each incident of this rank, while the batch of its step is still there.
+
+    `rows` returns what is known of the rows of the inputs so many steps ago, `step` the step whose inputs came last.
+    """
+
+    def __init__(
+        self,
+        rows: Callable[[int], Sequence[InputRows]],
+        step: Callable[[], int],
+        link: RecorderLink,
+        guard: Guard,
+        *,
+        rank: int,
+    ) -> None:
+        self._rows = rows
+        self._step = step
+        self._link = link
+        self._guard = guard
+        self._rank = rank
+
+    def look(self, incident: Incident) -> None:
+        """Look at the batch of a new incident."""
+        if incident.rank == self._rank and incident.quantity in FROM_DATA:
+            self._guard.run(PART, self._look, incident)
+
+    def _look(self, incident: Incident) -> None:
+        rows = self._rows(self._step() - incident.step)
+        found = BatchRowsRule.judge(incident.step, self._rank, rows)
+        if found:
+            self._link.send(messages.MISMATCHES, anomalies=[anomaly.to_json() for anomaly in found])

@@ -1,0 +1,87 @@
+"""A weight moves no further than its optimizer's updates can move it; whatever training does stays within the bound."""
+
+import logging
+
+import pytest
+import torch
+from tiny_models import mlp
+
+import trainsentry
+from trainsentry.anomaly.rules.optimizer.displacement import DisplacementRule
+
+OPTIMIZERS = {
+    "Adam": lambda p: torch.optim.Adam(p, lr=3e-2, weight_decay=0.1),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-2, betas=(0.9, 0.95), weight_decay=1.0),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=3e-2),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=3e-2),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=3e-2),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.95, weight_decay=1e-2),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "climbs": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, maximize=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.9),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+}
+
+
+def found(tmp_path, make, harm=None, steps=120):
+    """Train with spikes and pauses in the gradients; return what the rule says."""
+    logging.getLogger("trainsentry").setLevel(logging.CRITICAL)
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = make(model.parameters())
+    width = next(model.parameters()).shape[1]
+    config = {"output_dir": str(tmp_path), "on_incident": False, "strict": True}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer):
+        for step in range(steps):
+            optimizer.zero_grad(set_to_none=step % 7 != 3)
+            scale = 100.0 if step % 50 == 33 else 1.0
+            (model(torch.randn(8, width)).square().mean() * scale).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.param_groups[0]["lr"] *= 0.99
+            if harm is not None:
+                harm(model, step)
+            optimizer.step()
+    lines = (
+        (tmp_path / "rank0" / "anomalies.jsonl").read_text()
+        if (tmp_path / "rank0" / "anomalies.jsonl").exists()
+        else ""
+    )
+    return [line for line in lines.splitlines() if f'"{DisplacementRule.name}"' in line]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_stays_within_its_bound(tmp_path, name):
+    assert found(tmp_path, OPTIMIZERS[name]) == []
+
+
+@pytest.mark.parametrize("name", ["AdamW", "momentum"])
+def test_one_weight_that_was_overwritten_is_named_at_the_next_sample(tmp_path, name):
+    def overwrite(model, step):
+        if step == 83:
+            with torch.no_grad():
+                next(model.parameters())[0, 0] = 30.0
+
+    [line] = found(tmp_path, OPTIMIZERS[name], overwrite)
+    assert '"step": 90' in line
+    assert '"last_clean": 80' in line
+    assert "weight" in line
+
+
+def test_several_weights_at_once_are_an_intention(tmp_path):
+    def load(model, step):
+        if step == 83:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(30.0)
+
+    assert found(tmp_path, OPTIMIZERS["AdamW"], load) == []
+
+
+def test_a_loop_that_rescales_a_weight_now_and_then_is_told_of_once(tmp_path):
+    def rescale(model, step):
+        if step % 20 == 15:
+            with torch.no_grad():
+                next(model.parameters()).mul_(5.0 if step % 40 == 15 else 0.2)
+
+    assert len(found(tmp_path, OPTIMIZERS["AdamW"], rescale, steps=160)) <= 1
