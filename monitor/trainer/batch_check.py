@@ -6,30 +6,20 @@ from typing import Final
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.rules.batch_rows import BatchRowsRule
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import (
-    ACTIVATION_GRAD_INPUT,
-    ACTIVATION_GRAD_OUTPUT,
-    ACTIVATION_OUTPUT,
-    GRADIENT,
-    GRADIENT_UNREDUCED,
-)
 from trainsentry.collectors.shared.batch_rows import InputRows
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
+from trainsentry.monitor.trainer.targeted_dump import FROM_DATA, TargetedDump
+from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
 
 PART: Final = "batch rows"
-
-FROM_DATA: Final = frozenset(
-    {"data", "loss", "grad_norm", GRADIENT, GRADIENT_UNREDUCED}
-    | {ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT}
-)
-"""Quantities of first suspects whose trouble may have come in with a batch; weights and state outlive it."""
 
 
 class BatchCheck:
     """Looks once at each incident of this rank, while the batch of its step is still there.
 
     `rows` returns what is known of the rows of the inputs so many steps ago, `step` the step whose inputs came last.
+    `dump`, where there is one, dumps a batch with odd rows at once: the next batches take its place.
     """
 
     def __init__(
@@ -46,6 +36,7 @@ class BatchCheck:
         self._link = link
         self._guard = guard
         self._rank = rank
+        self.dump: TargetedDump | None = None
 
     def look(self, incident: Incident) -> None:
         """Look at the batch of a new incident."""
@@ -53,7 +44,9 @@ class BatchCheck:
             self._guard.run(PART, self._look, incident)
 
     def _look(self, incident: Incident) -> None:
-        rows = self._rows(self._step() - incident.step)
-        found = BatchRowsRule.judge(incident.step, self._rank, rows)
+        steps_back = self._step() - incident.step
+        found = BatchRowsRule.judge(incident.step, self._rank, self._rows(steps_back))
         if found:
             self._link.send(messages.MISMATCHES, anomalies=[anomaly.to_json() for anomaly in found])
+            if self.dump is not None:
+                self._guard.run(DUMP, self.dump.batch, incident, steps_back)

@@ -7,16 +7,29 @@ from typing import Any, Final
 from trainsentry.anomaly.dumps.dump_comparison import EQUAL, compare_dumps
 from trainsentry.anomaly.incident import Incident
 from trainsentry.collectors.backend import Replay, TensorCapture, TensorFiles
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+)
 from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
 from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump
 from trainsentry.exporters.short_text import counted
 from trainsentry.monitor.config.schema import Dump
-from trainsentry.monitor.trainer.batch_check import FROM_DATA
 
 PART: Final = "dump"
 
 OVERFLOWS: Final = frozenset({"nonfinite", "overflow"})
 """Kinds of incidents after which the dumped step is also checked for overflowing calls."""
+
+
+FROM_DATA: Final = frozenset(
+    {"data", "loss", "grad_norm", GRADIENT, GRADIENT_UNREDUCED}
+    | {ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT}
+)
+"""Quantities of first suspects whose trouble may have come in with a batch; weights and state outlive it."""
 
 
 class TargetedDump:
@@ -86,17 +99,18 @@ class TargetedDump:
         if self._incident is None:
             self._begin(incident, step)
         self._until = step + self.settings.steps
-        self._dump_batch(incident, step - 1 - incident.step)
 
-    def _dump_batch(self, incident: Incident, steps_back: int) -> None:
-        """Dump the inputs of the incident's own step, where they are still there."""
-        pieces = self.capture.inputs(steps_back) if incident.quantity in FROM_DATA else []
-        if not pieces or (self.directory / f"step{incident.step}" / f"rank{self.rank}").exists():
+    def batch(self, incident: Incident, steps_back: int) -> None:
+        """Dump the inputs of an incident's own step, so many steps ago, while they are still there."""
+        pieces = self.capture.inputs(steps_back)
+        if not pieces or self._incident is not None or self.total_bytes >= self.quota:
             return
+        self._incident, self._budget = incident, min(self.settings.max_bytes, self.quota - self.total_bytes)
         self._step_dump = self._open(incident.step)
         for piece in pieces:
             self._keep(piece)
         self._write()
+        self._incident = None
 
     def open_step(self, step: int) -> None:
         """Hook the suspects' modules for the next step, if it is to be dumped."""

@@ -193,6 +193,7 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     loop.step_callbacks = shared.step_callbacks
     loop.checkpoint = _checkpoint_check(run, watch, loop)
     triggers.batches = BatchCheck(watch.last_inputs, lambda: loop.step, link, guard, rank=run.rank)
+    triggers.batches.dump = triggers.dump
     if run.rank == watched[0]:
         loop.control.read(root / settings.file_name(CONTROL), run.config_file)
     return loop
