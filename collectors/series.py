@@ -89,7 +89,7 @@ ACTIVATION_QUANTITIES = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, ACTIVATI
 COMMUNICATION_QUANTITIES = frozenset({COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, COMMUNICATION_CALL})
 
 NOT_JUDGED = frozenset({PARAMETER_UPDATED, MOMENT_DIRECTION})
-"""Quantities that repeat what others say; they are written, and no detector reads them."""
+"""Quantities that repeat what others say: they are written, and no baseline follows them."""
 
 TENSOR_QUANTITIES = (
     ACTIVATION_QUANTITIES
