@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ def loop(steps: int, ops: int, link: RecorderLink | None, record: StepRecord, fi
 class Arm:
     """One kind of recorder, which runs through all rounds."""
 
-    def __init__(self, mode: str, series: int, directory: str) -> None:
+    def __init__(self, mode: str, series: int, directory: str, detectors: Sequence[str] = ()) -> None:
         self.table = SeriesTable()
         self.record = make_record(self.table, series)
         self.link: RecorderLink | None = None
@@ -82,7 +83,7 @@ class Arm:
         if mode == "none":
             return
         before = resident()
-        config = load_config({"disk_quota": "1TiB", "ring_size": "16MiB"})
+        config = load_config({"disk_quota": "1TiB", "ring_size": "16MiB", "detect": {"detectors": [*detectors]}})
         settings = recorder_settings(config, Path(directory) / mode, 0, 0, Claim(None, 0))
         start = time.perf_counter()
         self.link = RecorderLink(settings, self.table, STARTERS[mode])
