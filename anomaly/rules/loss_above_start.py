@@ -111,9 +111,9 @@ class LossAboveStartRule(Rule):
         self._levels.recent = deque((float(x) for x in saved["recent"]), maxlen=RECENT)
 
     @staticmethod
-    def sentence(anomaly: Anomaly, _subject: str) -> str:
+    def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the loss, and that at the start."""
         return (
-            f"the loss is {anomaly.value:.4g} at step {anomaly.step}, above the {anomaly.expected:.4g} with which the "
+            f"{subject} is {anomaly.value:.4g} at step {anomaly.step}, above the {anomaly.expected:.4g} with which the "
             "training began, and had fallen far below it"
         )
