@@ -1,6 +1,7 @@
 """What must hold in any training is checked in real ones: a breach is named, and none is seen where there is none."""
 
 import itertools
+import json
 import math
 import sys
 
@@ -273,9 +274,24 @@ def test_a_gradient_whose_sign_turns_is_named(tmp_path, family):
             parameter.grad.add_(moment * (parameter.grad.norm() / moment.norm().clamp(min=1e-12)))
             parameter.grad.mul_(-1.0 if other == name and step >= FAULT else 1.0)
 
-    [found, *_] = train(tmp_path, family, "adamw", "everything", turn)
-    assert (found.name, found.quantity) == (name, "gradient")
-    assert "turns away from the optimizer's momentum" in found.summary
+    train(tmp_path, family, "adamw", "everything", turn)
+    lines = [json.loads(line) for line in (tmp_path / "rank0" / "anomalies.jsonl").read_text().splitlines()]
+    assert (FAULT, name, "gradient", False) in [
+        (line["step"], line["name"], line["quantity"], line["alarm"])
+        for line in lines
+        if line["detector"] == "direction"
+    ]
+
+
+@both_families
+@both_configurations
+def test_gradients_that_are_not_divided_are_told_of_together(tmp_path, family, collect):
+    def undivided(model, stepper, step):
+        for parameter in model.parameters():
+            parameter.grad.mul_(4.0 if step >= FAULT else 1.0)
+
+    [found, *_] = train(tmp_path, family, "climbs", collect, undivided)
+    assert (found.name, found.quantity, found.step, found.kind) == ("all", "gradient", FAULT, "shift")
 
 
 @both_families

@@ -15,10 +15,6 @@ from trainsentry.collectors.statistics import VALUE
 LEARNED: Final = 32
 """Samples of a cosine before it is judged: momentum begins as the first gradient, with which it is parallel."""
 
-LASTING: Final = 3
-"""Samples in a row that are an alarm; fewer are suspicions. In healthy training at the edge of stability a gradient
-that had pointed along its momentum for thirty steps turned for one or two."""
-
 MEMORY: Final = 16.0
 """Samples over which location and spread are averaged, some two memories of a momentum of 0.9."""
 
@@ -47,7 +43,8 @@ CLIPPED: Final = 3.0
 class DirectionRule(Rule):
     """Follows the cosine of each gradient with its first moment, where the statistic `alignment` is collected.
 
-    Norms are the same with the sign of a gradient turned, or with the tensor of another layer or step in its place.
+    Norms are the same with the sign of a gradient turned, or with the tensor of another layer or step in its place. A
+    gradient that passes its best value turns too, so a turn is a suspicion, which joins an incident and opens none.
     """
 
     name: ClassVar[str] = "direction"
@@ -59,7 +56,6 @@ class DirectionRule(Rule):
         self._samples = arrays.series.column(np.int64)
         self._usual, self._spread = arrays.series.column(np.float64), arrays.series.column(np.float64)
         self._range = arrays.series.column(np.float64, np.nan, shape=(2,))
-        self._in_a_row = arrays.series.column(np.int64)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the parameters whose gradient turned away from, or towards, the momentum alone."""
@@ -71,12 +67,10 @@ class DirectionRule(Rule):
         ids, cosines = record.ids[rows].astype(np.int64), record.values[rows, VALUE]
         far = self._turned(ids, cosines)
         self._learn(ids[~far], cosines[~far])
-        lasts = self._in_a_row.values[ids] = np.where(far, self._in_a_row.values[ids] + 1, 0)
         return [
             Finding(
                 int(ids[i]), int(rows[i]), SHIFT, self.name, ALIGNMENT, float(cosines[i]),
-                float(self._usual.values[ids[i]]), self._score(ids[i], cosines[i]), bool(lasts[i] >= LASTING),
-                quantity=GRADIENT,
+                float(self._usual.values[ids[i]]), self._score(ids[i], cosines[i]), alarm=False, quantity=GRADIENT,
             )
             for i in np.flatnonzero(far).tolist()
         ]  # fmt: skip

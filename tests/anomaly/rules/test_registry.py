@@ -45,7 +45,9 @@ SERIES = [
     ("input.0", "activation_input"),
     ("loss", "loss"),
 ]
-WITHOUT_A_NUMBER = {"frozen", "missing_state", "mode_change", "dtype_change", "checkpoint", "gradient_writes"}
+WITHOUT_A_NUMBER = {
+    *("frozen", "missing_state", "mode_change", "dtype_change", "checkpoint", "gradient_writes", "batch_rows"),
+}
 """Rules on an absence, a switch or a difference, whose sentences give neither number."""
 
 WITHOUT_A_SERIES = {"loss_scale_collapse"}

@@ -1,0 +1,177 @@
+"""All gradients that grow or shrink by one factor from one step to the next, while the loss stays what it was."""
+
+import math
+from collections import deque
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import SHIFT, Anomaly
+from trainsentry.anomaly.finding import ALL, Finding
+from trainsentry.anomaly.rules.loss_above_start import is_loss
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.collectors.series import GRADIENT, Series
+from trainsentry.collectors.statistics import NORM, VALUE
+
+SCORE: Final = 50.0
+"""Deviations: above every spike of healthy runs, below the rules that compare ranks or sums exactly."""
+
+LEAST_FACTOR: Final = math.log(1.8)
+"""Least change of all gradients, in log units: a sum over two ranks in place of their mean is a factor of two."""
+
+CHANGED: Final = frozenset({"batch_size", "sequence_length", "accumulation_steps", "world_size", "stage", "dataset"})
+"""Logged numbers that may change the scale of gradients by design."""
+
+FEWEST_TENSORS: Final = 6
+"""Gradients among which one factor can be told from a change of some."""
+
+FEW_ELEMENTS: Final = 16
+"""Elements below which the norm of a gradient is noise."""
+
+RECENT: Final = 24
+"""Steps whose common level, spread and loss are remembered, and that must have passed."""
+
+MEMORY: Final = 12.0
+"""Steps over which the usual size of each gradient is averaged."""
+
+WAIT: Final = 7
+"""Steps that a change must last, with the step in which it came: batches swing, and a spike passes."""
+
+DEVIATIONS: Final = 4.0
+"""Least change of the level's mean, in standard deviations of its swings before, which are not independent. Healthy
+runs had 2.3."""
+
+UNIFORM: Final = 1.5
+"""Multiple of the usual spread over the tensors that a change by one factor may have."""
+
+LOSS_MARGIN: Final = 0.25
+"""Share of the recent losses' range by which the loss of the step may lie beyond them."""
+
+
+class GradientScaleRule(Rule):
+    """Follows the common level of all gradients: the median, over tensors, of the log of norm ÷ usual norm.
+
+    A loss that is not divided by the micro-steps, a sum in place of a mean, or a scale that is not taken back
+    multiplies every gradient by one factor in one step, and leaves that step's loss as it was. What training does
+    changes layers differently, over several steps, or shows in the loss first. Found are lasting changes, later.
+    """
+
+    name: ClassVar[str] = "gradient_scale"
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, "loss", *CHANGED})
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT and not s.micro_step)
+        self._is_loss = arrays.series.column(bool, of=is_loss)
+        self._is_declared = arrays.series.column(bool, of=_is_declared)
+        self._usual = arrays.series.column(np.float64, np.nan)
+        self._declared = arrays.series.column(np.float64, np.nan)
+        self._levels: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
+        self._since: list[float] = []
+        self._onset = self._step = -1
+        self._ids: list[Integers] = []
+        self._logs: list[Floats] = []
+        self._loss = math.nan
+        self._excused = False
+        self._first: tuple[int, int] = (-1, 0)
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the change that has lasted; a step may come in several records, and is judged after its last one."""
+        record = observed.record
+        found: list[Finding] = []
+        if record.step != self._step:
+            found = self._end_step()
+            self._step, self._loss, self._excused, self._ids, self._logs = record.step, math.nan, False, [], []
+        self._excused |= record.skipped or self._declares(observed)
+        losses = record.values[self._is_loss.values[record.where], VALUE]
+        self._loss = float(losses[-1]) if len(losses) else self._loss
+        rows = np.flatnonzero(self._is_gradient.values[record.where] & (observed.numel >= FEW_ELEMENTS))
+        norms = record.values[rows, NORM]
+        rows = rows[(norms > 0) & np.isfinite(norms)]
+        if len(rows):
+            self._first = int(record.ids[rows[0]]), int(rows[0])
+            self._ids.append(record.ids[rows].astype(np.int64))
+            self._logs.append(np.log(record.values[rows, NORM]))
+        return found
+
+    def _end_step(self) -> list[Finding]:
+        """Take in the step that has ended: its level, the spread over tensors, and its loss."""
+        if sum(map(len, self._ids)) < FEWEST_TENSORS or self._excused:
+            if self._excused:
+                self._forget()
+            return []
+        ids, logs = np.concatenate(self._ids), np.concatenate(self._logs)
+        off = logs - self._usual.values[ids]
+        known = off[np.isfinite(off)]
+        level = float(np.median(known)) if len(known) >= FEWEST_TENSORS else 0.0
+        spread = float(np.median(np.abs(known - level))) if len(known) else 0.0
+        if self._onset >= 0:
+            return self._wait(ids, logs, level)
+        if self._begins(level, spread):
+            self._onset, self._since = self._step, [level]
+            return []
+        self._learn(ids, logs)
+        self._levels.append((level, spread, self._loss))
+        return []
+
+    def _begins(self, level: float, spread: float) -> bool:
+        """Whether the level leaps in this step, alike over the tensors, and the loss does not."""
+        if len(self._levels) < RECENT or not math.isfinite(self._loss):
+            return False
+        levels, spreads, losses = np.array(self._levels).T
+        low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
+        margin = LOSS_MARGIN * (high - low)
+        uniform = spread <= UNIFORM * max(float(np.median(spreads)), 0.02)
+        leaps = abs(level - float(levels[-4:].mean())) >= LEAST_FACTOR
+        return leaps and uniform and low - margin <= self._loss <= high + margin
+
+    def _wait(self, ids: Integers, logs: Floats, level: float) -> list[Finding]:
+        """Follow a leap for some steps; return it once it has lasted."""
+        self._since.append(level)
+        before = np.array(self._levels)[:, 0]
+        moved = float(np.mean(self._since) - before.mean())
+        back = abs(level - before.mean()) < LEAST_FACTOR / 2
+        if not back and len(self._since) < WAIT:
+            return []
+        onset, lasted, since = self._onset, len(self._since) >= WAIT, self._since
+        self._forget()
+        self._learn(ids, logs)
+        steady = all(abs(x - before.mean()) >= abs(moved) / 2 for x in since)
+        if back or not (lasted and steady) or abs(moved) < max(LEAST_FACTOR * 0.8, DEVIATIONS * before.std()):
+            return []
+        detail = (SHIFT, self.name, "norm", math.exp(moved), 1.0, SCORE)
+        return [Finding(self._first[0], self._first[1], *detail, step=onset, last_clean=onset - 1, passed_on=False,
+                        name=ALL)]  # fmt: skip
+
+    def _learn(self, ids: Integers, logs: Floats) -> None:
+        usual = self._usual.values[ids]
+        self._usual.values[ids] = np.where(np.isnan(usual), logs, usual + (logs - usual) / MEMORY)
+
+    def _forget(self) -> None:
+        """Begin anew: the usual sizes are learned again."""
+        self._levels.clear()
+        self._usual.values[:] = np.nan
+        self._onset, self._since = -1, []
+
+    def _declares(self, observed: Observed) -> bool:
+        """Whether the loop logs another batch size or the like."""
+        record = observed.record
+        rows = np.flatnonzero(self._is_declared.values[record.where])
+        ids, values = record.ids[rows], record.values[rows, VALUE]
+        before = self._declared.values[ids]
+        self._declared.values[ids] = values
+        return bool((np.isfinite(before) & (before != values)).any())
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, _subject: str) -> str:
+        """Return the factor, and what it may come from."""
+        times = f"{anomaly.value:.3g} times larger" if anomaly.value > 1 else f"{1 / anomaly.value:.3g} times smaller"
+        return (
+            f"all gradients are {times} from step {anomaly.step} on, by one factor, while the loss of that step is as "
+            "usual: a division by micro-steps, ranks or a loss scale that is missing or done twice"
+        )
+
+
+def _is_declared(series: Series) -> bool:
+    return series.scalar and series.name in CHANGED
