@@ -26,7 +26,7 @@ CHANGED: Final = frozenset({"batch_size", "sequence_length", "accumulation_steps
 FEWEST_TENSORS: Final = 6
 """Gradients among which one factor can be told from a change of some."""
 
-FEW_ELEMENTS: Final = 16
+FEW_ELEMENTS: Final = 4
 """Elements below which the norm of a gradient is noise."""
 
 RECENT: Final = 24
