@@ -250,6 +250,10 @@ class ModelWatch(Protocol):
         """Seconds that this step waited for collectives; None where they are not watched."""
 
     @property
+    def first_pass_at(self) -> float | None:
+        """When the step's first pass began, by `time.perf_counter`; None where it was not seen."""
+
+    @property
     def micro_steps(self) -> int:
         """Micro-steps seen in this step; 0 where activations were not sampled."""
 

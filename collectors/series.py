@@ -36,6 +36,10 @@ COMMUNICATION_CALL = "communication_call"
 STEP_SECONDS = "step_seconds"
 """The scalar of a step's seconds, with several ranks."""
 
+OUTSIDE_SECONDS = "outside_seconds"
+"""The scalar of the seconds from the end of a step to the model's first pass in the next, with several ranks: loading
+data, logging, evaluating."""
+
 COMMUNICATION_SECONDS = "communication_seconds"
 """The scalar of the seconds of a step that a rank waited for collectives."""
 

@@ -177,6 +177,11 @@ class WatchedModel:
         waited: float | None = self.communication.seconds_waited if self.communication is not None else None
         return waited
 
+    @property
+    def first_pass_at(self) -> float | None:
+        """When the step's first pass began; None where that is unknown."""
+        return None
+
     def take_call_order(self) -> int | None:
         """Return a hash of this step's sequence of collectives, equal on every rank; None when unknown."""
         order: int | None = self.communication.take_order() if self.communication is not None else None

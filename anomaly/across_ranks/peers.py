@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeGuard
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, DUPLICATE_DATA, SPIKE, STRAGGLER, Anomaly, Detector
-from trainsentry.collectors.series import COMMUNICATION_INPUT, GRADIENT_UNREDUCED
+from trainsentry.collectors.series import COMMUNICATION_INPUT, GRADIENT_UNREDUCED, OUTSIDE_SECONDS, STEP_SECONDS
 
 ORDER_SCORE: Final = 100.0
 """Deviations: a rule whose bound holds for any run, as ranks that call other collectives hang or mix up their data."""
@@ -87,6 +87,9 @@ WAITED: Final = 0.05
 LEAST_SECONDS: Final = 0.01
 """Seconds a step by which a straggler's work must be longer: an operating system takes away less now and then."""
 
+OUTSIDE: Final = 0.2
+"""Share of its step that a rank must spend more than the others before its first pass, in which they wait for it."""
+
 WINDOW: Final = 20
 LASTING: Final = 16
 START_UP: Final = 20
@@ -140,7 +143,8 @@ class RankReport:
     """One rank's numbers of one step; None where it reported none.
 
     `order` stands for the collectives that it called; `data` is a fingerprint of its model's inputs; `gradient`
-    the square of the norm of its own gradients, as far as they were read before their reduction.
+    the square of the norm of its own gradients, as far as they were read before their reduction; `outside` the seconds
+    between the end of the step before and its first pass.
     """
 
     loss: float | None = None
@@ -149,6 +153,7 @@ class RankReport:
     waited: float | None = None
     data: float | None = None
     order: float | None = None
+    outside: float | None = None
 
 
 def _known(number: float | None) -> TypeGuard[float]:
@@ -164,7 +169,7 @@ class PeerRule(Detector):
     speaks_for: ClassVar[str | None] = STRAGGLER
     compares_ranks: ClassVar[bool] = True
 
-    _slow: dict[int, deque[bool]] = field(default_factory=dict)
+    _slow: dict[tuple[str, int], deque[bool]] = field(default_factory=dict)
     _odd: Counter[tuple[str, int]] = field(default_factory=Counter)
     _alike: Counter[tuple[str, int]] = field(default_factory=Counter)
     _samples: int = 0
@@ -179,6 +184,7 @@ class PeerRule(Detector):
         return [
             *self._orders.judge(step, {r: t.order for r, t in reports.items() if _known(t.order)}),
             *self._stragglers(step, reports),
+            *self._late(step, reports),
             *self._outlying(step, losses, "loss", "loss"),
             *self._outlying(step, own, "own gradients", GRADIENT_UNREDUCED),
             *self._duplicates(step, {r: t for r, t in reports.items() if r in data_parallel}),
@@ -194,12 +200,28 @@ class PeerRule(Detector):
             usual = others.without(own)
             slower = own > SLOWER * usual and own - usual > LEAST_SECONDS
             slow = len(work) > 1 and slower and waits.without(waited[rank]) > WAITED
-            window = self._slow.setdefault(rank, deque(maxlen=WINDOW))
-            window.append(slow and self._samples > START_UP)
-            lasts = len(window) == WINDOW and sum(window) >= LASTING
-            if self._is_new("slow", rank, lasts):
-                found.append(_anomaly(step, rank, "training", "step_seconds", STRAGGLER, (own, usual)))
+            if self._lasts("slow", rank, slow):
+                found.append(_anomaly(step, rank, "training", STEP_SECONDS, STRAGGLER, (own, usual)))
         return found
+
+    def _late(self, step: int, reports: Mapping[int, RankReport]) -> list[Anomaly]:
+        """Return the ranks that begin their passes later than the others: these wait in the first collective."""
+        known = {r: t for r, t in reports.items() if _known(t.seconds) and _known(t.outside)}
+        others = MedianOfOthers(t.outside or 0.0 for t in known.values())
+        found = []
+        for rank, report in known.items():
+            own = report.outside or 0.0
+            usual = others.without(own)
+            late = len(known) > 1 and own - usual > max(OUTSIDE * (report.seconds or 0.0), LEAST_SECONDS)
+            if self._lasts("late", rank, late):
+                found.append(_anomaly(step, rank, "training", OUTSIDE_SECONDS, STRAGGLER, (own, usual)))
+        return found
+
+    def _lasts(self, what: str, rank: int, holds: bool) -> bool:
+        """Whether something that holds of a rank in this sample has come to last."""
+        window = self._slow.setdefault((what, rank), deque(maxlen=WINDOW))
+        window.append(holds and self._samples > START_UP)
+        return self._is_new(what, rank, len(window) == WINDOW and sum(window) >= LASTING)
 
     def _is_new(self, what: str, rank: int, holds: bool) -> bool:
         """Whether something holds of a rank that did not before."""
@@ -251,6 +273,12 @@ class PeerRule(Detector):
             return (
                 f"rank {anomaly.rank} trains on the same data as rank {anomaly.value:.0f}, up to step {anomaly.step}: "
                 "their inputs are equal to the bit, batch after batch"
+            )
+        if anomaly.statistic == OUTSIDE_SECONDS:
+            return (
+                f"rank {anomaly.rank} is slow: it spends {anomaly.value:.3g} s before its first pass at step "
+                f"{anomaly.step} (loading data, logging, evaluating), the other ranks {anomaly.expected:.3g} s, and "
+                "these wait for it"
             )
         if anomaly.kind == STRAGGLER:
             return (

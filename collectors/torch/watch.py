@@ -222,6 +222,11 @@ class TorchWatch(WatchedModel):
         reducer, sites = self.settings.reducer and has_reducer(self.names.chunks), self.settings.call_sites
         self.communication = CollectiveRows(self.rows, self.guard, self.own_group, sites, reducer=reducer)
 
+    @property
+    def first_pass_at(self) -> float | None:
+        """When the step's first pass began, by `time.perf_counter`; None where it was not seen."""
+        return self._activations.inputs.first_pass_at
+
     def last_inputs(self, steps_back: int) -> list[InputRows]:
         """Return what is known of the rows of the model's inputs so many steps ago, if they are still there."""
         return self._activations.inputs.batches.rows(steps_back)

@@ -1,6 +1,5 @@
 """The training process's part of each step: collect, judge before the update, send records, open the next step."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -9,15 +8,7 @@ from trainsentry.anomaly.pre_update_check import PreUpdateCheck
 from trainsentry.collectors.backend import ModelWatch
 from trainsentry.collectors.guard import Guard, PassThrough
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import (
-    COMMUNICATION_ORDER,
-    COMMUNICATION_SECONDS,
-    FOUND_INF,
-    SKIPPED,
-    STEP_SECONDS,
-    SeriesTable,
-)
-from trainsentry.collectors.settings import COMMUNICATION
+from trainsentry.collectors.series import FOUND_INF, SKIPPED, SeriesTable
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import TrainingStopped
 from trainsentry.monitor.ranks.consensus import Consensus, Proposal
@@ -35,6 +26,7 @@ from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.same_step import SameStep
 from trainsentry.monitor.trainer.saved_state import detection_for
 from trainsentry.monitor.trainer.scalar_log import ScalarLog
+from trainsentry.monitor.trainer.step_times import StepTimes
 from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
 from trainsentry.monitor.trainer.triggers import OverflowLimit, Triggers
 
@@ -103,7 +95,7 @@ class StepLoop:
         self.counters = TrainerCounters(self)
         self.first_steps = FirstSteps(self)
         self._has_closure = False
-        self._began: float | None = None
+        self._times = StepTimes()
         self._shut = False
         self._unfinished = False
         self.ends_at_callback = False
@@ -314,7 +306,7 @@ class StepLoop:
 
     def _close(self) -> None:
         """Close the step's rows, send the records that have arrived, and receive the recorder's messages."""
-        self._note_times()
+        self._times.note(self.watch, self._plan)
         self.watch.end_step()
         if self.guard.interrupted is not None:
             self._drop_open_step()
@@ -336,17 +328,6 @@ class StepLoop:
 
     def _note_gap(self, step: int, reason: str) -> None:
         self.link.send(messages.GAP, gap={"sink": RING, "first_step": step, "last_step": step, "reason": reason})
-
-    def _note_times(self) -> None:
-        """With several ranks, record the order of the collectives, the step's seconds and the seconds of waiting."""
-        began, self._began = self._began, time.perf_counter()
-        order = self.watch.take_call_order()
-        if order is not None and self._plan:
-            self.watch.log(COMMUNICATION_ORDER, float(order), 0)
-        waited = self.watch.seconds_waited
-        if waited is not None and began is not None and COMMUNICATION in self._plan:
-            self.watch.log(STEP_SECONDS, self._began - began, 0)
-            self.watch.log(COMMUNICATION_SECONDS, waited, 0)
 
     def _begin(self, agreed: Proposal | None, commands: Sequence[dict[str, Any]]) -> None:
         """Act on the ranks' agreement and open the next step."""

@@ -98,8 +98,7 @@ class ActivationHooks:
 
     def open_step(self, *, sampling: bool, inputs: bool = False) -> None:
         """Begin a step; read activations in it if `sampling`, and the model's inputs in any case if `inputs`."""
-        self.inputs.reading = inputs
-        self.inputs.batches.open_step()
+        self.inputs.open_step(reading=inputs)
         if self.sampling and (not self._inner_ran or self.flow.passes.bit_count() == 1):
             self._warn_unseen_modules()  # rarely: after sampled steps 1, 2, 4, 8, …
         self.generation += 1

@@ -1,5 +1,6 @@
 """Reads the model's own inputs at every step, so that a loader which is stuck shows between the samples."""
 
+import time
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -17,6 +18,8 @@ PART = "part"
 class ModelInputs:
     """Appends a row for each input of a root module; of a large one, for its first samples. `batches` keeps them.
 
+    `first_pass_at` is when the step's first pass began, by `time.perf_counter`.
+
     `every_step` is whether that happens in all steps, and `reading` whether it does in this one; the whole of a large
     input is read with the other activations.
     """
@@ -26,6 +29,13 @@ class ModelInputs:
         self.every_step = every_step
         self.reading = every_step
         self.batches = LastBatches()
+        self.first_pass_at: float | None = None
+
+    def open_step(self, *, reading: bool) -> None:
+        """Begin a step."""
+        self.reading = reading
+        self.first_pass_at = None
+        self.batches.open_step()
 
     def read(
         self,
@@ -38,6 +48,8 @@ class ModelInputs:
         """Read the inputs of a pass; `only_large` leaves out those that are read whole anyway."""
         if not (self.every_step and self.reading):
             return
+        if self.first_pass_at is None:
+            self.first_pass_at = time.perf_counter()
         for path, tensor in tensors:
             self.batches.keep(f"input.{path}", passes.micro_step, tensor)
             large = tensor.numel() > LARGEST_INPUT

@@ -19,6 +19,7 @@ from trainsentry.collectors.series import (
     COMMUNICATION_QUANTITIES,
     COMMUNICATION_SECONDS,
     GRADIENT_UNREDUCED,
+    OUTSIDE_SECONDS,
     STEP_SECONDS,
     Series,
     SeriesTable,
@@ -31,7 +32,7 @@ from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly
 OWN: Final = -1
 """The source of anomalies that this recorder found itself."""
 
-SCALARS: Final = frozenset({"loss", STEP_SECONDS, COMMUNICATION_SECONDS, COMMUNICATION_ORDER})
+SCALARS: Final = frozenset({"loss", STEP_SECONDS, OUTSIDE_SECONDS, COMMUNICATION_SECONDS, COMMUNICATION_ORDER})
 
 
 def is_compared(series: Series) -> bool:
@@ -206,6 +207,8 @@ def _note_scalar(report: RankReport, name: str, value: float) -> None:
         report.loss = value
     elif name == STEP_SECONDS:
         report.seconds = value
+    elif name == OUTSIDE_SECONDS:
+        report.outside = value
     elif name == COMMUNICATION_ORDER:
         report.order = value
     else:

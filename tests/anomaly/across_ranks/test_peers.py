@@ -60,3 +60,21 @@ def test_chance_matches_of_data_are_forgotten():
         reports = {0: RankReport(data=float(step)), 1: RankReport(data=float(step) if same else -1.0 - step)}
         assert rule.judge(step, reports, both) == []
     assert rule.judge(0, {0: RankReport(data=5.0), 1: RankReport(data=5.0)}, frozenset()) == []
+
+
+@pytest.mark.parametrize(("own", "found"), [(0.05, True), (0.012, False)])
+def test_a_rank_that_begins_its_passes_late_is_the_slow_one(own, found):
+    rule, told = PeerRule(), []
+    for step in range(60):
+        reports = {r: RankReport(seconds=0.07, outside=own if r == 1 and step >= 30 else 0.001) for r in range(2)}
+        told += rule.judge(step, reports, frozenset())
+    assert [(a.step, a.rank, a.kind) for a in told] == ([(45, 1, "straggler")] if found else [])
+    assert all("before its first pass" in PeerRule.sentence(a, "") for a in told)
+
+
+def test_a_rank_that_evaluates_now_and_then_is_not_slow():
+    rule = PeerRule()
+    for step in range(200):
+        late = step % 4 < 2
+        reports = {r: RankReport(seconds=1.0, outside=0.9 if r == 0 and late else 0.001) for r in range(4)}
+        assert rule.judge(step, reports, frozenset()) == []

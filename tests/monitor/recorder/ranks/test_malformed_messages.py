@@ -38,8 +38,8 @@ def definitions(series=(), layouts=(), series_from=0, layouts_from=0):
 
 
 def told(**values):
-    """A told rank: its loss, gradient, seconds, wait, data and order."""
-    names = ("rank", "loss", "gradient", "seconds", "waited", "data", "order")
+    """A told rank: its loss, gradient, seconds, wait, data, order, and seconds outside of the model."""
+    names = ("rank", "loss", "gradient", "seconds", "waited", "data", "order", "outside")
     return [{"rank": 1, **values}.get(name) for name in names]
 
 
