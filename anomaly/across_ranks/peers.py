@@ -87,7 +87,7 @@ WAITED: Final = 0.05
 LEAST_SECONDS: Final = 0.01
 """Seconds a step by which a straggler's work must be longer: an operating system takes away less now and then."""
 
-OUTSIDE: Final = 0.2
+OUTSIDE: Final = 0.1
 """Share of its step that a rank must spend more than the others before its first pass, in which they wait for it."""
 
 WINDOW: Final = 20
