@@ -123,7 +123,7 @@ class LevelWriter:
 
     def _begun(self, name: str) -> LeveledTable | None:
         """Return a table with the buckets that an earlier start left open; None if that is too much to read."""
-        columns = ("value",) if name == SCALARS else (*self.statistics, *[VALUE_NAMES[name]] * (name in VALUE_NAMES))
+        columns = ("value",) if name == SCALARS else (*self.statistics, *filter(None, [VALUE_NAMES.get(name)]))
         table = LeveledTable(name, columns, self._append)
         files = [file for file in self._earlier if file.table == name]
         if files:

@@ -16,7 +16,7 @@ from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.recorder.sinks.known_gaps import RING
 from trainsentry.monitor.schedule import Schedule
-from trainsentry.monitor.step_end import StepEnd, checked_micro_steps
+from trainsentry.monitor.step_end import StepEnd, StepTimes, checked_micro_steps
 from trainsentry.monitor.trainer.checkpoint_check import CheckpointCheck
 from trainsentry.monitor.trainer.counters import TrainerCounters
 from trainsentry.monitor.trainer.first_steps import FirstSteps
@@ -26,7 +26,6 @@ from trainsentry.monitor.trainer.overhead import Overhead
 from trainsentry.monitor.trainer.same_step import SameStep
 from trainsentry.monitor.trainer.saved_state import detection_for
 from trainsentry.monitor.trainer.scalar_log import ScalarLog
-from trainsentry.monitor.trainer.step_times import StepTimes
 from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
 from trainsentry.monitor.trainer.triggers import OverflowLimit, Triggers
 

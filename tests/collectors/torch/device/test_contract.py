@@ -12,7 +12,7 @@ from trainsentry.collectors.torch.device.npu_faults import SILENT_CHECK
 from trainsentry.collectors.torch.device.registry import device_of
 
 ROOT = Path(__file__).parents[4]
-KERNELS = ROOT / "collectors" / "torch" / "rows" / "triton_kernels.py"
+KERNELS = ROOT / "collectors" / "torch" / "rows" / "kernels" / "triton_kernels.py"
 CALLS = [call for inf_nan in (True, False) for call in every_call(inf_nan=inf_nan)]
 
 
