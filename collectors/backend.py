@@ -4,6 +4,7 @@ Models, optimizers and tensors are the framework's own objects, so their type he
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -184,11 +185,23 @@ class TensorCapture(Protocol):
         """Remove every hook."""
 
 
+class StepAgreement(Enum):
+    """How the results of a repeated forward pass compare with the step's own."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    NOT_REPEATABLE = "not repeatable"
+    NOT_MADE = "not made"
+
+
 class Replay(Protocol):
     """Runs the last forward pass again."""
 
     def run(self, modules: Collection[str], writers: Collection[EntryWriter]) -> str:
-        """Write the modules' outputs of each run; return the conclusion."""
+        """Write the modules' outputs of each run; return "done" or why not."""
+
+    def compare_with_step(self) -> tuple[StepAgreement, str]:
+        """Compare what the last `run` gave with what the step computed: how, and what differs or why not compared."""
 
 
 class ModelWatch(Protocol):

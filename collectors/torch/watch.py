@@ -325,6 +325,7 @@ class TorchWatch(WatchedModel):
         """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
+        self._note_update()
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
         self._state.updated(self._plan, optimizer, self._micro_step_of(optimizer))
@@ -332,6 +333,7 @@ class TorchWatch(WatchedModel):
 
     def after_part(self, optimizer: Optimizer) -> None:
         """Read how an update of some of an optimizer's parameters changed them."""
+        self._note_update()
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
 
@@ -376,6 +378,10 @@ class TorchWatch(WatchedModel):
             self.log("loss_scale", scale, 0)
 
     # ------------------------------------------------------------------ pieces
+
+    def _note_update(self) -> None:
+        if self._replay is not None:
+            self._replay.note_update()
 
     @property
     def _passes(self) -> ForwardPasses:

@@ -214,8 +214,8 @@ class Dump(Block):
     )
     replay: bool = Field(
         default=False,
-        description="Run the last forward pass twice more and dump both: equal results blame data or numerics, "
-        "different ones the device.",
+        description="Run the last forward pass twice more, dump both, and compare them with the step's own outputs, "
+        "which are kept until the update: equal results blame data or numerics, different ones the device.",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.dumps.dump_comparison import EQUAL, compare_dumps
 from trainsentry.anomaly.incident import Incident
-from trainsentry.collectors.backend import Replay, TensorCapture, TensorFiles
+from trainsentry.collectors.backend import Replay, StepAgreement, TensorCapture, TensorFiles
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,
@@ -177,7 +177,7 @@ class TargetedDump:
             self.done(incident.id, f"replay: {self._run_again(self.replay, step)}")
 
     def _run_again(self, replay: Replay, step: int) -> str:
-        """Run the last forward pass twice; return a sentence on whether the results are equal, and where they are."""
+        """Run the last forward pass twice; return a sentence on whether these and the step's own results are equal."""
         folders = [self.directory / f"step{step}" / f"rank{self.rank}" / f"replay{i}" for i in range(2)]
         writers = [StepDump(folder, self._head(folder, step)) for folder in folders]
         try:
@@ -187,11 +187,16 @@ class TargetedDump:
         if outcome != "done" or not all(writer.names for writer in writers):
             for writer in writers:
                 writer.discard()
-            return outcome if outcome != "done" else "not done: the forward pass uses none of the suspects"
+            if outcome != "done":
+                return outcome
+            return (
+                f"no dump, as the forward pass uses none of the suspects; {_of_the_step(*replay.compare_with_step())}"
+            )
         for writer in writers:
             writer.close()
         self.total_bytes += sum(f.stat().st_size for folder in folders for f in folder.rglob("*") if f.is_file())
-        return verdict_on_replays(*(read_dumps(folder)[0] for folder in folders))
+        first, second = (read_dumps(folder)[0] for folder in folders)
+        return verdict_on_replays(first, second, replay.compare_with_step)
 
     def _open(self, step: int) -> StepDump:
         assert self._incident is not None
@@ -271,18 +276,38 @@ class TargetedDump:
         self.done(self._incident.id, f"dump: {where} ({counted(self._tensors, 'tensor')})")
 
 
-def verdict_on_replays(a: RankDump, b: RankDump) -> str:
-    """Return the conclusion from two runs of one forward pass: equal results rule out the device."""
+def verdict_on_replays(a: RankDump, b: RankDump, compare_with_step: Callable[[], tuple[StepAgreement, str]]) -> str:
+    """Return the conclusion from two runs of one forward pass, and from comparing them with the step if they are equal.
+
+    Equal results rule out a device's lasting fault, and a passing one if the step's own are equal too.
+    """
     for row in compare_dumps(a, b, {}):
         if row.status != EQUAL:
             return (
                 f"two runs of the same forward pass first differ at {row.call} ({row.place}): the device is faulty, "
                 f"or an operation is not deterministic; {a.directory} and {b.directory}"
             )
-    return (
-        f"two runs of the same forward pass are bitwise equal: the cause is data or numerics, not the device; "
-        f"{a.directory}"
-    )
+    compared, detail = compare_with_step()
+    if compared is StepAgreement.EQUAL:
+        return (
+            "two runs of the same forward pass and the step's own outputs are bitwise equal: the cause is data or "
+            f"numerics, not the device; {a.directory}"
+        )
+    return f"two runs of the same forward pass are bitwise equal; {_of_the_step(compared, detail)}; {a.directory}"
+
+
+def _of_the_step(compared: StepAgreement, detail: str) -> str:
+    """Return in words how a repeated forward pass compares with what the step itself computed."""
+    if compared is StepAgreement.DIFFERENT:
+        return (
+            f"the step computed something else than its inputs and weights give: {detail}. The device had a passing "
+            "fault, or memory was overwritten since, unless the pass depends on what torch does not see"
+        )
+    if compared is StepAgreement.NOT_MADE:
+        return f"they were not compared with what the step computed: {detail}. A passing fault is not ruled out"
+    if compared is StepAgreement.NOT_REPEATABLE:
+        return "two more runs give different outputs: the device is faulty, or an operation is not deterministic"
+    return "a re-run gives the outputs of the step to the bit: the cause is data or numerics, not the device"
 
 
 def _kind(name: str) -> str:

@@ -43,5 +43,23 @@ class Cuda(Device):
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.enabled = False
 
+    def kernel_settings(self) -> tuple[Any, ...]:
+        """Return the choices of cuDNN's and cuBLAS's kernels; None for one that this torch does not tell."""
+        cudnn, core = torch.backends.cudnn, torch._C  # cuBLAS's have two interfaces, of which each may refuse
+        found: list[Any] = [cudnn.enabled, cudnn.benchmark, cudnn.deterministic]
+        for name, args in (
+            ("_get_cublas_allow_tf32", ()),
+            ("_get_cudnn_allow_tf32", ()),
+            ("_get_fp32_precision_getter", ("cuda", "matmul")),
+            ("_get_fp32_precision_getter", ("cuda", "conv")),
+            ("_get_cublas_allow_fp16_reduced_precision_reduction", ()),
+            ("_get_cublas_allow_bf16_reduced_precision_reduction", ()),
+        ):
+            try:
+                found.append(getattr(core, name)(*args))
+            except (AttributeError, RuntimeError):
+                found.append(None)
+        return tuple(found)
+
 
 CUDA: Final = Cuda("cuda")

@@ -292,6 +292,10 @@ class Device:
     def make_deterministic(self) -> None:
         """Set what this device needs beside `torch.use_deterministic_algorithms`."""
 
+    def kernel_settings(self) -> tuple[Any, ...]:
+        """Return the settings of torch that choose among this device's kernels; equal ones, equal kernels."""
+        return ()
+
     # ------------------------------------------------------------------ memory
 
     def memory(self, device: torch.device) -> MemoryUse:
