@@ -17,6 +17,7 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
+from trainsentry.collectors.shared.batch_rows import InputRows
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.host_rows import PendingRows
 from trainsentry.collectors.shared.model_graph import DataFlow
@@ -40,11 +41,13 @@ class WatchedModel:
 
     `names` has the `modules`, `parameters` and `chunks` of the watched model. `communication` is None where no
     collectives are watched. `_updates` reads how updates changed the weights; `moved` counts updated parameters.
+    `_inputs` reads the model's inputs and keeps those of the last steps; None where nothing does.
     `in_window`: the step is one that is recorded, so that what is read at every step is read in it.
     """
 
     communication: Any = None
     _updates: Any = None
+    _inputs: Any = None
     in_window: bool = True
 
     def __init__(self, guard: Guard, settings: CollectSettings, names: Any, rows: Any) -> None:
@@ -179,8 +182,14 @@ class WatchedModel:
 
     @property
     def first_pass_at(self) -> float | None:
-        """When the step's first pass began; None where that is unknown."""
-        return None
+        """When the step's first pass began, by `time.perf_counter`; None where it was not seen."""
+        at: float | None = self._inputs.first_pass_at if self._inputs is not None else None
+        return at
+
+    def last_inputs(self, steps_back: int) -> list[InputRows]:
+        """Return what is known of the rows of the model's inputs so many steps ago; empty where nothing is."""
+        found: list[InputRows] = self._inputs.batches.rows(steps_back) if self._inputs is not None else []
+        return found
 
     def take_call_order(self) -> int | None:
         """Return a hash of this step's sequence of collectives, equal on every rank; None when unknown."""

@@ -42,7 +42,6 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
-from trainsentry.collectors.shared.batch_rows import InputRows
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import describe
 from trainsentry.collectors.targets import checked_targets
@@ -180,10 +179,6 @@ class MindSporeWatch(WatchedModel):
 
     def replay(self) -> None:
         """Do nothing: MindSpore's forward passes are not replayed."""
-
-    def last_inputs(self, steps_back: int) -> list[InputRows]:
-        """Return nothing: this watch keeps no inputs."""
-        return []
 
     def graph(self) -> dict[str, Any]:
         """Return the content of `graph.json`."""

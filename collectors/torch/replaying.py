@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.backend import StepAgreement
 from trainsentry.collectors.calls.dump_entries import EntryWriter
+from trainsentry.collectors.capture import StepAgreement
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import available_devices, known_devices

@@ -20,7 +20,6 @@ from trainsentry.collectors.settings import (
     CollectSettings,
     Plan,
 )
-from trainsentry.collectors.shared.batch_rows import InputRows
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import describe
 from trainsentry.collectors.targets import checked_targets
@@ -98,7 +97,8 @@ class TorchWatch(WatchedModel):
         )
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
-        self.capture.batches = self._activations.inputs.batches
+        self._inputs = self._activations.inputs
+        self.capture.batches = self._inputs.batches
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._state = ModelState(self.rows, guard, settings, self._optimized)
         self._additions = AddedModules(guard)
@@ -223,15 +223,6 @@ class TorchWatch(WatchedModel):
         self.communication = CollectiveRows(self.rows, self.guard, self.own_group, sites, reducer=reducer)
 
     @property
-    def first_pass_at(self) -> float | None:
-        """When the step's first pass began, by `time.perf_counter`; None where it was not seen."""
-        return self._activations.inputs.first_pass_at
-
-    def last_inputs(self, steps_back: int) -> list[InputRows]:
-        """Return what is known of the rows of the model's inputs so many steps ago, if they are still there."""
-        return self._activations.inputs.batches.rows(steps_back)
-
-    @property
     def _device(self) -> torch.device:
         return self.names.parameters[0].parameter.device
 
@@ -271,7 +262,7 @@ class TorchWatch(WatchedModel):
         self._first_passes.end()
         self._gradients.detach()
         self._activations.close()
-        self._activations.inputs.batches.clear()
+        self._inputs.batches.clear()
         for check in self._late_wrap_checks:
             check.close()
         if self.communication is not None:

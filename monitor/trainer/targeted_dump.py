@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.dumps.dump_comparison import EQUAL, compare_dumps
 from trainsentry.anomaly.incident import Incident
-from trainsentry.collectors.backend import Replay, StepAgreement, TensorCapture, TensorFiles
+from trainsentry.collectors.capture import Replay, StepAgreement, TensorCapture, TensorFiles
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,
