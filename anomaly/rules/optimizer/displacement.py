@@ -72,12 +72,19 @@ class DisplacementRule(Rule):
             self._step, self._has_gradients, self._skipped = record.step, False, False
         self._options.note(observed)
         self._skipped |= self._options.skips(observed)
-        gradients = np.flatnonzero(self._gradient_of.values[record.where] >= 0)
-        if len(gradients):
-            self._has_gradients = True
-            self._gradient.set(self._gradient_of.values[record.ids[gradients]], _sizes(observed, gradients))
+        if self._options.linear_groups():
+            self._note_gradients(observed)
+        if not any(self._options.groups()):
+            return []
         rows = np.flatnonzero(self._weight_of.values[record.where] >= 0)
         return self._compare(observed, rows) if len(rows) else []
+
+    def _note_gradients(self, observed: Observed) -> None:
+        """Take in the sizes of a record's gradients, which bound the updates of SGD."""
+        rows = np.flatnonzero(self._gradient_of.values[observed.record.where] >= 0)
+        if len(rows):
+            self._has_gradients = True
+            self._gradient.set(self._gradient_of.values[observed.record.ids[rows]], _sizes(observed, rows))
 
     def _compare(self, observed: Observed, rows: Integers) -> list[Finding]:
         """Compare weights with their last sample, and begin to add up their updates anew."""
@@ -124,7 +131,7 @@ class DisplacementRule(Rule):
             largest = max(1.0, (1 - group["betas.0"]) / spread) if spread else math.nan
             of_adam: _Sizes = rate * (largest + decay)
             return of_adam
-        if "momentum" not in group or "alpha" in group or not self._has_gradients:
+        if group not in self._options.linear_groups() or not self._has_gradients:
             return np.full_like(weight, np.nan)
         momentum: Floats = self._momentum.values
         momentum[:] = group["momentum"] * np.nan_to_num(momentum) + np.nan_to_num(self._gradient.values) + decay
@@ -146,7 +153,7 @@ class DisplacementRule(Rule):
 
 def _sizes(observed: Observed, rows: Integers) -> _Sizes:
     """Return the root mean square and the largest magnitude of some rows, shape (2, n)."""
-    values = observed.record.values[rows]
-    root = values[:, NORM] / np.sqrt(np.maximum(observed.numel[rows], 1.0))
-    sizes: _Sizes = np.stack((root, np.abs(values[:, [MIN, MAX]]).max(axis=1)))
+    columns = observed.record.columns
+    root = columns[NORM, rows] / np.sqrt(np.maximum(observed.numel[rows], 1.0))
+    sizes: _Sizes = np.stack((root, np.maximum(np.abs(columns[MIN, rows]), np.abs(columns[MAX, rows]))))
     return sizes

@@ -68,6 +68,8 @@ class LinearUpdateRule(Rule):
             self._means.clear()
         self._options.note(observed)
         self._skipped |= self._options.skips(observed)
+        if not self._options.linear_groups():
+            return []
         parts = self._part.values[record.where]
         for part in range(len(_PARTS)):
             rows = np.flatnonzero(parts == part)
@@ -112,9 +114,7 @@ class LinearUpdateRule(Rule):
         """Return the mean of each update by the options of each group of SGD, shape (groups, n)."""
         gradient, weight, buffer = self._means.get(owners)
         found = []
-        for group in self._options.groups():
-            if "momentum" not in group or "alpha" in group or "betas.0" in group:
-                continue
+        for group in self._options.linear_groups():
             pulled = (-1.0 if group.get("maximize") else 1.0) * gradient + group.get("weight_decay", 0.0) * weight
             momentum = group["momentum"]
             # The buffer begins as the first gradient, whole.

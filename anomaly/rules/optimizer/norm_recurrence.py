@@ -52,6 +52,7 @@ class NormRecurrenceRule(Rule):
         self._owners = ParameterNumbers()
         self._line = arrays.series.column(np.int8, -1, of=_line_of)
         self._owner = arrays.series.column(np.int64, -1, of=lambda s: self._owners.of(s) if _line_of(s) >= 0 else -1)
+        self._has_cosines = arrays.series.column(bool, of=lambda s: s.quantity == MOMENT_DIRECTION)
         self._options = RecordedOptions(arrays)
         # By parameter: the norms of gradient and moment and their cosine in this step, and the norm expected next.
         self._read, self._expected = ByParameter(len(_MEASURED)), ByParameter(1)
@@ -67,6 +68,8 @@ class NormRecurrenceRule(Rule):
             self._advance(record.step)
         self._options.note(observed)
         self._skipped |= self._options.skips(observed)
+        if not self._has_cosines.values.any():
+            return []
         lines = self._line.values[record.where]
         for line, column in enumerate(_MEASURED):
             rows = np.flatnonzero(lines == line)

@@ -12,6 +12,9 @@ from trainsentry.collectors.series import FOUND_INF, Series, option_parts
 from trainsentry.collectors.statistics import VALUE
 
 RATE: Final = "lr"
+_LINEAR: Final = "momentum"
+_NOT_LINEAR: Final = frozenset({"alpha", "betas.0"})
+"""Options that show RMSprop, and Adam's kind."""
 
 
 class RecordedOptions:
@@ -38,6 +41,10 @@ class RecordedOptions:
     def groups(self) -> Iterator[dict[str, float]]:
         """Yield the options of each group that has a learning rate."""
         return (group for group in self._groups.values() if RATE in group)
+
+    def linear_groups(self) -> list[dict[str, float]]:
+        """Return the options of the groups of SGD, whose updates are linear in gradients and momentum."""
+        return [group for group in self.groups() if _LINEAR in group and not _NOT_LINEAR & group.keys()]
 
     def one(self, key: str) -> float:
         """Return the value of an option, NaN where groups differ in it or none has it."""

@@ -10,6 +10,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.baselines.known_changes import DECLARED
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.incidents.incident_log import IncidentLog
@@ -72,7 +73,7 @@ def test_a_rule_has_a_row_in_the_documentation(rule):
 
 @every_rule
 def test_a_rule_says_what_it_reads(rule):
-    assert rule.quantities <= TENSOR_QUANTITIES | SCALARS | {EVERY_TENSOR, OPTIMIZER_STATE}
+    assert rule.quantities <= TENSOR_QUANTITIES | SCALARS | DECLARED | {EVERY_TENSOR, OPTIMIZER_STATE}
     assert rule.statistics <= set(STATISTICS)
 
 
