@@ -16,7 +16,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.statistics import INFS, NANS
+from trainsentry.collectors.statistics import INFS, NANS, VALUE
 
 WARM_UP: Final = 16
 """Records before the first alarm: the detector must first see the range of healthy scores."""
@@ -100,6 +100,7 @@ class OutlierDetector:
         self.scoring = Scoring(arrays)
         self._allowed = allowed or Allowed()
         self._known = KnownChanges(arrays)
+        self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._surprises: dict[str, Surprises] = {}
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
         self._records = 0
@@ -116,10 +117,11 @@ class OutlierDetector:
 
     def judge(self, observed: Observed, rejected: Mask) -> Outliers:
         """Return the outliers of a record; `rejected` masks the rows that a rule finds wrong by themselves."""
-        record, judged = observed.record, observed.judged
+        record, scalar = observed.record, observed.facts.scalar[observed.record.where]
+        judged = observed.judged & ~self._changed_sign(record, scalar)
+        observed = replace(observed, judged=judged)
         if self._known.note(record):
             self.scoring.expect_change()
-        scalar = observed.facts.scalar[record.where]
         divisor = self._known.divisors(record)
         scored = self.scoring.score(
             record.ids, finite_columns(record), observed.numel, scalar, divisor, judged & ~rejected
@@ -141,6 +143,18 @@ class OutlierDetector:
             groups=make.of_groups(self.scoring.groups.names, self._first_rows(record)) if verdict.suspicious else [],
             rows=[make.of_row(row, int(in_a_row[row]), alarm=verdict.alarm) for row in np.flatnonzero(listed).tolist()],
         )
+
+    def _changed_sign(self, record: StepRecord, scalar: Mask) -> Mask:
+        """Return which rows are of scalars that have been negative and positive, shape (n,): size means nothing there.
+
+        The losses of policy gradients, and logarithms of densities, cross zero.
+        """
+        ids, values = record.ids[scalar], record.values[scalar, VALUE]
+        self._lowest.values[ids] = np.fmin(self._lowest.values[ids], values)
+        self._highest.values[ids] = np.fmax(self._highest.values[ids], values)
+        changed: Mask = np.zeros(len(record), bool)
+        changed[scalar] = (self._lowest.values[ids] < 0) & (self._highest.values[ids] > 0)
+        return changed
 
     def learn(self, outliers: Outliers, rejected: Mask) -> None:
         """Learn a record after it was judged: its healthy rows at once, its scores some records later."""

@@ -21,7 +21,7 @@ def severity_of(ranked: Sequence[Ranked], worst: Anomaly, alarms: int, known: In
 
     In training whose gradients are not clipped, the loss or all gradients spike now and then, and nothing is wrong
     (Chowdhery et al., "PaLM", 2022, section 5.1). Such an incident is a note until it lasts, or until something else
-    than a spike joins it. What was more than a note stays so.
+    than a spike joins it as an alarm. What was more than a note stays so.
     """
     if worst.kind in CERTAIN:
         return CRITICAL
@@ -29,5 +29,6 @@ def severity_of(ranked: Sequence[Ranked], worst: Anomaly, alarms: int, known: In
         return known.severity
     first = ranked[0].anomaly
     whole = first.detector == ALL_AT_ONCE or (first.name == first.quantity and first.name in SPIKING)
-    passes = all(r.anomaly.kind == SPIKE and r.anomaly.quantity != PARAMETER for r in ranked)
+    alarming = [r.anomaly for r in ranked if r.anomaly.alarm]
+    passes = all(a.kind == SPIKE and a.quantity != PARAMETER for a in alarming)
     return NOTE if whole and passes and alarms <= PASSING_STEPS else WARNING
