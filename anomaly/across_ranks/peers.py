@@ -213,7 +213,9 @@ class PeerRule(Detector):
             own = report.outside or 0.0
             usual = others.without(own)
             late = len(known) > 1 and own - usual > max(OUTSIDE * (report.seconds or 0.0), LEAST_SECONDS)
-            if self._lasts("late", rank, late):
+            key = ("late", rank)
+            self._alike[key] += not late  # the stages of a pipeline begin one after the other from the start
+            if self._lasts("late", rank, late and self._alike[key] >= PEER_ALIKE):
                 found.append(_anomaly(step, rank, "training", OUTSIDE_SECONDS, STRAGGLER, (own, usual)))
         return found
 

@@ -53,10 +53,18 @@ class BatchRowsRule(Detector):
     compares_ranks: ClassVar[bool] = True  # no table has the rows
 
     @staticmethod
-    def judge(step: int, rank: int, inputs: Sequence[InputRows]) -> list[Anomaly]:
-        """Return an anomaly for each input with rows that do not belong there; `step` is that of the batch."""
+    def judge(step: int, rank: int, inputs: Sequence[InputRows], others: Sequence[InputRows] = ()) -> list[Anomaly]:
+        """Return an anomaly for each input with rows that do not belong there; `step` is that of the batch.
+
+        `others` are the same inputs in other steps: what is odd in the same way there is so by design.
+        """
+        designs = {(other.name, odd.kind) for other in others if (odd := odd_rows(other)) is not None}
         found = ((given, odd_rows(given)) for given in inputs)
-        return [_anomaly(step, rank, given, odd) for given, odd in found if odd is not None]
+        return [
+            _anomaly(step, rank, given, odd)
+            for given, odd in found
+            if odd is not None and (given.name, odd.kind) not in designs
+        ]
 
     @staticmethod
     def sentence(anomaly: Anomaly, _subject: str) -> str:
@@ -72,7 +80,8 @@ def odd_rows(given: InputRows) -> OddRows | None:
         return OddRows(NONFINITE, f"{_named(bad, n)} hold NaN or Inf", bad, float(rows[bad[0], NOT_FINITE]), 0.0)
     if n < FEWEST_ROWS:
         return None
-    if given.elements >= FEWEST_ELEMENTS:
+    is_mask = bool((rows[:, LOW] >= 0).all() and (rows[:, HIGH] <= 1).all() and not given.floating)
+    if given.elements >= FEWEST_ELEMENTS and not is_mask:
         constant = np.flatnonzero(rows[:, LOW] == rows[:, HIGH])
         if 0 < len(constant) <= n / 2:
             words = f"every element of {_named(constant, n)} is the same"

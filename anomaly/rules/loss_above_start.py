@@ -65,7 +65,7 @@ class LossLevels:
         if len(self.recent) < RECENT or loss <= start:
             return False
         low, high = min(self.recent), max(self.recent)
-        return high < FALLEN * start and loss > high + RANGES * (high - low)
+        return low > 0 and high < FALLEN * start and loss > high + RANGES * (high - low)
 
 
 def is_loss(series: Series) -> bool:

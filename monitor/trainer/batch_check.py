@@ -45,7 +45,8 @@ class BatchCheck:
 
     def _look(self, incident: Incident) -> None:
         steps_back = self._step() - incident.step
-        found = BatchRowsRule.judge(incident.step, self._rank, self._rows(steps_back))
+        others = [*self._rows(steps_back + 1), *self._rows(steps_back + 2), *self._rows(steps_back - 1)]
+        found = BatchRowsRule.judge(incident.step, self._rank, self._rows(steps_back), others)
         if found:
             self._link.send(messages.MISMATCHES, anomalies=[anomaly.to_json() for anomaly in found])
             if self.dump is not None:

@@ -32,6 +32,9 @@ LEAST_SHARE: Final = 0.05
 _SIZES: Final = ("norm", "max")
 """What is followed of a weight and of its gradient, per element: the root mean square, and the largest magnitude."""
 
+_TRUSTS: Final = frozenset({"trust_clip", "clamp_value", "max_grad_norm", "grad_averaging"})
+"""Options of LAMB, whose updates grow with the weight."""
+
 _Sizes = Floats
 """Shape (2, n)."""
 
@@ -59,39 +62,44 @@ class DisplacementRule(Rule):
         self._options = RecordedOptions(arrays)
         self._gradient, self._momentum = ByParameter(2), ByParameter(2)
         self._weight, self._bound = ByParameter(2), ByParameter(2)
-        self._held, self._needed = ByParameter(1), ByParameter(1)
+        self._held, self._needed, self._trains = ByParameter(1), ByParameter(1), ByParameter(1)
         self._read_at = -1
         self._step = -1
-        self._has_gradients = self._skipped = False
+        self._has_gradients = self._skipped = self._again = False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the weight that moved too far; a step may come in several records."""
         record = observed.record
         if record.step != self._step:
             self._add_updates(record.step)
-            self._step, self._has_gradients, self._skipped = record.step, False, False
+            self._step, self._has_gradients, self._skipped, self._again = record.step, False, False, False
         self._options.note(observed)
         self._skipped |= self._options.skips(observed)
-        if self._options.linear_groups():
-            self._note_gradients(observed)
+        self._again |= self._options.updates_again(observed)
+        self._note_gradients(observed)
         if not any(self._options.groups()):
             return []
         rows = np.flatnonzero(self._weight_of.values[record.where] >= 0)
         return self._compare(observed, rows) if len(rows) else []
 
     def _note_gradients(self, observed: Observed) -> None:
-        """Take in the sizes of a record's gradients, which bound the updates of SGD."""
+        """Note which weights have gradients, and the sizes of these, which bound the updates of SGD."""
         rows = np.flatnonzero(self._gradient_of.values[observed.record.where] >= 0)
-        if len(rows):
-            self._has_gradients = True
-            self._gradient.set(self._gradient_of.values[observed.record.ids[rows]], _sizes(observed, rows))
+        if not len(rows):
+            return
+        self._has_gradients = True
+        owners = self._gradient_of.values[observed.record.ids[rows]]
+        self._trains.set(owners, np.ones((1, len(owners))))
+        if self._options.linear_groups():
+            self._gradient.set(owners, _sizes(observed, rows))
 
     def _compare(self, observed: Observed, rows: Integers) -> list[Finding]:
         """Compare weights with their last sample, and begin to add up their updates anew."""
         owners = self._weight_of.values[observed.record.ids[rows]]
         now, before, bound = _sizes(observed, rows), self._weight.get(owners), self._bound.get(owners)
         moved = np.abs(now - before)
-        known = np.isfinite(moved) & np.isfinite(bound)
+        trains = self._trains.get(owners) == 1  # copies of other weights move by no gradient of theirs
+        known = np.isfinite(moved) & np.isfinite(bound) & trains
         beyond = known & (moved > np.maximum(SLACK * bound, LEAST_SHARE * before))
         broken, whole = beyond.any(axis=0), known.all(axis=0)
         held, needed = np.nan_to_num(self._held.get(owners)[0]), np.fmax(self._needed.get(owners)[0], HELD_FOR)
@@ -114,18 +122,30 @@ class DisplacementRule(Rule):
 
     def _add_updates(self, step: int) -> None:
         """Add the bound of the updates from the step before to all weights; of steps without a record none is known."""
-        if self._step < 0 or self._skipped:
+        if self._step < 0 or (self._skipped and not self._options.several):
             return
         for by_parameter in (self._gradient, self._momentum, self._weight, self._bound):
             by_parameter.grow(len(self._owners))
+        self._add_to_momentum()
         bounds = [self._bound_of(group) for group in self._options.groups()]
         most = np.maximum.reduce(bounds) if bounds else np.array(np.nan)
-        self._bound.values += most if step == self._step + 1 else np.nan
+        known = step == self._step + 1 and not (self._skipped or self._again)
+        self._bound.values += most if known else np.nan
+
+    def _add_to_momentum(self) -> None:
+        """Add the step's gradients to the bound of the momentum, which is that of the group with the largest."""
+        groups = self._options.linear_groups()
+        if groups and self._has_gradients:
+            decay = max(group.get("weight_decay", 0.0) for group in groups) * np.nan_to_num(self._weight.values)
+            kept = max(group["momentum"] for group in groups) * np.nan_to_num(self._momentum.values)
+            self._momentum.values[:] = kept + np.nan_to_num(self._gradient.values) + decay
 
     def _bound_of(self, group: dict[str, float]) -> _Sizes:
         """Return the bound of one update by a group of parameters, for all parameters; NaN where there is none."""
         rate, weight = group["lr"], np.nan_to_num(self._weight.values)
         decay = group.get("weight_decay", 0.0) * weight
+        if _TRUSTS & group.keys():
+            return np.full_like(weight, np.nan)
         if "betas.0" in group:
             spread = math.sqrt(max(1 - group.get("betas.1", 1.0), 0.0))
             largest = max(1.0, (1 - group["betas.0"]) / spread) if spread else math.nan
@@ -133,9 +153,7 @@ class DisplacementRule(Rule):
             return of_adam
         if group not in self._options.linear_groups() or not self._has_gradients:
             return np.full_like(weight, np.nan)
-        momentum: Floats = self._momentum.values
-        momentum[:] = group["momentum"] * np.nan_to_num(momentum) + np.nan_to_num(self._gradient.values) + decay
-        found: _Sizes = rate * momentum * (1 + group.get("nesterov", 0.0) * group["momentum"])
+        found: _Sizes = rate * self._momentum.values * (1 + group.get("nesterov", 0.0) * group["momentum"])
         return found
 
     def _owner(self, series: Series, quantity: str) -> int:

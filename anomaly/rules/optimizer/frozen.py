@@ -58,6 +58,10 @@ NEVER_MOVED_AFTER: Final = 10
 which it looks for those that had neither gradient nor update: gradients are sampled more often."""
 
 
+LONGER: Final = 10
+"""Factor on that number of steps where no activation shows which modules were called: experts wait for tokens."""
+
+
 class CalledModules:
     """Remembers which modules a step has called, by their activations."""
 
@@ -77,6 +81,15 @@ class CalledModules:
             return self._number[series.module]
 
         self._module_of = arrays.series.column(np.int64, of=number)
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether any module's call was sampled."""
+        return bool(self._number)
+
+    def ever(self, series: Series) -> bool:
+        """Whether the module that owns a series was called, as far as calls were sampled."""
+        return not self._number or series.module in self._number
 
     def begin_step(self) -> None:
         """Begin the next step."""
@@ -224,8 +237,8 @@ class FrozenRule(Rule):
     def _without_gradient(self, table: SeriesTable) -> list[Finding]:
         """Return, once, the parameters that have had neither a gradient nor an update."""
         self._graded_steps += self._graded and not self._excused
-        due = self._graded and not self._excused and self._graded_steps == NEVER_MOVED_AFTER
-        if not due or not self._is_update.values.any():
+        after = NEVER_MOVED_AFTER if self._called.knows_any else LONGER * NEVER_MOVED_AFTER
+        if not self._graded or self._excused or self._graded_steps != after or not self._is_update.values.any():
             return []
         known = np.flatnonzero(self._is_update.values | self._is_gradient.values).tolist()
         return self._never_moved(table, {table.series[i].name for i in known})
@@ -242,7 +255,7 @@ class FrozenRule(Rule):
     def _never_moved(self, table: SeriesTable, moving: set[str]) -> list[Finding]:
         """Return the parameters that are not among the moving ones, where they are few; each is reported once."""
         parameters = {s.name: i for i, s in table.of_quantity(PARAMETER) if s.micro_step == 0}
-        still = [i for name, i in parameters.items() if name not in moving]
+        still = [i for name, i in parameters.items() if name not in moving and self._called.ever(table.series[i])]
         if len(still) > NEVER_MOVED * len(parameters):
             return []
         found = [_finding(i, -1, self._step, -2) for i in still if i not in self._never]

@@ -59,7 +59,7 @@ class NormRecurrenceRule(Rule):
         self._decays: dict[int, tuple[str, str]] = {}
         self._residual, self._followed = ByParameter(1), ByParameter(1)
         self._step = -1
-        self._skipped = False
+        self._skipped = self._unknown = False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the moments whose norm does not follow; a step may come in several records."""
@@ -68,6 +68,7 @@ class NormRecurrenceRule(Rule):
             self._advance(record.step)
         self._options.note(observed)
         self._skipped |= self._options.skips(observed)
+        self._unknown |= self._options.updates_again(observed)
         if not self._has_cosines.values.any():
             return []
         lines = self._line.values[record.where]
@@ -111,8 +112,9 @@ class NormRecurrenceRule(Rule):
 
     def _advance(self, step: int) -> None:
         """Predict the norms at the next step from what was read in the one before."""
-        consecutive, skipped = step == self._step + 1, self._skipped
-        self._step, self._skipped = step, False
+        unknown = self._unknown or (self._skipped and self._options.several)
+        consecutive, skipped = step == self._step + 1 and not unknown, self._skipped
+        self._step, self._skipped, self._unknown = step, False, False
         read = self._read.values
         self._expected.grow(read.shape[1])
         expected = self._expected.values

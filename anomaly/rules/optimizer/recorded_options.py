@@ -8,13 +8,15 @@ import numpy as np
 
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
-from trainsentry.collectors.series import FOUND_INF, Series, option_parts
+from trainsentry.collectors.series import FOUND_INF, GRADIENT, Series, option_parts
 from trainsentry.collectors.statistics import VALUE
 
 RATE: Final = "lr"
-_LINEAR: Final = "momentum"
-_NOT_LINEAR: Final = frozenset({"alpha", "betas.0"})
-"""Options that show RMSprop, and Adam's kind."""
+_LINEAR: Final = frozenset({"momentum", "dampening", "nesterov"})
+"""The options of SGD."""
+
+_NOT_LINEAR: Final = frozenset({"alpha", "betas.0", "ns_steps", "trust_coefficient"})
+"""Options that show RMSprop, Adam's kind, Muon and LARS."""
 
 
 class RecordedOptions:
@@ -23,6 +25,7 @@ class RecordedOptions:
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_option = arrays.series.column(bool, of=lambda s: s.scalar and option_parts(s.name) is not None)
         self._skips = arrays.series.column(bool, of=lambda s: s.scalar and s.name == FOUND_INF)
+        self._again = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT and s.micro_step > 0)
         self._groups: dict[tuple[int, int], dict[str, float]] = {}
 
     def note(self, observed: Observed) -> None:
@@ -38,13 +41,22 @@ class RecordedOptions:
         record = observed.record
         return record.skipped or bool((record.values[self._skips.values[record.where], VALUE] > 0).any())
 
+    @property
+    def several(self) -> bool:
+        """Whether there are several optimizers: the scaler may skip one of them alone."""
+        return len({optimizer for optimizer, _ in self._groups}) > 1
+
+    def updates_again(self, observed: Observed) -> bool:
+        """Whether an optimizer updates more than once in a record's step, so that one gradient is not all."""
+        return bool(self._again.values[observed.record.where].any())
+
     def groups(self) -> Iterator[dict[str, float]]:
         """Yield the options of each group that has a learning rate."""
         return (group for group in self._groups.values() if RATE in group)
 
     def linear_groups(self) -> list[dict[str, float]]:
         """Return the options of the groups of SGD, whose updates are linear in gradients and momentum."""
-        return [group for group in self.groups() if _LINEAR in group and not _NOT_LINEAR & group.keys()]
+        return [group for group in self.groups() if group.keys() >= _LINEAR and not _NOT_LINEAR & group.keys()]
 
     def one(self, key: str) -> float:
         """Return the value of an option, NaN where groups differ in it or none has it."""

@@ -138,7 +138,9 @@ class RecurrenceRule(Rule):
             self._pending.set(owners[rows], taken)
         rows = np.flatnonzero(kinds == _WEIGHT)
         self._weight.set(owners[rows], values[rows, MEAN][None])
-        if self._options.skips(observed):
+        if self._options.updates_again(observed) or (self._options.several and self._options.skips(observed)):
+            self._pending.values[:] = np.inf  # nothing is known of what follows
+        elif self._options.skips(observed):
             self._pending.clear()
 
     def _advance(self, step: int) -> None:

@@ -27,12 +27,14 @@ MOST_ELEMENTS: Final = 2**24
 
 @dataclass(frozen=True, slots=True)
 class KeptInput:
-    """One input of one pass, with its version when the model took it."""
+    """One input of one pass, with its version when the model took it, and the bytes of memory that it holds."""
 
     name: str
     micro_step: int
     tensor: Tensor
     version: int | None
+    on_host: bool
+    held: int
 
     @property
     def is_unchanged(self) -> bool:
@@ -44,21 +46,25 @@ class LastBatches:
     """The inputs of this step and of those before it."""
 
     def __init__(self) -> None:
-        self._steps: deque[list[KeptInput]] = deque([[]], maxlen=KEPT_STEPS)
+        self._steps: deque[list[KeptInput]] = deque([[]])
+        self._held = {True: 0, False: 0}
 
     def open_step(self) -> None:
         """Begin a step."""
+        if len(self._steps) == KEPT_STEPS:
+            self._drop(self._steps.pop())
         self._steps.appendleft([])
 
     def keep(self, name: str, micro_step: int, tensor: Tensor) -> None:
         """Keep an input of this step, where there is room for it."""
         tensor = tensor.detach()  # the graph before the model is not kept alive
-        self._steps[0].append(KeptInput(name, micro_step, tensor, version_of(tensor)))
-        while self._is_full():
-            if len(self._steps) > 1 and any(list(self._steps)[1:]):
-                self._drop_oldest()
-            else:
-                self._steps[0].pop()
+        kept = KeptInput(name, micro_step, tensor, version_of(tensor), *_memory_of(tensor))
+        self._steps[0].append(kept)
+        self._held[kept.on_host] += kept.held
+        for step in reversed(self._steps):
+            if not self._is_full():
+                return
+            self._drop(step)
 
     def of(self, steps_back: int) -> list[KeptInput]:
         """Return the inputs of the step that was so many steps ago, those that were overwritten left out."""
@@ -70,7 +76,7 @@ class LastBatches:
         """Return what is known of the rows of such a step's inputs; this waits for a device."""
         found = [(kept, rows_of(kept.tensor)) for kept in self.of(steps_back)]
         return [
-            InputRows(kept.name, kept.micro_step, kept.tensor[0].numel(), kept.tensor.is_floating_point(), rows)
+            InputRows(kept.name, kept.micro_step, rows[1], kept.tensor.is_floating_point(), rows[0])
             for kept, rows in found
             if rows is not None
         ]
@@ -82,31 +88,40 @@ class LastBatches:
 
     def clear(self) -> None:
         """Forget all."""
-        self._steps = deque([[]], maxlen=KEPT_STEPS)
+        self._steps = deque([[]])
+        self._held = {True: 0, False: 0}
 
     def _is_full(self) -> bool:
-        used = {True: 0, False: 0}
-        for kept in {id(k.tensor): k for step in self._steps for k in step}.values():
-            used[device_of(kept.tensor).on_host] += kept.tensor.numel() * kept.tensor.element_size()
-        return used[True] > HOST_BYTES or used[False] > DEVICE_BYTES
+        return self._held[True] > HOST_BYTES or self._held[False] > DEVICE_BYTES
 
-    def _drop_oldest(self) -> None:
-        for step in reversed(self._steps):
-            if step:
-                step.clear()
-                return
+    def _drop(self, step: list[KeptInput]) -> None:
+        for kept in step:
+            self._held[kept.on_host] -= kept.held
+        step.clear()
 
 
-def rows_of(tensor: Tensor) -> npt.NDArray[np.float64] | None:
-    """Return of each row the number of values that are not finite, min, max, mean and root mean square of the rest.
+def _memory_of(tensor: Tensor) -> tuple[bool, int]:
+    """Return whether a tensor's part of this rank is in host memory, and the bytes that it keeps alive."""
+    x = local(tensor)
+    try:
+        held = x.untyped_storage().nbytes()  # a view keeps all of it
+    except (NotImplementedError, RuntimeError):  # sparse tensors have none
+        held = x.numel() * x.element_size()
+    return device_of(x).on_host, held
 
-    Shape (rows, 5); None for a tensor without rows.
+
+def rows_of(tensor: Tensor) -> tuple[npt.NDArray[np.float64], int] | None:
+    """Return numbers of each row, shape (rows, 5), and the elements of a row; None for a tensor without rows.
+
+    The numbers: how many values are NaN or Inf (−Inf stands in masks by design), and min, max, mean and root mean
+    square of the finite ones. Of a tensor that ranks share, the rows of this rank's part.
     """
     with torch.no_grad():
         x = local(tensor)
         if x.dim() < 1 or not x.numel() or x.layout is not torch.strided or x.is_quantized:
             return None
         flat = (x.abs() if x.is_complex() else x).reshape(x.shape[0], -1)
+        elements = flat.shape[1]
         flat = flat[:, : max(1, MOST_ELEMENTS // flat.shape[0])].to(device_of(x).wide_dtype(torch.float64))
         finite = flat.isfinite()
         count = finite.sum(1)
@@ -115,4 +130,5 @@ def rows_of(tensor: Tensor) -> npt.NDArray[np.float64] | None:
         high = torch.where(finite, flat, -torch.inf).amax(1)
         mean = kept.sum(1) / count
         root = (kept.square().sum(1) / count).sqrt()
-        return torch.stack((flat.shape[1] - count, low, high, mean, root), 1).double().cpu().numpy()
+        bad = (flat.isnan() | flat.isposinf()).sum(1)
+        return torch.stack((bad, low, high, mean, root), 1).double().cpu().numpy(), elements

@@ -34,10 +34,14 @@ def rows_of_host_pairs(pairs: Pairs) -> npt.NDArray[np.float64]:
     """Return the rows of pairs in host memory, shape (n, COLUMNS)."""
     rows = np.zeros((len(pairs), COLUMNS))
     addresses = [(address_of(a), address_of(b)) for a, b in pairs]
-    if KINDS and all((a and b) or not x.numel() for (a, b), (x, _) in zip(addresses, pairs, strict=True)):
-        align_at(addresses, pairs, rows)
-        return rows
-    for i, (a, b) in enumerate(pairs):
+    dense = [bool(KINDS) and bool(a and b) for a, b in addresses]
+    places = [i for i, is_dense in enumerate(dense) if is_dense]
+    if places:
+        found = np.zeros((len(places), COLUMNS))
+        align_at([addresses[i] for i in places], [pairs[i] for i in places], found)
+        rows[places] = found
+    for i in sorted(set(range(len(pairs))) - set(places)):
+        a, b = pairs[i]
         rows[i] = row_of_pair(a.double().resolve_neg().numpy(), b.double().resolve_neg().numpy())
     return rows
 
@@ -67,7 +71,7 @@ class DevicePairs:
                 found = self._plainly(some) if found is None else found
                 if len(places) == len(pairs):
                     return found
-                rows[torch.tensor(places, device=self.device)] = found
+                rows[self.seam.copy_to_device(np.asarray(places, np.int64), self.device)] = found
         return rows
 
     def _by_kernels(self, pairs: Pairs) -> Tensor | None:

@@ -1,7 +1,5 @@
 """A weight moves no further than its optimizer's updates can move it; whatever training does stays within the bound."""
 
-import logging
-
 import pytest
 import torch
 from tiny_models import mlp
@@ -26,7 +24,6 @@ OPTIMIZERS = {
 
 def found(tmp_path, make, harm=None, steps=120):
     """Train with spikes and pauses in the gradients; return what the rule says."""
-    logging.getLogger("trainsentry").setLevel(logging.CRITICAL)
     torch.manual_seed(0)
     model = mlp()
     optimizer = make(model.parameters())

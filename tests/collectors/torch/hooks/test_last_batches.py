@@ -60,7 +60,8 @@ def test_rows_are_those_of_numpy(dtype):
     x = (torch.randn(6, 5, 2) * 4).to(dtype)
     if dtype.is_floating_point:
         x[2, 0, 0] = torch.nan
-    found = rows_of(x)
+    found, elements = rows_of(x)
+    assert elements == 10
     wide = (x.abs() if x.is_complex() else x).double().reshape(6, -1).numpy()
     for row, values in zip(found, wide, strict=True):
         finite = values[np.isfinite(values)]
