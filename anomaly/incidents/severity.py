@@ -29,6 +29,6 @@ def severity_of(ranked: Sequence[Ranked], worst: Anomaly, alarms: int, known: In
         return known.severity
     first = ranked[0].anomaly
     whole = first.detector == ALL_AT_ONCE or (first.name == first.quantity and first.name in SPIKING)
-    alarming = [r.anomaly for r in ranked if r.anomaly.alarm]
+    alarming = [first, *(r.anomaly for r in ranked if r.anomaly.alarm)]
     passes = all(a.kind == SPIKE and a.quantity != PARAMETER for a in alarming)
     return NOTE if whole and passes and alarms <= PASSING_STEPS else WARNING

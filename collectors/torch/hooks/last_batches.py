@@ -57,7 +57,8 @@ class LastBatches:
 
     def keep(self, name: str, micro_step: int, tensor: Tensor) -> None:
         """Keep an input of this step, where there is room for it."""
-        tensor = tensor.detach()  # the graph before the model is not kept alive
+        if tensor.grad_fn is not None:
+            tensor = tensor.detach()  # the graph before the model is not kept alive
         kept = KeptInput(name, micro_step, tensor, version_of(tensor), *_memory_of(tensor))
         self._steps[0].append(kept)
         self._held[kept.on_host] += kept.held
