@@ -103,7 +103,7 @@ class LastBatches:
 
 def _memory_of(tensor: Tensor) -> tuple[bool, int]:
     """Return whether a tensor's part of this rank is in host memory, and the bytes that it keeps alive."""
-    x = local(tensor)
+    x = tensor if type(tensor) is Tensor else local(tensor)  # which is an operation
     try:
         held = x.untyped_storage().nbytes()  # a view keeps all of it
     except (NotImplementedError, RuntimeError):  # sparse tensors have none
