@@ -72,3 +72,15 @@ def test_the_anomaly_is_of_the_data_at_the_step_of_the_batch(values):
     said = BatchRowsRule.sentence(found, "")
     assert said.startswith("in the batch of step 40, row 5 of 16 is ")
     assert said.endswith("(data input.0)")
+
+
+def test_what_is_odd_in_other_batches_too_is_so_by_design():
+    places = batch(np.tile(np.arange(40.0), (16, 1)), floating=False)
+    assert odd_rows(places) is not None
+    assert BatchRowsRule.judge(40, 0, [places], [places]) == []
+
+
+def test_a_padding_mask_has_no_odd_rows():
+    mask = np.arange(40) < np.random.default_rng(0).integers(10, 39, 16)[:, None]
+    mask[3] = True
+    assert odd_rows(batch(mask, floating=False)) is None

@@ -22,12 +22,14 @@ OPTIMIZERS = {
 }
 
 
-def found(tmp_path, make, harm=None, steps=120):
+def found(tmp_path, make, harm=None, steps=120, *, extra=False):
     """Train with spikes and pauses in the gradients; return what the rule says."""
     torch.manual_seed(0)
     model = mlp()
+    if extra:
+        model.copied = torch.nn.Parameter(torch.ones(30), requires_grad=False)
     optimizer = make(model.parameters())
-    width = next(model.parameters()).shape[1]
+    width = next(p for p in model.parameters() if p.dim() == 2).shape[1]
     config = {"output_dir": str(tmp_path), "on_incident": False, "strict": True}
     with trainsentry.TrainMonitor(config).watch(model, optimizer):
         for step in range(steps):
@@ -82,3 +84,14 @@ def test_a_loop_that_rescales_a_weight_now_and_then_is_told_of_once(tmp_path):
                 next(model.parameters()).mul_(5.0 if step % 40 == 15 else 0.2)
 
     assert len(found(tmp_path, OPTIMIZERS["AdamW"], rescale, steps=160)) <= 1
+
+
+def test_a_copy_of_other_weights_that_no_gradient_moves_is_not_judged(tmp_path):
+    def copy(model, step):
+        if step == 83:
+            model.copied.mul_(50.0)
+
+    def make(parameters):
+        return torch.optim.AdamW(list(parameters), lr=1e-2)
+
+    assert found(tmp_path, make, copy, extra=True) == []

@@ -81,3 +81,16 @@ def test_nothing_is_kept_after_the_end(tmp_path):
     del x
     gc.collect()
     assert before() is None
+
+
+def test_a_view_counts_with_all_the_memory_that_it_keeps(monkeypatch):
+    monkeypatch.setattr(last_batches, "HOST_BYTES", 1000)
+    kept = LastBatches()
+    kept.open_step()
+    kept.keep("input.0", 0, torch.randn(10, 100)[:, 0])
+    assert kept.of(0) == []
+
+
+def test_infinities_of_a_mask_are_no_fault_of_its_rows():
+    mask = torch.full((6, 6), -torch.inf).triu(1)
+    assert rows_of(mask)[0][:, 0].tolist() == [0.0] * 6
