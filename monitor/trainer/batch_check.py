@@ -9,10 +9,13 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.shared.batch_rows import InputRows
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
-from trainsentry.monitor.trainer.targeted_dump import FROM_DATA, TargetedDump
 from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
+from trainsentry.monitor.trainer.targeted_dump import TargetedDump
 
 PART: Final = "batch rows"
+
+OTHERS: Final = (1, 2, -1)
+"""Batches before and after, which show what is odd by design."""
 
 
 class BatchCheck:
@@ -39,14 +42,17 @@ class BatchCheck:
         self.dump: TargetedDump | None = None
 
     def look(self, incident: Incident) -> None:
-        """Look at the batch of a new incident."""
-        if incident.rank == self._rank and incident.quantity in FROM_DATA:
+        """Look at the batch of a new incident, which may have come in with it (`FROM_DATA`)."""
+        if incident.rank == self._rank:
             self._guard.run(PART, self._look, incident)
 
     def _look(self, incident: Incident) -> None:
         steps_back = self._step() - incident.step
-        others = [*self._rows(steps_back + 1), *self._rows(steps_back + 2), *self._rows(steps_back - 1)]
-        found = BatchRowsRule.judge(incident.step, self._rank, self._rows(steps_back), others)
+        rows = self._rows(steps_back)
+        if not BatchRowsRule.judge(incident.step, self._rank, rows):
+            return  # and the other batches need not be read
+        others = [found for nearby in OTHERS for found in self._rows(steps_back + nearby)]
+        found = BatchRowsRule.judge(incident.step, self._rank, rows, others)
         if found:
             self._link.send(messages.MISMATCHES, anomalies=[anomaly.to_json() for anomaly in found])
             if self.dump is not None:

@@ -14,8 +14,8 @@ from trainsentry.monitor.ranks.consensus import Consensus, Proposal, kind_of
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import RecorderLink
 from trainsentry.monitor.trainer.batch_check import BatchCheck
+from trainsentry.monitor.trainer.targeted_dump import FROM_DATA, TargetedDump
 from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
-from trainsentry.monitor.trainer.targeted_dump import TargetedDump
 
 logger = logging.getLogger("trainsentry")
 
@@ -94,7 +94,7 @@ class Triggers:
         self.incidents[incident.id] = incident
         if known is None:
             self._new.append(incident.id)
-            if self.batches is not None:
+            if self.batches is not None and incident.quantity in FROM_DATA:
                 self.batches.look(incident)
         self._say_again(incident)
         if message["settled"] and incident.id not in self._settled_ids:
