@@ -45,6 +45,7 @@ class PreUpdateCheck:
         self._skips_in_a_row = 0
         self._is_loss = self.overflow.arrays.series.column(bool, of=is_loss)
         self._losses = LossLevels()
+        self._lost_all: tuple[int, bool] | None = None
 
     def suspect(self, record: StepRecord) -> Suspected | None:
         """Return why a step must be examined, None where nothing is suspected.
@@ -68,9 +69,16 @@ class PreUpdateCheck:
         return bool((wrong & ~facts.backward[ids]).any()) or self._skips_in_a_row == SKIPS_TO_LOOK
 
     def _has_lost_all(self, record: StepRecord) -> bool:
-        """Whether a loss is above those at the start, as `LossAboveStartRule` will say."""
+        """Whether a loss is above those at the start, as `LossAboveStartRule` will say.
+
+        A step with several optimizers is looked at before each update: its loss is taken once.
+        """
+        if self._lost_all is not None and self._lost_all[0] == record.step:
+            return self._lost_all[1]
         losses = record.values[self._is_loss.values[record.where], VALUE].tolist()
-        return any(self._losses.take(loss) for loss in losses if math.isfinite(loss))
+        above = [self._losses.take(loss) for loss in losses if math.isfinite(loss)]
+        self._lost_all = (record.step, any(above)) if above else None
+        return any(above)
 
     def _far_out(self, record: StepRecord) -> Mask:
         """Return which rows are far out, shape (n,), and learn the others; a skipped step's gradients are scaled.
