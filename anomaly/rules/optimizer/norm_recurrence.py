@@ -33,6 +33,7 @@ MOST_AT_ONCE: Final = 0.5
 MOMENTS: Final = {"exp_avg": ("betas.0", ""), "momentum_buffer": ("momentum", "dampening")}
 """First moments, the option of their decay, and that of what the gradient's part lacks ("" for 1 − decay)."""
 
+_KINDS: Final = {name: kind for kind, name in enumerate(MOMENTS)}
 _GRADIENT, _COSINE, _NORM = range(3)
 _LINES: Final = {GRADIENT: _GRADIENT, MOMENT_DIRECTION: _COSINE, **dict.fromkeys(MOMENTS, _NORM)}
 
@@ -56,7 +57,8 @@ class NormRecurrenceRule(Rule):
         self._options = RecordedOptions(arrays)
         # By parameter: the norms of gradient and moment and their cosine in this step, and the norm expected next.
         self._read, self._expected = ByParameter(len(_MEASURED)), ByParameter(1)
-        self._decays: dict[int, tuple[str, str]] = {}
+        self._kind = arrays.series.column(np.int8, -1, of=lambda s: _KINDS.get(s.quantity, -1))
+        self._kinds = ByParameter(1)
         self._residual, self._followed = ByParameter(1), ByParameter(1)
         self._step = -1
         self._skipped = self._unknown = False
@@ -79,10 +81,8 @@ class NormRecurrenceRule(Rule):
             read[line] = record.values[rows, column]
             self._read.set(owners, read)
         rows = np.flatnonzero(lines == _NORM)
-        for series_id in record.ids[rows].tolist():
-            owner = int(self._owner.values[series_id])
-            if owner not in self._decays:
-                self._decays[owner] = MOMENTS[observed.table.series[series_id].quantity]
+        ids = record.ids[rows]
+        self._kinds.set(self._owner.values[ids], self._kind.values[ids][None].astype(float))
         return self._compare(observed, rows) if len(rows) and not record.examined else []
 
     def _compare(self, observed: Observed, rows: Integers) -> list[Finding]:
@@ -122,8 +122,9 @@ class NormRecurrenceRule(Rule):
         if consecutive and read.size:
             gradient, cosine, norm = read
             found = np.full(len(norm), np.nan)
-            for keys in MOMENTS.values():
-                owners = np.array([o for o, own in self._decays.items() if own == keys], np.int64)
+            kinds = self._kinds.get(np.arange(len(norm)))[0]
+            for kind, keys in enumerate(MOMENTS.values()):
+                owners = np.flatnonzero(kinds == kind)
                 found[owners] = self._follow(gradient[owners], cosine[owners], norm[owners], keys)
             expected[0, : len(found)] = np.where(np.isnan(gradient) | skipped, norm, found)
         self._read.clear()
