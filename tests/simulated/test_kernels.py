@@ -16,7 +16,8 @@ from trainsentry.collectors.histogram import counts_of, without_empty_bins
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
 from trainsentry.collectors.torch.device.pinned_tables import MOST_BUFFERS
-from trainsentry.collectors.torch.rows import device_rows
+from trainsentry.collectors.torch.rows import device_rows, step_rows
+from trainsentry.collectors.torch.rows.host_statistics import address_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.saving import load_tensor
 
@@ -51,6 +52,24 @@ def test_what_lies_in_host_memory_beside_device_tensors_costs_no_launch(kernels)
     rows.add_many(list(mixed), list(mixed.values()))
     assert_rows(resolved(rows), mixed)
     assert kernels.launches == ["partial_rows"] * 2 + ["combine_rows"]
+
+
+def test_a_list_of_host_and_device_that_recurs_is_looked_at_as_one(kernels, monkeypatch):
+    asked = []
+    monkeypatch.setattr(step_rows, "address_of", lambda x: asked.append(x) or address_of(x))
+    rows = StepRows(SeriesTable())
+    for step in range(3):
+        mixed = {2 * i: torch.randn(7, i + 1).to("npu") for i in range(9)}
+        mixed |= {2 * i + 1: torch.tensor(float(i + step)) for i in range(9)}
+        rows.add_many(sorted(mixed), [mixed[i] for i in sorted(mixed)])
+        assert_rows(resolved(rows), mixed)
+        assert len(asked) == 9  # in the first step
+    mixed[3], mixed[4] = torch.ones(4), torch.randn(3, 3).to("npu")  # the list changes, on either side
+    rows.add_many(sorted(mixed), [mixed[i] for i in sorted(mixed)])
+    assert_rows(resolved(rows), mixed)
+    mixed[5] = torch.randn(2).to("npu")  # what was on the host is on the device
+    rows.add_many(sorted(mixed), [mixed[i] for i in sorted(mixed)])
+    assert_rows(resolved(rows), mixed)
 
 
 @pytest.mark.parametrize("fused", [True, False])

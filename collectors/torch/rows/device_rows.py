@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,12 @@ from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.device_statistics import device_row
 from trainsentry.collectors.torch.rows.gathered_tensors import GatheredTensors, GatherLimits, StorageFacts
 from trainsentry.collectors.torch.rows.kernels.chunks import MOST_AT_ONCE
-from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors, address_in_place, addresses_in_place
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import (
+    DenseTensors,
+    address_in_place,
+    addresses_in_place,
+    dtypes_for,
+)
 from trainsentry.collectors.torch.rows.kernels.device_counts import DeviceCounts
 from trainsentry.collectors.torch.rows.kernels.fused_rows import FusedRows, kernels_for
 from trainsentry.collectors.torch.rows.list_passes import BLOCK, PASS_BLOCKS
@@ -63,8 +69,9 @@ class DeviceRows:
         self._gathered = GatheredTensors(limits or GatherLimits())
         self._gathering_on: tuple[int, Any] = (0, None)
         self.has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
+        self._dtypes = dtypes_for(self.dtype)
         self.address_in_place: Callable[[Tensor], int] = (
-            self._address_in_plain_format if self.has_private_formats else address_in_place
+            self._address_in_plain_format if self.has_private_formats else partial(address_in_place, self._dtypes)
         )
 
     def __bool__(self) -> bool:
@@ -73,11 +80,11 @@ class DeviceRows:
 
     def _address_in_plain_format(self, x: Tensor) -> int:
         """Return the address of a plain tensor of this device that is read with others, 0 where it is read alone."""
-        return address_in_place(x) if self.seam.has_plain_format(x) else 0
+        return address_in_place(self._dtypes, x) if self.seam.has_plain_format(x) else 0
 
     def addresses_in_place(self, tensors: Sequence[Tensor]) -> list[int] | None:
         """Return the addresses of many such tensors; None where one cannot be read in place."""
-        return addresses_in_place(tensors) if self.have_plain_formats(tensors) else None
+        return addresses_in_place(self._dtypes, tensors) if self.have_plain_formats(tensors) else None
 
     def have_plain_formats(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the elements of tensors of this device lie in memory as their strides say."""

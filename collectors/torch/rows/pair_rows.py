@@ -15,7 +15,7 @@ from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.host_statistics import KINDS, address_of, align_at
 from trainsentry.collectors.torch.rows.kernels.chunks import MOST_AT_ONCE, cut
-from trainsentry.collectors.torch.rows.kernels.dense_tensors import address_in_place
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import FLOATS, address_in_place
 from trainsentry.collectors.torch.rows.kernels.fused_rows import kernels_for
 from trainsentry.collectors.torch.rows.list_statistics import ListStatistics
 
@@ -76,7 +76,7 @@ class DevicePairs:
 
     def _by_kernels(self, pairs: Pairs) -> Tensor | None:
         """Return the rows of pairs of the same two dtypes by two launches, None where the kernels do not read them."""
-        addresses = [(address_in_place(a), address_in_place(b)) for a, b in pairs]
+        addresses = [(address_in_place(FLOATS, a), address_in_place(FLOATS, b)) for a, b in pairs]
         if len(pairs) > MOST_AT_ONCE or not all(a and b for a, b in addresses):
             return None
         try:

@@ -24,7 +24,7 @@ from trainsentry.collectors.torch.rows.host_statistics import (
     read_many_at,
     rows_and_counts,
 )
-from trainsentry.collectors.torch.rows.kernels.dense_tensors import DTYPES, DenseTensors
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors
 from trainsentry.collectors.torch.rows.local_tensor import (
     is_readable,
     local,
@@ -242,33 +242,40 @@ class StepRows(SharedRows):
         self._ids += series_ids
 
     def _add_in_place(self, batch: Batch, series_ids: Sequence[int], layouts: "Sequence[int | None] | None") -> bool:
-        """Append tensors of one device that its fused kernels read in place; False if they are not such tensors."""
+        """Append tensors that the kernels of one device read in place, and of the host; False if there are others."""
         known = self._lists.of(series_ids)
         addresses = None if known is None else described_addresses(batch.tensors, known.description)
         if known is None or addresses is None:
             rows = self._only_device(batch.tensors)
-            addresses = None if rows is None else rows.addresses_in_place(batch.tensors)
+            host_places = [] if rows is None else [i for i, x in enumerate(batch.tensors) if self._on_host(x)]
+            addresses = None if rows is None else self._addresses(rows, batch.tensors, host_places)
             if rows is None or addresses is None:
                 return False
-            known = self._lists.learn(series_ids, batch.tensors)
+            known = self._lists.learn(series_ids, batch.tensors, host_places)
         else:
             rows = self._devices[known.device]
-            if not rows.have_plain_formats(batch.tensors):
+            if not rows.have_plain_formats(known.on_device(batch.tensors)):
                 return False
         self._attempt(self._add_fused, rows, addresses, batch, series_ids, layouts, known)
         return True
 
     def _only_device(self, tensors: Sequence[Tensor]) -> "DeviceRows | None":
-        """Return the rows of the device that holds all tensors, None where they are in host memory or apart.
+        """Return the rows of the one device whose tensors a list holds, perhaps beside ones in host memory."""
+        if not self._device_rows_on_cpu and {x.get_device() for x in tensors} <= {-1}:
+            return None
+        if not PLAIN.issuperset(map(type, tensors)):
+            return None
+        devices = {x.device for x in tensors if not self._on_host(x)}
+        device = devices.pop() if len(devices) == 1 else None
+        return None if device is None or device.type == "meta" else self._rows_on(device)
 
-        Of other dtypes than the kernels read none are in place.
-        """
-        if len({x.get_device() for x in tensors}) != 1 or not PLAIN.issuperset(map(type, tensors)):
-            return None
-        first = tensors[0]
-        if self._on_host(first) or first.is_meta or not DTYPES.issuperset([x.dtype for x in tensors]):
-            return None
-        return self._rows_on(first.device)
+    def _addresses(self, rows: DeviceRows, tensors: Sequence[Tensor], host_places: list[int]) -> list[int] | None:
+        """Return the addresses of plain tensors of one device and of the host, None where one cannot be read there."""
+        if not host_places:
+            return rows.addresses_in_place(tensors)
+        on_host = set(host_places)
+        found = [address_of(x) if i in on_host else rows.address_in_place(x) for i, x in enumerate(tensors)]
+        return None if 0 in found else found
 
     def _add_fused(
         self,
@@ -279,11 +286,17 @@ class StepRows(SharedRows):
         layouts: "Sequence[int | None] | None",
         known: KnownList,
     ) -> None:
-        """Append tensors of one device that its fused kernels read in place."""
-        count = len(batch.tensors)
-        dense = DenseTensors(batch.tensors, addresses, known.sizes, known.groups)
-        rows.add_many(range(batch.start, batch.start + count), dense, batch.divisor)
-        rows.finish(count, batch.divisor, batch.norms)
+        """Append tensors that the kernels of one device, and of the host, read in place."""
+        if known.host_places:
+            self._make_room(batch.start + len(batch.tensors))
+            self._read_group(int, addresses, known.host_places, batch)
+        tensors, positions, norms = batch.of(known.places)
+        rows.add_many(
+            positions,
+            DenseTensors(tensors, known.on_device(addresses), known.sizes, known.groups),
+            batch.divisor,
+        )
+        rows.finish(len(tensors), batch.divisor, norms)
         plain = known.layouts
         self._layout_ids += (
             plain if layouts is None else [of if n is None else n for n, of in zip(layouts, plain, strict=True)]

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.rows.described_tensors import describe
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import DtypeGroup, groups_if_at_once
+
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -57,13 +59,23 @@ def groups_of(routes: Sequence[Any]) -> dict[Any, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class KnownList:
-    """What follows from the shapes and dtypes of a list of tensors that its device's kernels read in place."""
+    """What follows from the shapes and dtypes of a list of tensors that kernels read in place.
+
+    `sizes` and `groups` are of those that the device's kernels read, at `places` of the list; the others, at
+    `host_places`, lie in host memory, as AdamW's `step` does.
+    """
 
     description: Any
     device: torch.device
     layouts: list[int]
+    places: list[int]
+    host_places: list[int]
     sizes: list[int]
     groups: list[DtypeGroup] | None
+
+    def on_device(self, values: Sequence[Value]) -> Sequence[Value]:
+        """Return the values, one for each tensor of the list, of those that the device's kernels read."""
+        return [values[i] for i in self.places] if self.host_places else values
 
 
 MOST_KNOWN: Final = 100_000
@@ -82,12 +94,17 @@ class KnownLists:
         """Return what is known of the list that some series had before, None for the first time."""
         return self._lists.get((series_ids[0], len(series_ids))) if series_ids else None
 
-    def learn(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> KnownList:
-        """Remember a list of plain tensors of one device that can be read in place, instead of the one before."""
-        dtypes, sizes = [x.dtype for x in tensors], [x.numel() for x in tensors]
+    def learn(self, series_ids: Sequence[int], tensors: Sequence[Tensor], host_places: list[int]) -> KnownList:
+        """Remember a list of plain tensors that can be read in place, instead of the one before.
+
+        Those at `host_places` lie in host memory, and all others on one device.
+        """
+        places = [*range(len(tensors))] if not host_places else sorted({*range(len(tensors))} - {*host_places})
         layouts = [self._layout_id(x.shape, x.dtype) for x in tensors]
-        groups = groups_if_at_once(dtypes, sizes)
-        known = KnownList(describe(tensors), tensors[0].device, layouts, sizes, groups)
+        there = [tensors[i] for i in places]
+        sizes = [x.numel() for x in there]
+        groups = groups_if_at_once([x.dtype for x in there], sizes)
+        known = KnownList(describe(tensors), there[0].device, layouts, places, host_places, sizes, groups)
         self._tensors += len(tensors)
         if self._tensors > MOST_KNOWN:
             self._lists.clear()

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from trainsentry.collectors.torch.rows.kernels.chunks import MOST_AT_ONCE, Cut, cut
 
-DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
-"""Dtypes that the kernels read; plain tensor operations read any other."""
+FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+"""Dtypes that the kernels read on every device."""
+
+WHOLE_NUMBERS: Final = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
+"""Dtypes that the kernels read too where they sum in float64, which holds such numbers exactly up to 2⁵³."""
 
 EMPTY: Final = -1
 """The address of a tensor without elements."""
@@ -67,9 +70,14 @@ class DenseTensors:
         return self.groups or groups_of_dtypes([x.dtype for x in self.tensors], self.sizes)
 
 
-def address_in_place(x: Tensor) -> int:
+def dtypes_for(row_dtype: torch.dtype) -> frozenset[torch.dtype]:
+    """Return the dtypes that the kernels read on a device whose rows have a dtype; plain operations read any other."""
+    return FLOATS | WHOLE_NUMBERS if row_dtype is torch.float64 else FLOATS
+
+
+def address_in_place(dtypes: frozenset[torch.dtype], x: Tensor) -> int:
     """Return the address of a plain tensor whose values the kernels can read there, else 0, and EMPTY for no values."""
-    if x.dtype not in DTYPES:
+    if x.dtype not in dtypes:
         return 0
     try:
         if not x.is_contiguous() or x.is_neg() or x.is_nested:
@@ -79,8 +87,10 @@ def address_in_place(x: Tensor) -> int:
         return 0
 
 
-def addresses_in_place(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return `address_in_place` of many plain tensors of the kernels' dtypes; None if it is 0 for one of them."""
+def addresses_in_place(dtypes: frozenset[torch.dtype], tensors: Sequence[Tensor]) -> list[int] | None:
+    """Return `address_in_place` of many plain tensors; None if it is 0 for one of them."""
+    if not dtypes.issuperset([x.dtype for x in tensors]):
+        return None
     try:
         if False in map(Tensor.is_contiguous, tensors) or True in map(Tensor.is_neg, tensors):
             return None
@@ -88,5 +98,5 @@ def addresses_in_place(tensors: Sequence[Tensor]) -> list[int] | None:
     except RuntimeError:
         return None
     if 0 in addresses:
-        addresses = [address_in_place(x) for x in tensors]
+        addresses = [address_in_place(dtypes, x) for x in tensors]
     return None if 0 in addresses else addresses

@@ -182,6 +182,34 @@ def _read_any(values, start, stop, eps, row, split: tl.constexpr, accumulator: t
 
 
 @triton.jit
+def _read_whole(values, start, stop, eps, row, accumulator: tl.constexpr, lanes: tl.constexpr):
+    """Write the partial row of a chunk of whole numbers, of which none is NaN or Inf."""
+    low = tl.full([lanes], float("inf"), accumulator)
+    high = tl.full([lanes], float("-inf"), accumulator)
+    total = tl.zeros([lanes], accumulator)
+    squares = tl.zeros([lanes], accumulator)
+    zeros = tl.zeros([lanes], tl.int32)
+    for at in range(0, stop - start, lanes):
+        offsets = start + at + tl.arange(0, lanes)
+        inside = offsets < stop
+        x = tl.load(values + offsets, mask=inside, other=0).to(accumulator)
+        low, high, total, squares, zeros = _add_lanes(x, inside, low, high, total, squares, zeros, eps, accumulator)
+    _store_finite(row, tl.min(low), tl.max(high), tl.sum(total), tl.sum(squares), tl.sum(zeros), accumulator)
+
+
+@triton.jit
+def _store_finite(row, low, high, total, squares, zeros, accumulator: tl.constexpr):
+    """Write the partial row of a chunk whose values are all finite."""
+    tl.store(row + _MIN, low.to(accumulator))
+    tl.store(row + _MAX, high.to(accumulator))
+    tl.store(row + _SUM, total)
+    tl.store(row + _SQUARES, squares)
+    tl.store(row + _NANS, 0.0)
+    tl.store(row + _INFS, 0.0)
+    tl.store(row + _ZEROS, zeros.to(accumulator))
+
+
+@triton.jit
 def _count_values(values, start, stop, counts, divisor, lanes: tl.constexpr):
     """Add a chunk's values divided by `divisor` to the counters of its tensor; see `collectors/histogram.py`.
 
@@ -190,7 +218,8 @@ def _count_values(values, start, stop, counts, divisor, lanes: tl.constexpr):
     found = tl.zeros([_SLOTS], tl.int32)
     for at in range(0, stop - start, lanes):
         offsets = start + at + tl.arange(0, lanes)
-        x = tl.load(values + offsets, mask=offsets < stop, other=float("nan")).to(tl.float32)
+        inside = offsets < stop
+        x = tl.where(inside, tl.load(values + offsets, mask=inside, other=0).to(tl.float32), float("nan"))
         scaled = x / divisor
         finite = tl.abs(x) < float("inf")
         x = tl.where(finite & (tl.abs(scaled) == float("inf")), tl.where(scaled > 0, _LARGEST, -_LARGEST), scaled)
@@ -237,18 +266,14 @@ def partial_rows(
     program = tl.program_id(0)
     values, start, stop = _place_of(x_pointer, addresses, sizes, places, size, chunk, many)
     row = partials + (first + program).to(tl.int64) * _COLUMNS
-    if split:
+    if x_pointer.dtype.element_ty.is_int():
+        _read_whole(values, start, stop, eps, row, accumulator, lanes)
+    elif split:
         _read_any(values, start, stop, eps, row, split, accumulator, lanes)
     else:
         low, high, total, squares, zeros = _read_finite(values, start, stop, eps, accumulator, lanes, unroll, alignment)
         if squares < float("inf"):
-            tl.store(row + _MIN, low.to(accumulator))
-            tl.store(row + _MAX, high.to(accumulator))
-            tl.store(row + _SUM, total)
-            tl.store(row + _SQUARES, squares)
-            tl.store(row + _NANS, 0.0)
-            tl.store(row + _INFS, 0.0)
-            tl.store(row + _ZEROS, zeros.to(accumulator))
+            _store_finite(row, low, high, total, squares, zeros, accumulator)
         else:
             _read_any(values, start, stop, eps, row, split, accumulator, lanes)
     if histograms:

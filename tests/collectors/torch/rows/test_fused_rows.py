@@ -89,6 +89,39 @@ def odd_tensors():
     ]
 
 
+def whole_numbers():
+    wide = torch.tensor([2**31 + 1, -(2**52) - 1, 0, 7, 2**53 - 1])
+    return [
+        wide,
+        torch.arange(-20_000, 20_001),
+        torch.tensor([-(2**31), 2**31 - 1, 0], dtype=torch.int32),
+        torch.tensor([-(2**15), 3, 0, 0], dtype=torch.int16)[1:],
+        torch.tensor([-128, 127, 0], dtype=torch.int8),
+        torch.tensor([255, 0, 200], dtype=torch.uint8),
+        torch.tensor([True, False, True, True]),
+        torch.tensor(5),
+        torch.empty(0, 3, dtype=torch.int64),
+    ]
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_whole_numbers_are_read_exactly_and_with_others_where_sums_are_doubles(one_by_one):
+    tensors = whole_numbers()
+    values, launches = rows_of(tensors, eps=3.0, one_by_one=one_by_one)
+    assert_rows(tensors, values, eps=3.0)
+    assert launches == (len(tensors) - 1 if one_by_one else 6) + 1  # one a dtype, and one to combine
+    assert values[0, MIN] == -(2**52) - 1
+    assert values[0, MAX] == 2**53 - 1
+
+
+def test_whole_numbers_are_read_by_plain_operations_where_no_sum_is_a_double(monkeypatch):
+    monkeypatch.setattr(CPU, "has_float64", False)
+    tensors = [torch.arange(9), torch.tensor([True, False]), torch.ones(3)]
+    values, launches = rows_of(tensors)
+    assert_rows(tensors, values)
+    assert launches == 2
+
+
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_odd_tensors_one_by_one_and_together(accumulator, one_by_one):
     tensors = odd_tensors()
@@ -314,7 +347,8 @@ def compile(kernel, signature, constants, capability):
     return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32))
 
 ALL = ((False, False), (True, True), (True, False))
-for capability, dtypes in ((80, {"*bf16": ALL[2:]}), (90, {"*bf16": ALL[2:], "*fp16": ALL[2:], "*fp32": ALL})):
+WHOLE = dict.fromkeys(("*i64", "*i32", "*i8", "*u8", "*i1"), ALL[1:2])
+for capability, dtypes in ((80, {"*bf16": ALL[2:]}), (90, WHOLE | {"*bf16": ALL[2:], "*fp16": ALL[2:], "*fp32": ALL})):
     for x, variants in dtypes.items():
         for many, histograms in variants:
             table = "*i64" if many else x
@@ -328,7 +362,7 @@ for capability, dtypes in ((80, {"*bf16": ALL[2:]}), (90, {"*bf16": ALL[2:], "*f
             built = compile(kernels.partial_rows, signature, constants, capability)
             assert built.asm["cubin"]
             wide = re.findall(r"cp\\.async\\.cg\\.shared\\.global \\[[^]]*\\], \\[[^]]*\\], 0x10", built.asm["ptx"])
-            assert len(wide) >= 8, "the main loop loads less than 16 bytes at a time"
+            assert x in WHOLE or len(wide) >= 8, "the main loop loads less than 16 bytes at a time"
     signature = {"partials": "*fp64", **dict.fromkeys(("firsts", "counts", "sizes", "slots"), "*i64"), "rows": "*fp64"}
     constants = {"split": False, "accumulator": tl.float64, "block": 256}
     assert compile(kernels.combine_rows, signature, constants, capability).asm["cubin"]
