@@ -168,7 +168,7 @@ class IncidentLog:
                 kind=r.anomaly.kind,
                 score=r.anomaly.score,
                 module=r.anomaly.module,
-                evidence=evidence(r.anomaly),
+                evidence=evidence(r.anomaly, r.onset),
             )
             for r in ranked[:SUSPECTS]
         )

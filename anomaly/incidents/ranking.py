@@ -64,7 +64,7 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     began = min(a.step for a in candidates)
     effects = _Effects.of(candidates, parameters)
     drifts = min((a.step for a in candidates if a.detector == DRIFTS), default=0)
-    return sorted((_place(_with_first_drift(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)
+    return sorted((_place(a, _step_of(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)
 
 
 def _without_ties(anomalies: list[Anomaly]) -> list[Anomaly]:
@@ -93,10 +93,10 @@ def strength(anomaly: Anomaly) -> tuple[int, bool, float]:
     return anomaly.step, anomaly.kind not in CERTAIN, -anomaly.score
 
 
-def _with_first_drift(anomaly: Anomaly, drifts: int) -> Anomaly:
-    """Return an anomaly; drifts get the step of the first one, as the first to be found need not begin first."""
+def _step_of(anomaly: Anomaly, drifts: int) -> int:
+    """Return when an anomaly began; for a drift that of the first one, as the first to be found need not begin so."""
     slow = anomaly.detector == DRIFTS and anomaly.step <= drifts + SLOW_STEPS
-    return replace(anomaly, step=drifts) if slow else anomaly
+    return drifts if slow else anomaly.step
 
 
 @dataclass(frozen=True)
@@ -117,21 +117,21 @@ class _Effects:
         bound = max(FEW, EVERYWHERE * parameters)
         return cls(since, frozenset(rank for rank, count in weights.items() if count > bound))
 
-    def explain(self, anomaly: Anomaly) -> bool:
-        """Whether an earlier update by bad gradients explains an abnormal weight or state."""
+    def explain(self, anomaly: Anomaly, step: int) -> bool:
+        """Whether an earlier update by bad gradients explains a weight or state that is abnormal since a step."""
         since = self.bad_gradients_since.get(anomaly.rank)
-        if since is None or since >= anomaly.step:
+        if since is None or since >= step:
             return False
         # State is a running sum of gradients: bad gradients make it bad.
         return anomaly.quantity != PARAMETER or anomaly.rank in self.everywhere
 
 
-def _place(anomaly: Anomaly, began: int, effects: _Effects) -> Ranked:
+def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked:
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     if anomaly.kind == MODE_CHANGE:
-        return Ranked(anomaly, anomaly.step, precedes=True)
-    if (anomaly.quantity != PARAMETER and not is_state) or effects.explain(anomaly):
-        return Ranked(anomaly, anomaly.step, precedes=False)
-    onset = began if anomaly.last_clean < began else anomaly.step
+        return Ranked(anomaly, step, precedes=True)
+    if (anomaly.quantity != PARAMETER and not is_state) or effects.explain(anomaly, step):
+        return Ranked(anomaly, step, precedes=False)
+    onset = began if anomaly.last_clean < began else step
     return Ranked(anomaly, onset, precedes=anomaly.quantity == PARAMETER)

@@ -59,8 +59,12 @@ def subject(name: str, quantity: str) -> str:
     return _SUBJECTS.get(quantity, f"optimizer state {quantity} of {{}}").format(name)
 
 
-def evidence(anomaly: Anomaly) -> str:
-    """Return one sentence on an anomaly: that of its rule, or that of the baselines."""
+def evidence(anomaly: Anomaly, onset: int | None = None) -> str:
+    """Return one sentence on an anomaly: that of its rule, or that of the baselines.
+
+    It began at step `onset`, without one when it was found. A slow change passes for healthy for some steps: those from
+    the onset on are not called so.
+    """
     known = detector(anomaly.detector)
     if known is None and anomaly.detector != ALL_AT_ONCE and anomaly.kind not in _CHANGES:
         known = speaker_for(anomaly.kind)  # a user's own function
@@ -68,7 +72,7 @@ def evidence(anomaly: Anomaly) -> str:
     said = _change(anomaly, words) if known is None else known.sentence(anomaly, words)
     if known is not None and known.compares_ranks:
         return said  # its last healthy step is that of all ranks
-    if anomaly.last_clean >= 0:
+    if 0 <= anomaly.last_clean < (anomaly.step if onset is None else onset):
         said += f"; it was last healthy at step {anomaly.last_clean}"
     passed_on = anomaly.passed_on and anomaly.detector != ALL_AT_ONCE
     return said + ("; its inputs were abnormal already" if passed_on else "")
@@ -101,7 +105,7 @@ def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
     when = f"Since step {first.onset}"
     if 0 <= clean < first.onset - 1:
         when = f"Between step {clean + 1} and step {first.onset}"
-    said = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly)
+    said = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly, first.onset)
     if _is_own_scalar(first.anomaly) and not activations_seen:
         said += "; its cause was not sampled (activations are not sampled at every step)"
     others = len(ranked) - 1

@@ -443,6 +443,7 @@ static PyObject *align_many(PyObject *self, PyObject *const *args, Py_ssize_t co
 }
 
 #include "tensor_lists.h"
+#include "shared_tensors.h"
 
 static PyMethodDef methods[] = {
     {"align", (PyCFunction)(void (*)(void))align_many, METH_FASTCALL, "Write the rows of many pairs of arrays."},
@@ -453,13 +454,15 @@ static PyMethodDef methods[] = {
      "Return the address of a tensor that is as described, else None."},
     {"described_addresses", (PyCFunction)(void (*)(void))described_addresses, METH_FASTCALL,
      "Return the addresses of tensors that are all as described, else None."},
+    {"share", (PyCFunction)(void (*)(void))share, METH_FASTCALL, "Note a tensor that several series may share."},
+    {"are_intact", (PyCFunction)(void (*)(void))are_intact, METH_FASTCALL, "Tell which tensors have not changed."},
     {NULL, NULL, 0, NULL},
 };
 
 static int start(PyObject *module) {
     remember_process();
     number_slots();
-    return PyModule_AddIntMacro(module, FLOAT32) | PyModule_AddIntMacro(module, BFLOAT16) |
+    return intern_names() | PyModule_AddIntMacro(module, FLOAT32) | PyModule_AddIntMacro(module, BFLOAT16) |
            PyModule_AddIntMacro(module, FLOAT16) | PyModule_AddIntMacro(module, FLOAT64);
 }
 

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 FLOAT32: Final[int]
 BFLOAT16: Final[int]
@@ -66,3 +66,16 @@ def described_address(
 def described_addresses(
     functions: object, tensors: Sequence[object], description: bytes, is_negated: Callable[..., bool], /
 ) -> list[int] | None: ...
+
+# Notes a tensor that several series may share, by the containers in `state`: see shared_tensors.h. None: it has a row,
+# or waits for one. True: as None, and enough wait to be read. False: it has no count of changes. A tuple, with nothing
+# noted: the tensor that it is a view of, or itself, and that one's count of changes.
+def share(
+    functions: object, state: tuple[object, ...], series_id: int, tensor: object, /
+) -> bool | tuple[Any, int] | None: ...
+
+# Tells of each tensor whether it has the same count of changes and address as when these were noted; the address of a
+# tensor without elements is -1. The sequences are lists of equal length (else TypeError).
+def are_intact(
+    functions: object, tensors: Sequence[object], versions: Sequence[int], addresses: Sequence[int], /
+) -> list[bool]: ...

@@ -52,8 +52,7 @@ class HostRows:
         self._recurring_ids = RecurringArray(np.int32)
         self._recurring_layouts = RecurringArray(np.int32)
         self._checked_ids: npt.NDArray[Any] | None = None
-        self._unique = True
-        self._all_kept: npt.NDArray[np.bool_] = np.ones(0, bool)
+        self._usually_kept: npt.NDArray[np.bool_] = np.ones(0, bool)
         self._make_host(256)
         self._clear_rows()
 
@@ -61,7 +60,8 @@ class HostRows:
         return len(self._ids)
 
     def _clear_rows(self) -> None:
-        self._counts[: len(self._ids)] = 0
+        if self.histograms:
+            self._counts[: len(self._ids)] = 0
         self._ids = []
         self._has_host_values = False
         self._layout_ids: list[int] = []
@@ -88,18 +88,20 @@ class HostRows:
         """Return a mask, shape (n,), of the last row of each series among those that were not dropped."""
         ids = self._recurring_ids.of(self._ids)
         if ids is not self._checked_ids:
-            self._checked_ids, self._unique = ids, len(set(self._ids)) == len(ids)
-            self._all_kept = np.ones(len(ids), bool)
-            self._all_kept.flags.writeable = False
-        if self._unique and not self._dropped:
-            return self._all_kept
-        kept = np.ones(len(ids), bool)
-        if self._dropped:
-            kept[list(self._dropped)] = False
-        if not self._unique:
-            last = {self._ids[position]: position for position in np.flatnonzero(kept).tolist()}
-            kept[:] = False
-            kept[list(last.values())] = True
+            self._checked_ids = ids
+            self._usually_kept = self._last_of_each(np.ones(len(ids), bool))
+            self._usually_kept.flags.writeable = False
+        if not self._dropped:
+            return self._usually_kept
+        there = np.ones(len(ids), bool)
+        there[list(self._dropped)] = False
+        return self._last_of_each(there)
+
+    def _last_of_each(self, there: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the last row of each series among the rows that are there, shape (n,)."""
+        last = {self._ids[position]: position for position in np.flatnonzero(there).tolist()}
+        kept = np.zeros(len(there), bool)
+        kept[list(last.values())] = True
         return kept
 
     def _make_room(self, rows: int) -> None:
@@ -127,9 +129,9 @@ class HostRows:
         self._has_host_values = True
         return self._host
 
-    def _values_so_far(self) -> npt.NDArray[np.float64]:
-        """Return a copy of the rows, shape (n, COLUMNS); rows that no one has written yet hold anything."""
-        return self._host[: len(self)].copy() if self._has_host_values else np.empty((len(self), COLUMNS))
+    def _values_so_far(self) -> npt.NDArray[np.float64] | None:
+        """Return a copy of the rows, shape (n, COLUMNS), None where there are rows and none was written on the host."""
+        return self._host[: len(self)].copy() if self._has_host_values or not self._ids else None
 
     def _counts_so_far(self) -> Counts | None:
         return self._counts[: len(self)].copy() if self.histograms else None
@@ -201,7 +203,7 @@ class PendingRows:
 
     `overwritten` counts the rows that are missing because their tensors changed before they were read. `aliases` are
     the positions of rows and those of the rows that they repeat, each of shape (n,); of the rows at `scalars` only the
-    value was copied.
+    value was copied. `values` has shape (n, COLUMNS), and is None where a device holds all rows.
 
     A copy is the positions of its rows, a function that returns the rows after the copy, and its event (or None).
     `counts`, shape (n, SLOTS), are the counters of the histograms, and `count_copies` are those of other devices.
@@ -209,7 +211,7 @@ class PendingRows:
 
     ids: npt.NDArray[np.int32]
     layouts: npt.NDArray[np.int32]
-    values: npt.NDArray[np.float64]
+    values: npt.NDArray[np.float64] | None
     kept: npt.NDArray[np.bool_]
     copies: list[Copy]
     aliases: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]] = (NO_POSITIONS, NO_POSITIONS)
@@ -239,12 +241,13 @@ class PendingRows:
 
     def resolve(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """Return ids, layouts and values (float64 of shape (n, COLUMNS)); call it only when `ready`."""
+        values = np.empty((len(self.ids), COLUMNS)) if self.values is None else self.values
         with np.errstate(invalid="ignore"):  # a row that was lost holds whatever its memory held
             for positions, read, _ in self.copies:
-                self.values[positions] = read()
+                values[positions] = read()
         for position in self.scalars:
-            self.values[position, :VALUE] = row_of_number(float(self.values[position, VALUE]))
-        self.values[self.aliases[0]] = self.values[self.aliases[1]]
+            values[position, :VALUE] = row_of_number(float(values[position, VALUE]))
+        values[self.aliases[0]] = values[self.aliases[1]]
         if self.kept.all():
-            return self.ids, self.layouts, self.values
-        return self.ids[self.kept], self.layouts[self.kept], self.values[self.kept]
+            return self.ids, self.layouts, values
+        return self.ids[self.kept], self.layouts[self.kept], values[self.kept]

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -56,9 +56,9 @@ class Cpu(Device):
         """Return None: work runs at once."""
         return None
 
-    def stream_number(self, device: torch.device) -> int:
-        """Return 0: there is no stream."""
-        return 0
+    def stream_numbers(self, device: torch.device) -> Callable[[], int]:
+        """Return a function that returns 0: there is no stream."""
+        return int
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context that does nothing."""

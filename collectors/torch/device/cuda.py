@@ -1,6 +1,8 @@
 """CUDA and ROCm, which torch both calls cuda."""
 
 import os
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -28,9 +30,9 @@ class Cuda(Device):
             found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
         return {name: version for name, version in found.items() if version}
 
-    def stream_number(self, device: torch.device) -> int:
-        """Return the address of the current stream's handle: without the object that torch makes of it."""
-        return int(torch._C._cuda_getCurrentRawStream(device.index))
+    def stream_numbers(self, device: torch.device) -> Callable[[], int]:
+        """Return a function that returns the address of the current stream's handle: torch makes no object of it."""
+        return partial(torch._C._cuda_getCurrentRawStream, device.index)
 
     def has_triton(self) -> bool:
         """Whether Triton is installed."""

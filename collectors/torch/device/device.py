@@ -5,7 +5,7 @@ describes all of them, and one line in `registry`.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,9 +185,9 @@ class Device:
         """Return the current stream of a device, None where work runs at once."""
         return self.module.current_stream(device)
 
-    def stream_number(self, device: torch.device) -> int:
-        """Return the number of a device's current stream; quick, as it is asked for each tensor."""
-        return int(torch._C._accelerator_getStream(device.index).stream_id)
+    def stream_numbers(self, device: torch.device) -> Callable[[], int]:
+        """Return a function that returns the number of a device's current stream; it is asked for each tensor."""
+        return lambda: int(torch._C._accelerator_getStream(device.index).stream_id)
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context in which `stream` is the current one."""

@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
+
 try:
     from trainsentry.collectors.native import host_rows
 except ImportError:  # built without a compiler
@@ -87,6 +89,22 @@ def _compared_address(x: Tensor, description: Any, _is_negated: Any) -> int | No
     addresses = described_addresses([x], description)
     return addresses[0] if addresses else None
 
+
+compiled_share: Final[Callable[..., Any] | None] = (
+    partial(host_rows.share, _FUNCTIONS) if _DLPACK_TELLS and hasattr(host_rows, "share") else None
+)
+"""The compiled function that `shared_rows.py` asks for each activation, None where torch or a compiler lacks."""
+
+
+def _found_intact(tensors: Sequence[Tensor], versions: Sequence[int], addresses: Sequence[int]) -> list[bool]:
+    waiting = zip(tensors, versions, addresses, strict=True)
+    return [x._version == version and (x.data_ptr() or EMPTY) == address for x, version, address in waiting]
+
+
+are_intact: Final[Callable[[Sequence[Tensor], Sequence[int], Sequence[int]], list[bool]]] = (
+    partial(host_rows.are_intact, _FUNCTIONS) if compiled_share is not None else _found_intact
+)
+"""Tells of each tensor whether it has the count of changes and the address that it had (EMPTY without elements)."""
 
 described_address: Final[Callable[[Tensor, Any, Any], int | None]] = (
     partial(host_rows.described_address, _FUNCTIONS) if _DLPACK_TELLS else _compared_address

@@ -42,6 +42,9 @@ class DeviceRows:
     returns the address of a plain tensor of this device that is read so, 0 where it is read alone; it is asked for each
     tensor, so it is no method.
 
+    `waiting` is what the compiled `share` adds tensors to: the containers of those that wait, a function that returns
+    the number of the current stream, and a list with the number and the stream on which they were made.
+
     Of the rows at the positions `scalars` only the value is written. `overwritten` are the positions of tensors that
     changed before they were read, and `lost` those of rows that no kernel could write: their values mean nothing.
     """
@@ -67,7 +70,9 @@ class DeviceRows:
         self._lists = ListStatistics(device)
         self._pairs = DevicePairs(device, self._lists)
         self._gathered = GatheredTensors(limits or GatherLimits())
-        self._gathering_on: tuple[int, Any] = (0, None)
+        self._stream_number = self.seam.stream_numbers(device)
+        self._gathering_on: list[Any] = [None, None]
+        self.waiting = (*self._gathered.containers(), self._stream_number, self._gathering_on)
         self.has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
         self._dtypes = dtypes_for(self.dtype)
         self.address_in_place: Callable[[Tensor], int] = (
@@ -99,11 +104,10 @@ class DeviceRows:
 
         `version` is autograd's count of its changes, which shows one that happens before it is read.
         """
-        number = self.seam.stream_number(self.device)
+        number = self._stream_number()
         if number != self._gathering_on[0]:
             self.read_gathered()
-        if not self._gathered.positions:
-            self._gathering_on = number, self.seam.current_stream(self.device)
+            self._gathering_on[:] = number, self.seam.current_stream(self.device)
         if self._gathered.add(position, x, address, version, facts):
             self.read_gathered()
 

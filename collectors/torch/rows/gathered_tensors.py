@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainsentry.collectors.settings import READ_TOGETHER, READ_TOGETHER_BYTES
-from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY, DenseTensors, DtypeGroup, groups_if_at_once
+from trainsentry.collectors.torch.rows.described_tensors import are_intact
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors, DtypeGroup, groups_if_at_once
 
 MOST_KNOWN: Final = 1_024
 """Lists of waiting tensors that are remembered, some 2 kB each."""
@@ -37,7 +38,7 @@ class StorageFacts(NamedTuple):
 
 
 class GatheredTensors:
-    """References to tensors, with the position of each one's row in the record.
+    """References to tensors, with the position of each one's row in the record; `total` holds their bytes.
 
     A tensor that changes before it is read shows by autograd's count of in-place changes, or by its address where its
     memory was taken away or replaced. A waiting tensor keeps its whole storage in memory, so that is what is counted.
@@ -45,6 +46,12 @@ class GatheredTensors:
 
     def __init__(self, limits: GatherLimits) -> None:
         self.limits = limits
+        self.positions: list[int] = []
+        self.total = [0]
+        self._tensors: list[Tensor] = []
+        self._versions: list[int] = []
+        self._addresses: list[int] = []
+        self._facts: list[StorageFacts] = []
         self._known: dict[tuple[int, int], tuple[list[StorageFacts], list[int], list[DtypeGroup] | None]] = {}
         self.drop()
 
@@ -53,13 +60,15 @@ class GatheredTensors:
         self._taken = 0
         self._empty()
 
+    def containers(self) -> tuple[Any, ...]:
+        """Return what the compiled `share` adds tensors to: the lists, which stay the same, and the limits."""
+        lists = self.positions, self._tensors, self._versions, self._addresses, self._facts, self.total
+        return *lists, self.limits.tensors, self.limits.nbytes
+
     def _empty(self) -> None:
-        self.positions: list[int] = []
-        self.nbytes = 0
-        self._tensors: list[Tensor] = []
-        self._versions: list[int] = []
-        self._addresses: list[int] = []
-        self._facts: list[StorageFacts] = []
+        for waiting in (self.positions, self._tensors, self._versions, self._addresses, self._facts):
+            waiting.clear()
+        self.total[0] = 0
 
     def add(self, position: int, x: Tensor, address: int, version: int, facts: StorageFacts) -> bool:
         """Keep a tensor with its count of changes; return whether a limit is reached, so all must be read."""
@@ -70,19 +79,18 @@ class GatheredTensors:
         self._versions.append(version)
         self._addresses.append(address)
         self._facts.append(facts)
-        self.nbytes += facts.nbytes
-        return len(self.positions) >= self.limits.tensors or self.nbytes >= self.limits.nbytes
+        self.total[0] += facts.nbytes
+        return len(self.positions) >= self.limits.tensors or self.total[0] >= self.limits.nbytes
 
     def take(self) -> tuple[list[int], DenseTensors, list[int]]:
         """Return positions and tensors to read, and the positions of those that were overwritten; keep none."""
-        positions, tensors, addresses, versions = self.positions, self._tensors, self._addresses, self._versions
-        facts = self._facts
+        positions, tensors, addresses = self.positions[:], self._tensors[:], self._addresses[:]
+        versions, facts = self._versions[:], self._facts[:]
         self._empty()
         self._taken += 1
         overwritten: list[int] = []
-        if [x._version for x in tensors] != versions or list(map(Tensor.data_ptr, tensors)) != addresses:
-            waiting = zip(tensors, versions, addresses, strict=True)
-            intact = [x._version == version and (x.data_ptr() or EMPTY) == address for x, version, address in waiting]
+        intact = are_intact(tensors, versions, addresses)
+        if False in intact:
             overwritten = [position for position, same in zip(positions, intact, strict=True) if not same]
             positions, tensors = list(compress(positions, intact)), list(compress(tensors, intact))
             addresses, facts = list(compress(addresses, intact)), list(compress(facts, intact))

@@ -36,6 +36,7 @@ class ListStatistics:
         self._tables: OrderedDict[Hashable, Tables] = OrderedDict()
         self._constants: dict[Hashable, Tensor] = {}
         self._stream: Any = None
+        self._stream_number = self.seam.stream_numbers(device)
 
     def follow(self) -> None:
         """Let the current stream wait for the one on which rows were made before."""
@@ -89,14 +90,14 @@ class ListStatistics:
 
     def _made(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return a constant of the device; each stream has its own, as it is written and read there."""
-        key = key, self.seam.stream_number(self.device)
+        key = key, self._stream_number()
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
 
     def _sent(self, key: Hashable, make: Callable[[], list[Table]]) -> Tables:
         """Return tables on the device, by one copy where they are not there; each stream has its own."""
-        key = key, self.seam.stream_number(self.device)
+        key = key, self._stream_number()
         known = self._tables.get(key)
         if known is not None:
             self._tables.move_to_end(key)

@@ -12,7 +12,7 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows
 from trainsentry.collectors.shared.recurring_arrays import RecurringArray
 from trainsentry.collectors.torch.device.registry import accelerator, stream_is_captured
-from trainsentry.collectors.torch.rows.described_tensors import describe, described_address
+from trainsentry.collectors.torch.rows.described_tensors import compiled_share, describe, described_address
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, StorageFacts
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
@@ -20,6 +20,30 @@ from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
 from trainsentry.collectors.torch.rows.local_tensor import whole_of
 
 _IS_NEGATED: Final = Tensor.is_neg
+
+
+def _share_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> bool | tuple[Tensor, int] | None:
+    """Do what the compiled `share` does, but keep no tensor: it returns every one that is not known in this step."""
+    seen, _, ids, layouts, aliases, sources, _, layout_of, _ = state
+    whole = tensor if tensor._base is None else whole_of(tensor)
+    try:
+        version = whole._version
+    except RuntimeError:
+        return False
+    known = seen.get(id(whole))
+    if known is None or known[1] != version or known[0]() is not whole:
+        return whole, version
+    same = known[3] and tensor is whole
+    layout = layouts[known[2]] if same else layout_of(tensor)
+    aliases.append(len(ids))
+    sources.append(known[2])
+    layouts.append(layout)
+    ids.append(series_id)
+    return None
+
+
+share: Final[Callable[..., Any]] = compiled_share or _share_plainly
+"""Notes a tensor that several series may share; see `collectors/native/host_rows.pyi`."""
 
 _Seen = tuple["weakref.ref[Tensor]", int, int, bool]
 """A tensor that was read in this step, its count of changes then, the position of its row, and whether the tensor
@@ -29,14 +53,16 @@ itself was read, and no view of it. No class: one is made for each tensor, and a
 class _Usual(NamedTuple):
     """A tensor that a device's kernels read in place in an earlier step, for a series.
 
-    `special` says that another like it may be in a private format.
+    `special` says that another like it may be in a private format. The compiled `share` reads the first five by their
+    places.
     """
 
     description: Any
     layout: int
     facts: StorageFacts
-    rows: DeviceRows
     special: bool
+    waiting: tuple[Any, ...]
+    rows: DeviceRows
 
 
 class SharedRows(HostRows):
@@ -62,12 +88,15 @@ class SharedRows(HostRows):
         self._usual: dict[int, _Usual] = {}
         self._recurring_aliases = RecurringArray(np.intp)
         self._recurring_sources = RecurringArray(np.intp)
+        self._layout_of = self._layout
         self._forget_shared()
 
     def _forget_shared(self) -> None:
         self._aliases: list[int] = []
         self._sources: list[int] = []
         self._seen: dict[int, _Seen] = {}
+        lists = self._ids, self._layout_ids, self._aliases, self._sources
+        self._state = self._seen, self._usual, *lists, whole_of, self._layout_of, _IS_NEGATED
 
     def add(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor's part on this rank."""
@@ -84,20 +113,18 @@ class SharedRows(HostRows):
         """
         if self._accelerated and stream_is_captured():
             return
-        whole = tensor if tensor._base is None else whole_of(tensor)
-        try:
-            version = whole._version
-        except RuntimeError:  # an inference tensor has no count of changes
+        found = share(self._state, series_id, tensor)
+        if found is None:
+            return
+        if found is True:
+            self._read_together(self._usual[series_id].rows)
+        elif found is False:
             self.add(series_id, tensor)
-            return
-        known = self._seen.get(id(whole))
-        if known is not None and known[1] == version and known[0]() is whole:
-            same = known[3] and tensor is whole
-            self._aliases.append(len(self._ids))
-            self._sources.append(known[2])
-            self._layout_ids.append(self._layout_ids[known[2]] if same else self._layout(tensor))
-            self._ids.append(series_id)
-            return
+        else:
+            self._add_first(series_id, tensor, *found)
+
+    def _add_first(self, series_id: int, tensor: Tensor, whole: Tensor, version: int) -> None:
+        """Append a tensor that has no row in this step, as it is now: `whole` is what it is a view of, or itself."""
         position = len(self._ids)
         usual = self._usual.get(series_id)
         address = None if usual is None else described_address(tensor, usual.description, _IS_NEGATED)
@@ -120,8 +147,9 @@ class SharedRows(HostRows):
             self.add(series_id, tensor)
             return
         layout = self._layout(tensor)
-        usual = _Usual(describe([tensor]), layout, StorageFacts.of(tensor), rows, rows.has_private_formats)
-        if address != EMPTY and usual.description is not None:
+        facts = StorageFacts.of(tensor)
+        usual = _Usual(describe([tensor]), layout, facts, rows.has_private_formats, rows.waiting, rows)
+        if address != EMPTY and usual.description is not None and series_id not in self._read_at_once:
             self._usual[series_id] = usual
         self._gather(series_id, tensor, address, version, usual)
 
@@ -148,12 +176,15 @@ class SharedRows(HostRows):
     def read_gathered(self) -> None:
         """Read the tensors that wait to be read together: they may be overwritten from now on."""
         for rows in self._devices.values():
-            try:
-                rows.read_gathered()
-            except Exception as error:
-                if self.refused is None:
-                    raise
-                self.refused(error)
+            self._read_together(rows)
+
+    def _read_together(self, rows: DeviceRows) -> None:
+        try:
+            rows.read_gathered()
+        except Exception as error:
+            if self.refused is None:
+                raise
+            self.refused(error)
 
     def _drop_unwritten(self) -> int:
         """Drop rows without values, with their aliases; return how many were overwritten before they were read.
@@ -167,5 +198,7 @@ class SharedRows(HostRows):
         aliases = list(zip(self._aliases, self._sources, strict=True))
         missing = {position for position, source in aliases if source in overwritten} | overwritten
         self._read_at_once.update(self._ids[position] for position in missing)
+        for series_id in self._read_at_once:
+            self._usual.pop(series_id, None)
         self._dropped |= {position for position, source in aliases if source in self._dropped}
         return len(missing)

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from trainsentry.anomaly.anomaly import Anomaly
+from trainsentry.anomaly.anomaly import DRIFTS, Anomaly
 from trainsentry.anomaly.incidents.ranking import rank
-from trainsentry.anomaly.incidents.sentence import evidence
+from trainsentry.anomaly.incidents.sentence import evidence, summary
 
 
 def anomaly(name, quantity, step, order=0, **kwargs):
@@ -31,6 +31,20 @@ def test_what_was_passed_on_comes_later():
     passed = anomaly("a.output.0", "activation_output", 3, order=0, passed_on=True)
     origin = anomaly("b.output.0", "activation_output", 3, order=9)
     assert order_of([passed, origin])[0][0] == "b.output.0"
+
+
+def test_a_slow_change_is_dated_from_the_first_and_its_numbers_from_its_own_step():
+    slow = {"kind": "drift", "detector": DRIFTS, "statistic": "max", "value": 2.0, "expected": 0.1}
+    first = anomaly("a", "update", 46, order=9, last_clean=45, **slow)
+    later = anomaly("b.input.0", "activation_grad_input", 49, order=1, last_clean=48, **slow)
+    found = rank([first, later], 50)
+    assert [(r.anomaly.name, r.onset) for r in found] == [("b.input.0", 46), ("a", 46)]
+    said = summary(found)
+    assert said.startswith(
+        "Since step 46 on rank 0: the largest magnitude of the gradient at b.input.0 is 2 at step 49"
+    )
+    assert "last healthy" not in said  # it passed for healthy at step 48, when it had begun
+    assert evidence(first, 46).endswith("it was last healthy at step 45")
 
 
 def test_a_weight_last_seen_healthy_before_the_trouble_is_its_cause():
