@@ -41,6 +41,7 @@ class PreUpdateCheck:
         self._edge = DtypeEdgeRule(self.overflow.arrays)
         self._largest = self.overflow.arrays.series.column(float)
         self._samples = self.overflow.arrays.series.column(np.int32)
+        self._step_of = self.overflow.arrays.series.column(np.int64, -1)
         self._followed = self.overflow.arrays.series.column(bool, of=lambda s: not s.is_state)
         self._skips_in_a_row = 0
         self._is_loss = self.overflow.arrays.series.column(bool, of=is_loss)
@@ -94,6 +95,7 @@ class PreUpdateCheck:
         far: Mask = usual & known & (norms > FAR_OUT * largest[ids])
         learned = np.where(usual & ~far, norms, 0.0)
         largest[ids] = np.maximum(largest[ids], learned)
-        samples[ids] += usual
+        samples[ids] += usual & (self._step_of.values[ids] != record.step)  # a step may have several updates
+        self._step_of.values[ids] = record.step
         far &= facts.judged[ids] & facts.watched[ids] & self._followed.values[ids]
         return far

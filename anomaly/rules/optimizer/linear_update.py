@@ -8,6 +8,7 @@ from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
+from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals, nearest
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, UPDATE, Series
@@ -16,21 +17,9 @@ from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as the equation holds to rounding."""
 
-LEARNED: Final = 3
-"""Samples in which an update must have followed before it is judged: a loop may rescale what the optimizer does."""
-
-LEAST_RESIDUAL: Final = 1e-3
-"""Smallest residual that counts, as a share of the update's root mean square. An update is a difference of weights, so
-that weights in float32 leave 1e-5, and more where they are rounded."""
-
-TIMES_RESIDUAL: Final = 30.0
-"""An update is wrong at so many times its largest residual so far."""
-
-LARGEST_RESIDUAL: Final = 0.05
-"""Residual above which an update does not follow at all, so that none is learned."""
-
-MOST_AT_ONCE: Final = 0.5
-"""Share of the updates that may break at once: where most do, the loop itself changed gradients or rates in between."""
+BOUNDS: Final = ResidualBounds(least=1e-3, largest=0.05, learned=3)
+"""Shares of the update's root mean square. An update is a difference of weights, so that weights in float32 leave 1e-5,
+and more where they are rounded. A loop may rescale what the optimizer does, so three samples must have followed."""
 
 MOMENTUM: Final = "momentum_buffer"
 _PARTS: Final = (GRADIENT, PARAMETER, MOMENTUM)
@@ -55,8 +44,7 @@ class LinearUpdateRule(Rule):
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._options = RecordedOptions(arrays)
         self._means = ByParameter(len(_PARTS))
-        self._residual = arrays.series.column(np.float64)
-        self._followed = arrays.series.column(np.int64)
+        self._residuals = Residuals(arrays, BOUNDS)
         self._step = -1
         self._skipped = False
 
@@ -89,25 +77,13 @@ class LinearUpdateRule(Rule):
         expected = self._expected(self._owner.values[ids])
         if not len(expected):
             return []
-        with np.errstate(invalid="ignore", divide="ignore"):
-            apart = np.abs(expected - means) / rms
-        nearest = np.where(np.isnan(apart), np.inf, apart).argmin(axis=0)
-        residual = apart[nearest, np.arange(len(ids))]
-        known = np.isfinite(residual)
-        largest, followed = self._residual.values, self._followed.values
-        judged = known & (followed[ids] >= LEARNED)
-        wrong = judged & (residual > np.maximum(LEAST_RESIDUAL, TIMES_RESIDUAL * largest[ids]))
-        fine = known & ~wrong
-        largest[ids[fine]] = np.maximum(largest[ids[fine]], residual[fine])
-        followed[ids[fine]] = np.where(residual[fine] > LARGEST_RESIDUAL, 0, followed[ids[fine]] + 1)
-        if not wrong.any() or wrong.sum() > max(1, MOST_AT_ONCE * judged.sum()):
-            return []
+        expected, residuals = nearest(expected, means, rms)
         return [
             Finding(
-                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "mean", float(means[i]),
-                float(expected[nearest[i], i]), SCORE, passed_on=False,
+                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "mean", float(means[i]), float(expected[i]), SCORE,
+                passed_on=False,
             )
-            for i in np.flatnonzero(wrong).tolist()
+            for i in self._residuals.wrong(ids, residuals).tolist()
         ]  # fmt: skip
 
     def _expected(self, owners: Integers) -> Floats:

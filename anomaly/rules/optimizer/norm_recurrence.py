@@ -7,6 +7,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
+from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import GRADIENT, MOMENT_DIRECTION, OPTION, Series
@@ -15,20 +16,9 @@ from trainsentry.collectors.statistics import NORM, VALUE
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as the equation holds to rounding."""
 
-LEARNED: Final = 4
-"""Samples in which a norm must have followed before it is judged: not every optimizer keeps its moment so."""
-
-LEAST_RESIDUAL: Final = 1e-4
-"""Smallest residual that counts, as a share of the norm: float32 leaves 1e-7, a gradient that is rounded more."""
-
-TIMES_RESIDUAL: Final = 30.0
-"""A norm is wrong at so many times its largest residual so far."""
-
-LARGEST_RESIDUAL: Final = 0.02
-"""Residual above which a norm does not follow at all, as with decay inside the gradient, so that none is learned."""
-
-MOST_AT_ONCE: Final = 0.5
-"""Share of the moments that may break at once: where most do, the loop itself changed the gradients."""
+BOUNDS: Final = ResidualBounds(least=1e-4, largest=0.02, learned=4)
+"""Shares of the norm: float32 leaves 1e-7, a gradient that is rounded more. With decay inside the gradient a norm does
+not follow at all, and not every optimizer keeps its moment so: four samples must have followed."""
 
 MOMENTS: Final = {"exp_avg": ("betas.0", ""), "momentum_buffer": ("momentum", "dampening")}
 """First moments, the option of their decay, and that of what the gradient's part lacks ("" for 1 − decay)."""
@@ -59,7 +49,7 @@ class NormRecurrenceRule(Rule):
         self._read, self._expected = ByParameter(len(_MEASURED)), ByParameter(1)
         self._kind = arrays.series.column(np.int8, -1, of=lambda s: _KINDS.get(s.quantity, -1))
         self._kinds = ByParameter(1)
-        self._residual, self._followed = ByParameter(1), ByParameter(1)
+        self._residuals = Residuals(arrays, BOUNDS)
         self._step = -1
         self._skipped = self._unknown = False
 
@@ -91,23 +81,13 @@ class NormRecurrenceRule(Rule):
         owners = self._owner.values[ids]
         norms, expected = observed.record.values[rows, NORM], self._expected.get(owners)[0]
         with np.errstate(invalid="ignore", divide="ignore"):
-            residual = np.abs(norms - expected) / np.maximum(norms, expected)
-        known = np.isfinite(residual)
-        largest, followed = (np.nan_to_num(kept.get(owners)[0]) for kept in (self._residual, self._followed))
-        judged = known & (followed >= LEARNED)
-        wrong = judged & (residual > np.maximum(LEAST_RESIDUAL, TIMES_RESIDUAL * largest))
-        fine = known & ~wrong
-        self._residual.set(owners, np.where(fine, np.fmax(largest, residual), largest)[None])
-        followed = np.where(fine, np.where(residual > LARGEST_RESIDUAL, 0, followed + 1), followed)
-        self._followed.set(owners, followed[None])
-        if not wrong.any() or wrong.sum() > max(1, MOST_AT_ONCE * judged.sum()):
-            return []
+            residuals: Floats = np.abs(norms - expected) / np.maximum(norms, expected)
         return [
             Finding(
                 int(ids[i]), int(rows[i]), RECURRENCE, self.name, "norm", float(norms[i]), float(expected[i]), SCORE,
                 passed_on=False,
             )
-            for i in np.flatnonzero(wrong).tolist()
+            for i in self._residuals.wrong(ids, residuals).tolist()
         ]  # fmt: skip
 
     def _advance(self, step: int) -> None:

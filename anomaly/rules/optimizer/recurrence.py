@@ -8,6 +8,7 @@ from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
+from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals, nearest
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
@@ -16,23 +17,10 @@ from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as the recurrences hold to rounding."""
 
-LEARNED: Final = 4
-"""Samples in which a state must have followed before it is judged: not every optimizer keeps state of these names by
-these recurrences."""
-
-TIMES_RESIDUAL: Final = 30.0
-"""A state is wrong at so many times its largest residual so far, which measures rounding and what changes gradients
-after they are read."""
-
-LEAST_RESIDUAL: Final = 3e-4
-"""Smallest residual, as a share of the state's root mean square, that counts: float32 sums leave 1e-6, and decay of
-weights, whose means are known at samples only, 1e-5."""
-
-LARGEST_RESIDUAL: Final = 0.02
-"""Residual above which a state does not follow the recurrence at all, so that none is learned."""
-
-MOST_AT_ONCE: Final = 0.5
-"""Share of the states that may break at once: where most do, the training's own loop changed the gradients."""
+BOUNDS: Final = ResidualBounds(least=3e-4, largest=0.02, learned=4)
+"""Shares of the state's root mean square: float32 sums leave 1e-6, and decay of weights, whose means are known at
+samples only, 1e-5. Not every optimizer keeps state of these names by these recurrences, so four samples must have
+followed."""
 
 RECURRENCES: Final[dict[str, tuple[str, str, bool]]] = {
     "exp_avg": ("betas.0", "", False),
@@ -69,11 +57,10 @@ class RecurrenceRule(Rule):
         # By owner: mean, mean square and elements of the pending gradient (NaN: none), and the mean of the weight.
         self._pending = ByParameter(3)
         self._weight = ByParameter(1)
-        # By state series: the predicted means without and with decay of weights, the residuals' largest and number.
+        # By state series: the predicted means without and with decay of weights.
         self._predicted: Column[Series] = arrays.series.column(np.float64, np.nan, shape=(2,))
         self._numel = arrays.series.column(np.float64)
-        self._residual = arrays.series.column(np.float64)
-        self._followed = arrays.series.column(np.int64)
+        self._residuals = Residuals(arrays, BOUNDS)
         self._states: Integers = np.zeros(0, np.int64)
         self._step = -1
 
@@ -100,28 +87,13 @@ class RecurrenceRule(Rule):
 
     def _compare(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
         """Compare states with what was predicted; learn the residuals of those that follow."""
-        predicted = self._predicted.values[:, ids]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            apart = np.abs(predicted - means) / scale
-        nearest = np.where(np.isnan(apart), np.inf, apart).argmin(axis=0)
-        residual = apart[nearest, np.arange(len(ids))]
-        known = np.isfinite(residual)
-        largest, followed = self._residual.values, self._followed.values
-        bound = np.maximum(LEAST_RESIDUAL, TIMES_RESIDUAL * largest[ids])
-        judged = known & (followed[ids] >= LEARNED)
-        wrong = judged & (residual > bound)
-        learned = ids[known & ~wrong]
-        largest[learned] = np.maximum(largest[learned], residual[known & ~wrong])
-        followed[learned] += 1
-        followed[ids[known & ~wrong & (residual > LARGEST_RESIDUAL)]] = 0
-        if not wrong.any() or wrong.sum() > max(1, MOST_AT_ONCE * judged.sum()):
-            return []
+        predicted, residuals = nearest(self._predicted.values[:, ids], means, scale)
         return [
             Finding(
-                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "mean", float(means[i]),
-                float(predicted[nearest[i], i]), SCORE, passed_on=False,
+                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "mean", float(means[i]), float(predicted[i]), SCORE,
+                passed_on=False,
             )
-            for i in np.flatnonzero(wrong).tolist()
+            for i in self._residuals.wrong(ids, residuals).tolist()
         ]  # fmt: skip
 
     def _note(self, observed: Observed) -> None:

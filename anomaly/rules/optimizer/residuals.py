@@ -1,0 +1,68 @@
+"""How far tensors have been from what an equation says of them, and which of them are further away than ever."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
+from trainsentry.collectors.series import Series
+
+TIMES_RESIDUAL: Final = 30.0
+"""A tensor is wrong at so many times its largest residual so far, which measures rounding and what changes gradients
+after they are read."""
+
+MOST_AT_ONCE: Final = 0.5
+"""Share of the tensors that may be wrong at once: where most are, the training's own loop changed what the equation is
+made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualBounds:
+    """What a residual is compared with, as a share of the tensor's size, and the samples that a tensor must follow.
+
+    Below `least` none counts. Above `largest` a tensor does not follow the equation at all, so that none is learned.
+    A tensor is judged once it has followed in `learned` samples in a row.
+    """
+
+    least: float
+    largest: float
+    learned: int
+
+
+class Residuals:
+    """Learns the residuals of each series that follows an equation, and tells which follow no more."""
+
+    def __init__(self, arrays: SeriesArrays, bounds: ResidualBounds) -> None:
+        self._bounds = bounds
+        self._largest: Column[Series] = arrays.series.column(np.float64)
+        self._followed: Column[Series] = arrays.series.column(np.int64)
+
+    def wrong(self, ids: Integers, residuals: Floats) -> Integers:
+        """Return the places of the series that follow no more, and learn the residuals of the others.
+
+        Ids and residuals have shape (n,); a residual that is not finite says nothing. None is returned where most are
+        wrong.
+        """
+        bounds, largest, followed = self._bounds, self._largest.values, self._followed.values
+        known = np.isfinite(residuals)
+        judged = known & (followed[ids] >= bounds.learned)
+        wrong = judged & (residuals > np.maximum(bounds.least, TIMES_RESIDUAL * largest[ids]))
+        fine = known & ~wrong
+        largest[ids[fine]] = np.maximum(largest[ids[fine]], residuals[fine])
+        followed[ids[fine]] += 1
+        followed[ids[fine & (residuals > bounds.largest)]] = 0
+        most = max(1, MOST_AT_ONCE * judged.sum())
+        return np.flatnonzero(wrong) if wrong.sum() <= most else np.zeros(0, np.int64)
+
+
+def nearest(expected: Floats, found: Floats, scale: Floats) -> tuple[Floats, Floats]:
+    """Return what is nearest to each tensor of what several options give, and its residual, each of shape (n,).
+
+    `expected` has shape (options, n), NaN where an option says nothing. A residual is a share of `scale`, and is
+    infinite where no option says anything.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        apart = np.abs(expected - found) / scale
+    places = np.where(np.isnan(apart), np.inf, apart).argmin(axis=0), np.arange(expected.shape[1])
+    return expected[places], apart[places]
