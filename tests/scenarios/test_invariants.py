@@ -344,3 +344,83 @@ def test_the_rows_of_a_bad_batch_are_named_and_dumped(tmp_path, family, collect)
     for path in dumped if collect == "everything" else [next(dumped)]:  # which may have been examined just before
         row = torch.load(path, weights_only=True)[3]
         assert (row == 31).all() if family == "gpt" else row.abs().max() > 1e4
+
+
+class Lamb(torch.optim.AdamW):
+    """Moves each weight by a share of its own norm, whatever the gradient is (You et al., 2020)."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        before = [p.clone() for group in self.param_groups for p in group["params"]]
+        super().step(closure)
+        for group in self.param_groups:
+            for p, old in zip(group["params"], before, strict=True):
+                moved = p - old
+                p.copy_(old + moved * (5 * group["lr"] * old.norm().clamp(min=0.1) / moved.norm().clamp(min=1e-9)))
+
+
+def two_optimizers(model):
+    """Return one optimizer for the matrices and one for the rest, and what a loop's scaler lets them do."""
+    parameters = list(model.parameters())
+    matrices, rest = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() < 2]
+    return [torch.optim.AdamW(matrices, lr=2e-3), torch.optim.SGD(rest, lr=0.01, momentum=0.9)]
+
+
+LOOPS = {
+    "two optimizers, one of them skipped by a scaler now and then": (two_optimizers, {"scaled": True}),
+    "two updates in a step": (lambda m: [torch.optim.AdamW(m.parameters(), lr=1e-3)], {"updates": 2}),
+    "two updates of SGD in a step": (
+        lambda m: [torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9)],
+        {"updates": 2},
+    ),
+    "a share of each weight's norm": (lambda m: [Lamb(m.parameters(), lr=2e-3)], {}),
+    "a loss below zero": (lambda m: [torch.optim.AdamW(m.parameters(), lr=1e-3)], {"less": 9.0}),
+    "a loss that crosses zero": (lambda m: [torch.optim.AdamW(m.parameters(), lr=1e-3)], {"less": 2.5}),
+}
+if hasattr(torch.optim, "Muon"):
+    LOOPS["orthogonal updates"] = (
+        lambda m: [
+            torch.optim.Muon([p for p in m.parameters() if p.dim() == 2], lr=5e-3),
+            torch.optim.AdamW([p for p in m.parameters() if p.dim() != 2], lr=2e-3),
+        ],
+        {},
+    )
+
+
+@both_families
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops_of_other_shapes_are_quiet(tmp_path, family, loop):
+    make_optimizers, how = LOOPS[loop]
+    make, data, *_ = FAMILIES[family]
+    torch.manual_seed(0)
+    model = make()
+    optimizers = make_optimizers(model)
+    scaled = how.get("scaled", False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5, enabled=scaled)
+    config = {
+        "output_dir": str(tmp_path),
+        "collect": CONFIGURATIONS["everything"],
+        "statistics": STATISTICS["everything"],
+        "on_incident": False,
+        "strict": True,
+    }
+    generator, skipped = torch.Generator().manual_seed(1), 0
+    with trainsentry.TrainMonitor(config).watch(model, optimizers) as monitor:
+        for step in range(80):
+            inputs, targets = data(generator)
+            loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets) - how.get("less", 0.0)
+            scaler.scale(loss).backward()
+            if scaled and step % 9 == 5:
+                model.head.bias.grad[0] = math.inf  # as a scale that is too large makes it
+            monitor.log(loss=loss)
+            for _ in range(how.get("updates", 1)):
+                for optimizer in optimizers:
+                    scaler.step(optimizer)
+            before = scaler.get_scale()
+            scaler.update()
+            skipped += scaler.get_scale() < before
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+        monitor.flush()
+        assert [i.summary for i in monitor.incidents if i.severity != "note"] == []
+    assert bool(skipped) == scaled

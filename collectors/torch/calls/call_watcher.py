@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainsentry.collectors.calls.call import PART, Call, CallTask
 from trainsentry.collectors.calls.call_selection import CallSelection
@@ -32,6 +32,7 @@ from trainsentry.collectors.torch.calls.call_gradients import (
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.watch_modules import ModuleCallHooks
 from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
+from trainsentry.collectors.torch.hooks.any_step import after_whole_steps
 from trainsentry.collectors.torch.hooks.backward_pass import after_backward, in_backward, next_node_number
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
 
@@ -118,7 +119,7 @@ class CallWatcher:
         if self.selection.sees_operations and (sees_modules or not window):
             self._handles = [
                 register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
-                register_optimizer_step_post_hook(lambda *_: self._enter(None)),
+                after_whole_steps(lambda: self._enter(None)),
             ]
             self._mode = OperationMode(self.guard, self.part, self.names, self.call_operation, self._before_change)
             enter_below(self._mode)

@@ -5,12 +5,13 @@ that is made or closed inside one would end the training with an error. So there
 ours.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 Listener = Callable[[Optimizer], None]
@@ -34,6 +35,29 @@ class AnyStepHandle:
 _listening: list[AnyStepHandle] = []
 _hook: list[RemovableHandle] = []
 _running: list[Optimizer] = []
+
+
+def is_inside_own_step(optimizer: Optimizer) -> bool:
+    """Whether a hook runs for the `step` of a base class, which the optimizer's own `step` has called.
+
+    Torch wraps `step` of each class whose instances it has made, and a call of the base class's runs the hooks again.
+    """
+    code = getattr(type(optimizer).step, "__code__", None)  # torch's wrapper, which all classes share
+    frame, steps = inspect.currentframe(), 0
+    while frame is not None and steps < 2:
+        steps += frame.f_code is code and next(iter(frame.f_locals.get("args", ())), None) is optimizer
+        frame = frame.f_back
+    return steps == 2
+
+
+def after_whole_steps(ended: Callable[[], None]) -> RemovableHandle:
+    """Call `ended()` after each step of any optimizer, until the returned handle is removed."""
+
+    def tell(optimizer: Optimizer, *_: Any) -> None:
+        if not is_inside_own_step(optimizer):
+            ended()
+
+    return register_optimizer_step_post_hook(tell)
 
 
 def before_any_step(listener: Listener) -> AnyStepHandle:
