@@ -16,11 +16,16 @@ else:
     import mindspore as ms
 
     @pytest.fixture(autouse=True)
-    def _pynative(tmp_path, monkeypatch):
+    def _pynative(request, tmp_path, monkeypatch):
+        """MindSpore hands each operation to other threads, which costs eight times the training on two busy cores.
+
+        A module with `SYNCHRONOUS = True`, which trains much, does without.
+        """
         monkeypatch.chdir(tmp_path)  # a graph that cannot be compiled leaves files where it was tried
-        ms.set_context(mode=ms.PYNATIVE_MODE)
+        synchronous = getattr(request.module, "SYNCHRONOUS", False)
+        ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=synchronous)
         yield
-        ms.set_context(mode=ms.PYNATIVE_MODE)
+        ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=False)
 
     @pytest.fixture(autouse=True)
     def _no_debugger_is_left():
