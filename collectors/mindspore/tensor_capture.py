@@ -9,6 +9,7 @@ from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace, EntryWr
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.calls.call_dump import CallDump, stem_of
 from trainsentry.collectors.mindspore.calls.tensor_facts import facts_of
+from trainsentry.collectors.mindspore.hooks.model_inputs import LastBatches
 from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps
 from trainsentry.collectors.mindspore.rows.cell_names import CellNames
 from trainsentry.collectors.mindspore.rows.parameters import parameters_of, state_of
@@ -25,6 +26,7 @@ class TensorCapture:
         self.names = names
         self.guard = guard
         self.steps: OptimizerSteps | None = None
+        self.batches: LastBatches | None = None
         self._dumps: list[CallDump] = []
 
     @property
@@ -55,8 +57,9 @@ class TensorCapture:
                     )
 
     def inputs(self, steps_back: int = 0) -> list[DumpedTensorPlace]:
-        """Return no inputs: this watch keeps none."""
-        return []
+        """Return the model's inputs of the step that was so many steps ago, if they are still there."""
+        roots = [m for m in self.names.modules if not m.name]
+        return self.batches.places(steps_back, stem_of(roots[0])) if self.batches is not None and roots else []
 
     def describe(self, tensor: Tensor) -> dict[str, Any]:
         """Return the description of a tensor for a dump."""

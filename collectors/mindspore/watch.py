@@ -68,7 +68,10 @@ class MindSporeWatch(WatchedModel):
         self._scale: float | None = None
         self._reader = ParameterReader(self.rows)
         self._updates = UpdateReader(self._reader)
-        self._cells = CellCalls(self.rows, guard, self.flow, forward=settings.forward, backward=settings.backward)
+        parts = {"forward": settings.forward, "backward": settings.backward, "inputs": settings.inputs}
+        self._cells = CellCalls(self.rows, guard, self.flow, **parts)
+        self._inputs = self._cells.inputs
+        self.capture.batches = self._inputs.batches
         self._called_before = 0
         self._owned_by: dict[tuple[str, int], Owned] = {}
 
@@ -187,6 +190,7 @@ class MindSporeWatch(WatchedModel):
     def stop_reading(self) -> None:
         """Stop reading tensors; the optimizers' steps are still reported."""
         self._cells.close()
+        self._inputs.batches.clear()
         if self.communication is not None:
             self.communication.close()
         self.capture.close()
@@ -198,7 +202,7 @@ class MindSporeWatch(WatchedModel):
         """Watch the cells that the next step's plan needs."""
         intercepted = self._intercepts_updates
         self._begin_step(plan)
-        self._cells.open_step(sampling=ACTIVATIONS in plan)
+        self._cells.open_step(sampling=ACTIVATIONS in plan, inputs=self.in_window)
         if self.communication is not None:
             self.guard.run(COMMUNICATION, lambda: self._open_communication(sampling=COMMUNICATION in plan))
         if self._steps is not None:

@@ -49,12 +49,13 @@ def test_close_leaves_every_cell_as_it_was(out):
 def test_cells_are_as_they_were_on_steps_that_are_not_sampled(out):
     model = net()
     optimizer = nn.Adam(model.trainable_params(), 1e-2)
-    classes = [type(cell) for _, cell in model.cells_and_names()]
+    inner = [cell for name, cell in model.cells_and_names() if name]  # the inputs of the model itself are always read
+    classes = [type(cell) for cell in inner]
     with watch(out, model, optimizer, collect={"activations": {"every": 2}}) as monitor:
         train(model, optimizer, 1, monitor)
-        assert [type(cell) for _, cell in model.cells_and_names()] == classes
+        assert [type(cell) for cell in inner] == classes
         train(model, optimizer, 1, monitor)
-        assert [type(cell) for _, cell in model.cells_and_names()] != classes
+        assert [type(cell) for cell in inner] != classes
 
 
 def test_a_copy_of_a_watched_model_leaves_no_row(out):

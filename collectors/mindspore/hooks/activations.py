@@ -8,6 +8,7 @@ from mindspore import Tensor, nn
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.hooks.gradient_hooks import Arrived, hooked, hooked_call
 from trainsentry.collectors.mindspore.hooks.interception import unwatch_calls, watch_calls
+from trainsentry.collectors.mindspore.hooks.model_inputs import ModelInputs
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, records_gradients, wait
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
@@ -35,13 +36,16 @@ class CellCalls:
     Compiled cells are not watched: their code does not run as Python.
     """
 
-    def __init__(self, rows: StepRows, guard: Guard, flow: DataFlow, *, forward: bool, backward: bool) -> None:
+    def __init__(
+        self, rows: StepRows, guard: Guard, flow: DataFlow, *, forward: bool, backward: bool, inputs: bool = False
+    ) -> None:
         self.rows = rows
         self.guard = guard
         self.flow = flow
         self.forward = forward
         self.backward = backward
         self.sampling = False
+        self.inputs = ModelInputs(rows, every_step=inputs and forward)
         self.counts = ForwardPasses(rows.table)
         self.error: Exception | None = None
         self.pass_begins: Callable[[], None] | None = None
@@ -56,20 +60,23 @@ class CellCalls:
         self._named = {id(m.module): m for m in modules if m.name in observed or not m.name}
         self._observed = observed
 
-    def open_step(self, *, sampling: bool) -> None:
-        """Begin a step; when not `sampling`, cells are not intercepted at all."""
+    def open_step(self, *, sampling: bool, inputs: bool = False) -> None:
+        """Begin a step; when not `sampling`, only the roots are intercepted, whose inputs are read if `inputs`."""
         self._generation += 1
         self.sampling = sampling
         self.counts.open_step()
-        if sampling and not self._attached:
+        self.inputs.open_step(reading=inputs)
+        if sampling:
             self.flow.begin()
-            for named in self._named.values():
-                watch_calls(named.module, self)
-                self._attached.append(named.module)
-        elif sampling:
-            self.flow.begin()
-        else:
+        self._attach([n.module for n in self._named.values() if sampling or (self.inputs.reading and not n.name)])
+
+    def _attach(self, cells: list[nn.Cell]) -> None:
+        """Intercept the calls of these cells and of no others."""
+        if len(cells) != len(self._attached):
             self._detach()
+            for cell in cells:
+                watch_calls(cell, self)
+            self._attached = cells
 
     def close(self) -> None:
         """Stop watching every cell; gradients that still arrive are ignored."""
@@ -80,16 +87,18 @@ class CellCalls:
     def _detach(self) -> None:
         for cell in self._attached:
             unwatch_calls(cell, self)
-        self._attached.clear()
+        self._attached = []
 
     # ------------------------------------------------------------------ called at each call of a cell
 
     def enter(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Note that a cell is entered, and read its inputs."""
-        if not self.sampling or in_graph_mode():
+        if not (self.sampling or self.inputs.reading) or in_graph_mode():
             return None
         if self._reads(cell):
             wait()  # raises errors of the user's own operations here, outside the guard
+        if not self.sampling:
+            return self.guard.run(PART, self._read_inputs, self._named[id(cell)], args, kwargs)
         if self.pass_begins is not None and not self._named[id(cell)].name:
             self.pass_begins()  # may end the previous step
         return self.guard.run(PART, self._enter, self._named[id(cell)], args, kwargs)
@@ -105,6 +114,12 @@ class CellCalls:
     def _reads(self, cell: nn.Cell) -> bool:
         return self.forward and not self.rows.on_device and self._named[id(cell)].name in self._observed
 
+    def _read_inputs(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Read the model's own inputs in a step that samples no activations."""
+        self.counts.begin(named, training=records_gradients())
+        if self.counts.recording and named.name in self._observed:
+            self.inputs.read(named, tensors_in_call(args, kwargs), self.counts)
+
     def _enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.flow.entered(named.name)
         if self.counts.begins_with(named):
@@ -118,6 +133,8 @@ class CellCalls:
         for path, tensor in tensors_in_call(args, kwargs):
             self.flow.consumed(named.name, tensor)
             self._read(named, "input", path, call, tensor)
+        if not named.name:
+            self.inputs.read(named, tensors_in_call(args, kwargs), self.counts, only_large=True)
         if not self._traces():
             return None
         arrived = self._arrived(named, "input", call)

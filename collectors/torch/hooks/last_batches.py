@@ -10,19 +10,12 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace
-from trainsentry.collectors.shared.batch_rows import InputRows
+from trainsentry.collectors.shared.batch_rows import KEPT_BYTES, KEPT_STEPS, MOST_ELEMENTS, InputRows
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.local_tensor import local, version_of
 
-KEPT_STEPS: Final = 4
-"""Steps whose inputs are kept: an incident is known one or two steps after its own, on a busy machine some more."""
-
-HOST_BYTES: Final = 64 * 2**20
 DEVICE_BYTES: Final = 16 * 2**20
-"""Most memory that kept inputs hold, on the host and on devices together; older steps go first."""
-
-MOST_ELEMENTS: Final = 2**24
-"""Elements of an input that are looked at, 0.1 s of a core; of a larger one the beginning of each row."""
+"""Most memory of devices that kept inputs hold; on the host `KEPT_BYTES`. Older steps go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +86,7 @@ class LastBatches:
         self._held = {True: 0, False: 0}
 
     def _is_full(self) -> bool:
-        return self._held[True] > HOST_BYTES or self._held[False] > DEVICE_BYTES
+        return self._held[True] > KEPT_BYTES or self._held[False] > DEVICE_BYTES
 
     def _drop(self, step: list[KeptInput]) -> None:
         for kept in step:

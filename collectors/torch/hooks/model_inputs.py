@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from trainsentry.collectors.settings import LARGEST_INPUT
+from trainsentry.collectors.shared.batch_rows import PART
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch.hooks.last_batches import LastBatches
 from trainsentry.collectors.torch.rows.step_rows import StepRows
-
-PART = "part"
-"""Last word of the name of an input of which only the first samples are read."""
 
 
 class ModelInputs:

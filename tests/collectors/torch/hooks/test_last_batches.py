@@ -33,7 +33,7 @@ def test_a_batch_that_was_written_over_is_left_out():
 
 
 def test_older_batches_go_first_where_memory_is_short(monkeypatch):
-    monkeypatch.setattr(last_batches, "HOST_BYTES", 100 * 4 * 2)
+    monkeypatch.setattr(last_batches, "KEPT_BYTES", 100 * 4 * 2)
     kept = LastBatches()
     for _ in range(3):
         kept.open_step()
@@ -84,7 +84,7 @@ def test_nothing_is_kept_after_the_end(tmp_path):
 
 
 def test_a_view_counts_with_all_the_memory_that_it_keeps(monkeypatch):
-    monkeypatch.setattr(last_batches, "HOST_BYTES", 1000)
+    monkeypatch.setattr(last_batches, "KEPT_BYTES", 1000)
     kept = LastBatches()
     kept.open_step()
     kept.keep("input.0", 0, torch.randn(10, 100)[:, 0])

@@ -1,0 +1,133 @@
+"""Reads the model's own inputs at every step, and keeps those of the last steps for a look at their rows."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from mindspore import Tensor
+
+from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace
+from trainsentry.collectors.mindspore.rows.step_rows import StepRows
+from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, row_of
+from trainsentry.collectors.mindspore.runtime import wait
+from trainsentry.collectors.settings import LARGEST_INPUT
+from trainsentry.collectors.shared.batch_rows import KEPT_BYTES, KEPT_STEPS, PART, InputRows, rows_of_array
+from trainsentry.collectors.shared.forward_passes import ForwardPasses
+from trainsentry.collectors.shared.model_graph import NamedModule
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInput:
+    """One input of one pass, with the statistics of what is read of it; None on a device, where nothing waits."""
+
+    name: str
+    micro_step: int
+    tensor: Tensor
+    row: npt.NDArray[np.float64] | None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it has the statistics that it had; a MindSpore tensor does not count its changes."""
+        return self.row is None or np.array_equal(row_of(first_part(self.tensor), 0.0), self.row, equal_nan=True)
+
+
+class LastBatches:
+    """The inputs of this step and of those before it, by reference and within `KEPT_BYTES`; older steps go first."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._steps: deque[list[KeptInput]] = deque([[]])
+
+    def open_step(self) -> None:
+        """Begin a step."""
+        if len(self._steps) == KEPT_STEPS:
+            self._steps.pop()
+        self._steps.appendleft([])
+
+    def keep(self, kept: KeptInput) -> None:
+        """Keep an input of this step, where there is room for it."""
+        self._steps[0].append(kept)
+        held = sum(k.tensor.nbytes for step in self._steps for k in step)
+        for step in reversed(self._steps):
+            if held <= KEPT_BYTES:
+                return
+            held -= sum(k.tensor.nbytes for k in step)
+            step.clear()
+
+    def of(self, steps_back: int) -> list[KeptInput]:
+        """Return the inputs of the step that was so many steps ago, those that were overwritten left out."""
+        known = 0 <= steps_back < len(self._steps)
+        return [kept for kept in self._steps[steps_back] if kept.is_unchanged] if known else []
+
+    def rows(self, steps_back: int) -> list[InputRows]:
+        """Return what is known of the rows of such a step's inputs; this waits for a device."""
+        arrays = [(kept, array_of(kept.tensor)) for kept in self.of(steps_back)]
+        found = [(kept, array.dtype.kind == "f", rows_of_array(array)) for kept, array in arrays]
+        return [InputRows(k.name, k.micro_step, rows[1], floating, rows[0]) for k, floating, rows in found if rows]
+
+    def places(self, steps_back: int, stem: str) -> list[DumpedTensorPlace]:
+        """Return such a step's inputs for a dump; `stem` is that of the model."""
+        kept = [k for k in self.of(steps_back) if not k.micro_step]
+        return [DumpedTensorPlace(f"{stem}.forward.0", "input_args", k.name, k.tensor) for k in kept]
+
+
+class ModelInputs:
+    """Appends a row for each input of a root cell; of a large one, for its first samples. `batches` keeps them.
+
+    `every_step` is whether that happens in all steps, and `reading` whether it does in this one. `first_pass_at` is
+    when the step's first pass began, by `time.perf_counter`.
+    """
+
+    def __init__(self, rows: StepRows, *, every_step: bool) -> None:
+        self.rows = rows
+        self.every_step = every_step
+        self.reading = False
+        self.batches = LastBatches()
+        self.first_pass_at: float | None = None
+
+    def open_step(self, *, reading: bool) -> None:
+        """Begin a step."""
+        self.reading = reading and self.every_step
+        self.first_pass_at = None
+        self.batches.open_step()
+
+    def read(
+        self,
+        named: NamedModule,
+        tensors: Iterable[tuple[str, Tensor]],
+        passes: ForwardPasses,
+        *,
+        only_large: bool = False,
+    ) -> None:
+        """Read the inputs of a pass; `only_large` leaves out those that are read whole anyway."""
+        if not self.reading:
+            return
+        if self.first_pass_at is None:
+            self.first_pass_at = time.perf_counter()
+        for path, tensor in tensors:
+            part = first_part(tensor)
+            if part is not tensor and not self.rows.on_device:
+                wait()  # for the slice, which is an operation
+            row = None if self.rows.on_device else row_of(part, 0.0)
+            self.batches.keep(KeptInput(f"input.{path}", passes.micro_step, tensor, row))
+            large = tensor.size > LARGEST_INPUT
+            if large or not only_large:
+                name = f"{path}.{PART}" if large else path
+                self.rows.add(passes.series(named, "input", name, 0, passes.micro_step, gradient=False), part)
+
+
+def first_part(tensor: Tensor) -> Tensor:
+    """Return the first elements of a large tensor, along its dimensions from the first one on."""
+    part = tensor
+    for dim, size in enumerate(tensor.shape):
+        if part.size <= LARGEST_INPUT:
+            break
+        kept = max(1, LARGEST_INPUT * size // part.size)
+        part = part[(slice(None),) * dim + (slice(0, kept),)]
+    return part
