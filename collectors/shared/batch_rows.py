@@ -17,6 +17,9 @@ KEPT_STEPS: Final = 4
 KEPT_BYTES: Final = 64 * 2**20
 """Most memory of the host that kept inputs hold."""
 
+DEVICE_BYTES: Final = 16 * 2**20
+"""Most memory of devices that they hold; older steps go first."""
+
 MOST_ELEMENTS: Final = 2**24
 """Elements of an input that are looked at, 0.1 s of a core; of a larger one the beginning of each row."""
 

@@ -93,9 +93,8 @@ def test_an_input_that_was_overwritten_is_not_looked_at():
     assert kept.rows(0) == []
 
 
-def test_kept_inputs_hold_a_bounded_memory_and_older_steps_go_first(monkeypatch):
-    monkeypatch.setattr(model_inputs, "KEPT_BYTES", 100)
-    kept = LastBatches()
+def test_kept_inputs_hold_a_bounded_memory_and_older_steps_go_first():
+    kept = LastBatches(most_bytes=100)
     for step in range(3):
         kept.open_step()
         kept.keep(KeptInput("input.0", 0, Tensor(np.full(12, step, np.float32)), None))  # 48 bytes

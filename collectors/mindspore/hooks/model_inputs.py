@@ -14,7 +14,14 @@ from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, row_of
 from trainsentry.collectors.mindspore.runtime import wait
 from trainsentry.collectors.settings import LARGEST_INPUT
-from trainsentry.collectors.shared.batch_rows import KEPT_BYTES, KEPT_STEPS, PART, InputRows, rows_of_array
+from trainsentry.collectors.shared.batch_rows import (
+    DEVICE_BYTES,
+    KEPT_BYTES,
+    KEPT_STEPS,
+    PART,
+    InputRows,
+    rows_of_array,
+)
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
 from trainsentry.collectors.shared.model_graph import NamedModule
 
@@ -35,9 +42,10 @@ class KeptInput:
 
 
 class LastBatches:
-    """The inputs of this step and of those before it, by reference and within `KEPT_BYTES`; older steps go first."""
+    """The inputs of this step and of those before it, by reference and within `most_bytes`; older steps go first."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
+        self._most_bytes = most_bytes
         self.clear()
 
     def clear(self) -> None:
@@ -55,7 +63,7 @@ class LastBatches:
         self._steps[0].append(kept)
         held = sum(k.tensor.nbytes for step in self._steps for k in step)
         for step in reversed(self._steps):
-            if held <= KEPT_BYTES:
+            if held <= self._most_bytes:
                 return
             held -= sum(k.tensor.nbytes for k in step)
             step.clear()
@@ -88,7 +96,7 @@ class ModelInputs:
         self.rows = rows
         self.every_step = every_step
         self.reading = False
-        self.batches = LastBatches()
+        self.batches = LastBatches(DEVICE_BYTES if rows.on_device else KEPT_BYTES)
         self.first_pass_at: float | None = None
 
     def open_step(self, *, reading: bool) -> None:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +9,9 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace
-from trainsentry.collectors.shared.batch_rows import KEPT_BYTES, KEPT_STEPS, MOST_ELEMENTS, InputRows
+from trainsentry.collectors.shared.batch_rows import DEVICE_BYTES, KEPT_BYTES, KEPT_STEPS, MOST_ELEMENTS, InputRows
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.local_tensor import local, version_of
-
-DEVICE_BYTES: Final = 16 * 2**20
-"""Most memory of devices that kept inputs hold; on the host `KEPT_BYTES`. Older steps go first."""
 
 
 @dataclass(frozen=True, slots=True)
