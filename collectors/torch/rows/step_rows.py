@@ -266,8 +266,7 @@ class StepRows(SharedRows):
         if not PLAIN.issuperset(map(type, tensors)):
             return None
         devices = {x.device for x in tensors if not self._on_host(x)}
-        device = devices.pop() if len(devices) == 1 else None
-        return None if device is None or device.type == "meta" else self._rows_on(device)
+        return self._rows_on(devices.pop()) if len(devices) == 1 and not any(x.is_meta for x in tensors) else None
 
     def _addresses(self, rows: DeviceRows, tensors: Sequence[Tensor], host_places: list[int]) -> list[int] | None:
         """Return the addresses of plain tensors of one device and of the host, None where one cannot be read there."""
