@@ -99,12 +99,14 @@ class HangWatch:
             return  # the step ended while this thread waited
         reports = {**self._reports(), self.rank: local}
         missing, message = describe_hang(local, reports, self.store.size)
-        self.message = message
         call = next((r["call"] for r in reports.values() if r.get("call")), None)
         content = {"message": message, "missing": missing, "call": call}
         content |= {key: local[key] for key in ("step", "rank", "seconds")}
         content["reports"] = {str(r): report for r, report in sorted(reports.items())}
-        replace_json(self.directory / "hang.json", content)
+        try:
+            replace_json(self.directory / "hang.json", content)
+        finally:
+            self.message = message  # last: whoever reads it finds the file
         logger.critical("trainsentry: %s Stacks are in %s.", message, self.directory / "hang_stacks.txt")
         if self.abort:
             logger.critical("trainsentry: hang_check.abort ends this process")
