@@ -72,6 +72,8 @@ enum { PART, ALL, IN_ORDER };
 static int covers(const dl_functions *dl, const shared *s, PyObject *base) {
     dl_tensor view = {0}, all = {0};
     if (dl->borrow(s->x, &view) || dl->borrow(base, &all)) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return -1; /* such as Ctrl-C */
         PyErr_Clear(); /* Python's way says what is wrong */
         PyObject *whole = PyObject_CallFunctionObjArgs(member(s, WHOLE_OF), s->x, NULL);
         Py_XDECREF(whole);
@@ -237,6 +239,8 @@ static int is_intact(const dl_functions *dl, PyObject *x, PyObject *version, int
     if (same != 1)
         return same;
     if (dl->borrow(x, &t)) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return -1;
         PyErr_Clear(); /* a memory that was taken away */
         return 0;
     }

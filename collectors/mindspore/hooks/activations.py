@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.hooks.gradient_hooks import Arrived, hooked, hooked_call
 from trainsentry.collectors.mindspore.hooks.interception import unwatch_calls, watch_calls
-from trainsentry.collectors.mindspore.hooks.model_inputs import ModelInputs
+from trainsentry.collectors.mindspore.hooks.model_inputs import CellInputs
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, records_gradients, wait
 from trainsentry.collectors.shared.forward_passes import ForwardPasses
@@ -45,7 +45,7 @@ class CellCalls:
         self.forward = forward
         self.backward = backward
         self.sampling = False
-        self.inputs = ModelInputs(rows, every_step=inputs and forward)
+        self.inputs = CellInputs(rows, every_step=inputs and forward)
         self.counts = ForwardPasses(rows.table)
         self.error: Exception | None = None
         self.pass_begins: Callable[[], None] | None = None

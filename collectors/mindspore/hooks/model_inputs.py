@@ -1,8 +1,6 @@
 """Reads the model's own inputs at every step, and keeps those of the last steps for a look at their rows."""
 
-import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,12 +16,10 @@ from trainsentry.collectors.shared.batch_rows import (
     DEVICE_BYTES,
     KEPT_BYTES,
     KEPT_STEPS,
-    PART,
     InputRows,
     rows_of_array,
 )
-from trainsentry.collectors.shared.forward_passes import ForwardPasses
-from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.shared.model_inputs import ModelInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,49 +81,25 @@ class LastBatches:
         return [DumpedTensorPlace(f"{stem}.forward.0", "input_args", k.name, k.tensor) for k in kept]
 
 
-class ModelInputs:
-    """Appends a row for each input of a root cell; of a large one, for its first samples. `batches` keeps them.
-
-    `every_step` is whether that happens in all steps, and `reading` whether it does in this one. `first_pass_at` is
-    when the step's first pass began, by `time.perf_counter`.
-    """
+class CellInputs(ModelInputs):
+    """The inputs of a MindSpore model."""
 
     def __init__(self, rows: StepRows, *, every_step: bool) -> None:
+        super().__init__(LastBatches(DEVICE_BYTES if rows.on_device else KEPT_BYTES), every_step=every_step)
         self.rows = rows
-        self.every_step = every_step
-        self.reading = False
-        self.batches = LastBatches(DEVICE_BYTES if rows.on_device else KEPT_BYTES)
-        self.first_pass_at: float | None = None
 
-    def open_step(self, *, reading: bool) -> None:
-        """Begin a step."""
-        self.reading = reading and self.every_step
-        self.first_pass_at = None
-        self.batches.open_step()
+    def _part_of(self, tensor: Tensor) -> Tensor:
+        part = first_part(tensor)
+        if part is not tensor and not self.rows.on_device:
+            wait()  # for the slice, which is an operation
+        return part
 
-    def read(
-        self,
-        named: NamedModule,
-        tensors: Iterable[tuple[str, Tensor]],
-        passes: ForwardPasses,
-        *,
-        only_large: bool = False,
-    ) -> None:
-        """Read the inputs of a pass; `only_large` leaves out those that are read whole anyway."""
-        if not self.reading:
-            return
-        if self.first_pass_at is None:
-            self.first_pass_at = time.perf_counter()
-        for path, tensor in tensors:
-            part = first_part(tensor)
-            if part is not tensor and not self.rows.on_device:
-                wait()  # for the slice, which is an operation
-            row = None if self.rows.on_device else row_of(part, 0.0)
-            self.batches.keep(KeptInput(f"input.{path}", passes.micro_step, tensor, row))
-            large = tensor.size > LARGEST_INPUT
-            if large or not only_large:
-                name = f"{path}.{PART}" if large else path
-                self.rows.add(passes.series(named, "input", name, 0, passes.micro_step, gradient=False), part)
+    def _keep(self, name: str, micro_step: int, tensor: Tensor, part: Tensor) -> None:
+        row = None if self.rows.on_device else row_of(part, 0.0)
+        self.batches.keep(KeptInput(name, micro_step, tensor, row))
+
+    def _append(self, series_id: int, part: Tensor, is_part: bool) -> None:
+        self.rows.add(series_id, part)
 
 
 def first_part(tensor: Tensor) -> Tensor:

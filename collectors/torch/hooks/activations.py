@@ -24,7 +24,7 @@ from trainsentry.collectors.torch.hooks.compiler import (
     is_compiled,
     left_out,
 )
-from trainsentry.collectors.torch.hooks.model_inputs import ModelInputs
+from trainsentry.collectors.torch.hooks.model_inputs import TorchInputs
 from trainsentry.collectors.torch.hooks.module_hooks import ModuleHooks, Switch, can_be_called, stay_out_of_graphs
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in, tensors_in_call
 from trainsentry.collectors.torch.hooks.recomputed_calls import RecomputedCalls
@@ -54,7 +54,7 @@ class ActivationHooks:
         self.flow = flow
         self.forward = settings.forward
         self.backward = settings.backward
-        self.inputs = ModelInputs(rows, every_step=settings.inputs and settings.forward)
+        self.inputs = TorchInputs(rows, every_step=settings.inputs and settings.forward)
         self.switch = Switch(
             forward=self.forward,
             backward=self.backward and TRACES_GRADIENTS,

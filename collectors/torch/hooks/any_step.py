@@ -53,6 +53,7 @@ def is_inside_own_step(optimizer: Optimizer) -> bool:
 def after_whole_steps(ended: Callable[[], None]) -> RemovableHandle:
     """Call `ended()` after each step of any optimizer, until the returned handle is removed."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def tell(optimizer: Optimizer, *_: Any) -> None:
         if not is_inside_own_step(optimizer):
             ended()
