@@ -22,12 +22,11 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
 
 # Packages of both environments are fetched and unpacked at once; the two then build one after the other, as they share
-# the compiled kernel in this folder, and before any test runs. The longest parts begin first, one more of them at once
-# than there are cores: a third of the time each of them waits for something.
+# the compiled kernel in this folder, and before any test runs. The longest parts begin first.
 test:
 	$(MAKE) --jobs=2 --output-sync=target $(VENV)/dev.stamp $(VENV)-mindspore/packages
 	$(MAKE) --jobs=2 --output-sync=target lint $(VENV)-mindspore/stamp
-	$(MAKE) --jobs=3 --output-sync=target $(PARTS) mindspore simulated types
+	$(MAKE) --jobs=2 --output-sync=target $(PARTS) mindspore simulated types
 
 # The documentation as a site in build/site: `python -m http.server -d build/site` shows it, with the search.
 docs: $(VENV)/dev.stamp

@@ -77,8 +77,11 @@ class CallTask(Protocol):
     def flush(self) -> None:
         """Write what is still kept."""
 
-    def before_change(self) -> None:
-        """Read what was taken and not yet read: code that may change it is about to run."""
+    def before_change(self, uncounted: Sequence[Any]) -> None:
+        """Read what was taken and not yet read: code that may change it is about to run.
+
+        The framework does not count the changes of the tensors `uncounted`, which a collective is about to fill.
+        """
 
     def forget(self) -> None:
         """Forget what is known of tensors: they may have changed unnoticed."""

@@ -5,7 +5,7 @@
  */
 
 /* What `share` is given: the members of a tuple. */
-enum { SEEN, USUAL, IDS, LAYOUTS, ALIASES, SOURCES, WHOLE_OF, LAYOUT_OF, IS_NEGATED, STATE_MEMBERS };
+enum { SEEN, USUAL, IDS, LAYOUTS, ALIASES, SOURCES, WHOLE_OF, LAYOUT_OF, IS_NEGATED, NOTED, STATE_MEMBERS };
 
 /* What is usual for a series, the first members of a tuple. */
 enum { DESCRIPTION, LAYOUT, FACTS, SPECIAL, WAITING };
@@ -147,7 +147,7 @@ static PyObject *without_graph(PyObject *x) {
 static int remember(const shared *s, PyObject *position) {
     PyObject *reference = PyWeakref_NewRef(s->whole, NULL);
     PyObject *seen = reference == NULL ? NULL : PyTuple_Pack(4, reference, s->version, position, s->whole == s->x ? Py_True : Py_False);
-    int failed = seen == NULL || PyDict_SetItem(member(s, SEEN), s->key, seen);
+    int failed = seen == NULL || PyDict_SetItem(member(s, SEEN), s->key, seen) || PyList_Append(member(s, NOTED), s->key);
     Py_XDECREF(reference);
     Py_XDECREF(seen);
     return failed ? -1 : 0;

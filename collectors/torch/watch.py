@@ -26,6 +26,7 @@ from trainsentry.collectors.targets import checked_targets
 from trainsentry.collectors.torch.added_modules import AddedModules
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.device_checks import DeviceChecks, saturates
+from trainsentry.collectors.torch.distributed.collective_writes import CollectiveWrites
 from trainsentry.collectors.torch.distributed.communication import CollectiveRows
 from trainsentry.collectors.torch.distributed.process_groups import known_groups
 from trainsentry.collectors.torch.environment import several_ranks
@@ -102,6 +103,7 @@ class TorchWatch(WatchedModel):
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._state = ModelState(self.rows, guard, settings, self._optimized)
         self._additions = AddedModules(guard)
+        self._writes: CollectiveWrites | None = None
         self._awaits_optimizer = self._names_grew = False
         self._adopted = 0
         self._captures = GraphCaptures(guard, self._activations.detach_all, self._activations.reattach)
@@ -133,6 +135,7 @@ class TorchWatch(WatchedModel):
         self._hook_all_steps()
         if several_ranks():
             self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
+            self._writes = self._writes or CollectiveWrites(self.guard, self.rows.before_write)
         self._hook_modules()
         if GRADIENTS not in self._selections:
             self._first_passes.count(self.names.parameters)
@@ -265,6 +268,8 @@ class TorchWatch(WatchedModel):
         self._inputs.batches.clear()
         for check in self._late_wrap_checks:
             check.close()
+        if self._writes is not None:
+            self._writes.remove()
         if self.communication is not None:
             self.communication.close()
         self.capture.close()

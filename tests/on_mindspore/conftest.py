@@ -19,10 +19,10 @@ else:
     def _pynative(request, tmp_path, monkeypatch):
         """MindSpore hands each operation to other threads, which costs eight times the training on two busy cores.
 
-        A module with `SYNCHRONOUS = True`, which trains much, does without.
+        A module of tests with `ASYNCHRONOUS = True` trains as users do; all others do without.
         """
         monkeypatch.chdir(tmp_path)  # a graph that cannot be compiled leaves files where it was tried
-        synchronous = getattr(request.module, "SYNCHRONOUS", False)
+        synchronous = not getattr(request.module, "ASYNCHRONOUS", False)
         ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=synchronous)
         yield
         ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=False)

@@ -13,6 +13,8 @@ from mindspore import Tensor, nn
 import trainsentry
 from trainsentry import PrecisionDebugger
 
+ASYNCHRONOUS = True
+
 
 def dump(tmp_path, task, level="L0", steps=1, **config):
     """Train with a debugger; return the dump of the first step."""

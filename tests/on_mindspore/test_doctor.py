@@ -11,8 +11,6 @@ from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.demo import mindspore_training as demo
 from trainsentry.monitor.doctor import examination, mindspore_device, mindspore_training, verdicts
 
-SYNCHRONOUS = True
-
 CHECKS = {"device CPU", "mode", "float64", "overflow", "recorder", "no harm", "truth", "culprit", "cost"}
 
 

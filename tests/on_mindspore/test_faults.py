@@ -8,8 +8,6 @@ from mindspore import Tensor, nn
 
 import trainsentry
 
-SYNCHRONOUS = True
-
 STEP = 20
 CELLS = ["inp", "blocks.0.up", "blocks.0.down", "blocks.1.norm", "blocks.1.up", "blocks.1.down", "blocks.2.norm",
          "blocks.2.up", "blocks.2.down", "head"]  # fmt: skip

@@ -11,7 +11,6 @@ from trainsentry.collectors.mindspore.hooks import model_inputs
 from trainsentry.collectors.mindspore.hooks.model_inputs import KeptInput, LastBatches, first_part
 from trainsentry.collectors.mindspore.rows.tensor_statistics import row_of
 
-SYNCHRONOUS = True
 FAULT = 45
 
 

@@ -13,6 +13,8 @@ from mindspore import Tensor, nn
 
 import trainsentry
 
+ASYNCHRONOUS = True
+
 OPTIMIZERS = {
     "Adam": lambda p: nn.Adam(p, 1e-2),
     "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, 1e-2),

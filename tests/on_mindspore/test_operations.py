@@ -12,6 +12,8 @@ from mindspore import Tensor, mint, nn, ops
 from trainsentry import PrecisionDebugger
 from trainsentry.collectors.mindspore.calls import operations
 
+ASYNCHRONOUS = True
+
 
 @ms.jit
 def part(a, b):

@@ -4,6 +4,7 @@ import json
 
 import on_device
 import pytest
+import simulated_npu
 import torch
 import torch.nn.functional as F
 from simulated_npu.kernels import interpreted_kernels
@@ -113,7 +114,13 @@ def test_tensors_of_two_streams_are_read_on_the_stream_that_made_them(kernels):
     for i, x in tensors.items():
         with torch.npu.stream(side if i in {2, 3} else torch.npu.current_stream()):
             rows.add_shared(i, x)
+    before = simulated_npu.counter("recorded streams")
     assert_rows(resolved(rows), tensors)
+    for i in range(100, 104):
+        rows.add_shared(i, torch.randn(9).to("npu"))
+    resolved(rows)
+    # Two were read before there was a second stream; the memory of all others waits for the kernel that reads it.
+    assert simulated_npu.counter("recorded streams") - before == 2 + 4
 
 
 def test_a_few_pinned_tables_serve_all_steps(kernels):

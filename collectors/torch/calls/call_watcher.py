@@ -32,6 +32,7 @@ from trainsentry.collectors.torch.calls.call_gradients import (
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.watch_modules import ModuleCallHooks
 from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
+from trainsentry.collectors.torch.distributed.collective_writes import CollectiveWrites
 from trainsentry.collectors.torch.hooks.any_step import after_whole_steps
 from trainsentry.collectors.torch.hooks.backward_pass import after_backward, in_backward, next_node_number
 from trainsentry.collectors.torch.hooks.nested_tensors import list_tensors
@@ -114,10 +115,11 @@ class CallWatcher:
 
     def _attach(self, modules: Sequence[NamedModule], window: bool) -> None:
         sees_modules, self._in_window = self.selection.sees_modules, window
+        self._handles = [CollectiveWrites(self.guard, self._before_change)]
         if sees_modules or window:
             self._modules = ModuleCallHooks(self, modules)
         if self.selection.sees_operations and (sees_modules or not window):
-            self._handles = [
+            self._handles += [
                 register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer")),
                 after_whole_steps(lambda: self._enter(None)),
             ]
@@ -215,8 +217,7 @@ class CallWatcher:
         if not is_module and not tensors:
             return None
         if self._in_window and not is_module and parent is None:  # outside the window's module
-            if self._may_change(call, args, kwargs):
-                self._before_change()
+            self._read_before(call, args, kwargs)
             return None
         self._counts[stem] += 1
         calls.append(call)
@@ -226,8 +227,7 @@ class CallWatcher:
         call.traced = torch.is_grad_enabled() and self.selection.may_begin(call, "backward")
         writer = self.task.writer
         if not call.recorded or writer is None:
-            if self._may_change(call, args, kwargs):
-                self._before_change()
+            self._read_before(call, args, kwargs)
             self._note_edges(call, tensors)
             return call
         with self._quietly:
@@ -238,19 +238,19 @@ class CallWatcher:
             if self.stacks is not None:
                 writer.stack(call.name(), number, self.stacks.text(number))
             self.task.before(call, *without_buffers(stem, args, kwargs))
-        if self._may_change(call, args, kwargs):
-            self._before_change()
+        self._read_before(call, args, kwargs)
         self._note_edges(call, tensors)
         return call
 
-    def _may_change(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call may change tensors: unseen operations of a module may change any."""
-        return self._mode is None if call.is_module else may_change(call.stem, args, kwargs)
+    def _read_before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Read what waits before a call that may change it: unseen operations of a module may change any."""
+        if self._mode is None if call.is_module else may_change(call.stem, args, kwargs):
+            self._before_change()
 
-    def _before_change(self) -> None:
-        """Have the task read what it has taken, before an operation changes it."""
+    def _before_change(self, uncounted: Sequence[Tensor] = ()) -> None:
+        """Have the task read what it has taken, before an operation changes it, perhaps uncounted by autograd."""
         with self._quietly:
-            self.task.before_change()
+            self.task.before_change(uncounted)
 
     def end(self, call: Call, output: Any, module: nn.Module | None) -> None:
         """Have the task take a call's outputs, and watch its backward pass."""
@@ -272,7 +272,7 @@ class CallWatcher:
             with self._quietly:
                 self.task.after(call, output, module)
                 if self._mode is None:  # operations between modules are not seen
-                    self.task.before_change()
+                    self.task.before_change(())
 
     def _collect_arrived(self, *, pending_too: bool = False) -> None:
         """Take the outputs of collectives that have ended, without waiting; with `pending_too`, end the others too."""

@@ -95,9 +95,9 @@ class DumpTask:
         if self.values:
             self._emit(name, {p: [self._take(g, f"{name}.{p}")] for p, g in gradients.items()})
 
-    def before_change(self) -> None:
+    def before_change(self, uncounted: Sequence[Tensor]) -> None:
         """Read what was described and not yet read."""
-        self.facts.read_waiting()
+        self.facts.before_change(uncounted)
 
     def forget(self) -> None:
         """Forget what is known of tensors, so that each is read again."""

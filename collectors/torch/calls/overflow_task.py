@@ -13,7 +13,7 @@ from trainsentry.collectors.calls.dump_entries import EntryWriter
 from trainsentry.collectors.torch.calls.call_arguments import may_change
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.values import describe
-from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, version_of
+from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, storage_range, version_of
 from trainsentry.collectors.torch.saving import SUFFIX, save_tensor
 
 MADE: Final = "made"
@@ -149,9 +149,15 @@ class OverflowTask:
         content = {p: [self._describe(g, "", tensors, name=f"{name}.{p}")] for p, g in gradients.items()}
         self._take(Unjudged(name, content, (), "", tensors))
 
-    def before_change(self) -> None:
-        """Read what was described and not yet read."""
-        self.facts.read_waiting()
+    def before_change(self, uncounted: Sequence[Tensor]) -> None:
+        """Read what was described and not yet read, and copy what autograd will not tell to have changed."""
+        self.facts.before_change(uncounted)
+        written = {storage_range(x) for x in uncounted}
+        for unjudged in self._unjudged if written else ():
+            unjudged.tensors[:] = [
+                Kept(kept.tensor.clone(), kept.stem) if storage_range(kept.tensor) in written else kept
+                for kept in unjudged.tensors
+            ]
 
     def forget(self) -> None:
         """Judge what was taken, and forget what is known of tensors, so that each is read again."""

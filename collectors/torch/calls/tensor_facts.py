@@ -2,6 +2,7 @@
 
 import weakref
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from trainsentry.collectors.torch.calls.fact_values import (
 )
 from trainsentry.collectors.torch.hooks.backward_pass import in_backward
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN, address_of, host_row, read_at
-from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, stored_values, version_of
+from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, storage_range, stored_values, version_of
 
 _READ: Final = INFS + 1
 """Leading columns of a row that are used: min, max, mean, norm, nans, infs."""
@@ -80,6 +81,15 @@ class TensorFacts:
         """Empty the cache: tensors may change, or another step begins, whose files lie elsewhere."""
         self.read_waiting()
         self._known.clear()
+
+    def before_change(self, uncounted: Sequence[Tensor]) -> None:
+        """Read what waits, as it may change from now on; forget tensors that change without autograd's count."""
+        self.read_waiting()
+        ranges = [storage_range(x) for x in uncounted]
+        if ranges:
+            gone = [key for key, known in self._known.items() if any(a <= known.address < b for a, b in ranges)]
+            for key in gone:
+                del self._known[key]
 
     def read_waiting(self) -> None:
         """Read what was described and not yet read: it may change from now on."""

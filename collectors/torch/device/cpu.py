@@ -64,6 +64,9 @@ class Cpu(Device):
         """Return a context that does nothing."""
         return contextlib.nullcontext()
 
+    def keep_for_stream(self, tensors: Sequence[Tensor], stream: Any) -> None:
+        """Do nothing: work has run."""
+
     def follow(self, earlier: Any, device: torch.device) -> Any:
         """Return None: work runs at once."""
         return None

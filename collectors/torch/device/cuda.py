@@ -3,12 +3,11 @@
 import os
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
 
-from trainsentry.collectors.torch.device.device import Device
+from trainsentry.collectors.torch.device.device import Device, installed
 
 
 class Cuda(Device):
@@ -36,7 +35,7 @@ class Cuda(Device):
 
     def has_triton(self) -> bool:
         """Whether Triton is installed."""
-        return find_spec("triton") is not None
+        return installed("triton") is not None
 
     def make_deterministic(self) -> None:
         """Choose the deterministic algorithms of cuBLAS (read when it starts), and no cuDNN, as msprobe does."""

@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -16,6 +18,15 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.device.copies import HostCopy, pinned_copy_to_device, pinned_copy_to_host
+
+
+def installed(package: str) -> ModuleSpec | None:
+    """Return where a package is installed, None where it is not or a script has a stand-in; imports nothing."""
+    try:
+        return find_spec(package)
+    except ValueError:
+        return None
+
 
 NO_FAULTS: Final[Mapping[str, int]] = {}
 
@@ -194,6 +205,11 @@ class Device:
         context: AbstractContextManager[Any] = self.module.stream(stream)
         return context
 
+    def keep_for_stream(self, tensors: Sequence[Tensor], stream: Any) -> None:
+        """Keep the memory of tensors that are given up until a stream has done what it has been given so far."""
+        for x in tensors:
+            x.record_stream(stream)
+
     def follow(self, earlier: Any, device: torch.device) -> Any:
         """Let the device's current stream wait for all work of `earlier` (or None); return the current stream."""
         stream = self.current_stream(device)
@@ -231,6 +247,12 @@ class Device:
     def graph_type(self) -> Any:
         """Return the class of captured graphs, with `capture_begin`, `capture_end` and `replay`; None without one."""
         return getattr(self.module, self.graph_class, None) if self.graph_class else None
+
+    def capture_test(self) -> Callable[[], bool]:
+        """Return what does as `is_capturing`, as quickly as torch lets it: it is asked for each tensor of a step."""
+        if not self.is_in_use():
+            return self.is_capturing
+        return getattr(self.module, "is_current_stream_capturing", None) or bool
 
     # ------------------------------------------------------------------ kernels
 

@@ -4,14 +4,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.device.device import Device, DeviceProperties, KernelLimits, OverflowFlag
+from trainsentry.collectors.torch.device.device import Device, DeviceProperties, KernelLimits, OverflowFlag, installed
 from trainsentry.collectors.torch.device.npu_faults import NpuFaults
 
 PLAIN_FORMATS: Final = frozenset({-1, 0, 2, 30, 35, 47})
@@ -141,7 +140,7 @@ class Npu(Device):
 
     def has_triton(self) -> bool:
         """Whether triton-ascend is installed: other Triton packages do not compile for NPUs."""
-        found = find_spec("triton")
+        found = installed("triton")
         folders = found.submodule_search_locations if found is not None else None
         return any((Path(folder) / "backends" / "ascend").is_dir() for folder in folders or ())
 

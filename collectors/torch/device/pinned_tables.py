@@ -86,7 +86,9 @@ class PinnedTables:
         return buffer
 
     def _table(self, count: int) -> Tensor:
-        if self._on_device is None or len(self._on_device) < count:
+        if self._on_device is None or self._on_device.numel() < count:
+            if self._on_device is not None:
+                self.seam.keep_for_stream([self._on_device], self.seam.current_stream(self.device))
             self._on_device = torch.empty(_rounded(count), dtype=torch.int64, device=self.device)
         return self._on_device[:count]
 

@@ -15,6 +15,7 @@ from trainsentry.collectors.calls.call_stacks import call_site, is_chosen
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import COMMUNICATION_CALL, COMMUNICATION_INPUT, COMMUNICATION_OUTPUT, Series
 from trainsentry.collectors.torch.distributed.process_groups import (
+    CollectiveListener,
     CollectiveOp,
     forget_calls,
     group_name,
@@ -80,7 +81,7 @@ class OpenCollective:
         return f"{self.op} number {self.sequence} of group {self.group!r} ({self.nbytes} bytes)"
 
 
-class CollectiveRows:
+class CollectiveRows(CollectiveListener):
     """Records the calls of sampled steps; counts those of all steps, so that ranks agree on their numbers.
 
     `own` names the monitor's own group, which is left out. `call_sites` are shell-style patterns over

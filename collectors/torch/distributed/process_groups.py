@@ -9,7 +9,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -77,8 +77,8 @@ FUNCTIONAL: Final = {
 """Functional collectives, which DTensor uses: each takes a tensor and returns another."""
 
 
-class CollectiveListener(Protocol):
-    """Is called for each collective. Its methods contain their own failures."""
+class CollectiveListener:
+    """Is called for each collective, and overrides what it needs. Its methods contain their own failures."""
 
     def begin(self, op: CollectiveOp, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called before a call; returns what `started` gets as `call`, or None to ignore the call."""
@@ -128,7 +128,7 @@ def watch_calls(listener: CollectiveListener, *, reducer: bool = False) -> None:
     _patch(ProcessGroup, "_end_coalescing", functools.partial(_coalescing, False))
     _patch(Work, "wait", _wait)
     for name, public in FUNCTIONAL.items():
-        _patch(functional, name, functools.partial(_function, CollectiveOp(public, (0,), (0,))))
+        _patch(functional, name, functools.partial(_function, CollectiveOp(public, (0,), ())))
 
 
 def forget_calls(listener: CollectiveListener) -> None:

@@ -72,6 +72,8 @@ class DeviceRows:
         self._gathered = GatheredTensors(limits or GatherLimits())
         self._stream_number = self.seam.stream_numbers(device)
         self._gathering_on: list[Any] = [None, None]
+        self._streams: set[int] = set()
+        self._has_lacked_memory = False
         self.waiting = (*self._gathered.containers(), self._stream_number, self._gathering_on)
         self.has_private_formats = type(self.seam).has_plain_format is not Device.has_plain_format
         self._dtypes = dtypes_for(self.dtype)
@@ -108,8 +110,14 @@ class DeviceRows:
         if number != self._gathering_on[0]:
             self.read_gathered()
             self._gathering_on[:] = number, self.seam.current_stream(self.device)
+            self._streams.add(number)
         if self._gathered.add(position, x, address, version, facts):
             self.read_gathered()
+
+    def waits_in(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Whether a tensor waits to be read that lies between the first address of a range and its end."""
+        waiting = self._gathered.addresses
+        return any(start <= address < end for start, end in ranges for address in waiting)
 
     def read_gathered(self) -> None:
         """Read the tensors that wait, on the stream on which they were made; note those that were overwritten."""
@@ -121,6 +129,8 @@ class DeviceRows:
             try:
                 with self.seam.on_stream(self._gathering_on[1]):
                     self.add_many(positions, dense)
+                if len(self._streams) > 1:  # another one may take the memory, once nobody else needs the tensors
+                    self.seam.keep_for_stream(dense.tensors, self._gathering_on[1])
             except BaseException:
                 self.lost += positions
                 raise
@@ -192,7 +202,7 @@ class DeviceRows:
         self.read_gathered()
         self._combine()
         positions = self._recurring_positions.of(self.positions)
-        if len(self._written) != len(positions):
+        if self._written.size(0) != len(positions):
             self._written = self._rows[: len(positions)]
         copy = self.seam.copy_to_host(self._written)
         return positions, copy.array, copy.event
@@ -244,9 +254,18 @@ class DeviceRows:
             return
         try:
             self.fused.combine(self._rows)
+        except torch.OutOfMemoryError as error:  # slower operations need more, and the next step may have some
+            self._lose_rows_under_way(self.fused)
+            if not self._has_lacked_memory:
+                logger.warning("trainsentry: rows are lost where %s has no memory for them: %s", self.device, error)
+            self._has_lacked_memory = True
         except Exception as error:  # noqa: BLE001 - whatever the compiler or the driver raises
-            self.lost += [self.positions[slot] for slot in self.fused.slots_under_way()]
+            self._lose_rows_under_way(self.fused)
             self._do_without_kernels(error)
+
+    def _lose_rows_under_way(self, fused: FusedRows) -> None:
+        self.lost += [self.positions[slot] for slot in fused.slots_under_way()]
+        fused.forget(0)
 
     def _do_without_kernels(self, error: Exception) -> None:
         """Say that the kernels do not run, once, and never try them again."""
@@ -265,11 +284,15 @@ class DeviceRows:
         start = len(self.positions)
         end = start + len(positions)
         if end > self._capacity:
-            self._combine()  # writes the rows under way to the current buffer
-            self._capacity = max(end, 2 * self._capacity)
-            grown = torch.empty(self._capacity, COLUMNS, dtype=self.dtype, device=self.device)
-            grown[:start].copy_(self._rows[:start])
-            self._rows, self._written = grown, grown[:0]
-            if self._counts is not None:
-                self._counts.grow(len(grown))
+            self._grow(max(end, 2 * self._capacity), start)
         self.positions += positions
+
+    def _grow(self, capacity: int, used: int) -> None:
+        """Make the buffers larger, of which `used` rows are taken; a failure to allocate leaves all as it was."""
+        self._combine()  # writes the rows under way to the current buffer
+        grown = torch.empty(capacity, COLUMNS, dtype=self.dtype, device=self.device)
+        if self._counts is not None:
+            self._counts.grow(capacity)
+        grown[:used].copy_(self._rows[:used])
+        self.seam.keep_for_stream([self._rows], self.seam.current_stream(self.device))
+        self._rows, self._written, self._capacity = grown, grown[:0], capacity

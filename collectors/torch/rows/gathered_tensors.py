@@ -38,7 +38,9 @@ class StorageFacts(NamedTuple):
 
 
 class GatheredTensors:
-    """References to tensors, with the position of each one's row in the record; `total` holds their bytes.
+    """References to tensors, with the position of each one's row in the record, and the address of each.
+
+    `total` holds their bytes.
 
     A tensor that changes before it is read shows by autograd's count of in-place changes, or by its address where its
     memory was taken away or replaced. A waiting tensor keeps its whole storage in memory, so that is what is counted.
@@ -50,7 +52,7 @@ class GatheredTensors:
         self.total = [0]
         self._tensors: list[Tensor] = []
         self._versions: list[int] = []
-        self._addresses: list[int] = []
+        self.addresses: list[int] = []
         self._facts: list[StorageFacts] = []
         self._known: dict[tuple[int, int], tuple[list[StorageFacts], list[int], list[DtypeGroup] | None]] = {}
         self.drop()
@@ -62,11 +64,11 @@ class GatheredTensors:
 
     def containers(self) -> tuple[Any, ...]:
         """Return what the compiled `share` adds tensors to: the lists, which stay the same, and the limits."""
-        lists = self.positions, self._tensors, self._versions, self._addresses, self._facts, self.total
+        lists = self.positions, self._tensors, self._versions, self.addresses, self._facts, self.total
         return *lists, self.limits.tensors, self.limits.nbytes
 
     def _empty(self) -> None:
-        for waiting in (self.positions, self._tensors, self._versions, self._addresses, self._facts):
+        for waiting in (self.positions, self._tensors, self._versions, self.addresses, self._facts):
             waiting.clear()
         self.total[0] = 0
 
@@ -77,14 +79,14 @@ class GatheredTensors:
         self.positions.append(position)
         self._tensors.append(x)
         self._versions.append(version)
-        self._addresses.append(address)
+        self.addresses.append(address)
         self._facts.append(facts)
         self.total[0] += facts.nbytes
         return len(self.positions) >= self.limits.tensors or self.total[0] >= self.limits.nbytes
 
     def take(self) -> tuple[list[int], DenseTensors, list[int]]:
         """Return positions and tensors to read, and the positions of those that were overwritten; keep none."""
-        positions, tensors, addresses = self.positions[:], self._tensors[:], self._addresses[:]
+        positions, tensors, addresses = self.positions[:], self._tensors[:], self.addresses[:]
         versions, facts = self._versions[:], self._facts[:]
         self._empty()
         self._taken += 1

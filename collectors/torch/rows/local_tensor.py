@@ -46,6 +46,16 @@ def version_of(tensor: Tensor) -> int | None:
         return None
 
 
+def storage_range(tensor: Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor's storage and the one after its end; (0, 0) where it has no memory."""
+    try:
+        storage = (tensor if type(tensor) is Tensor else local(tensor)).untyped_storage()
+        start = storage.data_ptr()
+    except (NotImplementedError, RuntimeError):  # of sparse and traced tensors
+        return 0, 0
+    return start, start + storage.nbytes()
+
+
 def whole_of(tensor: Tensor) -> Tensor:
     """Return the base of a view that covers all of the base's elements in order; else the tensor itself."""
     base = tensor._base

@@ -1,7 +1,7 @@
 """Reads tensors that several series share, such as a module's output that is the next one's input: once a step."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,20 +11,20 @@ from torch import Tensor
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.shared.host_rows import HostRows
 from trainsentry.collectors.shared.recurring_arrays import RecurringArray
-from trainsentry.collectors.torch.device.registry import accelerator, stream_is_captured
+from trainsentry.collectors.torch.device.registry import accelerator
 from trainsentry.collectors.torch.rows.described_tensors import compiled_share, describe, described_address
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, StorageFacts
 from trainsentry.collectors.torch.rows.host_statistics import PLAIN
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
-from trainsentry.collectors.torch.rows.local_tensor import whole_of
+from trainsentry.collectors.torch.rows.local_tensor import storage_range, whole_of
 
 _IS_NEGATED: Final = Tensor.is_neg
 
 
 def _share_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> bool | tuple[Tensor, int] | None:
     """Do what the compiled `share` does, but keep no tensor: it returns every one that is not known in this step."""
-    seen, _, ids, layouts, aliases, sources, _, layout_of, _ = state
+    seen, _, ids, layouts, aliases, sources, _, layout_of, _, _ = state
     whole = tensor if tensor._base is None else whole_of(tensor)
     try:
         version = whole._version
@@ -83,7 +83,7 @@ class SharedRows(HostRows):
         super().__init__(table, eps, refused, histograms=histograms)
         self.limits = limits or GatherLimits()
         self._devices: dict[torch.device, DeviceRows] = {}
-        self._accelerated = accelerator() is not None
+        self._accelerator = accelerator()
         self._read_at_once: set[int] = set()
         self._usual: dict[int, _Usual] = {}
         self._recurring_aliases = RecurringArray(np.intp)
@@ -92,11 +92,15 @@ class SharedRows(HostRows):
         self._forget_shared()
 
     def _forget_shared(self) -> None:
+        # While a device's graph is captured a row would be computed at each replay, but not now.
+        self._is_captured = bool if self._accelerator is None else self._accelerator.capture_test()
         self._aliases: list[int] = []
         self._sources: list[int] = []
         self._seen: dict[int, _Seen] = {}
         lists = self._ids, self._layout_ids, self._aliases, self._sources
-        self._state = self._seen, self._usual, *lists, whole_of, self._layout_of, _IS_NEGATED
+        self._noted: list[int] = []
+        self._stored_at: dict[int, list[int]] = {}
+        self._state = self._seen, self._usual, *lists, whole_of, self._layout_of, _IS_NEGATED, self._noted
 
     def add(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor's part on this rank."""
@@ -111,7 +115,7 @@ class SharedRows(HostRows):
 
         A device's kernels read it later, with others; if it changes before that, it has no row.
         """
-        if self._accelerated and stream_is_captured():
+        if self._is_captured():
             return
         found = share(self._state, series_id, tensor)
         if found is None:
@@ -138,6 +142,7 @@ class SharedRows(HostRows):
             self._gather(series_id, tensor, address, version, usual)
         if len(self._ids) > position:
             self._seen[id(whole)] = weakref.ref(whole), version, position, tensor is whole
+            self._noted.append(id(whole))
 
     def _add_unusual(self, series_id: int, tensor: Tensor, version: int) -> None:
         """Append a tensor that is not as usual for its series: with others where it can be read in place, or alone."""
@@ -172,6 +177,22 @@ class SharedRows(HostRows):
             if self.refused is None:
                 raise
             self.refused(error)
+
+    def before_write(self, tensors: Sequence[Tensor]) -> None:
+        """Read what waits, and forget that it was read, where it shares memory with tensors that will be written now.
+
+        Only a write that autograd does not count has to be told, such as a collective's.
+        """
+        for key in self._noted:
+            whole = self._seen[key][0]()
+            if whole is not None:
+                self._stored_at.setdefault(storage_range(whole)[0], []).append(key)
+        self._noted.clear()
+        ranges = [storage_range(x) for x in tensors]
+        for key in [key for start, _ in ranges for key in self._stored_at.pop(start, ())]:
+            self._seen.pop(key, None)
+        if any(rows.waits_in(ranges) for rows in self._devices.values()):
+            self.read_gathered()
 
     def read_gathered(self) -> None:
         """Read the tensors that wait to be read together: they may be overwritten from now on."""

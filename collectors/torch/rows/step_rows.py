@@ -11,7 +11,7 @@ from torch import Tensor
 from trainsentry.collectors.series import Layout, SeriesTable
 from trainsentry.collectors.shared.host_rows import PendingRows, row_of_number
 from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
-from trainsentry.collectors.torch.device.registry import device_of, stream_is_captured
+from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.described_tensors import described_addresses
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
@@ -208,10 +208,6 @@ class StepRows(SharedRows):
         if tensor.is_nested:
             return self.table.layout_id(Layout((), dtype_name(tensor), tensor.numel()))
         return self._plain_layout(tensor.shape, tensor.dtype)
-
-    def _is_captured(self) -> bool:
-        """Whether a device graph is being captured: a row would be computed at each replay, but not now."""
-        return self._accelerated and stream_is_captured()
 
     def _attempt(self, add: Callable[..., None], *args: Any) -> None:
         try:

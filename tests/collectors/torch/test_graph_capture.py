@@ -10,6 +10,7 @@ from torch import nn
 import trainsentry
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch import graph_capture
+from trainsentry.collectors.torch.device.cuda import CUDA
 from trainsentry.collectors.torch.graph_capture import ANY_REPLAYS, CAPTURED_REPLAYS, UNSEEN, GraphCaptures
 
 
@@ -139,14 +140,17 @@ def test_replays_between_steps_are_nothing_to_tell_of(tmp_path, graphs, caplog):
 
 def test_a_capture_that_is_begun_elsewhere_shows_in_its_stream(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    captures = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])
     model, optimizer, monitor = watched(tmp_path)
     with monitor:
-        monitor._loop.watch.rows._accelerated = True
+        rows = monitor._loop.watch.rows
+        rows._accelerator = CUDA
+        rows.drop()
         step(model, optimizer)
         assert monitor._loop.step == 0
         assert len(monitor._loop.watch.rows) == 0
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        captures[0] = False
         step(model, optimizer)
         assert set(monitor.records().step) == {0}
 

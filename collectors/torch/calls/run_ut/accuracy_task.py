@@ -112,7 +112,7 @@ class AccuracyTask(DumpTask):
             self._again[call.name("backward")] = self._changes.read_again(_name_of(call))
             super().gradients(call, inputs, outputs)
 
-    def before_change(self) -> None:
+    def before_change(self, uncounted: Sequence[Tensor]) -> None:
         """Forget what is known of tensors: a change may come through another view, which autograd does not count."""
         self.forget()
 

@@ -58,6 +58,8 @@ class DeviceCounts:
         """Make room for more rows."""
         grown = torch.zeros(rows, SLOTS, dtype=torch.int32, device=self.device)
         grown[: len(self.table)].copy_(self.table)
+        seam = device_of(self.device)
+        seam.keep_for_stream([self.table], seam.current_stream(self.device))
         self.table = grown
 
     def _divisor(self, divisor: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Launches the fused kernels, keeps their partial rows, and combines those at the step's end or when space runs out."""
 
+import logging
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,20 @@ from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors
 from trainsentry.collectors.torch.rows.kernels.device_counts import KernelCounters
 from trainsentry.collectors.torch.rows.kernels.launch_tables import LaunchTables, UnderWay
 
+logger = logging.getLogger("trainsentry")
+
 
 def kernels_for(device: torch.device) -> Any:
     """Return the module of the kernels, None when they do not run on `device`."""
-    if not device_of(device).has_triton():
-        return None
+    return _loaded_kernels() if device_of(device).has_triton() else None
+
+
+@cache
+def _loaded_kernels() -> Any:
     try:
         from trainsentry.collectors.torch.rows.kernels import triton_kernels
-    except ImportError:
+    except Exception as error:  # noqa: BLE001 - whatever another version of Triton raises
+        logger.warning("trainsentry: Triton is installed, but our kernels do not load; slower ones run: %s", error)
         return None
     return triton_kernels
 
@@ -138,7 +145,7 @@ class FusedRows:
 
     def _combine(self, rows: Tensor) -> None:
         slots, firsts, counts, sizes = self.tables.of_rows(self._under_way)
-        self.kernels.combine_rows[(len(slots),)](
+        self.kernels.combine_rows[(slots.numel(),)](
             self._arena(),
             firsts,
             counts,

@@ -12,6 +12,8 @@ algorithm (J. L. Blue, A portable Fortran program to find the Euclidean norm of 
 # Triton reads annotations as part of its own language, so the kernels' arguments have none.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
+from typing import Final
+
 import triton
 from triton import language as tl
 
@@ -39,6 +41,9 @@ _LARGE = tl.constexpr(2.0**40)
 _SMALL = tl.constexpr(2.0**-40)
 _DOWN = tl.constexpr(2.0**-90)
 _UP = tl.constexpr(2.0**90)
+
+
+POINTERS: Final = ("x_pointer", "addresses", "sizes", "places", "slots", "partials", "counters", "divisor")
 
 
 @triton.jit
@@ -234,8 +239,9 @@ def _count_values(values, start, stop, counts, divisor, lanes: tl.constexpr):
     tl.atomic_add(counts + lane, found, mask=found > 0)
 
 
-# Not specialised: Triton would make a size of 1 a constant, and compile anew for some other values.
-@triton.jit(do_not_specialize=["first", "size", "chunk", "slot"])
+# Not specialised: Triton would make a size of 1 a constant, and compile anew for some other values. Nor for alignment:
+# tables lie anywhere in their block, and a training would wait for the compiler where one lies differently for once.
+@triton.jit(do_not_specialize=["first", "size", "chunk", "slot"], do_not_specialize_on_alignment=POINTERS)
 def partial_rows(
     x_pointer,
     addresses,
@@ -281,7 +287,7 @@ def partial_rows(
         _count_values(values, start, stop, counters + to * _SLOTS, tl.load(divisor), lanes)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["partials", "firsts", "counts", "sizes", "slots", "rows"])
 def combine_rows(
     partials,
     firsts,

@@ -7,17 +7,22 @@ Nothing is added atomically, so results are reproducible. The device must have f
 # Triton reads annotations as part of its own language, so the kernels' arguments have none.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 
+from typing import Final
+
 import triton
 from triton import language as tl
 
 SUMS = 4
 """Numbers of a partial row: the sums of products and of both squares, and signs that agree minus those that do not."""
 
+POINTERS: Final = ("first_like", "second_like", "firsts", "seconds", "sizes", "places", "partials")
+
 _SUMS = tl.constexpr(SUMS)
 _ROW = tl.constexpr(8)
 
 
-@triton.jit
+# Not specialised, as in triton_kernels.py.
+@triton.jit(do_not_specialize=["chunk"], do_not_specialize_on_alignment=POINTERS)
 def partial_pairs(first_like, second_like, firsts, seconds, sizes, places, partials, chunk, lanes: tl.constexpr):
     """Write the sums of one chunk of one pair; `places` are those of `chunks.Cut`."""
     program = tl.program_id(0)
@@ -49,7 +54,7 @@ def partial_pairs(first_like, second_like, firsts, seconds, sizes, places, parti
     tl.store(to + 3, tl.sum(agree).to(tl.float64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["partials", "starts", "counts", "sizes", "rows"])
 def combine_pairs(partials, starts, counts, sizes, rows, block: tl.constexpr):
     """Write row `program_id` from the partial rows of one pair."""
     program = tl.program_id(0)
