@@ -31,6 +31,7 @@ from trainsentry.anomaly.rules.optimizer.lost_state import LostStateRule
 from trainsentry.anomaly.rules.optimizer.norm_recurrence import NormRecurrenceRule
 from trainsentry.anomaly.rules.optimizer.options import OptionRule
 from trainsentry.anomaly.rules.optimizer.recurrence import RecurrenceRule
+from trainsentry.anomaly.rules.optimizer.state_extremes import StateExtremesRule
 from trainsentry.anomaly.rules.optimizer.state_reset import StateResetRule
 from trainsentry.anomaly.rules.optimizer.weight_continuity import WeightContinuityRule
 from trainsentry.anomaly.rules.precision import PrecisionRule
@@ -45,6 +46,7 @@ _RULES: Final[list[type[Rule]]] = [
     DisplacementRule,
     RecurrenceRule,
     NormRecurrenceRule,
+    StateExtremesRule,
     LinearUpdateRule,
     DirectionRule,
     StateResetRule,

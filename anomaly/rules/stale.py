@@ -45,6 +45,9 @@ EXACT: Final = frozenset({"float32", "float64"})
 MOVING_PEERS: Final = 0.5
 """Share of a quantity's other series that must move: where none does, nothing was computed or nothing was updated."""
 
+MAY_REST: Final = frozenset({STEP_COUNTER, "max_exp_avg_sq", "step_size"})
+"""State that is not judged: counts of steps, largest values so far (amsgrad), and step sizes between bounds (Rprop)."""
+
 _TOLD: Final = -(2**30)
 """Stands in place of the number of repetitions of a stretch that was reported."""
 
@@ -167,4 +170,4 @@ def _kind(series: Series) -> int:
         return _ACTIVATION
     if series.quantity == BUFFER:
         return _BUFFER
-    return _STATE if series.is_state and series.quantity != STEP_COUNTER else _OTHER
+    return _STATE if series.is_state and series.quantity not in MAY_REST else _OTHER

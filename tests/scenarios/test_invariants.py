@@ -24,12 +24,45 @@ OPTIMIZERS = {
     "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
     "learns fast": lambda p: torch.optim.AdamW(p, lr=1e-2),
     "climbs": lambda p: torch.optim.AdamW(p, lr=1e-4, maximize=True),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=2e-3, amsgrad=True),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=2e-3),
+    "centred": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "adadelta": torch.optim.Adadelta,
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.02),
+    "two groups": lambda p: torch.optim.AdamW(_halves(list(p)), lr=2e-3),
 }
+
+
+def _halves(parameters):
+    middle = len(parameters) // 2
+    return [
+        {"params": parameters[:middle]},
+        {"params": parameters[middle:], "betas": (0.95, 0.95), "weight_decay": 0.1},
+    ]
+
+
+FOLLOWED = {
+    "climbs": ("exp_avg", "exp_avg_sq"),
+    "amsgrad": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "adam with decay": ("exp_avg",),
+    "nadam": ("exp_avg", "exp_avg_sq"),
+    "dampened": ("momentum_buffer",),
+    "adamax": ("exp_avg", "exp_inf"),
+    "rmsprop": ("square_avg",),
+    "centred": ("square_avg", "grad_avg"),
+    "adagrad": ("sum",),
+    "adadelta": ("square_avg",),
+    "asgd": ("ax",),
+    "two groups": ("exp_avg", "exp_avg_sq"),
+}
+"""The states of each optimizer that must follow from gradients, weights and their own past."""
+
 CONFIGURATIONS = {
     "default": {},
     "everything": {p: {"every": 1} for p in ("parameters", "optimizer_state", "updates", "activations")},
 }
-STATISTICS = {"default": ["norm", "mean"], "everything": ["norm", "mean", "alignment"]}
+STATISTICS = {"default": ["norm", "mean"], "everything": ["norm", "mean", "min", "max", "alignment"]}
 
 
 def train(
@@ -76,7 +109,7 @@ both_configurations = pytest.mark.parametrize("collect", CONFIGURATIONS)
 @both_families
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_that_do_what_they_say_are_quiet(tmp_path, family, optimizer):
-    everything = "everything" if optimizer in {"adamw", "nesterov", "climbs"} else "default"
+    everything = "default" if optimizer in {"dampened", "rmsprop", "nadam", "learns fast"} else "everything"
     clip = 0.5 if optimizer in {"adamw", "nadam"} else None
     assert train(tmp_path, family, optimizer, everything, clip=clip) == []
 
@@ -96,6 +129,27 @@ def test_state_that_does_not_follow_from_its_past_is_named(tmp_path, family, col
     [found, *_] = train(tmp_path, family, optimizer, collect, shift)
     assert (found.name, found.quantity) == (name, key)
     assert FAULT <= found.step <= FAULT + 10
+
+
+@both_families
+@pytest.mark.parametrize("optimizer", FOLLOWED)
+def test_each_state_of_each_optimizer_is_followed(tmp_path, family, optimizer):
+    """Each is clipped, too: what the optimizer is given counts."""
+    fault, changed = 45, []
+
+    def shift(model, stepper, step):
+        if step == fault:
+            matrices = [(name, p) for name, p in model.named_parameters() if p.dim() > 1]
+            for (name, p), key in zip(matrices, FOLLOWED[optimizer], strict=False):
+                state = stepper.state[p][key]
+                state.add_(0.3 * state.square().mean().sqrt() if key != "ax" else state.abs().max())
+                changed.append((name, key))
+
+    train(tmp_path, family, optimizer, "everything", shift, steps=60, clip=0.5)
+    lines = [json.loads(line) for line in (tmp_path / "rank0" / "anomalies.jsonl").read_text().splitlines()]
+    found = {(each["name"], each["quantity"]) for each in lines if each["step"] == fault and each["alarm"]}
+    assert changed
+    assert found >= set(changed)
 
 
 @both_families

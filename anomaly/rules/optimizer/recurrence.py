@@ -9,6 +9,7 @@ from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals, nearest
+from trainsentry.anomaly.rules.optimizer.state_recurrences import MOST_WAYS, RECURRENCES, ways_of
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
@@ -22,16 +23,6 @@ BOUNDS: Final = ResidualBounds(least=3e-4, largest=0.02, learned=4)
 samples only, 1e-5. Not every optimizer keeps state of these names by these recurrences, so four samples must have
 followed."""
 
-RECURRENCES: Final[dict[str, tuple[str, str, bool]]] = {
-    "exp_avg": ("betas.0", "", False),
-    "exp_avg_sq": ("betas.1", "", True),
-    "momentum_buffer": ("momentum", "dampening", False),
-    "square_avg": ("alpha", "", True),
-}
-"""State by its name: the option of its decay; that of what the gradient's part lacks ("" for 1 − decay); whether it is
-of squares. Kingma and Ba, "Adam" (2015); Sutskever et al., "On the importance of initialization and momentum" (2013);
-torch.optim's documentation."""
-
 _KINDS: Final = tuple(RECURRENCES)
 _NONE, _GRADIENT, _WEIGHT = -3, -2, -1
 
@@ -40,8 +31,9 @@ class RecurrenceRule(Rule):
     """Follows the mean of each state from sample to sample by the gradients of the steps between.
 
     The recurrences of momentum and of averages are linear, so that they hold for means; the mean of squares is known
-    from the norm. Gradients must be sampled at every step, as they are by default; state need not be. Decay of weights
-    inside the gradient (SGD, Adam) is tried with and without, as the group of a parameter is not known here.
+    from the norm. Gradients must be sampled at every step, as they are by default; state need not be. What the options
+    of each group give is tried, with and without decay of weights inside the gradient (SGD, Adam): the group of a
+    parameter is not known here. Decay inside a square has a mixed term, which counts as 0: it is learned as a residual.
     """
 
     name: ClassVar[str] = "recurrence"
@@ -54,11 +46,12 @@ class RecurrenceRule(Rule):
         self._kind = arrays.series.column(np.int8, _NONE, of=_kind)
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._options = RecordedOptions(arrays)
-        # By owner: mean, mean square and elements of the pending gradient (NaN: none), and the mean of the weight.
+        # By owner: mean, mean square and elements of the pending gradient (NaN: none), and the weight's first two.
         self._pending = ByParameter(3)
-        self._weight = ByParameter(1)
-        # By state series: the predicted means without and with decay of weights.
-        self._predicted: Column[Series] = arrays.series.column(np.float64, np.nan, shape=(2,))
+        self._weight = ByParameter(2)
+        # By state series: the predicted mean by each way; and by name of states, how many ways there are.
+        self._predicted: Column[Series] = arrays.series.column(np.float64, np.nan, shape=(MOST_WAYS,))
+        self._number_of_ways: dict[str, int] = {}
         self._numel = arrays.series.column(np.float64)
         self._residuals = Residuals(arrays, BOUNDS)
         self._states: Integers = np.zeros(0, np.int64)
@@ -77,7 +70,7 @@ class RecurrenceRule(Rule):
         ids = record.ids[rows].astype(np.int64)
         means = record.values[rows, MEAN]
         rms = record.values[rows, NORM] / np.sqrt(observed.numel[rows])
-        squares = np.asarray([recurrence[2] for recurrence in RECURRENCES.values()])[kinds[rows]]
+        squares = np.asarray([recurrence.squares for recurrence in RECURRENCES.values()])[kinds[rows]]
         scale = np.where(squares, np.abs(means), rms)
         findings = [] if record.examined else self._compare(ids, rows, means, scale)
         self._predicted.values[:, ids] = np.nan if record.examined else means
@@ -109,7 +102,8 @@ class RecurrenceRule(Rule):
             taken[:, (values[rows][:, [NANS, INFS]] > 0).any(axis=1)] = np.inf  # nothing is known of what follows
             self._pending.set(owners[rows], taken)
         rows = np.flatnonzero(kinds == _WEIGHT)
-        self._weight.set(owners[rows], values[rows, MEAN][None])
+        squares = values[rows, NORM] ** 2 / np.maximum(observed.numel[rows], 1)
+        self._weight.set(owners[rows], np.stack((values[rows, MEAN], squares)))
         if self._options.updates_again(observed) or (self._options.several and self._options.skips(observed)):
             self._pending.values[:] = np.inf  # nothing is known of what follows
         elif self._options.skips(observed):
@@ -127,24 +121,26 @@ class RecurrenceRule(Rule):
         self._step = step
 
     def _advance_kind(self, states: Integers, quantity: str) -> None:
-        """Advance the predicted means of all states of one name."""
+        """Advance the predicted means of all states of one name, by each way that they may follow."""
         if not len(states):
             return
-        key, lacking, squares = RECURRENCES[quantity]
-        decay, lacks = self._options.one(key), self._options.one(lacking) if lacking else None
-        predicted, owners = self._predicted.values, self._owner.values[states]
-        mean, square, numel = self._pending.get(owners)
-        moves = ~np.isnan(mean)
-        if np.isnan(decay):
+        recurrence, predicted, owners = RECURRENCES[quantity], self._predicted.values, self._owner.values[states]
+        ways = ways_of(recurrence, self._options)
+        before, self._number_of_ways[quantity] = self._number_of_ways.get(quantity, len(ways)), len(ways)
+        if len(ways) != before or not ways:  # they are others now: nothing is known until the next sample
             predicted[:, states] = np.nan
             return
-        sign = -1.0 if self._options.one("maximize") == 1 else 1.0
-        gain = 1 - (decay if lacks is None else np.nan_to_num(lacks))
-        part = square if squares else sign * mean
-        decayed = part if squares else part + self._options.largest("weight_decay") * self._weight.get(owners)[0]
-        new = np.stack((decay * predicted[0, states] + gain * part, decay * predicted[1, states] + gain * decayed))
-        new[:, (numel != self._numel.values[states]) | ~np.isfinite(mean)] = np.nan
-        predicted[:, states] = np.where(moves, new, predicted[:, states])
+        mean, square, numel = self._pending.get(owners)
+        unknown = ((numel != self._numel.values[states]) & ~np.isnan(mean)) | np.isinf(mean)
+        weights = self._weight.get(owners)
+        new = np.full((MOST_WAYS, len(states)), np.nan)
+        for i, way in enumerate(ways):
+            part = square + way.weight_decay**2 * weights[1] if recurrence.squares else way.sign * mean
+            if way.weight_decay and not recurrence.squares:
+                part = part + way.weight_decay * weights[0]
+            new[i] = way.decay * predicted[i, states] + way.gain * part
+        new[:, unknown] = np.nan
+        predicted[:, states] = np.where(np.isnan(mean), predicted[:, states], new)
 
     def _owner_of(self, series: Series) -> int:
         if series.scalar or (series.quantity not in RECURRENCES and series.quantity not in {GRADIENT, PARAMETER}):
