@@ -21,6 +21,9 @@ class TensorCapture(Protocol):
     def check_overflow(self, writer: EntryWriter) -> Any:
         """Record every call of the coming step that overflows."""
 
+    def nonfinite_weights(self) -> list[str]:
+        """Return the names of the model's parameters that hold NaN or Inf; waits for a device."""
+
     def model_tensors(self, modules: Collection[str], optimizers: Sequence[Any]) -> Iterator[DumpedTensorPlace]:
         """Yield the current parameters, gradients and optimizer state of modules."""
 

@@ -1,7 +1,7 @@
 """Formats names, numbers and settings as short text for pictures, pages and the terminal."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 _CONTROLS: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -67,3 +67,13 @@ def flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return [pair for key, item in value.items() for pair in flat(item, f"{prefix}.{key}" if prefix else str(key))]
     return [(prefix, value)]
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many there are beside it.
+
+    >>> first_of(["fc.weight"]), first_of(["fc.weight", "fc.bias", "head"])
+    ('fc.weight', 'fc.weight and 2 others')
+    """
+    others = len(names) - 1
+    return f"{names[0]} and {others} other{'s' if others > 1 else ''}" if others else names[0]

@@ -8,7 +8,7 @@ from mindspore import Tensor
 from trainsentry.collectors.calls.dump_entries import DumpedTensorPlace, EntryWriter
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.mindspore.calls.call_dump import CallDump, stem_of
-from trainsentry.collectors.mindspore.calls.tensor_facts import facts_of
+from trainsentry.collectors.mindspore.calls.tensor_facts import facts_of, is_finite
 from trainsentry.collectors.mindspore.hooks.model_inputs import LastBatches
 from trainsentry.collectors.mindspore.hooks.optimizer_steps import OptimizerSteps
 from trainsentry.collectors.mindspore.rows.cell_names import CellNames
@@ -82,6 +82,10 @@ class TensorCapture:
         dump.start([m for m in self.names.modules if m.name])
         self._dumps.append(dump)
         return dump
+
+    def nonfinite_weights(self) -> list[str]:
+        """Return the names of the model's parameters that hold NaN or Inf; waits for a device."""
+        return [p.name for p in self.names.parameters if not is_finite(self.describe(p.parameter))]
 
     def close(self) -> None:
         """Stop watching calls."""

@@ -12,7 +12,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.calls.call_names import CallNames
 from trainsentry.collectors.torch.calls.call_watcher import CallWatcher
 from trainsentry.collectors.torch.calls.dump_task import DumpTask
-from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
+from trainsentry.collectors.torch.calls.overflow_task import OverflowTask, nonfinite
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
 from trainsentry.collectors.torch.calls.watch_modules import stem_of
 from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
@@ -94,6 +94,10 @@ class TensorCapture:
         self._checker = CallWatcher(self.guard, task, selection, CallNames(), parameters=False, part=PART)
         self._checker.start([m for m in self.names.modules if m.name])
         return task
+
+    def nonfinite_weights(self) -> list[str]:
+        """Return the names of the model's parameters that hold NaN or Inf; waits for a device."""
+        return nonfinite((p.name, p.parameter) for p in self.names.parameters)
 
     def close(self) -> None:
         """Stop watching calls."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump, VariableFile
+from trainsentry.exporters.short_text import first_of
 from trainsentry.monitor.debugger.debugger_config import DebuggerConfig
 from trainsentry.monitor.debugger.overflow_count import OverflowCount
 from trainsentry.monitor.debugger.step_check import StepCheck
@@ -68,7 +69,7 @@ class DumpSession:
         self._started = False
         self._in_window = False
         self._stopped = False
-        self._checked_rank = False
+        self._checked_rank = self._told_of_weights = False
 
     @property
     def is_over(self) -> bool:
@@ -92,6 +93,8 @@ class DumpSession:
             self.watcher.iteration = self.iteration  # their files are no dump of ours
         else:
             self._open()
+        if self.config.task == "overflow_check":
+            self.guard.run(PART, self._tell_of_weights)
         if token_range is None:
             self.watcher.start(self._named)
         else:
@@ -201,6 +204,17 @@ class DumpSession:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / ERRORS).open("a", encoding="utf-8") as file:
                 file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {part}: {text}\n")
+
+    def _tell_of_weights(self) -> None:
+        """Say first if weights are not finite already, once: calls only pass that on."""
+        broken = [] if self._told_of_weights else self.framework.nonfinite_weights(self._named)
+        if broken:
+            self._told_of_weights = True
+            logger.warning(
+                "trainsentry: overflow_check: step %d begins with NaN or Inf in %s; calls that overflow pass it on",
+                self.iteration,
+                first_of(broken),
+            )
 
     def _start_watcher(self) -> None:
         self.watcher.start(self._named)

@@ -16,7 +16,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.exporters.dumps.dump_reader import RankDump, read_dumps
 from trainsentry.exporters.dumps.step_dump import TENSORS, StepDump
-from trainsentry.exporters.short_text import counted
+from trainsentry.exporters.short_text import counted, first_of
 from trainsentry.monitor.config.schema import Dump
 
 PART: Final = "dump"
@@ -65,6 +65,7 @@ class TargetedDump:
         self.replay = replay
         self.overflow_check = overflow_check
         self._check: tuple[StepDump, Any] | None = None
+        self._broken: list[str] = []
         self.total_bytes = 0
         self._last_step: int | None = None
         self._budget = 0
@@ -126,6 +127,7 @@ class TargetedDump:
             folder = self.directory.parent / "overflow" / f"step{step}" / f"rank{self.rank}"
             head = {**self._head(folder, step), "task": "overflow_check", "dump_data_dir": None}
             checked = StepDump(folder, head)
+            self._broken = self.capture.nonfinite_weights()
             self._check = (checked, self.capture.check_overflow(checked))
 
     def before_update(self, step: int) -> None:
@@ -161,13 +163,15 @@ class TargetedDump:
             return
         dump, task = check
         calls, first, _ = task.take_counts()
-        if not calls:
+        found = [f"the step began with NaN or Inf in {first_of(self._broken)}"] if self._broken else []
+        if calls:
+            dump.close()
+            where = dump.directory.relative_to(self.directory.parent)
+            found.append(f"{where} ({calls} overflowing calls, the first {first})")
+        else:
             dump.discard()
-            return
-        dump.close()
-        where = dump.directory.relative_to(self.directory.parent)
-        if self._incident is not None:
-            self.done(self._incident.id, f"overflow check: {where} ({calls} overflowing calls, the first {first})")
+        if self._incident is not None and found:
+            self.done(self._incident.id, f"overflow check: {'; '.join(found)}")
 
     def _begin(self, incident: Incident, step: int) -> None:
         self._incident = incident

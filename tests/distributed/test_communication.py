@@ -4,6 +4,7 @@ import importlib.util
 
 import communicating
 import pytest
+import written_by_collectives
 from sharded_training import train
 from written_files import numel, table
 
@@ -62,3 +63,17 @@ def test_what_frameworks_issue_by_themselves(two_ranks, tmp_path, name, expected
     two_ranks.run(train, name, tmp_path, steps=2, gather=False, config={"collect": {"communication": {"every": 1}}})
     for rank in range(2):
         assert {r["op"] for r in table(tmp_path, rank, "communication_output")} >= expected
+
+
+@pytest.mark.parametrize("communication", [False, True], ids=["", "collectives recorded"])
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("way", ["detached", "forward", "backward"])
+def test_an_activation_is_recorded_as_the_module_made_it(two_ranks, tmp_path, way, on_device, communication):
+    for seen, found in two_ranks.run(written_by_collectives.recorded, tmp_path, way, on_device, communication):
+        assert set(seen) == {"a.output.0", "b.input.0"}
+        assert found == pytest.approx(seen, rel=1e-6)
+
+
+def test_a_dump_has_the_gradient_that_arrived(two_ranks, tmp_path):
+    for found, true in two_ranks.run(written_by_collectives.dumped, tmp_path):
+        assert found == pytest.approx(true, rel=1e-6)

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import nn
 
+import trainsentry
+
 
 class Gpt(nn.Module):
     """A decoder of two blocks over tokens."""
@@ -55,3 +57,75 @@ FAMILIES = {
     "gpt": (Gpt, text, "head.weight", "embedding.weight"),
     "resnet": (ResNet, images, "head.weight", "stem.0.weight"),
 }
+
+STEPS, FAULT = 130, 93
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.02),
+    "adam with decay": lambda p: torch.optim.Adam(p, lr=2e-3, weight_decay=0.02),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, dampening=0.5),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
+    "learns fast": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "climbs": lambda p: torch.optim.AdamW(p, lr=1e-4, maximize=True),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=2e-3, amsgrad=True),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=2e-3),
+    "centred": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "adadelta": torch.optim.Adadelta,
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.02),
+    "two groups": lambda p: torch.optim.AdamW(_halves(list(p)), lr=2e-3),
+}
+
+
+def _halves(parameters):
+    middle = len(parameters) // 2
+    return [
+        {"params": parameters[:middle]},
+        {"params": parameters[middle:], "betas": (0.95, 0.95), "weight_decay": 0.1},
+    ]
+
+
+CONFIGURATIONS = {
+    "default": {},
+    "everything": {p: {"every": 1} for p in ("parameters", "optimizer_state", "updates", "activations")},
+}
+STATISTICS = {"default": ["norm", "mean"], "everything": ["norm", "mean", "min", "max", "alignment"]}
+
+
+def train(
+    tmp_path, family, optimizer="adamw", collect="default", harm=None, batch=None, steps=STEPS, clip=None, dump=False
+):
+    """Train a family; `harm(model, optimizer, step)` runs before each update, `batch(step, given)` changes batches."""
+    make, data, *_ = FAMILIES[family]
+    torch.manual_seed(0)
+    model = make()
+    stepper = OPTIMIZERS[optimizer](model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(stepper, lambda s: min((s + 1) / 20, 1) * (1 - s / (2 * STEPS)))
+    config = {
+        "output_dir": str(tmp_path),
+        "collect": CONFIGURATIONS[collect],
+        "statistics": STATISTICS[collect],
+        "on_incident": {"dump": dump},
+        "strict": True,
+    }
+    monitor = trainsentry.TrainMonitor(config).watch(model, stepper)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        given = data(generator)
+        inputs, targets = given if batch is None else batch(step, given)
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets)
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if harm is not None:
+            harm(model, stepper, step)
+        monitor.log(loss=loss)
+        stepper.step()
+        stepper.zero_grad()
+        schedule.step()
+    monitor.flush()
+    found = sorted(monitor.incidents, key=lambda i: i.id)
+    monitor.close()
+    return found

@@ -19,6 +19,7 @@ from trainsentry.collectors.mindspore.calls.graph_dump import GraphDump
 from trainsentry.collectors.mindspore.calls.kernel_dump import KernelDump
 from trainsentry.collectors.mindspore.calls.operations import forget_custom, register_custom
 from trainsentry.collectors.mindspore.calls.saved_variables import SavedVariables
+from trainsentry.collectors.mindspore.calls.tensor_facts import facts_of, is_finite
 from trainsentry.collectors.mindspore.hooks.interception import unwatch_calls, watch_calls
 from trainsentry.collectors.mindspore.rendezvous import meet
 from trainsentry.collectors.mindspore.runtime import in_graph_mode, on_host
@@ -150,6 +151,11 @@ class MindSporeDebugging:
         folder = Path(config.dump_path) / f"rank{rank}"
         summary = GradientSummary(folder, settings.grad_level, tuple(settings.bounds))
         return OptimizerGradientProbe(optimizer, summary, (tuple(config.step), tuple(settings.param_list)), guard)
+
+    def nonfinite_weights(self, named: Sequence[NamedModule]) -> list[str]:
+        """Return the names of the cells' own parameters that hold NaN or Inf; waits for a device."""
+        own = [(f"{n.name}.{leaf}", p) for n in named for leaf, p in n.module._params.items() if p is not None]
+        return [name for name, parameter in own if not is_finite(facts_of(parameter))]
 
     def check_models(self, models: Sequence[Any]) -> None:
         """Check the given models.

@@ -22,7 +22,7 @@ from trainsentry.collectors.torch.calls.free_benchmark.call_benchmark import Cal
 from trainsentry.collectors.torch.calls.grad_probe import ModelGradientProbe
 from trainsentry.collectors.torch.calls.kernels.kernel_call_dump import KernelCallDump
 from trainsentry.collectors.torch.calls.kernels.kernel_request import kernel_request
-from trainsentry.collectors.torch.calls.overflow_task import OverflowTask
+from trainsentry.collectors.torch.calls.overflow_task import OverflowTask, nonfinite
 from trainsentry.collectors.torch.calls.run_ut.accuracy_task import AccuracyTask
 from trainsentry.collectors.torch.calls.saved_variables import SavedVariables
 from trainsentry.collectors.torch.calls.tensor_facts import TensorFacts
@@ -112,6 +112,10 @@ class TorchDebugging:
         folder = Path(config.dump_path) / f"rank{rank}"
         summary = GradientSummary(folder, settings.grad_level, tuple(settings.bounds))
         return ModelGradientProbe(model, summary, (tuple(config.step), tuple(settings.param_list)), guard)
+
+    def nonfinite_weights(self, named: Sequence[NamedModule]) -> list[str]:
+        """Return the names of the modules' own parameters that hold NaN or Inf; waits for a device."""
+        return nonfinite((f"{n.name}.{leaf}", p) for n in named for leaf, p in n.module.named_parameters(recurse=False))
 
     def check_models(self, models: Sequence[Any]) -> None:
         """Check the given models.

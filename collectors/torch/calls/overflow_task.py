@@ -1,7 +1,7 @@
 """Records the calls that overflow, with their inputs before the call, and whether each made the overflow itself."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -239,6 +239,21 @@ class OverflowTask:
             return facts
 
         return describe(value, "", take)
+
+
+def nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Return the names of those of named tensors whose parts on this rank hold NaN or Inf; waits for a device."""
+    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors:
+        part = local(tensor)
+        if is_readable(part) and part.layout is torch.strided:
+            by_device.setdefault(part.device, []).append((name, part.isfinite().all()))
+    return [
+        name
+        for found in by_device.values()
+        for (name, _), finite in zip(found, torch.stack([x for _, x in found]).tolist(), strict=True)
+        if not finite
+    ]
 
 
 def _rename_files(described: Any, names: Mapping[str, str]) -> None:

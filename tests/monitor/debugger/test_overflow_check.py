@@ -27,6 +27,16 @@ def check(tmp_path, body, nums=-1, level="L1", model=None):
     return read(tmp_path / "dump" / "step0" / "rank0")["dump"]["data"]
 
 
+def test_weights_that_are_not_finite_are_told_of_first(tmp_path, caplog):
+    model = Tower()
+    weight = next(model.parameters())
+    with torch.no_grad():
+        weight.view(-1)[0] = torch.nan
+    check(tmp_path, lambda: model(torch.ones(2, *weight.shape[1:])), level="mix", model=model)
+    [name] = [name for name, p in model.named_parameters() if p is weight]
+    assert f"step 0 begins with NaN or Inf in {name}; calls that overflow pass it on" in caplog.text
+
+
 def test_what_made_it_is_told_from_what_passed_it_on(tmp_path):
     def body():
         x = torch.full((2,), 60000.0, dtype=torch.float16)

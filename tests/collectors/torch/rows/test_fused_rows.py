@@ -17,7 +17,6 @@ from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.device.device import KernelLimits
 from trainsentry.collectors.torch.device.npu import NPU
 from trainsentry.collectors.torch.rows import device_rows
-from trainsentry.collectors.torch.rows.device_rows import FIRST_ROWS
 from trainsentry.collectors.torch.rows.kernels import chunks, fused_rows
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -332,40 +331,6 @@ def test_a_device_without_memory_for_the_monitor_loses_rows_and_is_asked_again(m
     ids, _, values = rows.take().resolve()
     assert ids.tolist() == [1, 2, 3]
     assert_rows([*tensors, torch.ones(1)], values)
-
-
-@pytest.mark.parametrize("histograms", [False, True])
-def test_a_buffer_that_could_not_grow_is_never_written_past_its_end(monkeypatch, histograms):
-    """Kernels write where they are told to, beyond a buffer into the training's own tensors."""
-    refused, ends = [], []
-    rows = StepRows(SeriesTable(), refused=refused.append, device_rows_on_cpu=True, histograms=histograms)
-    rows.add(0, torch.ones(3))
-    rows.drop()
-    (device,) = rows._devices.values()
-    tensors = [torch.full((4,), float(i)) for i in range(FIRST_ROWS + 40)]
-    allocate = "zeros" if histograms else "empty"
-
-    def out_of_memory(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, allocate, out_of_memory)
-        rows.add_many([*range(len(tensors))], tensors)
-    assert [type(error) for error in refused] == [torch.OutOfMemoryError]
-    rows.drop()
-    begin = device.fused.begin
-
-    def begun(slot, dense, eps, buffer, counters):
-        ends.append((slot + len(dense.sizes), len(buffer), counters and len(counters.table)))
-        begin(slot, dense, eps, buffer, counters)
-
-    monkeypatch.setattr(device.fused, "begin", begun)
-    rows.add_many([*range(len(tensors))], tensors)
-    ids, _, values = rows.take().resolve()
-    assert ids.tolist() == [*range(len(tensors))]
-    assert_rows(tensors, values)
-    assert ends
-    assert all(end <= room and (counted is None or end <= counted) for end, room, counted in ends)
 
 
 COMPILE = """

@@ -11,6 +11,7 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.torch.device import pinned_tables
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
+from trainsentry.collectors.torch.rows.device_rows import FIRST_ROWS
 from trainsentry.collectors.torch.rows.kernels.chunks import ARENA_ROWS, MAX_PROGRAMS, TILE, cut
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.monitor.demo.model import Gpt, GptConfig
@@ -150,3 +151,31 @@ def test_pinned_buffers_are_written_again_once_they_are_copied_and_not_before(mo
         tables.send(parts)
     assert tables.allocations == 21
     assert len(tables._buffers) == pinned_tables.MOST_BUFFERS  # the rest went back to torch
+
+
+@pytest.mark.parametrize("histograms", [False, True])
+def test_a_buffer_that_could_not_grow_is_never_written_past_its_end(monkeypatch, histograms):
+    """Kernels write where they are told to, beyond a buffer into the training's own tensors."""
+    refused, ends = [], []
+    tensors = [torch.ones(4)] * (FIRST_ROWS + 40)
+
+    def out_of_memory(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def begun(slot, dense, eps, buffer, counters):
+        ends.append((slot + len(dense.sizes), len(buffer), counters and len(counters.table)))
+
+    with counted_launches():
+        rows = StepRows(SeriesTable(), refused=refused.append, device_rows_on_cpu=True, histograms=histograms)
+        rows.add(0, torch.ones(3))
+        rows.drop()
+        (device,) = rows._devices.values()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "zeros" if histograms else "empty", out_of_memory)
+            rows.add_many([*range(len(tensors))], tensors)
+        assert [type(error) for error in refused] == [torch.OutOfMemoryError]
+        rows.drop()
+        monkeypatch.setattr(device.fused, "begin", begun)
+        rows.add_many([*range(len(tensors))], tensors)
+    assert [end for end, *_ in ends] == [len(tensors)]
+    assert all(end <= room and (counted is None or end <= counted) for end, room, counted in ends)
