@@ -1,8 +1,24 @@
 """Puts incidents of one culprit together: one weight that jumps three times is one thing to look at."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
+
+Line = TypeVar("Line", bound=Mapping[str, Any])
+
+
+_SEVERITIES: Final = ("critical", "warning", "note")
+
+
+def worst_first(incidents: Iterable[Line]) -> list[Line]:
+    """Return incidents (lines of `incidents.jsonl`) in the order in which a person should look at them."""
+    return sorted(incidents, key=_place)
+
+
+def _place(incident: Mapping[str, Any]) -> tuple[int, float, int]:
+    severity = incident.get("severity")
+    known = _SEVERITIES.index(severity) if severity in _SEVERITIES else len(_SEVERITIES)
+    return known, -(incident.get("score") or 0.0), incident.get("first_seen", 0)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from trainsentry.exporters.files.foreign_files import (
     read_lines,
     read_object,
 )
+from trainsentry.exporters.incident_groups import worst_first
 
 TAIL_BYTES: Final = 1 << 18
 """Bytes read from the end of a growing file: several thousand scalars, a few hundred anomalies."""
@@ -106,7 +107,7 @@ def read_run(root: Path, report: Report = lambda *_: None) -> RecordedRun:
     newest: dict[int | None, dict[str, Any]] = {}
     for line in _incidents(root / "incidents.jsonl", report):
         newest[line.get("id")] = line
-    incidents = sorted(newest.values(), key=lambda i: (i.get("severity") != "critical", -i.get("score", 0.0)))
+    incidents = worst_first(newest.values())
     settings = checked(_object(root / "run.json", report), _SETTINGS)
     return RecordedRun(root, settings, dict(sorted(ranks.items())), tuple(incidents))
 

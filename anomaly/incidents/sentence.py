@@ -4,15 +4,21 @@ from collections.abc import Sequence
 
 from trainsentry.anomaly.anomaly import (
     ALL_AT_ONCE,
+    CHECKPOINT_MISMATCH,
     DEAD,
     DRIFT,
+    DTYPE_CHANGE,
+    MODE_CHANGE,
+    OPTION_CHANGE,
     SHIFT,
     SPIKE,
+    STATE_RESET,
     UNDERFLOW,
     UPDATE_SIZE,
     Anomaly,
 )
 from trainsentry.anomaly.incidents.ranking import Ranked
+from trainsentry.anomaly.rules.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.registry import detector, speaker_for
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -39,6 +45,9 @@ _SUBJECTS = {
     ACTIVATION_INPUT: "activation {}",
     ACTIVATION_GRAD_INPUT: "the gradient at {}",
 }
+
+EVENTS = frozenset({SPIKE, OPTION_CHANGE, MODE_CHANGE, DTYPE_CHANGE, STATE_RESET, CHECKPOINT_MISMATCH})
+"""Kinds of what happens at one step; all others last, until somebody mends them."""
 
 _CHANGES = frozenset({SPIKE, SHIFT, DRIFT, DEAD, UNDERFLOW, UPDATE_SIZE})
 _SHARES = {"zeros": "the share of zeros", "mean": "the mean ÷ root mean square"}
@@ -102,7 +111,7 @@ def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
     """
     first = ranked[0]
     clean = first.anomaly.last_clean
-    when = f"Since step {first.onset}"
+    when = f"{'At' if _is_event(first) else 'Since'} step {first.onset}"
     if 0 <= clean < first.onset - 1:
         when = f"Between step {clean + 1} and step {first.onset}"
     said = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly, first.onset)
@@ -131,6 +140,11 @@ def returned(again: Sequence[int], returns: int) -> str:
         return ""
     steps = f"{'step' if len(again) == 1 else 'steps'} {', '.join(map(str, again))}"
     return f" Again at {steps}." if returns <= len(again) else f" Again {returns} times, last at {steps}."
+
+
+def _is_event(first: Ranked) -> bool:
+    anomaly = first.anomaly
+    return first.onset == anomaly.step and (anomaly.kind in EVENTS or anomaly.detector == BatchRowsRule.name)
 
 
 def _is_own_scalar(anomaly: Anomaly) -> bool:

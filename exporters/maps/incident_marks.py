@@ -1,8 +1,9 @@
 """Labels the suspects and the steps of incidents, alike in every picture."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from trainsentry.exporters.incident_groups import worst_first
 from trainsentry.exporters.maps.layers_map import Mark
 
 MOST_MARKED: Final = 8
@@ -10,13 +11,6 @@ MOST_MARKED: Final = 8
 
 SUSPECTS_EACH: Final = 2
 """Suspects of an incident that are labelled."""
-
-
-def worst_first(incidents: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return incidents (lines of `incidents.jsonl`) in the order in which a person should look at them."""
-    return sorted(
-        incidents, key=lambda i: (i.get("severity") != "critical", -(i.get("score") or 0.0), i.get("first_seen", 0))
-    )
 
 
 def marks(incidents: Sequence[Mapping[str, Any]]) -> list[Mark]:

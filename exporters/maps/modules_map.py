@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.collectors.series import COMMUNICATION_QUANTITIES
-from trainsentry.exporters.maps.incident_marks import MOST_MARKED, SUSPECTS_EACH, marks, worst_first
+from trainsentry.exporters.incident_groups import worst_first
+from trainsentry.exporters.maps.incident_marks import MOST_MARKED, SUSPECTS_EACH, marks
 from trainsentry.exporters.maps.layer_matrix import LayerMatrix
 from trainsentry.exporters.maps.layers_map import PAGE, LayersMap, RowSpace, furthest, map_of, spread_deviations
 

@@ -12,7 +12,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.exporter import LeftOut, Lost, Missing, nothing_left_out, nothing_lost, nothing_missing
 from trainsentry.exporters.files.whole_writes import LOOK_SECONDS
-from trainsentry.exporters.maps.incident_marks import worst_first
+from trainsentry.exporters.incident_groups import worst_first
 from trainsentry.exporters.tensorboard.dashboard import Dashboard
 from trainsentry.exporters.tensorboard.event_file import EventFile, tag
 from trainsentry.exporters.tensorboard.histograms import HistogramTags

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from trainsentry.anomaly.incident import CRITICAL, Incident
+from trainsentry.anomaly.incident import CRITICAL, Incident, worst_first
 from trainsentry.exporters.csv.format import table_paths
 from trainsentry.exporters.engine import engine
 from trainsentry.exporters.files.json_files import replace_json
@@ -69,8 +69,9 @@ def diagnose_command(
         out.print(f"{directory}: nothing abnormal")
         return
     out.print(_count(incidents), style="bold", soft_wrap=True)
-    for incident in incidents:
-        _show(incident, top)
+    worst = worst_first(incidents)[0]
+    for incident in sorted(incidents, key=lambda each: each.id):
+        _show(incident, top, is_worst=len(incidents) > 1 and incident is worst)
     if out_path is not None:
         _write(out_path / "incidents.json", incidents, top)
     raise typer.Exit(FOUND)
@@ -117,14 +118,15 @@ def _count(incidents: Sequence[Incident]) -> str:
     if len(incidents) == 1:
         return "1 incident"
     critical = sum(incident.severity == CRITICAL for incident in incidents)
-    return f"{counted(len(incidents), 'incident')}, {critical} critical; the worst first"
+    return f"{counted(len(incidents), 'incident')}, {critical} critical"
 
 
-def _show(incident: Incident, top: int) -> None:
+def _show(incident: Incident, top: int, *, is_worst: bool) -> None:
     steps = f"step {incident.first_seen}"
     if incident.last_seen > incident.first_seen:
         steps = f"steps {incident.first_seen} to {incident.last_seen}"
-    head = f"incident {incident.id}, {incident.severity}, {steps}: "
+    mark = " (the worst)" if is_worst else ""
+    head = f"incident {incident.id}{mark}, {incident.severity}, {steps}: "
     if out.is_terminal:
         out.print()
     out.print_behind("", Text.assemble((head, "bold"), incident.summary))

@@ -76,8 +76,12 @@ def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[in
 LATE_STEPS: Final = 5
 """Steps behind the training above which the recorder is late: an alarm then comes later than it could."""
 
-LATE_SECONDS: Final = 2.0
-"""Seconds that it must be behind as well: less is the start of the process, and nobody acts faster."""
+LATE_SECONDS: Final = 0.5
+"""Seconds that it must be behind as well, once it has caught up after its start: in less, a loop of steps of a
+millisecond is hundreds of steps ahead whenever anything else takes the core, and nobody acts faster."""
+
+STARTING_SECONDS: Final = 2.0
+"""The same before it has caught up for the first time: a process takes a second to start on a busy core."""
 
 MESSAGES: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off": messages.FAILURE}
 """The type of the message to the trainer for each kind of `SinkEvent`."""
@@ -91,6 +95,7 @@ class StatusReporter:
         self._send = send
         self._sent_changes = 0
         self._sent_lag = 0.0
+        self._has_caught_up = False
 
     def send(self, sinks: Iterable[WriterThread]) -> None:
         """Send the events and gaps since the last call."""
@@ -104,7 +109,9 @@ class StatusReporter:
 
     def send_lag(self, steps: int, seconds: float) -> None:
         """Send how far the recorder is behind the training if that is late, and again when it has doubled."""
-        if steps > LATE_STEPS and seconds > max(LATE_SECONDS, 2 * self._sent_lag):
+        self._has_caught_up |= steps <= LATE_STEPS
+        least = LATE_SECONDS if self._has_caught_up else STARTING_SECONDS
+        if steps > LATE_STEPS and seconds > max(least, 2 * self._sent_lag):
             self._sent_lag = seconds
             self._send({"type": messages.LAG, "steps": steps, "seconds": seconds})
 

@@ -27,8 +27,9 @@ def print_closing_line(loop: "StepLoop", output_dir: str, incidents: Sequence[In
     noted = sum(each.severity == NOTE for each in incidents)
     incidents = [each for each in incidents if each.severity != NOTE]
     found = counted(len(incidents), "incident") + (f", {counted(noted, 'note')}" if noted else "")
-    if loop.triggers.lag:
-        added += f"; alarms came up to {counted(loop.triggers.lag, 'step')} late"
+    steps, seconds = loop.triggers.lag
+    if steps:
+        added += f"; alarms came up to {counted(steps, 'step')} ({seconds:.1f} s) late"
     lines.append(f"{watched}, {found}{added}. {_where(loop, output_dir)}")
     shown = sorted(incidents[:SHOWN], key=lambda each: each.id)
     lines += [f"incident {each.id}{_mark(each, incidents)}: {each.summary}" for each in shown]

@@ -42,7 +42,7 @@ class Triggers:
     `receive` takes an incident from the recorder, `proposal` counts it, the ranks agree that all of them have received
     it (a single rank agrees at once), and `act_on` acts on it. A new incident makes the sampling dense, so that weights
     are read and its ranking settles. Incidents are logged where `speaks`: on one rank of those that agree. `lag` is the
-    most steps that the recorder was late.
+    steps and seconds by which the recorder was late at most.
     """
 
     def __init__(self, settings: OnIncident | None, consensus: Consensus, link: RecorderLink, guard: Guard) -> None:
@@ -55,7 +55,7 @@ class Triggers:
         self.incidents: dict[int, Incident] = {}
         self.speaks = True
         self.output_dir = ""
-        self.lag = 0
+        self.lag = (0, 0.0)
         self._said: dict[int, int] = {}
         self.callbacks: list[Callback] = []
         self.stop: TrainingStopped | None = None
@@ -106,14 +106,14 @@ class Triggers:
 
     def _report_lag(self, steps: int, seconds: float) -> None:
         """Log, once, that the recorder is behind the training."""
-        if not self.lag:
+        if not self.lag[0]:
             logger.warning(
-                "trainsentry: the recorder is %s (%.0f s) behind the training, so alarms come later by as much. Give "
+                "trainsentry: the recorder is %s (%.1f s) behind the training, so alarms come later by as much. Give "
                 "it a free core, or sample less: larger collect.<part>.every, or overhead_budget",
                 counted(steps, "step"),
                 seconds,
             )
-        self.lag = max(self.lag, steps)
+        self.lag = max(self.lag, (steps, seconds), key=lambda each: each[1])
 
     def _report_trouble(self, message: dict[str, Any]) -> None:
         """Log that a part of the recorder failed, or that it cannot write now."""

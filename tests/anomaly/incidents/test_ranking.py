@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trainsentry.anomaly.anomaly import DRIFTS, Anomaly
+from trainsentry.anomaly.anomaly import DRIFTS, SPIKES, Anomaly
 from trainsentry.anomaly.incidents.ranking import rank
 from trainsentry.anomaly.incidents.sentence import evidence, summary
 
@@ -45,6 +45,12 @@ def test_a_slow_change_is_dated_from_the_first_and_its_numbers_from_its_own_step
     )
     assert "last healthy" not in said  # it passed for healthy at step 48, when it had begun
     assert evidence(first, 46).endswith("it was last healthy at step 45")
+
+
+def test_what_happens_at_one_step_is_said_to_be_at_that_step():
+    spike = {"kind": "spike", "detector": SPIKES, "statistic": "norm", "value": 9.0, "expected": 0.1, "last_clean": 45}
+    for kind, begins in ((spike, "At step 46 on rank 0"), ({"last_clean": 45}, "Since step 46 on rank 0")):
+        assert summary(rank([anomaly("a", "gradient", 46, **kind)], 50)).startswith(begins)
 
 
 def test_a_weight_last_seen_healthy_before_the_trouble_is_its_cause():
