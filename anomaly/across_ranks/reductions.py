@@ -31,44 +31,52 @@ ALIKE: Final = 1e-6
 
 @dataclass(frozen=True)
 class _Part:
-    """Sums of `ranks` ranks: of their own gradients together, and of the reduced ones (`alike`: equal on all ranks)."""
+    """Sums of `ranks` ranks: of their own gradients together, and of the reduced ones.
+
+    A reduced gradient is whole on each rank (`alike`: equal on all of them), or of the names `sharded` a part is on
+    each, so that the sums of the parts are added.
+    """
 
     ranks: int
     first: int
     sums: Sums
     alike: bool
+    sharded: tuple[str, ...] = ()
 
 
 class ReductionRule(Detector):
     """Follows the factor between the ranks' mean gradient and the reduced one, by least squares over parameters.
 
     It compares the sums of each parameter's elements: sums are linear, so that the sum of the mean is the mean of the
-    sums. It needs both gradients (`before_reduction`), whole on each rank.
+    sums. It needs both gradients (`before_reduction`); each rank's own is whole, the reduced one may be sharded.
     """
 
     name: ClassVar[str] = "reductions"
     compares_ranks: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self._steps: dict[int, dict[int, Sums]] = {}
+        self._steps: dict[int, dict[int, _Part]] = {}
         self._parts: dict[int, dict[tuple[int, int], _Part]] = {}
         self._largest = 0.0
         self._factors = 0
 
     def take(self, rank: int, table: SeriesTable, record: StepRecord) -> None:
         """Take one rank's gradients of a step."""
-        before, after = self._sums(table, record, GRADIENT_UNREDUCED), {}
-        if before:
-            after = self._sums(table, record, GRADIENT)
+        before, pieces = self._sums(table, record, GRADIENT_UNREDUCED)
+        before = {name: total for name, total in before.items() if name not in pieces}
+        if not before:
+            return
+        after, parts = self._sums(table, record, GRADIENT)
         both = {name: (total, after[name]) for name, total in before.items() if name in after}
         if both:
-            self._steps.setdefault(record.step, {})[rank] = both
+            sharded = tuple(sorted(parts & both.keys()))
+            self._steps.setdefault(record.step, {})[rank] = _Part(1, rank, both, alike=True, sharded=sharded)
 
     def take_part(self, step: int, source: int, part: dict[str, Any] | None) -> None:
         """Take the sums of a step from the ranks that report to another recorder, `source`, as its `left` made them."""
         if part is not None:
             sums = {name: (before, after) for name, (before, after) in part["sums"].items()}
-            found = _Part(part["ranks"], part["first"], sums, part["alike"])
+            found = _Part(part["ranks"], part["first"], sums, part["alike"], tuple(part["sharded"]))
             self._parts.setdefault(step, {})[source, found.first] = found
 
     def go_back(self, step: int, source: int) -> None:
@@ -106,14 +114,23 @@ class ReductionRule(Detector):
         ranks, parts = self._steps.get(step, {}), list(self._parts.get(step, {}).values())
         self._steps = {s: by_rank for s, by_rank in self._steps.items() if s > step}
         self._parts = {s: by_source for s, by_source in self._parts.items() if s > step}
-        parts += [_Part(1, rank, sums, alike=True) for rank, sums in ranks.items() if rank in data_parallel]
+        parts += [part for rank, part in ranks.items() if rank in data_parallel]
         if not parts:
             return None
         names = set.intersection(*(set(part.sums) for part in parts))
-        after = np.array([[part.sums[n][1] for n in sorted(names)] for part in parts])
+        sharded = names.intersection(*(part.sharded for part in parts))
+        names -= set().union(*(part.sharded for part in parts)) - sharded  # whole on some ranks alone
+        after = np.array([[part.sums[n][1] for n in sorted(names - sharded)] for part in parts])
         alike = bool(np.allclose(after, after[0], rtol=ALIKE, atol=1e-12)) and all(part.alike for part in parts)
-        sums = {n: (sum(part.sums[n][0] for part in parts), parts[0].sums[n][1]) for n in names}
-        return _Part(sum(part.ranks for part in parts), min(part.first for part in parts), sums, alike)
+        sums = {
+            n: (
+                sum(part.sums[n][0] for part in parts),
+                sum(part.sums[n][1] for part in parts) if n in sharded else parts[0].sums[n][1],
+            )
+            for n in names
+        }
+        ranks_of_all, first = sum(part.ranks for part in parts), min(part.first for part in parts)
+        return _Part(ranks_of_all, first, sums, alike, tuple(sorted(sharded)))
 
     @staticmethod
     def sentence(anomaly: Anomaly, _subject: str) -> str:
@@ -124,20 +141,23 @@ class ReductionRule(Detector):
         )
 
     @staticmethod
-    def _sums(table: SeriesTable, record: StepRecord, quantity: str) -> dict[str, float]:
+    def _sums(table: SeriesTable, record: StepRecord, quantity: str) -> tuple[dict[str, float], set[str]]:
+        """Return the sum of each parameter's gradient on this rank, and the names of those that are parts of one."""
         found: dict[str, float] = {}
-        several = set()
+        several, parts = set(), set()
         for row, series_id in enumerate(record.ids.tolist()):
             series = table.series[series_id]
             layout = table.layouts[record.layouts[row]]
-            if series.quantity != quantity or layout.region:
+            if series.quantity != quantity:
                 continue
+            if layout.region:
+                parts.add(series.name)
             values = record.values[row]
             if values[NANS] + values[INFS] > 0 or series.name in found:
                 several.add(series.name)
                 continue
             found[series.name] = float(values[MEAN]) * layout.numel
-        return {name: total for name, total in found.items() if name not in several}
+        return {name: total for name, total in found.items() if name not in several}, parts
 
 
 def _anomaly(step: int, rank: int, factor: float, usual: float) -> Anomaly:

@@ -3,6 +3,7 @@
 import importlib.util
 
 import communicating
+import linear_identities
 import pytest
 import written_by_collectives
 from sharded_training import train
@@ -77,3 +78,16 @@ def test_an_activation_is_recorded_as_the_module_made_it(two_ranks, tmp_path, wa
 def test_a_dump_has_the_gradient_that_arrived(two_ranks, tmp_path):
     for found, true in two_ranks.run(written_by_collectives.dumped, tmp_path):
         assert found == pytest.approx(true, rel=1e-6)
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
+@pytest.mark.parametrize("name", ["Ddp", "Fsdp2", "Fsdp2Mixed", "Fsdp1"])
+def test_gradients_that_are_summed_where_they_were_averaged(two_ranks, tmp_path, name, broken):
+    told = [("all", "communication_mismatch", linear_identities.FAULT)] if broken else []
+    assert two_ranks.run(linear_identities.incidents_of, name, tmp_path, broken=broken) == [told, told]
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
+def test_a_rank_that_gets_another_sum_under_tensor_parallelism_is_named(two_ranks, tmp_path, broken):
+    told = [("world.all_reduce.0", "communication_mismatch", linear_identities.FAULT, 1)] if broken else []
+    assert two_ranks.run(linear_identities.incidents_of_lost_sums, tmp_path, broken=broken) == [told, told]

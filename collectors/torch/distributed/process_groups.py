@@ -176,9 +176,8 @@ def members_of(group: Any) -> list[int]:
     """Return the ranks of a process group; empty when they are unknown."""
     try:
         c10d: Any = dist.distributed_c10d
-        return list(
-            dist.get_process_group_ranks(c10d._resolve_process_group(group) if isinstance(group, str) else group)
-        )
+        known = c10d._resolve_process_group(group) if isinstance(group, str) else _group_of_mesh(group)
+        return list(dist.get_process_group_ranks(known))
     except (ValueError, RuntimeError, TypeError, KeyError, AttributeError):
         return []
 
@@ -194,15 +193,20 @@ def known_groups(own: str) -> list[dict[str, Any]]:
 
 def group_name(group: Any) -> str:
     """Return the name of a process group, given as an object, a name, ranks or a mesh."""
+    group = _group_of_mesh(group)
     name = getattr(group, "group_name", None)
     if isinstance(name, str):
         return "world" if name == "0" else name
-    get_group = getattr(group, "get_group", None)
-    if get_group is not None and getattr(group, "ndim", 1) == 1:
-        return group_name(get_group())
-    if isinstance(group, tuple) and len(group) == 2 and hasattr(group[0], "get_group"):
-        return group_name(group[0].get_group(group[1]))
     return "world" if group is None else str(group)
+
+
+def _group_of_mesh(group: Any) -> Any:
+    """Return the process group of a mesh of one dimension, or of a mesh and a dimension; anything else as it is."""
+    if hasattr(group, "get_group") and getattr(group, "ndim", 1) == 1:
+        return group.get_group()
+    if isinstance(group, tuple) and len(group) == 2 and hasattr(group[0], "get_group"):
+        return group[0].get_group(group[1])
+    return group
 
 
 def _patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

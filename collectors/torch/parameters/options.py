@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
+import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -24,11 +25,11 @@ def options_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
     {'lr': 0.1, 'betas.0': 0.9, 'betas.1': 0.99, 'maximize': 0.0}
     """
     for key, value in group.items():
-        if isinstance(value, (bool, int, float)):
+        if isinstance(value, (bool, int, float, np.number)):
             yield key, float(value)
         elif isinstance(value, tuple):
             for i, number in enumerate(value):
-                if isinstance(number, (int, float)):
+                if isinstance(number, (int, float, np.number)):
                     yield f"{key}.{i}", float(number)
         elif isinstance(value, Tensor) and value.numel() == 1 and device_of(value).on_host:
             yield key, float(value.detach())
