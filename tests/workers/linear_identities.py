@@ -1,4 +1,4 @@
-"""Breaks sums that training among ranks must conserve: of gradients and their mean, of a call's inputs and its outputs."""
+"""Breaks sums that training among ranks must conserve: of gradients and their mean, of a call's inputs and outputs."""
 
 import pytest
 import torch
@@ -35,11 +35,11 @@ def incidents_of(name, out, *, broken):
 
 def incidents_of_lost_sums(out, *, broken):
     """Train under tensor parallelism; at the step `FAULT` rank 1 gets its own part instead of the sum."""
-    step, reduce = -1, functional.all_reduce
+    steps, reduce = [], functional.all_reduce
 
     def lossy(x, *args, **kwargs):
         found = reduce(x, *args, **kwargs)
-        return x.clone() if broken and step == FAULT and dist.get_rank() == 1 else found
+        return x.clone() if broken and len(steps) == FAULT and dist.get_rank() == 1 else found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functional, "all_reduce", lossy)
@@ -47,8 +47,9 @@ def incidents_of_lost_sums(out, *, broken):
         config = {"output_dir": str(out), "strict": True, "on_incident": False}
         config["collect"] = {"communication": {"every": 1}}
         with trainsentry.TrainMonitor(config).watch(chosen.model, chosen.optimizer) as monitor:
-            for step, micro_batches in enumerate(batches(STEPS, 1)):
+            for micro_batches in batches(STEPS, 1):
                 chosen.step(micro_batches, None)
                 chosen.update()
+                steps.append(micro_batches)
             monitor.flush()
     return [(i.name, i.kind, i.step, i.rank) for i in monitor.incidents]
