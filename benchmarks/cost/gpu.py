@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--part", action="append", choices=list(PARTS), help="only this part; may be repeated")
-    parser.add_argument("--output", type=Path, help="also write the tables to this file")
+    parser.add_argument("--output", type=Path, help="also append the tables to this file")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     device = find_device(options.device)
@@ -82,21 +83,28 @@ def main() -> None:
         lines += [f"msprobe is not installed here (pip install {PEERS[0]}): its columns are empty.", ""]
     if options.tiny:
         lines += ["Tiny models: this checks the script and says nothing of the targets.", ""]
+    tell(lines, options.output)
     tally, end = Tally(targets=not options.tiny), time.monotonic() + options.seconds
     left = {part: PARTS[part] for part in PARTS if options.part is None or part in options.part}
     for part in list(left):
         seconds = (end - time.monotonic()) * left.pop(part) / (sum(left.values()) + PARTS[part])
         try:
-            lines += run_part(part, device, seconds, tally, peer=peer, tiny=options.tiny)
+            lines = run_part(part, device, seconds, tally, peer=peer, tiny=options.tiny)
         except torch.OutOfMemoryError as error:
-            lines += ["", f"{part}: not measured, {str(error).splitlines()[0]}"]
+            lines = ["", f"{part}: not measured, {str(error).splitlines()[0]}"]
+        tell(lines, options.output)
         free_memory(device)
         print(f"{part} measured, {end - time.monotonic():.0f} s left", file=sys.stderr, flush=True)
     if tally.targets:
-        lines += ["", f"Targets: {tally.met} met, {tally.missed} missed, {tally.unmeasured} not measured."]
-    print("\n".join(lines))
-    if options.output is not None:
-        options.output.write_text("\n".join(lines) + "\n")
+        tell(["", f"Targets: {tally.met} met, {tally.missed} missed, {tally.unmeasured} not measured."], options.output)
+
+
+def tell(lines: Sequence[str], output: Path | None) -> None:
+    """Print what was measured so far, and append it to a file: a run that is cut off keeps it."""
+    print("\n".join(lines), flush=True)
+    if output is not None:
+        with output.open("a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "cost" / "on_device"))
 from device_steps import OURS, V1, V2, Cell
 from device_table import RATIOS, Tally, steps_table, unmeasured_cells
-from device_trainings import GPT
+from device_trainings import GPT, LLAMA
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cost" / "gpu.py"
 
@@ -29,7 +29,7 @@ def test_without_a_device_it_says_so_in_one_line():
 
 def test_tiny_models_on_the_cpu_fill_the_table_as_far_as_the_time_goes():
     text = run("--tiny", "--device", "cpu", "--seconds", "1", "--part", "steps")
-    rows = [line for line in text.splitlines() if line.startswith(f"| {GPT} |")]
+    rows = [line for line in text.splitlines() if line.startswith(f"| {LLAMA} |")]
     assert len(rows) == 7
     assert " ms | **" in rows[0]
     assert "out of time" in rows[-1]

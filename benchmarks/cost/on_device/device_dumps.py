@@ -26,7 +26,7 @@ from device_work import seconds_of, synchronize
 from trainsentry.monitor.demo.model import GptConfig
 
 BOTH = [(task, level) for task in ("statistics", "tensor") for level in ("L0", "L1", "mix")]
-OURS_ALONE = [("overflow_check", "L1")]
+OURS_ALONE = [("overflow_check", level) for level in ("L0", "L1", "mix")]
 """msprobe 26 has no overflow_check for torch; ours stands beside its statistics of the same level."""
 
 STEPS = 4

@@ -196,6 +196,8 @@ def waits(training: Training, device: torch.device) -> bool | None:
             with forbidden_to_wait(device) as known:
                 for _ in range(3):
                     training.step()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             return True
     return False if known else None

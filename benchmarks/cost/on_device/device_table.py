@@ -151,7 +151,7 @@ def dumps_table(found: dict[tuple[str, str, str], Dump], tally: Tally) -> list[s
     return lines
 
 
-def unmeasured_cells(models: tuple[str, ...] = (GPT, DEEP_GPT, LLAMA)) -> dict[tuple[str, str], Cell | str]:
+def unmeasured_cells(models: tuple[str, ...] = (LLAMA, GPT, DEEP_GPT)) -> dict[tuple[str, str], Cell | str]:
     """Return every cell of the table of steps, none measured yet."""
     return {(model, workload): "out of time" for model in models for workload in WORKLOADS}
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import types
 import weakref
 
 import pytest
@@ -10,13 +11,14 @@ from counted_launches import counted_launches, keep_rows_as_on_a_device
 from torch import nn
 
 import trainsentry
+from trainsentry.collectors.histogram import SLOTS
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import COLUMNS, MAX
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.collectors.torch.rows import device_rows, tensor_lists
-from trainsentry.collectors.torch.rows.device_rows import FIRST_ROWS
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
 from trainsentry.collectors.torch.rows.kernels.chunks import ARENA_ROWS
+from trainsentry.collectors.torch.rows.kernels.launch_tables import BLOCK, MOST_BLOCKS
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 pytest.importorskip("triton", minversion="3.4", reason="the kernels need Triton 3.4, which comes with torch 2.8")
@@ -142,17 +144,40 @@ def test_the_whole_storage_of_a_view_counts():
     assert not device._gathered.positions  # it was read at once: it keeps 4,000 bytes
 
 
-def test_device_memory_is_rows_arena_tables_and_what_waits():
-    """The documented arithmetic: 8 MB of partial rows, 64 bytes a row, and the tables of a launch."""
-    tensors = [torch.ones(10) for _ in range(5_000)]
+def owned_bytes(root):
+    """Return the bytes of the storages of all tensors that an object of ours holds, by whatever path."""
+    storages, seen, stack = {}, set(), [root]
+    while stack:
+        each = stack.pop()
+        if id(each) in seen or isinstance(each, (type, types.ModuleType, types.FunctionType)):
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            storages[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        elif type(each).__module__.startswith("trainsentry") or isinstance(each, (dict, list, tuple, set)):
+            stack += gc.get_referents(each)
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("histograms", [False, True])
+def test_device_memory_is_rows_arena_tables_and_what_waits(histograms):
+    """The documented arithmetic, over all that is held: while tensors wait, and after steps whose lists differ."""
+    count, waiting = 2_000, 40
+    tensors = [torch.ones(10) for _ in range(count)]
     with counted_launches():
-        rows = StepRows(SeriesTable(), device_rows_on_cpu=True)
-        rows.add_many(list(range(len(tensors))), tensors)
-        rows.take()
-        (device,) = rows._devices.values()
-        arena = device.fused._partials
-        assert arena.nbytes == ARENA_ROWS * 16 * 8 < 8.4e6
-        assert device._rows.nbytes <= 2 * max(FIRST_ROWS, len(tensors)) * COLUMNS * 8
+        rows = StepRows(SeriesTable(), device_rows_on_cpu=True, histograms=histograms)
+        for step in range(12):
+            some = tensors[step * 50 :]  # lists that recur twice each, and whose tables then stay
+            for _ in range(2):
+                rows.add_many(list(range(len(some))), some)
+                for i in range(waiting):
+                    rows.add_shared(count + i, torch.ones(1000))
+                held = owned_bytes(list(rows._devices.values()))
+                rows.take()
+        arena, tables = ARENA_ROWS * 16 * 8, MOST_BLOCKS * BLOCK * 8 + 2 * 2**20
+        room = 2 * (count + waiting)  # buffers double
+        kept = room * (COLUMNS * 8 + histograms * SLOTS * 4) + waiting * 4000 + 8192
+        assert arena < held < arena + tables + kept
 
 
 class InPlaceSum(nn.Module):

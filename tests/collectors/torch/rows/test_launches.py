@@ -1,5 +1,7 @@
 """A step takes few launches, whatever the number of tensors; tables are pinned once."""
 
+import sys
+
 import pytest
 import torch
 from counted_launches import counted_launches
@@ -86,6 +88,34 @@ def test_activations_and_their_gradients_take_a_launch_for_each_64_and_for_each_
     assert tensors > 40
     assert partial <= tensors / 64 + 2 + in_place  # the forward and the backward pass leave a rest each
     assert combined == 1
+
+
+@pytest.mark.parametrize(("part", "most"), [("gradients", 2), ("parameters", 2), ("optimizer_state", 1),
+                                            ("updates", 5), ("activations", 3)])  # fmt: skip
+def test_python_is_called_a_few_times_a_tensor(part, most, out):
+    """Where a device's stream must be asked whether it is captured, too, which takes a call a tensor."""
+    torch.manual_seed(0)
+    model, loss = models()["gpt"]
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    collect = {each: {"every": 1} if each == part else False for each in PARTS} | {"communication": False}
+    config = {"output_dir": str(out), "collect": collect, "detect": False, "on_incident": False, "strict": True}
+    calls = 0
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call" and "/collectors/torch/rows/" in frame.f_code.co_filename
+
+    with counted_launches(), trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        monitor._loop.watch.rows._accelerator = CPU  # as `torch.accelerator` would tell
+        for step in range(4):
+            sys.setprofile(count if step == 3 else None)
+            loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        sys.setprofile(None)
+        tensors = len(monitor.records(last=1))
+    assert tensors >= 77
+    assert 0 < calls <= most * tensors
 
 
 def test_everything_together_is_combined_once_and_once_for_updates(out):
