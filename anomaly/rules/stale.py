@@ -57,8 +57,8 @@ _OTHER, _GRADIENT, _ACTIVATION, _STATE, _BUFFER, _INPUT = range(6)
 class StaleRule(Rule):
     """Compares each sample's statistics with those of the sample before, exactly.
 
-    Weights are not judged: frozen ones stay by design. State is judged where its parameter has a gradient, as state of
-    a parameter that is frozen later stays by design too.
+    Weights are not judged: frozen ones stay by design. State is judged where its parameter had a gradient since its
+    last sample, as state of a parameter that is frozen later, or of an expert without tokens, stays by design too.
     """
 
     name: ClassVar[str] = "stale"
@@ -79,7 +79,9 @@ class StaleRule(Rule):
         self._longest = arrays.series.column(np.int32)
         self._since = arrays.series.column(np.int64, -1)
         self._step = -1
+        self._sampled = arrays.series.column(np.int64, -1)
         self._with_gradient: set[int] = set()
+        self._had_gradient: dict[int, int] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the series that have not moved for `REPEATS` samples, once each."""
@@ -105,30 +107,39 @@ class StaleRule(Rule):
         return [
             self._finding(int(ids[i]), int(rows[i]), float(values[rows[i], NORM]), data=bool(kinds[i] == _INPUT))
             for i in np.flatnonzero(suspects).tolist()
-            if kinds[i] != _STATE or self._owner.values[ids[i]] in self._with_gradient
         ]
 
     def _note_gradients(self, observed: Observed, kinds: Integers) -> None:
-        """Note the parameters with a gradient in this step, which may come in several records."""
+        """Note when parameters had a gradient; this step's count from the next one on, as state is read first."""
         record = observed.record
         if record.step != self._step:
+            self._had_gradient.update(dict.fromkeys(self._with_gradient, self._step))
             self._step = record.step
             self._with_gradient.clear()
         rows = np.flatnonzero((kinds == _GRADIENT) & (record.values[:, NORM] > 0))
         self._with_gradient.update(self._owner.values[record.ids[rows]].tolist())
 
     def _follow(self, ids: Integers, prints: Integers, step: int) -> Mask:
-        """Take in the fingerprints of series; return which are those of the sample before."""
+        """Take in the fingerprints of series; return which are those of the sample before.
+
+        State that had no gradient since then rests by right, and counts neither as moved nor as repeated.
+        """
         last, repeats, longest = self._last.values, self._repeats.values, self._longest.values
         same: Mask = prints == last[ids]
-        moved, still = ids[~same], ids[same]
+        moved, still = ids[~same], np.array([i for i in ids[same].tolist() if not self._rests(i)], np.int64)
         longest[moved] = np.maximum(longest[moved], repeats[moved])
         repeats[moved] = 0
         self._varied.values[moved] += 1
         self._since.values[still] = np.where(repeats[still] == 0, step, self._since.values[still])
         repeats[still] += 1
-        last[ids] = prints
+        last[ids], self._sampled.values[ids] = prints, step
         return same
+
+    def _rests(self, series_id: int) -> bool:
+        """Whether a series is state of a parameter without a gradient since its last sample."""
+        if self._kind.values[series_id] != _STATE:
+            return False
+        return self._had_gradient.get(int(self._owner.values[series_id]), -1) < int(self._sampled.values[series_id])
 
     def _peers_move(self, kinds: Integers, same: Mask) -> Mask:
         """Return for each row whether most series of its kind moved in this record."""

@@ -3,8 +3,8 @@
     python benchmarks/detection/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images]
         [--collect default] [--larger]
 
-Trains the models of `clean_tasks.py`, each with four optimizers and schedules, under the default configuration and with
-everything collected at every step, in two processes; `--larger` trains those of `larger_tasks.py`, with three.
+Trains the models of `clean_tasks.py`, each with eight optimizers and schedules, under the default configuration and
+with everything collected at every step, in two processes; `--larger` trains those of `larger_tasks.py`, with three.
 """
 
 import argparse
@@ -60,6 +60,10 @@ PLANS: dict[str, Plan] = {
     "AdamW 1e-2": (lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2), _one_cycle),
     "SGD 5e-2": (lambda m: torch.optim.SGD(m.parameters(), lr=5e-2, momentum=0.9), _warm_then_drop),
     "RMSprop 1e-3": (lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3), _restarts),
+    "amsgrad 1e-3": (lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, amsgrad=True), _one_cycle),
+    "Adamax 2e-3": (lambda m: torch.optim.Adamax(m.parameters(), lr=2e-3), _restarts),
+    "Adagrad 1e-2": (lambda m: torch.optim.Adagrad(m.parameters(), lr=1e-2), _warm_then_drop),
+    "centred 1e-3": (lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, centered=True), _one_cycle),
 }
 
 LARGER_PLANS: dict[str, Plan] = {

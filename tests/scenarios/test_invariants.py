@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,9 @@ from torch import nn
 from two_families import CONFIGURATIONS, FAMILIES, FAULT, STATISTICS, train
 
 import trainsentry
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "detection"))
+import clean_runs
 
 both_families = pytest.mark.parametrize("family", FAMILIES)
 both_configurations = pytest.mark.parametrize("collect", CONFIGURATIONS)
@@ -214,3 +219,45 @@ def test_loops_of_other_shapes_are_quiet(tmp_path, family, loop):
         monitor.flush()
         assert [i.summary for i in monitor.incidents if i.severity != "note"] == []
     assert bool(skipped) == scaled
+
+
+WRONG = {"gpt": "blocks.1.linear1", "resnet": "body.0"}
+
+
+@both_families
+def test_a_module_that_computes_wrongly_is_named(tmp_path, family):
+    make, data, *_ = FAMILIES[family]
+    torch.manual_seed(0)
+    model, now = make(), [0]
+
+    def wrong(module, args, output):
+        return output.clone().index_fill_(1, torch.tensor([3]), 0.0) if now[0] >= 60 else output
+
+    model.get_submodule(WRONG[family]).register_forward_hook(wrong)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    config = {"output_dir": str(tmp_path), "strict": True, "on_incident": False}
+    config["collect"] = {"activations": {"every": 1, "recompute": True}}
+    generator = torch.Generator().manual_seed(1)
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        for now[0] in range(90):
+            inputs, targets = data(generator)
+            nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.flush()
+        found = monitor.incidents
+    lines = [json.loads(line) for line in (tmp_path / "rank0" / "anomalies.jsonl").read_text().splitlines()]
+    wrong_calls = [(each["name"], each["step"]) for each in lines if each["kind"] == "arithmetic"]
+    assert wrong_calls
+    assert {name for name, _ in wrong_calls} == {f"{WRONG[family]}.output.0"}
+    assert 60 <= min(step for _, step in wrong_calls) < 80
+    assert found
+
+
+@pytest.mark.parametrize(
+    ("number", "task"), list(enumerate(clean_runs.TASKS)), ids=lambda x: getattr(x, "__name__", "")
+)
+def test_every_invariant_is_quiet_in_the_clean_runs(number, task):
+    """Fewer steps than the benchmark's, of which each task has one optimizer and schedule in turn."""
+    plan = list(clean_runs.PLANS)[number % len(clean_runs.PLANS)]
+    assert clean_runs.run((task.__name__, plan, "everything", 101, 60))[1] == []

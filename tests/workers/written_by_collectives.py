@@ -34,12 +34,15 @@ class Reduced(torch.autograd.Function):
 
 
 class Parallel(nn.Module):
-    """`way`: the forward pass reduces what has no gradient, or a `Function` reduces in either pass."""
+    """`way`: the forward pass reduces what has no gradient, or a `Function` reduces in either pass.
+
+    It has no linear layer, whose function DeepSpeed replaces for the rest of a process.
+    """
 
     def __init__(self, way):
         super().__init__()
         self.way, self.seen = way, []
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.a, self.b = nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)
 
     def forward(self, x):
         y = self.a(x)
@@ -68,7 +71,7 @@ def recorded(out, way, on_device, communication):
     with monitor:
         for _ in range(3):
             model.seen.clear()
-            model(torch.ones(2, 4)).square().mean().backward()
+            model(torch.ones(2, 4, 3)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         rows = monitor.records(last=1)
@@ -83,9 +86,9 @@ def dumped(out):
     model = Parallel("backward")
     debugger = PrecisionDebugger(task="statistics", level="L1", dump_path=str(out))
     debugger.start(model)
-    model(torch.ones(2, 4)).sum().backward()
+    model(torch.ones(2, 4, 3)).sum().backward()
     debugger.stop()
     debugger.step()
     PrecisionDebugger.close()
     data = json.loads((out / "step0" / f"rank{dist.get_rank()}" / "dump.json").read_text())["data"]
-    return data["Functional.linear.0.backward"]["input"][0]["Max"], dict(model.seen)["a.output.0"]
+    return data["Functional.conv1d.0.backward"]["input"][0]["Max"], dict(model.seen)["a.output.0"]
