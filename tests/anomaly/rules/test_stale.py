@@ -43,9 +43,9 @@ def test_nothing_is_said_where_nothing_moves_or_the_gradient_is_gone(alone, judg
 
 def test_the_state_of_an_expert_that_had_no_tokens_for_some_steps_is_quiet(alone, judged):
     def idle(step):
-        """No gradient in the steps 60 to 62: the state rests one step longer, when there is one again."""
-        found = moving(step, [MOMENTS[1]] if 60 < step < 64 else [], since=60)
-        return {key: value for key, value in found.items() if not (key == GRADIENTS[1] and 60 <= step < 63)}
+        """No gradient in the steps 60 and 61: the state rests until the next one, when there is one again."""
+        found = moving(step, [MOMENTS[1]] if 60 < step < 63 else [], since=60)
+        return {key: value for key, value in found.items() if not (key == GRADIENTS[1] and 60 <= step < 62)}
 
     records = Records()
     assert judged(alone(StaleRule, records.table), records, range(100), idle) == []
