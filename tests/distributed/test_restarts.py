@@ -104,7 +104,23 @@ def test_one_process_compares_what_two_have_saved(two_ranks, tmp_path):
     assert found == ["parameter norm.weight is not what was saved at step 4 (resumed at step 4)"]
 
 
-def _resumed_alone(tmp_path, broken=None):
+    found = _resumed_alone(tmp_path, exchanged=("norm.weight", "norm.bias"))
+    assert found == [
+        "parameter norm.weight is what was saved of norm.bias at step 4 (resumed at step 4)",
+        "parameter norm.bias is what was saved of norm.weight at step 4 (resumed at step 4)",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "tp"])
+def test_four_ranks_compare_what_two_have_saved(two_ranks, four_ranks, tmp_path, kind):
+    two_ranks.run(restarting.save_distributed, tmp_path / "out", tmp_path / "checkpoint", kind)
+    resume = (restarting.resume_distributed, tmp_path / "out", tmp_path / "checkpoint", kind)
+    assert four_ranks.run(*resume) == [[], [], [], []]
+    found = four_ranks.run(*resume, "flip")
+    assert found[0] == ["parameter inner.0.weight is not what was saved at step 4 (resumed at step 4)"]
+
+
+def _resumed_alone(tmp_path, broken=None, exchanged=()):
     model = make_net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     config = {"output_dir": str(tmp_path / "alone"), "strict": True}
@@ -112,6 +128,9 @@ def _resumed_alone(tmp_path, broken=None):
         dcp.load({"model": model.state_dict(), "monitor": monitor}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
         if broken is not None:
             model.get_parameter(broken).detach()[0] += 1
+        if exchanged:
+            first, second = (model.get_parameter(name).detach() for name in exchanged)
+            first[:], second[:] = second.clone(), first.clone()
         for (x,) in batches(2):
             model(x).square().mean().backward()
             optimizer.step()
