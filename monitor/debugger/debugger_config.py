@@ -161,7 +161,9 @@ class DebuggerConfig(DebuggerBlock):
         "MindSpore).",
     )
     async_dump: bool = Field(
-        default=False, description="Keep results on the device until `stop()`, so that no call waits for it."
+        default=False,
+        description="Write entries at `stop()`, and files from copies in host memory (1 GiB at most) beside the step, "
+        "so that no call waits for either.",
     )
     extra_info: bool = Field(default=True, description="Write `stack.json` and `construct.json`.")
     dump_enable: bool | None = Field(default=None, description="Read for msprobe's sake; it has no effect.")
@@ -209,11 +211,6 @@ class DebuggerConfig(DebuggerBlock):
             )
         if self.enable_dataloader:
             raise ValueError("enable_dataloader: True; allowed: false, with start(), stop() and step() in the loop")
-        if self.async_dump and self.task == "tensor" and not self.tensor.calls and self.level != "debug":
-            raise ValueError(
-                "async_dump: True with task 'tensor' keeps every tensor in device memory until stop(); allowed: with a "
-                "non-empty tensor.list"
-            )
         if self.level != "L2" and self.chosen.file_format == "bin":
             raise ValueError(f"{self.task}.file_format: 'bin' at level {self.level!r}; allowed: npy, or level L2")
         if self.level != "L2" and self.chosen.backward_input:

@@ -103,7 +103,6 @@ def test_one_process_compares_what_two_have_saved(two_ranks, tmp_path):
     found = _resumed_alone(tmp_path, broken="norm.weight")
     assert found == ["parameter norm.weight is not what was saved at step 4 (resumed at step 4)"]
 
-
     found = _resumed_alone(tmp_path, exchanged=("norm.weight", "norm.bias"))
     assert found == [
         "parameter norm.weight is what was saved of norm.bias at step 4 (resumed at step 4)",

@@ -38,7 +38,6 @@ def load(tmp_path, **config):
         ({"step": ["5-3"]}, "'5-3'; allowed: numbers from 0 on"),
         ({"step": [-1]}, "-1; allowed: numbers from 0 on"),
         ({"enable_dataloader": True}, r"enable_dataloader: True; allowed: false, with start\(\)"),
-        ({"async_dump": True, "task": "tensor"}, "allowed: with a non-empty tensor.list"),
         ({"async_dump": True, "statistics": {"summary_mode": "md5"}}, "allowed: summary_mode statistics"),
         ({"statistics": {"scope": ["a", "b"], "list": ["c"]}}, "are both given; allowed: one of them"),
         ({"statistics": {"scope": ["Functional.linear.0.forward"] * 3}}, "allowed: two full names"),

@@ -1,6 +1,7 @@
 """Tensors and gradients in a dump are those of the call itself, whatever their dtype and the length of their name."""
 
 import json
+import threading
 import zlib
 
 import pytest
@@ -9,6 +10,7 @@ from debugged import LEVELS, Tower, debug, make, read
 from torch import nn
 
 from trainsentry import PrecisionDebugger
+from trainsentry.collectors.torch.calls import tensor_files
 from trainsentry.collectors.torch.saving import load_tensor
 
 
@@ -96,12 +98,34 @@ def test_variables_that_a_script_saves_and_their_gradients(tmp_path):
 
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_is_kept_for_later_is_the_same_as_what_is_written_at_once(tmp_path, task, level):
-    chosen = {"list": ["linear", "Module.last"]}
+@pytest.mark.parametrize("parts", [["linear", "Module.last"], []], ids=["of some", "of all"])
+def test_what_is_kept_for_later_is_the_same_as_what_is_written_at_once(tmp_path, task, level, parts):
+    chosen = {"list": parts}
     at_once = debug(tmp_path / "a", 2, task=task, level=level, **{task: chosen})
     later = debug(tmp_path / "b", 2, task=task, level=level, async_dump=True, **{task: chosen})
     for a, b in zip(at_once, later, strict=True):
         assert a["dump"]["data"] == b["dump"]["data"]
+
+
+def test_copies_that_wait_to_be_written_are_bounded(tmp_path, monkeypatch):
+    """A slow disk holds the training up rather than fill the host's memory."""
+    slow, written = threading.Semaphore(0), []
+
+    def write(source, path):
+        slow.acquire()
+        written.append(path.name)
+
+    monkeypatch.setattr(tensor_files, "_written", write)
+    files, size = tensor_files.TensorFiles(most_bytes=4000), 1000
+    trainer = threading.Thread(target=lambda: [files.write(torch.ones(250), tmp_path / str(i)) for i in range(40)])
+    trainer.start()
+    for _ in range(40):
+        assert files.most_waiting <= 4 * size
+        slow.release()
+    trainer.join(30)
+    files.drain()
+    assert written == [str(i) for i in range(40)]
+    assert size < files.most_waiting <= 4 * size
 
 
 def test_checksums_are_crc32_of_the_bytes(tmp_path):
