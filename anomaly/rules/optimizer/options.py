@@ -61,7 +61,7 @@ STEADY: Final = 0.2
 """Share by which the pace of a smooth schedule may differ from one step to the next."""
 
 TOGETHER: Final = 20
-"""Changes through which groups keep their ratio before one that parts from them counts."""
+"""Changes through which groups keep their ratio, or steps in which neither changes, before one that parts counts."""
 
 PARTED: Final = 0.01
 """Share by which a ratio of two groups must change."""
@@ -200,11 +200,12 @@ class OptionRule(Rule):
             other = self._options[first]
             if not (option.value > 0 and other.value > 0):
                 continue
-            ratio, (usual, times) = option.value / other.value, self._ratios.get(name, (math.nan, 0))
+            ratio = option.value / other.value
+            usual, times = self._ratios.get(name) or _ratio_at_start(option, other, at)
             same = abs(ratio / usual - 1) <= PARTED
             self._ratios[name] = (usual, times + 1) if same else (ratio, 0)
             if not same and times >= TOGETHER and name in self._ids and first in self._ids:
-                odd = _oddness(option, at) > _oddness(other, at)
+                odd = _oddness(option, at) > _oddness(other, at) or other.since != at
                 expected = other.value * usual if odd else option.value / usual
                 fault = _Fault("groups", option.value if odd else other.value, expected, at)
                 found.append(self._finding(name if odd else first, fault))
@@ -297,6 +298,14 @@ def _change(before: float, after: float) -> float:
     if 0 < before < 1 and 0 < after < 1:
         change = max(change, abs(math.log((1 - after) / (1 - before))))
     return change
+
+
+def _ratio_at_start(option: _Option, other: _Option, at: int) -> tuple[float, int]:
+    """Return the ratio of two rates that were constant until step `at`, and for how many steps; NaN for others."""
+    before = [each.before if each.since == at else each.value for each in (option, other)]
+    if before != [option.start, other.start] or min(before) <= 0:
+        return math.nan, 0
+    return before[0] / before[1], at - max(option.first, other.first)
 
 
 def _glitch(known: _Option, value: float, step: int) -> _Fault | None:

@@ -96,6 +96,20 @@ def test_a_group_that_parts_from_the_others_is_named(alone, judged):
     assert found.expected == pytest.approx(cosine(150))
 
 
+@pytest.mark.parametrize("factor", [0.5, 1.15])
+def test_a_group_that_parts_from_others_that_stay_as_they_are_is_named(alone, judged, factor):
+    series = {LR: lambda s: 1e-3, OTHER: lambda s: 3e-4 * (factor if s >= 150 else 1)}
+    [found] = run(alone, judged, series, range(200))
+    assert (found.name, found.statistic, found.step) == ("lr of group 1", "groups", 150)
+    assert found.expected == pytest.approx(3e-4)
+
+
+def test_groups_that_fall_together_for_the_first_time_are_quiet(alone, judged):
+    drop = lambda s: 0.1 if s >= 150 else 1.0  # noqa: E731
+    series = {LR: lambda s: 1e-3 * drop(s), OTHER: lambda s: 3e-4 * drop(s)}
+    assert run(alone, judged, series, range(200)) == []
+
+
 @pytest.mark.parametrize(
     ("before", "after"), [(0.02, -0.02), (0.02, 0.2), (0.0, 0.1), (0.9, 0.999), (0.999, 0.9), (1e-8, 1e-2), (0.0, 1.0)]
 )
