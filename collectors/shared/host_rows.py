@@ -84,9 +84,8 @@ class HostRows:
             found = self._plain_layouts[shape, dtype] = self.table.layout_id(layout)
         return found
 
-    def _kept(self) -> npt.NDArray[np.bool_]:
+    def _kept(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Return a mask, shape (n,), of the last row of each series among those that were not dropped."""
-        ids = self._recurring_ids.of(self._ids)
         if ids is not self._checked_ids:
             self._checked_ids = ids
             self._usually_kept = self._last_of_each(np.ones(len(ids), bool))

@@ -148,11 +148,12 @@ class StepRows(HostRows):
             stacked = ops.stack([row for _, row in self._device_rows])
             positions = np.asarray([position for position, _ in self._device_rows], np.intp)
             copies.append((positions, stacked.asnumpy, _NextStep()))
+        ids = self._recurring_ids.of(self._ids)
         return PendingRows(
-            ids=np.asarray(self._ids, np.int32),
+            ids=ids,
             layouts=np.asarray(self._layout_ids, np.int32),
             values=self._host[: len(self)].copy(),
-            kept=self._kept(),
+            kept=self._kept(ids),
             copies=copies,
             counts=self._counts_so_far(),
         )

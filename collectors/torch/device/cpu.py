@@ -15,6 +15,8 @@ from torch import Tensor
 from trainsentry.collectors.torch.device.copies import HostCopy
 from trainsentry.collectors.torch.device.device import Device, DeviceProperties, MemoryUse
 
+_NOTHING: Final = contextlib.nullcontext()
+
 
 class Cpu(Device):
     """The host; streams, guards, captures and pinned memory do not exist."""
@@ -47,7 +49,7 @@ class Cpu(Device):
 
     def guard(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return a context that does nothing."""
-        return contextlib.nullcontext()
+        return _NOTHING
 
     def make_current(self, device: torch.device) -> None:
         """Do nothing: there is one."""
@@ -62,7 +64,7 @@ class Cpu(Device):
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Return a context that does nothing."""
-        return contextlib.nullcontext()
+        return _NOTHING
 
     def keep_for_stream(self, tensors: Sequence[Tensor], stream: Any) -> None:
         """Do nothing: work has run."""

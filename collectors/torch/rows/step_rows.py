@@ -188,11 +188,12 @@ class StepRows(SharedRows):
         self._make_room(len(self))
         copies = [rows.copy_to_host() for rows in self._devices.values() if rows]
         overwritten = self._drop_unwritten()
+        ids = self._recurring_ids.of(self._ids)
         return PendingRows(
-            ids=self._recurring_ids.of(self._ids),
+            ids=ids,
             layouts=self._recurring_layouts.of(self._layout_ids),
             values=self._values_so_far(),
-            kept=self._kept(),
+            kept=self._kept(ids),
             copies=copies,
             aliases=(self._recurring_aliases.of(self._aliases), self._recurring_sources.of(self._sources)),
             scalars=[position for rows in self._devices.values() for position in rows.scalars],
