@@ -30,9 +30,9 @@ FOLLOWED = {
 
 
 @both_families
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS)[:8])
 def test_optimizers_that_do_what_they_say_are_quiet(tmp_path, family, optimizer):
-    everything = "default" if optimizer in {"dampened", "rmsprop", "nadam", "learns fast"} else "everything"
+    everything = "everything" if optimizer in {"adamw", "nesterov", "climbs"} else "default"
     clip = 0.5 if optimizer in {"adamw", "nadam"} else None
     assert train(tmp_path, family, optimizer, everything, clip=clip) == []
 
@@ -70,7 +70,9 @@ def test_each_state_of_each_optimizer_is_followed(tmp_path, family, optimizer):
 
     train(tmp_path, family, optimizer, "everything", shift, steps=60, clip=0.5)
     lines = [json.loads(line) for line in (tmp_path / "rank0" / "anomalies.jsonl").read_text().splitlines()]
-    found = {(each["name"], each["quantity"]) for each in lines if each["step"] == fault and each["alarm"]}
+    alarms = [each for each in lines if each["alarm"]]
+    assert min(each["step"] for each in alarms) == fault, "healthy steps are quiet"
+    found = {(each["name"], each["quantity"]) for each in alarms if each["step"] == fault}
     assert changed
     assert found >= set(changed)
 
