@@ -166,7 +166,9 @@ class FusedRows:
 
     def _room(self, programs: int, rows: Tensor) -> int:
         """Reserve partial rows and return the first; combine those under way when there is not enough space."""
-        if self._used + programs > ARENA_ROWS and self._under_way:
+        if not self._under_way:
+            self._used = 0  # those of a launch that failed are free again
+        elif self._used + programs > ARENA_ROWS:
             self._combine(rows)
         first, self._used = self._used, self._used + programs
         return first

@@ -183,6 +183,40 @@ def test_pinned_buffers_are_written_again_once_they_are_copied_and_not_before(mo
     assert len(tables._buffers) == pinned_tables.MOST_BUFFERS  # the rest went back to torch
 
 
+@pytest.mark.parametrize("kernel", ["partial_rows", "combine_rows"])
+def test_launches_that_fail_take_no_room_from_later_ones(monkeypatch, kernel):
+    """Partial rows are written where a launch is told to, too."""
+    tensors = [torch.ones(TILE * 300)] * 40
+    programs = cut(tuple(x.numel() for x in tensors)).total
+    ends = []
+
+    class OutOfMemory:
+        def __getitem__(self, grid):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with counted_launches() as kernels:
+        rows = StepRows(SeriesTable(), refused=lambda _: None, device_rows_on_cpu=True)
+        rows.add(0, torch.ones(3))
+        rows.drop()
+        (device,) = rows._devices.values()
+        launch = device.fused._launch
+
+        def launched(cutting, x, table, first, *args, **kwargs):
+            ends.append(first + cutting.total)
+            launch(cutting, x, table, first, *args, **kwargs)
+
+        monkeypatch.setattr(device.fused, "_launch", launched)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(kernels), kernel, OutOfMemory())
+            for _ in range(2 * ARENA_ROWS // programs + 2):
+                rows.add_many([*range(len(tensors))], tensors)
+                rows.take()
+        rows.add_many([*range(len(tensors))], tensors)
+        rows.take()
+    assert len(ends) > ARENA_ROWS // programs
+    assert max(ends) <= ARENA_ROWS
+
+
 @pytest.mark.parametrize("histograms", [False, True])
 def test_a_buffer_that_could_not_grow_is_never_written_past_its_end(monkeypatch, histograms):
     """Kernels write where they are told to, beyond a buffer into the training's own tensors."""
