@@ -301,9 +301,13 @@ def _change(before: float, after: float) -> float:
 
 
 def _ratio_at_start(option: _Option, other: _Option, at: int) -> tuple[float, int]:
-    """Return the ratio of two rates that were constant until step `at`, and for how many steps; NaN for others."""
+    """Return the ratio of two rates that were constant until step `at`, and for how many steps; NaN for others.
+
+    A rate that falls alone may have a schedule of its own, so only rises count.
+    """
     before = [each.before if each.since == at else each.value for each in (option, other)]
-    if before != [option.start, other.start] or min(before) <= 0:
+    rises = [each.value > was for each, was in zip((option, other), before, strict=True)]
+    if before != [option.start, other.start] or min(before) <= 0 or not any(rises):
         return math.nan, 0
     return before[0] / before[1], at - max(option.first, other.first)
 

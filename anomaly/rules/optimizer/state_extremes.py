@@ -27,6 +27,9 @@ RELATIONS: Final = {"exp_inf": EXACTLY, "max_exp_avg_sq": AT_LEAST, "ax": EXACTL
 its own past and `exp_avg_sq`; of ASGD the weight, before averaging begins; of Rprop the last gradient, parts of which
 it sets to 0. Kingma and Ba, "Adam" (2015); Reddi et al., "On the Convergence of Adam and Beyond" (2018)."""
 
+LATEST_AVERAGE: Final = 1e5
+"""Steps: with a smaller `t0` ASGD averages within a run (torch's default is a million)."""
+
 _SOURCES: Final = (GRADIENT, PARAMETER, "exp_avg_sq")
 _GRADIENT, _WEIGHT, _SQUARES = range(len(_SOURCES))
 _KINDS: Final = tuple(RELATIONS)
@@ -45,10 +48,11 @@ class StateExtremesRule(Rule):
         self._source = arrays.series.column(np.int8, -1, of=lambda s: _place(s, _SOURCES))
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._options = RecordedOptions(arrays)
-        # By parameter: the largest magnitudes of its sources in this step, and that of the last gradient.
-        self._now, self._last = ByParameter(len(_SOURCES)), ByParameter(1)
+        # By parameter: largest magnitudes and elements of its sources in this step, and those of the last gradient.
+        self._now, self._numels, self._last = ByParameter(len(_SOURCES)), ByParameter(len(_SOURCES)), ByParameter(2)
         # By state series: its largest magnitude after the updates since it was sampled.
         self._carried: dict[int, float] = {}
+        self._size: dict[int, int] = {}
         self._sampled: set[int] = set()  # in this step
         self._fresh: set[int] = set()  # in the step before
         self._residuals = Residuals(arrays, BOUNDS)
@@ -67,14 +71,19 @@ class StateExtremesRule(Rule):
         for source in range(len(_SOURCES)):
             rows = np.flatnonzero(sources == source)
             owners = self._owner.values[record.ids[rows]]
-            known = self._now.get(owners)
-            known[source] = peaks[rows]
-            self._now.set(owners, known)
+            for kept, values in ((self._now, peaks), (self._numels, observed.numel)):
+                known = kept.get(owners)
+                known[source] = values[rows]
+                kept.set(owners, known)
         rows = np.flatnonzero(self._kind.values[record.where] >= 0)
         if not len(rows):
             return []
         ids = record.ids[rows].astype(np.int64)
-        findings = [] if record.examined else self._compare(ids, rows, peaks[rows])
+        if record.examined:  # read at another moment of the step
+            self._carried.update(dict.fromkeys(ids.tolist(), np.nan))
+            return []
+        self._size.update(zip(ids.tolist(), observed.numel[rows].tolist(), strict=True))
+        findings = self._compare(ids, rows, peaks[rows])
         self._sampled.update(ids.tolist())
         self._carried.update(zip(ids.tolist(), peaks[rows].tolist(), strict=True))
         return findings
@@ -97,32 +106,42 @@ class StateExtremesRule(Rule):
     def _relation(self, series_id: int) -> int:
         """Return how a state compares; with amsgrad exactly, where no square was missed since the last sample."""
         kind = _KINDS[self._kind.values[series_id]]
-        return EXACTLY if kind == "max_exp_avg_sq" and series_id in self._fresh else RELATIONS[kind]
+        exactly = series_id in self._fresh and not np.isnan(self._source_of(series_id, _SQUARES))
+        return EXACTLY if kind == "max_exp_avg_sq" and exactly else RELATIONS[kind]
+
+    def _source_of(self, series_id: int, source: int) -> float:
+        """Return a source's largest magnitude in this step; NaN where it is not known, or of another part."""
+        owner = self._owner.values[[series_id]]
+        same = self._numels.get(owner)[source, 0] == self._size.get(series_id)
+        return float(self._now.get(owner)[source, 0]) if same else np.nan
 
     def _expected(self, series_id: int) -> float:
         """Return the largest magnitude that a state has or may have; NaN where that is not known."""
-        kind, owner = _KINDS[self._kind.values[series_id]], self._owner.values[[series_id]]
-        now = self._now.get(owner)[:, 0]
+        kind = _KINDS[self._kind.values[series_id]]
         if kind == "ax":
-            return float(now[_WEIGHT])
+            averages = self._options.one("t0") < LATEST_AVERAGE  # from step t0 on it is no longer the weight
+            return np.nan if averages else self._source_of(series_id, _WEIGHT)
         if kind == "prev":
-            return float(self._last.get(owner)[0, 0])
+            peak, numel = self._last.get(self._owner.values[[series_id]])[:, 0]
+            return float(peak) if numel == self._size.get(series_id) else np.nan
         carried = self._carried.get(series_id, np.nan)
-        return float(np.fmax(carried, now[_SQUARES])) if kind == "max_exp_avg_sq" else carried
+        return float(np.fmax(carried, self._source_of(series_id, _SQUARES))) if kind == "max_exp_avg_sq" else carried
 
     def _advance(self, step: int) -> None:
         """Take the updates of the step before into account."""
-        gradients = self._now.values[_GRADIENT]
+        gradients, numels = self._now.values[_GRADIENT], self._numels.values[_GRADIENT]
         known = step == self._step + 1 and not self._unknown
+        if step <= self._step:  # the run went back
+            self._carried.clear()
         decay, eps = self._options.one("betas.1"), self._options.one("eps")
         for series_id, carried in self._carried.items():
             if _KINDS[self._kind.values[series_id]] == "exp_inf":
-                owner = self._owner.values[series_id]
-                peak = gradients[owner] if owner < len(gradients) else np.nan
+                peak = self._source_of(series_id, _GRADIENT)
                 follows = known and self._options.largest("weight_decay") == 0
                 self._carried[series_id] = float(np.maximum(decay * carried, peak + eps)) if follows else np.nan
-        self._last.set(np.arange(len(gradients)), (gradients if known else gradients * np.nan)[None])
+        self._last.set(np.arange(len(gradients)), np.stack((gradients if known else gradients * np.nan, numels)))
         self._now.clear()
+        self._numels.clear()
         self._fresh, self._sampled = self._sampled if known else set(), set()
         self._step, self._unknown = step, False
 

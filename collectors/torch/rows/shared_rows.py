@@ -183,12 +183,14 @@ class SharedRows(HostRows):
 
         Only a write that autograd does not count has to be told, such as a collective's.
         """
+        if self._is_captured():
+            return
         for key in self._noted:
             whole = self._seen[key][0]()
             if whole is not None:
                 self._stored_at.setdefault(storage_range(whole)[0], []).append(key)
         self._noted.clear()
-        ranges = [storage_range(x) for x in tensors]
+        ranges = [(start, end) for start, end in map(storage_range, tensors) if start]
         for key in [key for start, _ in ranges for key in self._stored_at.pop(start, ())]:
             self._seen.pop(key, None)
         if any(rows.waits_in(ranges) for rows in self._devices.values()):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from trainsentry import OverflowLimitReached, PrecisionDebugger
 from trainsentry.collectors.torch.calls import debugging
+from trainsentry.collectors.torch.calls.overflow_task import nonfinite
 from trainsentry.collectors.torch.saving import load_tensor
 from trainsentry.monitor.cli.app import app
 
@@ -289,3 +290,12 @@ def test_a_dump_without_overflow_says_so_and_a_folder_without_a_dump_is_refused(
     result = CliRunner().invoke(app, ["overflow", str(tmp_path / "dump")])
     assert (result.exit_code, "no NaN and no Inf" in result.stdout) == (0, True)
     assert CliRunner().invoke(app, ["overflow", str(tmp_path / "nowhere")]).exit_code == 2
+
+
+def test_weights_whose_memory_is_elsewhere_are_left_out():
+    """Sharded training releases a storage and keeps the tensor; what is read there ends the process."""
+    released, view = torch.ones(8), torch.full((8,), torch.inf)
+    released.untyped_storage().resize_(0)
+    weights = [("released", released), ("fine", torch.ones(3)), ("eight bits", torch.ones(3).to(torch.float8_e4m3fn))]
+    weights += [("view", view[2:5]), ("whole numbers", torch.ones(3, dtype=torch.int32)), ("empty", torch.ones(0))]
+    assert nonfinite(weights) == ["view"]

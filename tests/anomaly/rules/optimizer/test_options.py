@@ -96,9 +96,13 @@ def test_a_group_that_parts_from_the_others_is_named(alone, judged):
     assert found.expected == pytest.approx(cosine(150))
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.15])
-def test_a_group_that_parts_from_others_that_stay_as_they_are_is_named(alone, judged, factor):
-    series = {LR: lambda s: 1e-3, OTHER: lambda s: 3e-4 * (factor if s >= 150 else 1)}
+def test_a_group_that_falls_by_a_schedule_of_its_own_is_quiet(alone, judged):
+    series = {LR: lambda s: 0.1, OTHER: lambda s: 0.1 * 0.95 ** (s // 30)}
+    assert run(alone, judged, series, range(200)) == []
+
+
+def test_a_group_that_rises_beside_others_that_stay_as_they_are_is_named(alone, judged):
+    series = {LR: lambda s: 1e-3, OTHER: lambda s: 3e-4 * (1.15 if s >= 150 else 1)}
     [found] = run(alone, judged, series, range(200))
     assert (found.name, found.statistic, found.step) == ("lr of group 1", "groups", 150)
     assert found.expected == pytest.approx(3e-4)
