@@ -7,7 +7,10 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 from two_families import CONFIGURATIONS, FAMILIES, FAULT, OPTIMIZERS, train
+
+import trainsentry
 
 both_families = pytest.mark.parametrize("family", FAMILIES)
 both_configurations = pytest.mark.parametrize("collect", CONFIGURATIONS)
@@ -153,3 +156,27 @@ def test_an_option_that_changes_is_named_at_its_own_step(tmp_path, family, colle
 
     [found, *_] = train(tmp_path, family, collect=collect, harm=change)
     assert (found.quantity, found.name, found.step) == ("optimizer", "betas.0 of group 0", FAULT)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_the_momentum_of_muon_is_followed(tmp_path):
+    """It takes matrices alone, and weighs the gradient by what the momentum lacks of 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(12, 12, bias=False), nn.Tanh())))
+    optimizer = torch.optim.Muon(model.parameters(), lr=5e-3)
+    collect = {part: {"every": 1} for part in ("parameters", "optimizer_state")}
+    config = {"output_dir": str(tmp_path), "strict": True, "on_incident": False, "collect": collect}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        for step in range(45):
+            x = torch.randn(8, 12)
+            (model(x) - x).square().mean().backward()
+            if step == 35:
+                buffer = optimizer.state[model[4].weight]["momentum_buffer"]
+                buffer.add_(0.3 * buffer.square().mean().sqrt())
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.flush()
+        found = monitor.incidents
+    assert [(i.name, i.quantity, i.kind, i.step) for i in found][:1] == [
+        ("4.weight", "momentum_buffer", "recurrence", 35)
+    ]
