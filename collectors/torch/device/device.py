@@ -207,8 +207,9 @@ class Device:
 
     def keep_for_stream(self, tensors: Sequence[Tensor], stream: Any) -> None:
         """Keep the memory of tensors that are given up until a stream has done what it has been given so far."""
-        for x in tensors:
-            x.record_stream(stream)
+        with contextlib.suppress(NotImplementedError):  # a device with one stream alone
+            for x in tensors:
+                x.record_stream(stream)
 
     def follow(self, earlier: Any, device: torch.device) -> Any:
         """Let the device's current stream wait for all work of `earlier` (or None); return the current stream."""
