@@ -25,8 +25,8 @@ demo: $(VENV)/demo.stamp
 # the compiled kernel in this folder, and before any test runs. The longest parts begin first.
 test:
 	$(MAKE) --jobs=2 --output-sync=target $(VENV)/dev.stamp $(VENV)-mindspore/packages
-	$(MAKE) --jobs=2 --output-sync=target lint $(VENV)-mindspore/stamp
-	$(MAKE) --jobs=2 --output-sync=target $(PARTS) mindspore simulated types
+	$(MAKE) --jobs=2 --output-sync=target $(VENV)-mindspore/stamp lint types
+	$(MAKE) --jobs=2 --output-sync=target $(PARTS) mindspore simulated
 
 # The documentation as a site in build/site: `python -m http.server -d build/site` shows it, with the search.
 docs: $(VENV)/dev.stamp

@@ -260,4 +260,4 @@ def test_a_module_that_computes_wrongly_is_named(tmp_path, family):
 def test_every_invariant_is_quiet_in_the_clean_runs(number, task):
     """Fewer steps than the benchmark's, of which each task has one optimizer and schedule in turn."""
     plan = list(clean_runs.PLANS)[number % len(clean_runs.PLANS)]
-    assert clean_runs.run((task.__name__, plan, "everything", 101, 60))[1] == []
+    assert clean_runs.run((task.__name__, plan, "everything", 101, 45))[1] == []

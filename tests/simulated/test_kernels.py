@@ -136,8 +136,8 @@ def test_a_few_pinned_tables_serve_all_steps(kernels):
 
 
 def test_a_training_pins_no_further_tables_and_asks_for_streams_a_few_times_a_step(kernels, out, monkeypatch):
-    """Everything at every step of a GPT: what its launches need is the same from the third step on."""
-    model, optimizer = on_device.make("npu")
+    """Everything at every step: what the launches need is the same from the third step on."""
+    model, optimizer = on_device.make("npu", mlp)
     asked = []
     current_stream = type(NPU).current_stream
     monkeypatch.setattr(type(NPU), "current_stream", lambda *args: (asked.append(1), current_stream(*args))[1])
@@ -151,7 +151,7 @@ def test_a_training_pins_no_further_tables_and_asks_for_streams_a_few_times_a_st
         tensors = len(monitor.records(last=1))
     assert pinned.allocations - before <= 1  # the simulated device may fall some copies behind once more
     assert pinned.allocations <= MOST_BUFFERS
-    assert tensors > 150
+    assert tensors > 30
     assert len(kernels.launches) / 4 <= tensors / 64 + 12
     assert len(asked) <= 4 * len(kernels.launches)
 
