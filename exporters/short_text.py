@@ -73,7 +73,6 @@ def first_of(names: Sequence[str]) -> str:
     """Return the first of some names, and how many there are beside it.
 
     >>> first_of(["fc.weight"]), first_of(["fc.weight", "fc.bias", "head"])
-    ('fc.weight', 'fc.weight and 2 others')
+    ('fc.weight', 'fc.weight and 2 more')
     """
-    others = len(names) - 1
-    return f"{names[0]} and {others} other{'s' if others > 1 else ''}" if others else names[0]
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -59,13 +59,6 @@ static int is_known(const shared *s, PyObject *known) {
     return alive == NULL ? -1 : alive == s->whole;
 }
 
-static int64_t size_of(const dl_tensor *t) {
-    int64_t size = 1;
-    for (int i = 0; i < t->dimensions; i++)
-        size *= t->shape[i];
-    return size;
-}
-
 /* What a view is to its base: PART of it, ALL of its elements, or all IN_ORDER; -1 with an error. */
 enum { PART, ALL, IN_ORDER };
 

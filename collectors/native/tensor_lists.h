@@ -50,6 +50,26 @@ static int is_contiguous(const dl_tensor *t) {
     return 1;
 }
 
+static int64_t size_of(const dl_tensor *t) {
+    int64_t size = 1;
+    for (int i = 0; i < t->dimensions; i++)
+        size *= t->shape[i];
+    return size;
+}
+
+/* Addresses below are looked at twice: a view of memory that was released lies at its place in it, counted from 0. */
+#define LOW ((uintptr_t)1 << 36)
+
+/* Whether the memory of a tensor with elements was released; -1 with an error. */
+static int is_released(PyObject *x, const dl_tensor *t, uintptr_t address) {
+    if (address >= LOW || size_of(t) == 0)
+        return 0;
+    PyObject *offset = PyObject_CallMethod(x, "storage_offset", NULL);
+    uint64_t before = offset == NULL ? 0 : PyLong_AsUnsignedLongLong(offset);
+    Py_XDECREF(offset);
+    return PyErr_Occurred() ? -1 : (uint64_t)address == before * t->dtype.bits / 8;
+}
+
 /* Writes what is described of a tensor, at most `room` numbers; returns how many there are. */
 static int64_t describe_one(PyObject *x, const dl_tensor *t, int64_t *to, int64_t room) {
     int64_t count = 4 + t->dimensions;
@@ -73,6 +93,9 @@ static int64_t look_at(const dl_functions *dl, PyObject *x, int64_t *to, int64_t
         return 0;
     }
     *data = (char *)t.data + t.byte_offset;
+    int released = is_released(x, &t, (uintptr_t)*data);
+    if (released)
+        return released < 0 ? -1 : 0;
     return is_contiguous(&t) ? describe_one(x, &t, to, room) : 0;
 }
 

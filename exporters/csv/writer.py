@@ -30,6 +30,7 @@ from trainsentry.exporters.csv.level_writer import LevelWriter
 from trainsentry.exporters.exporter import Lost, nothing_lost
 from trainsentry.exporters.files.json_files import cut_torn_line
 from trainsentry.exporters.files.whole_writes import LOOK_SECONDS, append_whole, cut_back, is_removed
+from trainsentry.exporters.short_text import first_of
 
 
 @dataclass
@@ -171,10 +172,9 @@ class CsvWriter:
             known.file.close()
         if removed:
             names = sorted(known.table.path.name for known in removed.values())
-            others = f" and {len(names) - 1} more" if names[1:] else ""
             first = min(known.table.first for known in removed.values())
             newest = max(known.newest for known in removed.values())
-            self._lost(first, newest, f"{names[0]}{others} removed while the run went on")
+            self._lost(first, newest, f"{first_of(names)} removed while the run went on")
 
     def _calls(self, record: StepRecord) -> dict[str, tuple[float, float]]:
         """Return order and seconds of the record's collective calls, by name."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from trainsentry.exporters.maps.deviation import deviations
 from trainsentry.exporters.maps.layer_matrix import LayerMatrix
+from trainsentry.exporters.short_text import first_of
 
 MOST_COLUMNS: Final = 180
 """Columns of a map; with more, neighbours share one that shows the cell furthest from usual. On a telephone a cell is
@@ -124,7 +125,7 @@ def map_of(
     rows = {row: wanted[layers[first]] for row, (first, _) in enumerate(groups) if layers[first] in wanted}
     pixels = int(np.clip(space.tallest // max(len(groups), 1), space.least, HIGHEST))
     heights = tuple(max(pixels, space.suspect) if row in rows else pixels for row in range(len(groups)))
-    names = tuple(_name(layers[first], count) for first, count in groups)
+    names = tuple(first_of(layers[first : first + count]) for first, count in groups)
     return LayersMap(
         _levels(away, limit), names, rows, heights, steps[0], steps[1] * columns, limit, tuple(marks), unit
     )
@@ -177,10 +178,6 @@ def _groups(names: Sequence[str], suspects: Mapping[str, str], most: int) -> Ite
             first = i + 1
     if first < len(names):
         yield first, len(names) - first
-
-
-def _name(first: str, count: int) -> str:
-    return first if count == 1 else f"{first} and {count - 1} more"
 
 
 def _limit(away: npt.NDArray[np.float32]) -> float:

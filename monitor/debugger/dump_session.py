@@ -69,7 +69,8 @@ class DumpSession:
         self._started = False
         self._in_window = False
         self._stopped = False
-        self._checked_rank = self._told_of_weights = False
+        self._checked_rank = False
+        self._checked_step: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -206,10 +207,10 @@ class DumpSession:
                 file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {part}: {text}\n")
 
     def _tell_of_weights(self) -> None:
-        """Say first if weights are not finite already, once: calls only pass that on."""
-        broken = [] if self._told_of_weights else self.framework.nonfinite_weights(self._named)
+        """Say first if weights are not finite already, as calls pass that on; calls of the step before have told."""
+        before, self._checked_step = self._checked_step, self.iteration
+        broken = [] if before in {self.iteration - 1, self.iteration} else self.framework.nonfinite_weights(self._named)
         if broken:
-            self._told_of_weights = True
             logger.warning(
                 "trainsentry: overflow_check: step %d begins with NaN or Inf in %s; calls that overflow pass it on",
                 self.iteration,

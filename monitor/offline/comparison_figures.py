@@ -20,7 +20,7 @@ from bokeh.plotting import figure
 
 from trainsentry.exporters.live.series_points import SeriesPoints
 from trainsentry.exporters.maps.layer_matrix import LayerMatrix
-from trainsentry.exporters.short_text import shorten
+from trainsentry.exporters.short_text import first_of, shorten
 
 A: Final = "#4c8fd6"
 B: Final = "#e2762b"
@@ -93,11 +93,7 @@ def _shown(matrix: LayerMatrix) -> tuple[npt.NDArray[np.float32], list[str]]:
     starts = np.arange(0, len(table), group)
     with np.errstate(invalid="ignore"):
         grouped = np.fmax.reduceat(table, starts, axis=0)
-    more = [min(group, len(names) - first) - 1 for first in starts.tolist()]
-    return grouped, [
-        f"{names[first]} and {others} more" if others else names[first]
-        for first, others in zip(starts.tolist(), more, strict=True)
-    ]
+    return grouped, [first_of(names[first : first + group]) for first in starts.tolist()]
 
 
 def difference_map(matrix: LayerMatrix, suspects: Collection[str], marks: Sequence[int]) -> Any:

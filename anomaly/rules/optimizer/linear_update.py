@@ -4,7 +4,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
+from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
@@ -13,9 +13,6 @@ from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, UPDATE, Series
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
-
-SCORE: Final = 60.0
-"""Deviations: above every spike of healthy runs, as the equation holds to rounding."""
 
 BOUNDS: Final = ResidualBounds(least=1e-3, largest=0.05, learned=3)
 """Shares of the update's root mean square. An update is a difference of weights, so that weights in float32 leave 1e-5,
@@ -44,7 +41,7 @@ class LinearUpdateRule(Rule):
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._options = RecordedOptions(arrays)
         self._means = ByParameter(len(_PARTS))
-        self._residuals = Residuals(arrays, BOUNDS)
+        self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._step = -1
         self._skipped = False
 
@@ -78,13 +75,7 @@ class LinearUpdateRule(Rule):
         if not len(expected):
             return []
         expected, residuals = nearest(expected, means, rms)
-        return [
-            Finding(
-                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "mean", float(means[i]), float(expected[i]), SCORE,
-                passed_on=False,
-            )
-            for i in self._residuals.wrong(ids, residuals).tolist()
-        ]  # fmt: skip
+        return self._residuals.judge("mean", ids, rows, means, expected, residuals)
 
     def _expected(self, owners: Integers) -> Floats:
         """Return the mean of each update by the options of each group of SGD, shape (groups, n)."""

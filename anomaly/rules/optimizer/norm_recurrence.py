@@ -4,24 +4,22 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
+from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals
+from trainsentry.anomaly.rules.optimizer.state_recurrences import RECURRENCES, ways_of
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import GRADIENT, MOMENT_DIRECTION, OPTION, Series
 from trainsentry.collectors.statistics import NORM, VALUE
 
-SCORE: Final = 60.0
-"""Deviations: above every spike of healthy runs, as the equation holds to rounding."""
-
 BOUNDS: Final = ResidualBounds(least=1e-4, largest=0.02, learned=4)
 """Shares of the norm: float32 leaves 1e-7, a gradient that is rounded more. With decay inside the gradient a norm does
 not follow at all, and not every optimizer keeps its moment so: four samples must have followed."""
 
-MOMENTS: Final = {"exp_avg": ("betas.0", ""), "momentum_buffer": ("momentum", "dampening")}
-"""First moments, the option of their decay, and that of what the gradient's part lacks ("" for 1 − decay)."""
+MOMENTS: Final = ("exp_avg", "momentum_buffer")
+"""First moments, by the names of `RECURRENCES`."""
 
 _KINDS: Final = {name: kind for kind, name in enumerate(MOMENTS)}
 _GRADIENT, _COSINE, _NORM = range(3)
@@ -49,7 +47,7 @@ class NormRecurrenceRule(Rule):
         self._read, self._expected = ByParameter(len(_MEASURED)), ByParameter(1)
         self._kind = arrays.series.column(np.int8, -1, of=lambda s: _KINDS.get(s.quantity, -1))
         self._kinds = ByParameter(1)
-        self._residuals = Residuals(arrays, BOUNDS)
+        self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._step = -1
         self._skipped = self._unknown = False
 
@@ -82,13 +80,7 @@ class NormRecurrenceRule(Rule):
         norms, expected = observed.record.values[rows, NORM], self._expected.get(owners)[0]
         with np.errstate(invalid="ignore", divide="ignore"):
             residuals: Floats = np.abs(norms - expected) / np.maximum(norms, expected)
-        return [
-            Finding(
-                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "norm", float(norms[i]), float(expected[i]), SCORE,
-                passed_on=False,
-            )
-            for i in self._residuals.wrong(ids, residuals).tolist()
-        ]  # fmt: skip
+        return self._residuals.judge("norm", ids, rows, norms, expected, residuals)
 
     def _advance(self, step: int) -> None:
         """Predict the norms at the next step from what was read in the one before."""
@@ -103,21 +95,13 @@ class NormRecurrenceRule(Rule):
             gradient, cosine, norm = read
             found = np.full(len(norm), np.nan)
             kinds = self._kinds.get(np.arange(len(norm)))[0]
-            for kind, keys in enumerate(MOMENTS.values()):
-                owners = np.flatnonzero(kinds == kind)
-                found[owners] = self._follow(gradient[owners], cosine[owners], norm[owners], keys)
+            for kind, name in enumerate(MOMENTS):
+                ways = {(way.decay, way.gain, way.sign) for way in ways_of(RECURRENCES[name], self._options)}
+                if len(ways) == 1:  # of several, it is not known which one a parameter has
+                    owners = np.flatnonzero(kinds == kind)
+                    found[owners] = _norms_after(gradient[owners], cosine[owners], norm[owners], *ways.pop())
             expected[0, : len(found)] = np.where(np.isnan(gradient) | skipped, norm, found)
         self._read.clear()
-
-    def _follow(self, gradient: Floats, cosine: Floats, norm: Floats, keys: tuple[str, str]) -> Floats:
-        """Return the norms after an update; a moment of zero has no angle with anything."""
-        decay = self._options.one(keys[0])
-        gain = 1 - (self._options.largest(keys[1]) if keys[1] else decay)
-        sign = -1.0 if self._options.largest("maximize") else 1.0
-        mixed = np.where((norm == 0) | (gradient == 0), 0.0, sign * cosine) * norm * gradient
-        square = (decay * norm) ** 2 + 2 * decay * gain * mixed + (gain * gradient) ** 2
-        found: Floats = np.sqrt(np.maximum(square, 0.0))
-        return found
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
@@ -126,6 +110,14 @@ class NormRecurrenceRule(Rule):
             f"the norm of {subject} is {anomaly.value:.6g} at step {anomaly.step}; its own past, the gradient and the "
             f"angle between them give {anomaly.expected:.6g}"
         )
+
+
+def _norms_after(gradient: Floats, cosine: Floats, norm: Floats, decay: float, gain: float, sign: float) -> Floats:
+    """Return the norms of moments after an update; a moment of zero has no angle with anything."""
+    mixed = np.where((norm == 0) | (gradient == 0), 0.0, sign * cosine) * norm * gradient
+    square = (decay * norm) ** 2 + 2 * decay * gain * mixed + (gain * gradient) ** 2
+    found: Floats = np.sqrt(np.maximum(square, 0.0))
+    return found
 
 
 _MEASURED: Final = (NORM, VALUE, NORM)

@@ -15,9 +15,6 @@ from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesAr
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
 
-SCORE: Final = 60.0
-"""Deviations: above every spike of healthy runs, as the recurrences hold to rounding."""
-
 BOUNDS: Final = ResidualBounds(least=3e-4, largest=0.02, learned=4)
 """Shares of the state's root mean square: float32 sums leave 1e-6, and decay of weights, whose means are known at
 samples only, 1e-5. Not every optimizer keeps state of these names by these recurrences, so four samples must have
@@ -53,7 +50,7 @@ class RecurrenceRule(Rule):
         self._predicted: Column[Series] = arrays.series.column(np.float64, np.nan, shape=(MOST_WAYS,))
         self._number_of_ways: dict[str, int] = {}
         self._numel = arrays.series.column(np.float64)
-        self._residuals = Residuals(arrays, BOUNDS)
+        self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._states: Integers = np.zeros(0, np.int64)
         self._step = -1
 
@@ -81,13 +78,7 @@ class RecurrenceRule(Rule):
     def _compare(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
         """Compare states with what was predicted; learn the residuals of those that follow."""
         predicted, residuals = nearest(self._predicted.values[:, ids], means, scale)
-        return [
-            Finding(
-                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "mean", float(means[i]), float(predicted[i]), SCORE,
-                passed_on=False,
-            )
-            for i in self._residuals.wrong(ids, residuals).tolist()
-        ]  # fmt: skip
+        return self._residuals.judge("mean", ids, rows, means, predicted, residuals)
 
     def _note(self, observed: Observed) -> None:
         """Take in a record's options, gradients and weights."""

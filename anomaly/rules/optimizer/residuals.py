@@ -5,8 +5,13 @@ from typing import Final
 
 import numpy as np
 
+from trainsentry.anomaly.anomaly import RECURRENCE
+from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import Series
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as such an equation holds to rounding."""
 
 TIMES_RESIDUAL: Final = 30.0
 """A tensor is wrong at so many times its largest residual so far, which measures rounding and what changes gradients
@@ -31,14 +36,30 @@ class ResidualBounds:
 
 
 class Residuals:
-    """Learns the residuals of each series that follows an equation, and tells which follow no more."""
+    """Learns the residuals of each series that follows an equation of `rule`, and finds those that follow no more."""
 
-    def __init__(self, arrays: SeriesArrays, bounds: ResidualBounds) -> None:
+    def __init__(self, arrays: SeriesArrays, bounds: ResidualBounds, rule: str) -> None:
         self._bounds = bounds
+        self._rule = rule
         self._largest: Column[Series] = arrays.series.column(np.float64)
         self._followed: Column[Series] = arrays.series.column(np.int64)
 
-    def wrong(self, ids: Integers, residuals: Floats) -> Integers:
+    def judge(
+        self, statistic: str, ids: Integers, rows: Integers, values: Floats, expected: Floats, residuals: Floats
+    ) -> list[Finding]:
+        """Return the series whose values are not as expected, and learn the residuals of the others.
+
+        All arrays have shape (n,); `rows` are the series' rows in the record.
+        """
+        return [
+            Finding(
+                int(ids[i]), int(rows[i]), RECURRENCE, self._rule, statistic, float(values[i]), float(expected[i]),
+                SCORE, passed_on=False,
+            )
+            for i in self._wrong(ids, residuals).tolist()
+        ]  # fmt: skip
+
+    def _wrong(self, ids: Integers, residuals: Floats) -> Integers:
         """Return the places of the series that follow no more, and learn the residuals of the others.
 
         Ids and residuals have shape (n,); a residual that is not finite says nothing. None is returned where most are

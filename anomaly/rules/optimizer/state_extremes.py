@@ -1,10 +1,11 @@
 """States of optimizers that are made of largest values, or of a last value: their extremes follow from what is read."""
 
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
+from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals
@@ -12,9 +13,6 @@ from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
 from trainsentry.collectors.statistics import MAX, MIN
-
-SCORE: Final = 60.0
-"""Deviations: above every spike of healthy runs, as these relations hold to rounding."""
 
 BOUNDS: Final = ResidualBounds(least=1e-4, largest=0.02, learned=4)
 """Shares of the largest magnitude: float32 leaves 1e-6. Not every optimizer keeps states of these names so, and with
@@ -35,6 +33,15 @@ _GRADIENT, _WEIGHT, _SQUARES = range(len(_SOURCES))
 _KINDS: Final = tuple(RELATIONS)
 
 
+@dataclass(slots=True)
+class _Sampled:
+    """The newest sample of a state: its largest magnitude, as each update changes it, its elements, and its step."""
+
+    peak: float
+    numel: int
+    step: int
+
+
 class StateExtremesRule(Rule):
     """Compares the largest magnitude of each such state with what gradients, weights and its own past allow."""
 
@@ -50,14 +57,10 @@ class StateExtremesRule(Rule):
         self._options = RecordedOptions(arrays)
         # By parameter: largest magnitudes and elements of its sources in this step, and those of the last gradient.
         self._now, self._numels, self._last = ByParameter(len(_SOURCES)), ByParameter(len(_SOURCES)), ByParameter(2)
-        # By state series: its largest magnitude after the updates since it was sampled.
-        self._carried: dict[int, float] = {}
-        self._size: dict[int, int] = {}
-        self._sampled: set[int] = set()  # in this step
-        self._fresh: set[int] = set()  # in the step before
-        self._residuals = Residuals(arrays, BOUNDS)
+        self._states: dict[int, _Sampled] = {}
+        self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._step = -1
-        self._unknown = False
+        self._unknown = self._follows = False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the states that break their relation; a step may come in several records."""
@@ -66,7 +69,27 @@ class StateExtremesRule(Rule):
             self._advance(record.step)
         self._options.note(observed)
         self._unknown |= self._options.skips(observed) or self._options.updates_again(observed)
+        if not (self._kind.values >= 0).any():
+            return []  # no optimizer keeps such a state
         peaks = np.maximum(np.abs(record.values[:, MAX]), np.abs(record.values[:, MIN]))
+        self._note(observed, peaks)
+        rows = np.flatnonzero(self._kind.values[record.where] >= 0)
+        ids = record.ids[rows].astype(np.int64)
+        if record.examined:  # read at another moment of the step
+            for series_id in ids.tolist():
+                self._states.pop(series_id, None)
+            return []
+        for series_id, numel in zip(ids.tolist(), observed.numel[rows].tolist(), strict=True):
+            self._states.setdefault(series_id, _Sampled(np.nan, numel, -1)).numel = numel
+        findings = self._compare(ids, rows, peaks[rows])
+        for series_id, peak in zip(ids.tolist(), peaks[rows].tolist(), strict=True):
+            known = self._states[series_id]
+            known.peak, known.step = peak, record.step
+        return findings
+
+    def _note(self, observed: Observed, peaks: Floats) -> None:
+        """Take in the largest magnitudes and the elements of a record's gradients, weights and squares."""
+        record = observed.record
         sources = self._source.values[record.where]
         for source in range(len(_SOURCES)):
             rows = np.flatnonzero(sources == source)
@@ -75,18 +98,6 @@ class StateExtremesRule(Rule):
                 known = kept.get(owners)
                 known[source] = values[rows]
                 kept.set(owners, known)
-        rows = np.flatnonzero(self._kind.values[record.where] >= 0)
-        if not len(rows):
-            return []
-        ids = record.ids[rows].astype(np.int64)
-        if record.examined:  # read at another moment of the step
-            self._carried.update(dict.fromkeys(ids.tolist(), np.nan))
-            return []
-        self._size.update(zip(ids.tolist(), observed.numel[rows].tolist(), strict=True))
-        findings = self._compare(ids, rows, peaks[rows])
-        self._sampled.update(ids.tolist())
-        self._carried.update(zip(ids.tolist(), peaks[rows].tolist(), strict=True))
-        return findings
 
     def _compare(self, ids: Integers, rows: Integers, peaks: Floats) -> list[Finding]:
         expected = np.asarray([self._expected(series_id) for series_id in ids.tolist()])
@@ -95,24 +106,19 @@ class StateExtremesRule(Rule):
             apart = (peaks - expected) / np.maximum(peaks, expected)
         residuals = np.where(relations == EXACTLY, np.abs(apart), np.where(relations == AT_LEAST, -apart, apart))
         residuals = np.where(np.isnan(apart), np.nan, np.maximum(residuals, 0.0))
-        return [
-            Finding(
-                int(ids[i]), int(rows[i]), RECURRENCE, self.name, "max", float(peaks[i]), float(expected[i]), SCORE,
-                passed_on=False,
-            )
-            for i in self._residuals.wrong(ids, residuals).tolist()
-        ]  # fmt: skip
+        return self._residuals.judge("max", ids, rows, peaks, expected, residuals)
 
     def _relation(self, series_id: int) -> int:
         """Return how a state compares; with amsgrad exactly, where no square was missed since the last sample."""
         kind = _KINDS[self._kind.values[series_id]]
-        exactly = series_id in self._fresh and not np.isnan(self._source_of(series_id, _SQUARES))
+        fresh = self._follows and self._states[series_id].step == self._step - 1
+        exactly = fresh and not np.isnan(self._source_of(series_id, _SQUARES))
         return EXACTLY if kind == "max_exp_avg_sq" and exactly else RELATIONS[kind]
 
     def _source_of(self, series_id: int, source: int) -> float:
         """Return a source's largest magnitude in this step; NaN where it is not known, or of another part."""
         owner = self._owner.values[[series_id]]
-        same = self._numels.get(owner)[source, 0] == self._size.get(series_id)
+        same = self._numels.get(owner)[source, 0] == self._states[series_id].numel
         return float(self._now.get(owner)[source, 0]) if same else np.nan
 
     def _expected(self, series_id: int) -> float:
@@ -123,26 +129,25 @@ class StateExtremesRule(Rule):
             return np.nan if averages else self._source_of(series_id, _WEIGHT)
         if kind == "prev":
             peak, numel = self._last.get(self._owner.values[[series_id]])[:, 0]
-            return float(peak) if numel == self._size.get(series_id) else np.nan
-        carried = self._carried.get(series_id, np.nan)
-        return float(np.fmax(carried, self._source_of(series_id, _SQUARES))) if kind == "max_exp_avg_sq" else carried
+            return float(peak) if numel == self._states[series_id].numel else np.nan
+        peak = self._states[series_id].peak
+        return float(np.fmax(peak, self._source_of(series_id, _SQUARES))) if kind == "max_exp_avg_sq" else peak
 
     def _advance(self, step: int) -> None:
         """Take the updates of the step before into account."""
-        gradients, numels = self._now.values[_GRADIENT], self._numels.values[_GRADIENT]
-        known = step == self._step + 1 and not self._unknown
-        if step <= self._step:  # the run went back
-            self._carried.clear()
+        self._follows = step == self._step + 1 and not self._unknown
+        if step < self._step:  # the run went back
+            self._states.clear()
         decay, eps = self._options.one("betas.1"), self._options.one("eps")
-        for series_id, carried in self._carried.items():
+        decays_inside = self._options.largest("weight_decay") != 0
+        for series_id, known in self._states.items():
             if _KINDS[self._kind.values[series_id]] == "exp_inf":
-                peak = self._source_of(series_id, _GRADIENT)
-                follows = known and self._options.largest("weight_decay") == 0
-                self._carried[series_id] = float(np.maximum(decay * carried, peak + eps)) if follows else np.nan
-        self._last.set(np.arange(len(gradients)), np.stack((gradients if known else gradients * np.nan, numels)))
+                gradient = self._source_of(series_id, _GRADIENT) if self._follows and not decays_inside else np.nan
+                known.peak = float(np.maximum(decay * known.peak, gradient + eps))
+        last = self._now.values[_GRADIENT] if self._follows else np.full(self._now.values.shape[1], np.nan)
+        self._last.set(np.arange(len(last)), np.stack((last, self._numels.values[_GRADIENT, : len(last)])))
         self._now.clear()
         self._numels.clear()
-        self._fresh, self._sampled = self._sampled if known else set(), set()
         self._step, self._unknown = step, False
 
     def _owner_of(self, series: Series) -> int:

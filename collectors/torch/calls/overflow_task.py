@@ -245,24 +245,11 @@ class OverflowTask:
 
 def nonfinite(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Return the names of those of named tensors whose parts on this rank hold NaN or Inf; waits for a device."""
-    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    for name, tensor in tensors:
-        part = local(tensor)
-        if is_readable(part) and part.layout is torch.strided and part.is_floating_point() and _has_memory(part):
-            values = part.float() if part.element_size() == 1 else part  # float8 has few operations
-            by_device.setdefault(part.device, []).append((name, values.isfinite().all()))
-    return [
-        name
-        for found in by_device.values()
-        for (name, _), finite in zip(found, torch.stack([x for _, x in found]).tolist(), strict=True)
-        if not finite
-    ]
-
-
-def _has_memory(x: Tensor) -> bool:
-    """Whether a tensor's storage holds all its elements: sharded training releases it while it keeps the tensor."""
-    last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return x.numel() == 0 or x.untyped_storage().nbytes() >= (last + 1) * x.element_size()
+    facts = TensorFacts()
+    with torch.no_grad():
+        described = [(name, facts.describe(tensor)) for name, tensor in tensors]
+    facts.settle()
+    return [name for name, description in described if kinds_in(description)]
 
 
 def _rename_files(described: Any, names: Mapping[str, str]) -> None:

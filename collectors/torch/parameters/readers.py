@@ -79,6 +79,14 @@ def state_of(optimizer: Optimizer) -> Mapping[Any, Any]:
     return local_optimizer.state if isinstance(local_optimizer, Optimizer) else optimizer.state
 
 
+def _weights_of(parameters: Sequence[NamedParameter]) -> list[Tensor]:
+    """Return each parameter's values on this rank; of a plain one without a call of ours."""
+    return [
+        named.part_of(named.parameter.detach() if type(named.parameter) is nn.Parameter else local(named.parameter))
+        for named in parameters
+    ]
+
+
 class UpdateReader:
     """Copies the weights before an update, and reads the difference after it; `moved` counts updated parameters."""
 
@@ -98,14 +106,14 @@ class UpdateReader:
             if named.parameter.is_floating_point() or named.parameter.is_complex():
                 by_device.setdefault(named.parameter.device, []).append(named)
         for device, moving in by_device.items():
-            weights = [named.part_of(local(named.parameter)) for named in moving]
+            weights = _weights_of(moving)
             self._kept[device] = (moving, list(torch._foreach_neg(weights)), self.rows.norms(weights))
 
     def read(self, micro_step: int = 0) -> None:
         """Append a row of new − old for each copied weight, computed as new + (−old), which is equal to the bit."""
         kept, self._kept = self._kept, {}
         for moving, negated, norms in kept.values():
-            torch._foreach_add_(negated, [named.part_of(local(named.parameter)) for named in moving])
+            torch._foreach_add_(negated, _weights_of(moving))
             self.moved += len(moving)
             ids = [self.rows.parameter_ids.id_of(named, UPDATE, micro_step) for named in moving]
             self.rows.add_many(ids, negated, norms=norms, layouts=self.rows.layouts_of(moving))

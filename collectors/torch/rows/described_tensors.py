@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
+from trainsentry.collectors.torch.rows.local_tensor import address_in_memory
 
 try:
     from trainsentry.collectors.native import host_rows
@@ -45,7 +46,7 @@ def described_addresses(tensors: Sequence[Tensor], description: Any) -> list[int
         if _DLPACK_TELLS:
             addresses = host_rows.described_addresses(_FUNCTIONS, tensors, description, Tensor.is_neg)
         elif [_facts(x) for x in tensors] == description:
-            addresses = [x.data_ptr() for x in tensors]
+            addresses = [address_in_memory(x) for x in tensors]
         else:
             return None
     except RuntimeError:

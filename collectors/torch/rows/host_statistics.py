@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trainsentry.collectors.histogram import MIDDLE, MOST_ELEMENTS, SLOTS, Counts, counts_of
 from trainsentry.collectors.statistics import COLUMNS, row_of_array
+from trainsentry.collectors.torch.rows.local_tensor import address_in_memory
 
 
 def parallel_region() -> int:
@@ -72,7 +73,7 @@ def address_of(x: Tensor) -> int:
     if type(x) not in PLAIN or not x.is_cpu or x.dtype not in KINDS:
         return 0
     try:
-        return 0 if not x.is_contiguous() or x.is_neg() or x.is_nested else x.data_ptr()
+        return 0 if not x.is_contiguous() or x.is_neg() or x.is_nested else address_in_memory(x)
     except RuntimeError:  # sparse tensors and values inside a functorch transform have no address
         return 0
 

@@ -1,5 +1,7 @@
 """Reads a tensor's part on this rank: as a plain tensor, whether it has values, and which are stored."""
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -26,8 +28,9 @@ def local(tensor: Tensor) -> Tensor:
 def is_readable(tensor: Tensor) -> bool:
     """Whether the tensor has values that can be read.
 
-    Meta and fake tensors have none, nor have those that autograd knows to be zero. A quantized tensor has codes
-    instead, and a tensor inside a functorch transform (vmap, grad) has no values yet.
+    Meta and fake tensors have none, nor have those that autograd knows to be zero, or whose memory sharded training has
+    released. A quantized tensor has codes instead, and a tensor inside a functorch transform (vmap, grad) has no values
+    yet.
     """
     return not (
         tensor.is_meta
@@ -35,7 +38,23 @@ def is_readable(tensor: Tensor) -> bool:
         or tensor.is_quantized
         or isinstance(tensor, torch._subclasses.FakeTensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or is_released(tensor)
     )
+
+
+LOW: Final = 1 << 36
+"""Addresses below are looked at twice: a view of memory that was released lies at its place in it, counted from 0."""
+
+
+def is_released(tensor: Tensor) -> bool:
+    """Whether a tensor has elements, and its memory was released."""
+    return tensor.layout is torch.strided and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+
+
+def address_in_memory(tensor: Tensor) -> int:
+    """Return the address of a tensor that has a storage; 0 where its memory was released, or it has no elements."""
+    address = tensor.data_ptr()
+    return 0 if address < LOW and is_released(tensor) else address
 
 
 def version_of(tensor: Tensor) -> int | None:

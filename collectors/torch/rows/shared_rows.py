@@ -183,7 +183,7 @@ class SharedRows(HostRows):
 
         Only a write that autograd does not count has to be told, such as a collective's.
         """
-        if self._is_captured():
+        if not (self._noted or self._stored_at) or self._is_captured():
             return
         for key in self._noted:
             whole = self._seen[key][0]()

@@ -38,6 +38,22 @@ def test_weights_that_are_not_finite_are_told_of_first(tmp_path, caplog):
     assert f"step 0 begins with NaN or Inf in {name}; calls that overflow pass it on" in caplog.text
 
 
+def test_weights_are_looked_at_where_no_step_before_was_checked(tmp_path, monkeypatch):
+    looked, told = [], nonfinite([("w", torch.full((1,), torch.nan))])
+    monkeypatch.setattr(debugging, "nonfinite", lambda weights: looked.append(debugger._session.iteration) or told)
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps({"dump_path": str(tmp_path), "task": "overflow_check", "level": "mix", "step": [1, 2, 5]})
+    )
+    debugger, model = PrecisionDebugger(str(path)), make(Tower)
+    for _ in range(7):
+        debugger.start(model)
+        model(torch.ones(6, 4))
+        debugger.stop()
+        debugger.step()
+    assert looked == [1, 5]
+
+
 def test_what_made_it_is_told_from_what_passed_it_on(tmp_path):
     def body():
         x = torch.full((2,), 60000.0, dtype=torch.float16)

@@ -95,7 +95,7 @@ def test_an_incident_of_nan_starts_an_overflow_check_of_the_next_step(out):
         monitor.flush()
         actions = [a for i in monitor.incidents for a in i.actions]
     [action] = [a for a in actions if a.startswith("overflow check")]
-    broken = "the step began with NaN or Inf in 0.weight and 3 others"  # which the update has spread
+    broken = "the step began with NaN or Inf in 0.weight and 3 more"  # which the update has spread
     assert action.startswith(f"overflow check: {broken}; overflow/step{FLIP + 1}/rank0 (")
     directory = out / "overflow" / f"step{FLIP + 1}" / "rank0"
     data = json.loads((directory / "dump.json").read_text())["data"]

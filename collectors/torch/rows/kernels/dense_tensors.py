@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.rows.kernels.chunks import MOST_AT_ONCE, Cut, cut
+from trainsentry.collectors.torch.rows.local_tensor import LOW, address_in_memory
 
 FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes that the kernels read on every device."""
@@ -82,7 +83,7 @@ def address_in_place(dtypes: frozenset[torch.dtype], x: Tensor) -> int:
     try:
         if not x.is_contiguous() or x.is_neg() or x.is_nested:
             return 0
-        return x.data_ptr() or (EMPTY if x.numel() == 0 else 0)
+        return address_in_memory(x) or (EMPTY if x.numel() == 0 else 0)
     except RuntimeError:  # sparse tensors and values inside a functorch transform have no address
         return 0
 
@@ -97,6 +98,6 @@ def addresses_in_place(dtypes: frozenset[torch.dtype], tensors: Sequence[Tensor]
         addresses = list(map(Tensor.data_ptr, tensors))
     except RuntimeError:
         return None
-    if 0 in addresses:
+    if min(addresses, default=LOW) < LOW:
         addresses = [address_in_place(dtypes, x) for x in tensors]
     return None if 0 in addresses else addresses

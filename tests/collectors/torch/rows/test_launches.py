@@ -12,6 +12,7 @@ import trainsentry
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.torch.device import pinned_tables
 from trainsentry.collectors.torch.device.cpu import CPU
+from trainsentry.collectors.torch.device.cuda import CUDA
 from trainsentry.collectors.torch.device.pinned_tables import PinnedTables
 from trainsentry.collectors.torch.rows.device_rows import FIRST_ROWS
 from trainsentry.collectors.torch.rows.kernels.chunks import ARENA_ROWS, MAX_PROGRAMS, TILE, cut
@@ -92,21 +93,29 @@ def test_activations_and_their_gradients_take_a_launch_for_each_64_and_for_each_
 
 @pytest.mark.parametrize(("part", "most"), [("gradients", 2), ("parameters", 2), ("optimizer_state", 1),
                                             ("updates", 5), ("activations", 3)])  # fmt: skip
-def test_python_is_called_a_few_times_a_tensor(part, most, out):
+def test_python_is_called_a_few_times_a_tensor(part, most, out, monkeypatch):
     """Where a device's stream must be asked whether it is captured, too, which takes a call a tensor."""
     torch.manual_seed(0)
     model, loss = models()["gpt"]
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     collect = {each: {"every": 1} if each == part else False for each in PARTS} | {"communication": False}
     config = {"output_dir": str(out), "collect": collect, "detect": False, "on_incident": False, "strict": True}
-    calls = 0
+    calls, captured = 0, lambda: False
+
+    def is_reading(frame):
+        """Whether a frame is of the rows, or called by them: of the device's object, or torch's question."""
+        asks = "/collectors/torch/device/" in frame.f_code.co_filename or frame.f_code is captured.__code__
+        return "/collectors/torch/rows/" in frame.f_code.co_filename or (asks and is_reading(frame.f_back))
 
     def count(frame, event, _):
         nonlocal calls
-        calls += event == "call" and "/collectors/torch/rows/" in frame.f_code.co_filename
+        calls += event == "call" and is_reading(frame)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", captured)
 
     with counted_launches(), trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
-        monitor._loop.watch.rows._accelerator = CPU  # as `torch.accelerator` would tell
+        monitor._loop.watch.rows._accelerator = CUDA  # as `torch.accelerator` would tell
         for step in range(4):
             sys.setprofile(count if step == 3 else None)
             loss(model).backward()

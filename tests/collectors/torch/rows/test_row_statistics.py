@@ -193,3 +193,18 @@ def test_rows_outgrow_their_first_buffer():
     for i in range(2500):
         rows.add(i, torch.full((2,), float(i)))
     assert rows.take().resolve()[2][:, 1].tolist() == [float(i) for i in range(2500)]
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("part", [slice(None), slice(3, 7)], ids=["whole", "view"])
+def test_a_tensor_whose_memory_was_released_has_no_row(part, on_device):
+    """Sharded training keeps the tensor; to read where it was would end the process, a view's place from 0 on too."""
+    rows = StepRows(SeriesTable(), device_rows_on_cpu=on_device)
+    rows.add(9, torch.ones(1))
+    tensors = [torch.ones(2), torch.ones(8)[part]]
+    for ids in ([9, 0, 1, 2, 3], [2]):  # the list is known in the second step
+        rows.add(0, tensors[1])
+        rows.add_shared(1, tensors[1])
+        rows.add_many([2, 3], tensors)
+        assert rows.take().resolve()[0].tolist() == ids
+        tensors[1].untyped_storage().resize_(0)
