@@ -94,7 +94,7 @@ def test_nobody_waits_for_a_rank_that_has_left(endpoint):
 
 
 def test_the_end_of_the_rank_that_holds_the_rendezvous_is_noticed(endpoint):
-    held = threading.Event()
+    held, ended = threading.Event(), threading.Event()
 
     def work(rank):
         rendezvous = meet(endpoint, rank, 2, 20)
@@ -103,10 +103,12 @@ def test_the_end_of_the_rank_that_holds_the_rendezvous_is_noticed(endpoint):
             for sock in [*rendezvous._server._ranks]:
                 with contextlib.suppress(OSError):  # the server has dropped it at the end of the first
                     sock.shutdown(socket.SHUT_RDWR)
+            ended.set()
             return
         held.set()
         with pytest.raises(RuntimeError, match=r"has left|0 left"):
             rendezvous.exchange("mine")
+        assert ended.wait(20)  # a process that ends closes its sockets together
         with pytest.raises(RuntimeError):
             rendezvous.store.all("report")
 
