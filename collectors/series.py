@@ -78,6 +78,10 @@ RECOMPUTED = "recomputed"
 """Prefix of `recomputed.<module>`, the scalar of how many elements of a module's output came out otherwise when its
 call was computed again; NaN where its kernel is not repeatable."""
 
+RECOMPUTED_GRADIENT = "recomputed_gradient"
+"""Prefix of `recomputed_gradient.<module>`, the same of the gradients that its backward pass computes, of inputs and
+weights together."""
+
 FOUND_INF = "found_inf"
 """The scalar of whether the loss scaler makes a fused optimizer skip; 0 or 1."""
 

@@ -8,7 +8,13 @@ from trainsentry.anomaly.anomaly import ARITHMETIC, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays
-from trainsentry.collectors.series import ACTIVATION_OUTPUT, RECOMPUTED
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_OUTPUT,
+    RECOMPUTED,
+    RECOMPUTED_GRADIENT,
+    Series,
+)
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 100.0
@@ -18,33 +24,37 @@ EQUAL_BEFORE: Final = 1
 """Calls of the module that came out equal before one that does not counts: a hook may change its outputs by design."""
 
 
+SIDES: Final = {RECOMPUTED: ("output", ACTIVATION_OUTPUT), RECOMPUTED_GRADIENT: ("input", ACTIVATION_GRAD_INPUT)}
+"""The side and the quantity of a module that a scalar with such a prefix speaks of."""
+
+
 class RepeatedCallRule(Rule):
-    """Judges how many elements of a module's output differ from two calls that agree with each other.
+    """Judges how many elements of a module's output, or of its gradients, differ from two calls that agree.
 
     (Hochschild et al., "Cores that don't count", HotOS 2021; Dixit et al., "Silent data corruptions at scale", 2021.)
     """
 
     name: ClassVar[str] = "repeated_call"
     speaks_for: ClassVar[str | None] = ARITHMETIC
-    quantities: ClassVar[frozenset[str]] = frozenset({RECOMPUTED})
+    quantities: ClassVar[frozenset[str]] = frozenset(SIDES)
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        prefix = f"{RECOMPUTED}."
-        self._is_repeated = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
+        self._is_repeated = arrays.series.column(bool, of=lambda s: s.scalar and _prefix_of(s) in SIDES)
         self._equal = arrays.series.column(np.int64)
 
     def judge(self, observed: Observed) -> list[Finding]:
-        """Return the modules whose output cannot be had again."""
+        """Return the modules whose output, or whose gradients, cannot be had again."""
         record = observed.record
         found = []
         for row in np.flatnonzero(self._is_repeated.values[record.where]).tolist():
             series_id, differing = int(record.ids[row]), float(record.values[row, VALUE])
             if differing > 0 and self._equal.values[series_id] >= EQUAL_BEFORE:
-                module = observed.table.series[series_id].module
+                series = observed.table.series[series_id]
+                side, quantity = SIDES[_prefix_of(series)]
                 detail = (ARITHMETIC, self.name, "elements", differing, 0.0, SCORE)
-                name = f"{module}.output.0"
-                found.append(Finding(series_id, row, *detail, passed_on=False, name=name, quantity=ACTIVATION_OUTPUT))
+                name = f"{series.module}.{side}.0"
+                found.append(Finding(series_id, row, *detail, passed_on=False, name=name, quantity=quantity))
             self._equal.values[series_id] += differing == 0
         return found
 
@@ -52,7 +62,15 @@ class RepeatedCallRule(Rule):
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return how many elements differ, and what that says."""
         elements = "1 element" if anomaly.value == 1 else f"{anomaly.value:.0f} elements"
+        again = "the call was computed again"
+        if anomaly.quantity == ACTIVATION_GRAD_INPUT:
+            module = anomaly.name.removesuffix(".input.0")
+            subject, again = f"the gradients that {module} computes", "its backward pass ran again"
         return (
-            f"{elements} of {subject} came out otherwise when the call was computed again at step {anomaly.step}, "
+            f"{elements} of {subject} came out otherwise when {again} at step {anomaly.step}, "
             "twice alike: the device computes wrongly, or memory was overwritten"
         )
+
+
+def _prefix_of(series: Series) -> str:
+    return series.name.partition(".")[0] if series.scalar else ""

@@ -225,12 +225,23 @@ WRONG = {"gpt": "blocks.1.linear1", "resnet": "body.0"}
 
 
 @both_families
-def test_a_module_that_computes_wrongly_is_named(tmp_path, family):
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_a_module_that_computes_wrongly_is_named(tmp_path, family, way):
     make, data, *_ = FAMILIES[family]
     torch.manual_seed(0)
     model, now = make(), [0]
 
+    def wrong_gradient(used, arrived):
+        wrong = [None if x is None else torch.cat([1.001 * x[:1], x[1:]]) for x in used]
+        return tuple(wrong) if now[0] >= 60 else None
+
     def wrong(module, args, output):
+        if way == "backward":
+            node = output.grad_fn
+            while "View" in node.name():
+                node = node.next_functions[0][0]
+            node.register_hook(wrong_gradient)
+            return output
         return output.clone().index_fill_(1, torch.tensor([3]), 0.0) if now[0] >= 60 else output
 
     model.get_submodule(WRONG[family]).register_forward_hook(wrong)
@@ -249,7 +260,8 @@ def test_a_module_that_computes_wrongly_is_named(tmp_path, family):
     lines = [json.loads(line) for line in (tmp_path / "rank0" / "anomalies.jsonl").read_text().splitlines()]
     wrong_calls = [(each["name"], each["step"]) for each in lines if each["kind"] == "arithmetic"]
     assert wrong_calls
-    assert {name for name, _ in wrong_calls} == {f"{WRONG[family]}.output.0"}
+    side = "output" if way == "forward" else "input"
+    assert {name for name, _ in wrong_calls} == {f"{WRONG[family]}.{side}.0"}
     assert 60 <= min(step for _, step in wrong_calls) < 80
     assert found
 

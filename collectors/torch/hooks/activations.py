@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class ActivationHooks:
         self._leaf_handles: list[RemovableHandle] = []
         self.passes = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
-        self._repeated = RepeatedCalls(rows, enabled=settings.recompute)
+        self._repeated = RepeatedCalls(rows, partial(guard.run, PART), enabled=settings.recompute)
         self._visits = CompiledVisits()
         self._inner_ran = False
 

@@ -1,6 +1,7 @@
 """Tells whether a backward pass is running and at which node, and runs functions after its end."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -15,10 +16,15 @@ def graph_task() -> int:
     return torch._C._current_graph_task_id()  # it has no public name
 
 
+def running_node() -> Any:
+    """Return autograd's node that is running backward, in its hooks too; None for none."""
+    current = getattr(torch._C, "_current_autograd_node", None)
+    return None if current is None else current()
+
+
 def node_number() -> int:
     """Return the sequence number of the Python autograd function that is running backward, -1 for none."""
-    current = getattr(torch._C, "_current_autograd_node", None)
-    node = None if current is None else current()
+    node = running_node()
     return int(node._sequence_nr()) if isinstance(node, torch.autograd.function.BackwardCFunction) else -1
 
 

@@ -78,9 +78,8 @@ def has_compiled() -> bool:
 
 def backward_is_compiled() -> bool:
     """Whether compiled autograd has made a graph of a backward pass in this process."""
-    from torch._dynamo.utils import counters
-
-    return bool(counters["compiled_autograd"])
+    utils = sys.modules.get("torch._dynamo.utils")  # to import it takes seconds
+    return utils is not None and bool(utils.counters["compiled_autograd"])
 
 
 def at_work() -> bool:

@@ -1,13 +1,17 @@
 """Computes one module's call again in a sampled step, so that a device that computes wrongly shows without replicas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.series import RECOMPUTED, Series
+from trainsentry.collectors.guard import InertWhenCopied
+from trainsentry.collectors.series import RECOMPUTED, RECOMPUTED_GRADIENT, Series
 from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.torch.hooks.backward_pass import running_node
+from trainsentry.collectors.torch.hooks.compiler import backward_is_compiled
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in_call
 from trainsentry.collectors.torch.rows.local_tensor import is_readable, version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -21,21 +25,34 @@ REPEATABLE: Final = frozenset(
 """Modules of torch.nn whose call depends on inputs and weights alone, and changes neither; no subclasses of them."""
 
 MOST_BYTES: Final = 64 * 2**20
-"""Bytes of an output that is computed again: twice as much memory is needed for a moment."""
+"""Bytes of an output, or of all gradients of a call, that are computed again: twice as much memory is needed for a
+moment."""
+
+RESHAPED: Final = ("View", "UnsafeView", "Squeeze", "ReshapeAlias")
+"""How the names of autograd's nodes begin that only give the output of the operation before them another shape."""
+
+MOST_RESHAPED: Final = 2
+"""Such nodes behind an operation: a module of `REPEATABLE` makes one."""
+
+OUTPUTS, GRADIENTS = 0, 1
 
 
 class RepeatedCalls:
     """Chooses one module a sampled step, in turn, and appends how many elements of its output come out otherwise.
 
-    The call is computed twice more. Where these two differ from each other, the kernel is not repeatable by nature, and
-    the row is NaN. Nothing waits for the device, no random number is drawn, and no graph is made.
+    In every other sampled step it is the gradients that its backward pass computes. The call is computed twice more.
+    Where these two differ from each other, the kernel is not repeatable by nature, and the row is NaN. Nothing waits
+    for the device, no random number is drawn, and no graph is made. `run` contains the failures of a backward pass.
     """
 
-    def __init__(self, rows: StepRows, *, enabled: bool) -> None:
+    def __init__(self, rows: StepRows, run: Callable[..., Any], *, enabled: bool) -> None:
         self.rows = rows
+        self.run = run
         self.enabled = enabled
+        self.generation = 0
         self._modules: list[NamedModule] = []
         self._turn = 0
+        self._direction = OUTPUTS
         self._chosen: NamedModule | None = None
         self._call: tuple[tuple[Any, ...], dict[str, Any], list[tuple[Tensor, int | None]]] | None = None
 
@@ -47,8 +64,10 @@ class RepeatedCalls:
     def open_step(self, *, sampling: bool) -> None:
         """Begin a step; choose the next module in it if `sampling`."""
         self._call = self._chosen = None
+        self.generation += 1
         if sampling and self._modules:
-            self._chosen = self._modules[self._turn % len(self._modules)]
+            turn, self._direction = divmod(self._turn, 2)
+            self._chosen = self._modules[turn % len(self._modules)]
             self._turn += 1
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -58,25 +77,92 @@ class RepeatedCalls:
             self._call = args, dict(kwargs), inputs
 
     def leave(self, named: NamedModule, output: Any) -> None:
-        """Compute the call again, and compare."""
+        """Compute the call again and compare, or have that done for its gradients once they are there."""
         if named is not self._chosen or self._call is None:
             return
-        (args, kwargs, inputs), self._call, self._chosen = self._call, None, None
+        call, self._call, self._chosen = self._call, None, None
         if not isinstance(output, Tensor) or not is_readable(output) or type(output.data) is not Tensor:
             return
         if output.layout is not torch.strided or output.nbytes > MOST_BYTES:
             return
-        if any(version_of(tensor) != version for tensor, version in inputs):
-            return
+        if self._direction == GRADIENTS:
+            node = None if backward_is_compiled() else _operation_of(output)  # a hook is part of the compiled graph
+            if node is not None:
+                node.register_hook(_BackwardHook(self, named, self.generation))
+        elif all(version_of(tensor) == version for tensor, version in call[2]):
+            self._repeat_call(named, output, call[0], call[1])
+
+    def _repeat_call(self, named: NamedModule, output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         first, second = (_again(named.module, args, kwargs) for _ in range(2))
-        if first.shape != output.shape or first.dtype != output.dtype:
-            return  # a hook has made something else of it
-        wrong = _differing(output.detach(), first).to(torch.float32)
-        is_repeatable = _differing(first, second) == 0
-        value = torch.where(is_repeatable, wrong, torch.full_like(wrong, float("nan")))
-        name = f"{RECOMPUTED}.{named.name}"
+        if first.shape == output.shape and first.dtype == output.dtype:  # else a hook has made something else of it
+            self._append(named, RECOMPUTED, [(output.detach(), first, second)])
+
+    def repeat_backward(self, named: NamedModule, used: Sequence[Tensor | None], arrived: Sequence[Any]) -> None:
+        """Compute the running node of autograd again: `arrived` are its arguments, and `used` what it has returned."""
+        node = running_node()
+        if node is None or sum(x.nbytes for x in used if x is not None and is_readable(x)) > MOST_BYTES:
+            return
+        with torch.no_grad():
+            first, second = (_as_tuple(node(*arrived)) for _ in range(2))
+            comparable = [
+                (x, _summed_like(x, y), _summed_like(x, z))
+                for x, y, z in zip(used, first, second, strict=True)
+                if x is not None and y is not None and z is not None
+            ]
+        if comparable and all(type(x) is Tensor and x.layout is torch.strided for x, _, _ in comparable):
+            self._append(named, RECOMPUTED_GRADIENT, comparable)
+
+    def _append(self, named: NamedModule, prefix: str, results: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Append how many elements of what the step used differ from both computations, which agree."""
+        wrong, unlike = (
+            torch.stack([_differing(pair[0], pair[1]) for pair in pairs]).sum().to(torch.float32)
+            for pairs in zip(*(((used, first), (first, second)) for used, first, second in results), strict=True)
+        )
+        value = torch.where(unlike == 0, wrong, torch.full_like(wrong, float("nan")))
+        name = f"{prefix}.{named.name}"
         series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
         self.rows.add_scalar(self.rows.table.series_id(series), value)
+
+
+@dataclass(slots=True)
+class _BackwardHook(InertWhenCopied):
+    """Has one pass through a node of autograd computed again. It may not keep the node, which keeps the hook."""
+
+    owner: RepeatedCalls
+    named: NamedModule
+    generation: int
+
+    def __call__(self, used: Sequence[Tensor | None], arrived: Sequence[Any]) -> None:
+        if torch.compiler.is_compiling() or self.generation != self.owner.generation:
+            return
+        self.generation = -1
+        self.owner.run(self.owner.repeat_backward, self.named, used, arrived)
+
+
+def _operation_of(output: Tensor) -> Any:
+    """Return the node of autograd that computes the gradients of an operation, None where it may not run again.
+
+    A function of the user's may have effects, and what hooks of saved tensors brought back, such as a checkpoint's,
+    they may refuse to bring back again.
+    """
+    node, reshaped = output.grad_fn, 0
+    while node is not None and node.name().startswith(RESHAPED):
+        node, reshaped = node.next_functions[0][0], reshaped + 1
+        if reshaped > MOST_RESHAPED:
+            return None
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if hooks is None or hooks(False) is not None or isinstance(node, torch.autograd.function.BackwardCFunction):
+        return None
+    return node
+
+
+def _summed_like(x: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient as autograd passes it on: summed to the shape of what was broadcast, and cast."""
+    return (gradient if gradient.shape == x.shape else gradient.sum_to_size(x.shape)).to(x.dtype)
+
+
+def _as_tuple(found: Any) -> tuple[Tensor | None, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _is_plain(module: nn.Module) -> bool:

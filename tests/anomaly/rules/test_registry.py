@@ -23,6 +23,7 @@ from trainsentry.collectors.series import (
     OPTIMIZER_RATE,
     OPTION,
     RECOMPUTED,
+    RECOMPUTED_GRADIENT,
     SETTING,
     TENSOR_QUANTITIES,
     TRAINING_MODE,
@@ -32,7 +33,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import NORM, STATISTICS
 
-SWITCHES = {GRADIENT_WRITES, OPTION, RECOMPUTED, SETTING, TRAINING_MODE}
+SWITCHES = {GRADIENT_WRITES, OPTION, RECOMPUTED, RECOMPUTED_GRADIENT, SETTING, TRAINING_MODE}
 SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, "loss", "grad_norm", *SWITCHES}
 SERIES = [
     ("fc.weight", "update"),

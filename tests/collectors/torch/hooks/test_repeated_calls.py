@@ -3,8 +3,16 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import trainsentry
+from trainsentry.collectors.torch.hooks import repeated_calls
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_backward(monkeypatch):
+    """Another test of this process may have compiled one, after which no gradients are computed again."""
+    monkeypatch.setattr(repeated_calls, "backward_is_compiled", lambda: False)
 
 
 def net():
@@ -31,7 +39,7 @@ def train(tmp_path, model, steps=40, *, recompute=True, autocast=False, step_hoo
         table = monitor.records()
         monitor.flush()
         found = monitor.incidents
-    return losses, table[table["name"].str.startswith("recomputed.")], found
+    return losses, table[table["name"].str.startswith(("recomputed.", "recomputed_gradient."))], found
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -40,7 +48,8 @@ def test_a_healthy_device_gives_the_same_bits_and_training_does_not_change(tmp_p
     without, none, _ = train(tmp_path / "b", net(), autocast=autocast, recompute=False)
     assert with_it == without
     assert none.empty
-    assert set(rows["name"]) == {f"recomputed.{i}" for i in (0, 1, 3, 4)}, "dropout draws random numbers"
+    what = "recomputed", "recomputed_gradient"
+    assert set(rows["name"]) == {f"{of}.{i}" for of in what for i in (0, 1, 3, 4)}, "dropout draws random numbers"
     assert (rows["value"] == 0).all()
     assert found == ()
 
@@ -55,8 +64,76 @@ def test_a_wrong_output_is_found_and_its_module_named(tmp_path):
     _, _, found = train(tmp_path, model, step_hook=lambda step: now.update(step=step))
     [incident, *_] = [i for i in found if i.kind == "arithmetic"]
     assert (incident.name, incident.quantity) == ("3.output.0", "activation_output")
-    assert 20 <= incident.step < 24
+    assert 20 <= incident.step < 28
     assert "16 elements" in incident.summary
+
+
+@pytest.mark.parametrize("module", [0, 1, 3])
+def test_a_wrong_gradient_is_found_and_its_module_named(tmp_path, module):
+    model, now = net(), {"step": 0}
+
+    def wrong(used, arrived):
+        of_a_weight_or_input = used[-1]
+        return (*used[:-1], 1.001 * of_a_weight_or_input) if now["step"] >= 20 else None
+
+    model[module].register_forward_hook(lambda module, args, output: output.grad_fn.register_hook(wrong) and None)
+    _, _, found = train(tmp_path, model, step_hook=lambda step: now.update(step=step))
+    [incident, *_] = [i for i in found if i.kind == "arithmetic"]
+    assert (incident.name, incident.quantity) == (f"{module}.input.0", "activation_grad_input")
+    assert 20 <= incident.step < 28
+    assert f"elements of the gradients that {module} computes came out otherwise when its backward pass ran again" in (
+        incident.summary
+    )
+
+
+def test_what_autograd_may_not_run_twice_runs_once(tmp_path):
+    calls = []
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            calls.append(1)
+            return gradient
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(checkpoint(self.inner, x, use_reentrant=False))
+
+    model = Checkpointed()
+    model.head.register_forward_hook(lambda module, args, output: Counted.apply(output))
+    _, rows, found = train(tmp_path, model, steps=12)
+    assert set(rows["name"]) == {"recomputed.inner", "recomputed.head"}
+    assert (len(calls), found) == (12, ())
+
+
+def test_a_second_backward_pass_and_one_in_a_later_step_add_nothing(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    config = {"output_dir": str(tmp_path), "strict": True, "collect": {"activations": {"every": 1}}}
+    late = None
+    with trainsentry.TrainMonitor(config).watch(model, sgd) as monitor:
+        for step in range(8):
+            loss = model(torch.randn(16, 8)).square().mean()
+            if step == 5:
+                late = loss
+            else:
+                loss.backward(retain_graph=True)
+                loss.backward()
+            if step == 6:
+                late.backward()
+            sgd.step()
+            sgd.zero_grad()
+        table = monitor.records()
+    assert table[table["name"] == "recomputed_gradient.0"]["step"].tolist() == [1, 3, 7]
 
 
 def test_a_hook_that_changes_outputs_by_design_is_no_fault(tmp_path):
@@ -81,4 +158,4 @@ def test_own_forwards_subclasses_and_bounded_embeddings_are_left_alone(tmp_path)
     model = nn.Sequential(Own(8, 8), nn.Linear(8, 8), nn.Linear(8, 4))
     model[1].forward = model[1].forward
     _, rows, _ = train(tmp_path, model, steps=6)
-    assert set(rows["name"]) == {"recomputed.2"}
+    assert set(rows["name"]) == {"recomputed.2", "recomputed_gradient.2"}
