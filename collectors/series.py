@@ -70,9 +70,16 @@ OPTION = "option"
 SETTING = "setting"
 """Prefix of `setting.<module>.<key>`, the scalar of a module's own number (epsilon, dropout's share) that changed."""
 
+SETTING_BEFORE = "setting_before"
+"""Prefix of `setting_before.<module>.<key>`, what a constant of the framework's own was until it changed."""
+
 GRADIENT_WRITES = "gradient_writes"
 """Prefix of `gradient_writes.<optimizer>`, the scalar of how often an update's gradients were written in place beyond
 once for each micro-step after the first; it has a row where it changes."""
+
+UNWRITTEN = "unwritten"
+"""Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote
+to it: 1 with a gradient, 2 where it requires none any more. `unwritten` itself speaks of all that an optimizer has."""
 
 RECOMPUTED = "recomputed"
 """Prefix of `recomputed.<module>`, the scalar of how many elements of a module's output came out otherwise when its

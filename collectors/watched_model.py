@@ -167,7 +167,7 @@ class WatchedModel:
         """Complete the rows of the step."""
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._note_updates)
-        if ACTIVATIONS in self._plan or PARAMETERS in self._plan:
+        if self.in_window:
             self.guard.run("training_mode", self._modes.read)
             self.guard.run("module_settings", self._module_settings.read)
         self._scalars.end_step()

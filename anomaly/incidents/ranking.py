@@ -5,9 +5,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trainsentry.anomaly.anomaly import CERTAIN, DRIFTS, MODE_CHANGE, Anomaly
+from trainsentry.anomaly.anomaly import (
+    CERTAIN,
+    DEAD,
+    DRIFTS,
+    MODE_CHANGE,
+    OPTION_CHANGE,
+    REPLICA_MISMATCH,
+    UNDERFLOW,
+    Anomaly,
+)
 from trainsentry.anomaly.rules.registry import detectors
-from trainsentry.collectors.series import GRADIENT, PARAMETER, TENSOR_QUANTITIES
+from trainsentry.collectors.series import ACTIVATION_OUTPUT, GRADIENT, PARAMETER, TENSOR_QUANTITIES
 
 EVERYWHERE: Final = 0.5
 """Share of abnormal parameters above which the trouble is everywhere: an update by bad gradients changes all of them,
@@ -24,7 +33,8 @@ FEW: Final = 3
 class Ranked:
     """An anomaly with its place in the order of causes.
 
-    `onset` is the earliest step at which it can have begun. `precedes`: it was there before the forward pass.
+    `onset` is the earliest step at which it can have begun. `precedes`: it was there before the forward pass, or before
+    the backward pass where nothing else of the forward pass was read.
     """
 
     anomaly: Anomaly
@@ -35,10 +45,12 @@ class Ranked:
     def key(self) -> tuple[int, bool, bool, bool, float, int]:
         """The order of causes.
 
-        By onset; then anomalies that are not passed on; then those from before the forward pass, the strongest first;
-        then the certain kinds; then execution order; then the lowest rank, whichever reported first.
+        By onset; then anomalies that are not passed on; then those from before the backward pass, of weights and
+        switches the strongest first; then the certain kinds; then execution order; then the lowest rank, whichever
+        reported first.
         """
-        first = -self.anomaly.score if self.precedes else float(self.anomaly.order)
+        is_computed = not self.precedes or self.anomaly.quantity == ACTIVATION_OUTPUT
+        first = float(self.anomaly.order) if is_computed else -self.anomaly.score
         uncertain = self.anomaly.kind not in CERTAIN
         return self.onset, self.anomaly.passed_on, not self.precedes, uncertain, first, self.anomaly.rank
 
@@ -50,7 +62,9 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
 
     Weights and optimizer state are read seldom and act before they are read: one that was last healthy
     before the trouble began can be its cause, unless an update by bad gradients explains it. Such an update
-    changes all weights; so many abnormal weights after abnormal gradients count as its effect.
+    changes all weights; so many abnormal weights after abnormal gradients count as its effect. So does one weight
+    that differs between ranks after its gradient did. A gradient that vanishes moves nothing: an activation that is
+    next read after it, and was last healthy before, can be its cause too.
     """
     firsts: dict[tuple[int, str, str, int], Anomaly] = {}
     for anomaly in _without_ties(list(anomalies)):
@@ -101,24 +115,36 @@ def _step_of(anomaly: Anomaly, drifts: int) -> int:
 
 @dataclass(frozen=True)
 class _Effects:
-    """The effects of bad updates by rank: the first step with bad gradients, and whether weights are bad everywhere."""
+    """The effects of bad updates by rank: the first step with bad gradients, and whether weights are bad everywhere.
+
+    `unequal_since` is the first step at which a gradient of a name differed between ranks. `vanished` are the ranks
+    whose first bad gradients were all too small.
+    """
 
     bad_gradients_since: dict[int, int]
     everywhere: frozenset[int]
+    unequal_since: dict[str, int]
+    vanished: frozenset[int]
 
     @classmethod
     def of(cls, candidates: list[Anomaly], parameters: int) -> "_Effects":
+        gradients = sorted((a for a in candidates if a.quantity == GRADIENT), key=lambda a: a.step)
         since: dict[int, int] = {}
-        weights: Counter[int] = Counter()
-        for anomaly in candidates:
-            if anomaly.quantity == GRADIENT:
-                since[anomaly.rank] = min(since.get(anomaly.rank, anomaly.step), anomaly.step)
-            weights[anomaly.rank] += anomaly.quantity == PARAMETER
+        unequal: dict[str, int] = {}
+        for anomaly in gradients:
+            since.setdefault(anomaly.rank, anomaly.step)
+            if anomaly.kind == REPLICA_MISMATCH:
+                unequal.setdefault(anomaly.name, anomaly.step)
+        weights = Counter(a.rank for a in candidates if a.quantity == PARAMETER)
         bound = max(FEW, EVERYWHERE * parameters)
-        return cls(since, frozenset(rank for rank, count in weights.items() if count > bound))
+        others = {a.rank for a in gradients if a.step == since[a.rank] and a.kind not in {DEAD, UNDERFLOW}}
+        everywhere = frozenset(rank for rank, count in weights.items() if count > bound)
+        return cls(since, everywhere, unequal, frozenset(since.keys() - others))
 
     def explain(self, anomaly: Anomaly, step: int) -> bool:
         """Whether an earlier update by bad gradients explains a weight or state that is abnormal since a step."""
+        if anomaly.kind == REPLICA_MISMATCH and self.unequal_since.get(anomaly.name, step) < step:
+            return True
         since = self.bad_gradients_since.get(anomaly.rank)
         if since is None or since >= step:
             return False
@@ -129,8 +155,13 @@ class _Effects:
 def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked:
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
-    if anomaly.kind == MODE_CHANGE:
+    is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
+    if is_switch:  # a module's mode, or a number of it, which somebody set
         return Ranked(anomaly, step, precedes=True)
+    if anomaly.quantity == ACTIVATION_OUTPUT and anomaly.rank in effects.vanished:
+        began = effects.bad_gradients_since[anomaly.rank]
+        is_cause = anomaly.last_clean < began < step
+        return Ranked(anomaly, began if is_cause else step, precedes=is_cause)
     if (anomaly.quantity != PARAMETER and not is_state) or effects.explain(anomaly, step):
         return Ranked(anomaly, step, precedes=False)
     onset = began if anomaly.last_clean < began else step

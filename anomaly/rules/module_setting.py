@@ -9,8 +9,9 @@ from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays
-from trainsentry.collectors.series import SETTING
-from trainsentry.collectors.statistics import MAX, MIN, VALUE
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import SETTING, SETTING_BEFORE, SeriesTable
+from trainsentry.collectors.statistics import MIN, VALUE
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as the number itself is read and is no estimate."""
@@ -44,8 +45,9 @@ class ModuleSettingRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        prefix = f"{SETTING}."
+        prefix, before = f"{SETTING}.", f"{SETTING_BEFORE}."
         self._is_setting = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
+        self._is_before = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(before))
         self._changed: dict[str, int] = {}
         self._first_step: int | None = None
 
@@ -54,26 +56,35 @@ class ModuleSettingRule(Rule):
         record, found = observed.record, []
         if self._first_step is None:
             self._first_step = record.step
-        for row in np.flatnonzero(self._is_setting.values[record.where]).tolist():
+        rows = np.flatnonzero(self._is_setting.values[record.where]).tolist()
+        constants = self._constants_before(record, observed.table) if rows else {}
+        for row in rows:
             series_id = int(record.ids[row])
-            key = observed.table.series[series_id].name.rpartition(".")[2]
+            path = observed.table.series[series_id].name.partition(".")[2]
+            key = path.rpartition(".")[2]
             scheduled = self._changed.setdefault(key, record.step) != record.step
             now, before = float(record.values[row, VALUE]), float(record.values[row, MIN])
+            constant = path in constants
+            if before == now:  # the row of a table, which holds the value alone
+                before = constants.get(path, math.nan)
             if scheduled or record.step - self._first_step < SETTLED or _change(before, now) <= LEAST_CHANGE:
                 continue
             module = observed.table.series[series_id].module or "model"
-            alarm = bool(record.values[row, MAX]) and (key not in SCHEDULED or now <= 0.0 or before < DROPS_HALF <= now)
+            alarm = constant and (key not in SCHEDULED or now <= 0.0 or before < DROPS_HALF <= now)
             detail = (OPTION_CHANGE, self.name, key, now, before, SCORE, alarm)
             found.append(Finding(series_id, row, *detail, passed_on=False, name=module, quantity="training"))
         return found
 
+    def _constants_before(self, record: StepRecord, table: SeriesTable) -> dict[str, float]:
+        """Return what constants of the framework were until this step, by `<module>.<key>`."""
+        rows = np.flatnonzero(self._is_before.values[record.where]).tolist()
+        return {table.series[record.ids[r]].name.partition(".")[2]: float(record.values[r, VALUE]) for r in rows}
+
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
-        """Return the setting with both values."""
-        return (
-            f"{anomaly.statistic} of {subject} was changed from {anomaly.expected:.6g} to {anomaly.value:.6g} by step "
-            f"{anomaly.step}"
-        )
+        """Return the setting with both values, or with the new one where no table holds the old."""
+        before = "" if math.isnan(anomaly.expected) else f" from {anomaly.expected:.6g}"
+        return f"{anomaly.statistic} of {subject} was changed{before} to {anomaly.value:.6g} by step {anomaly.step}"
 
 
 def _change(before: float, now: float) -> float:

@@ -7,12 +7,13 @@ from trainsentry.collectors.series import (
     LEARNING_RATE,
     OPTIMIZER_RATE,
     SETTING,
+    SETTING_BEFORE,
     TRAINING_MODE,
     UPDATED_PARAMETERS,
     Series,
     SeriesTable,
 )
-from trainsentry.collectors.statistics import MAX, VALUE
+from trainsentry.collectors.statistics import VALUE
 
 
 class ScalarSink(Protocol):
@@ -77,8 +78,9 @@ class TrainingModes:
 class ModuleSettings:
     """Appends a row for each number among a module's attributes that has changed since the last read.
 
-    The row holds the number before in its statistics, and the new one as its value. Its `MAX` is 1 where the
-    framework's own class names the attribute as a constant, which a call uses, and 0 for what a user's class keeps.
+    The row holds the number before in its statistics, and the new one as its value. Where the framework's own class
+    names the attribute as a constant, which a call uses, the number before has a row of its own too; what a user's
+    class keeps has none.
     """
 
     def __init__(self, names: Any, rows: Any) -> None:
@@ -107,11 +109,15 @@ class ModuleSettings:
 
     def _append(self, place: tuple[Any, str, dict[str, Any], bool], now: float, before: float) -> None:
         named, key, _, constant = place
-        name = f"{SETTING}.{named.name or 'model'}.{key}"
+        if constant:  # a table holds the value of a scalar alone
+            self.rows.add_scalar(self._id(SETTING_BEFORE, named, key), before)
+        self.rows.add_numbers(self._id(SETTING, named, key), [before] * VALUE + [now])
+
+    def _id(self, prefix: str, named: Any, key: str) -> int:
+        name = f"{prefix}.{named.name or 'model'}.{key}"
         series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
-        numbers = [before] * VALUE + [now]
-        numbers[MAX] = float(constant)
-        self.rows.add_numbers(self.rows.table.series_id(series), numbers)
+        found: int = self.rows.table.series_id(series)
+        return found
 
 
 FRAMEWORKS = frozenset({"torch", "mindspore"})

@@ -325,6 +325,8 @@ class TorchWatch(WatchedModel):
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
         self._state.updated(self._plan, optimizer, self._micro_step_of(optimizer))
+        if self.in_window:
+            self._state.note_writes(optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Optimizer) -> None:

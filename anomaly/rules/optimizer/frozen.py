@@ -18,6 +18,7 @@ from trainsentry.collectors.series import (
     LEARNING_RATE,
     OPTIMIZER_RATE,
     PARAMETER,
+    UNWRITTEN,
     UPDATE,
     UPDATED_PARAMETERS,
     Series,
@@ -45,6 +46,9 @@ gradient changes sign at one step in some thousands, and the update is then roun
 ABSENT_FOR: Final = 2
 """Sampled updates in a row without a parameter, before it counts, where no activation shows whether its module was
 called."""
+
+REQUIRES_GRAD: Final = "requires_grad"
+"""The statistic of a parameter that was frozen by that attribute."""
 
 LEAST_RATIO: Final = 3e-6
 """Least ‖Δ‖/‖w‖ of a movement: some 25 units in the last place of float32."""
@@ -127,6 +131,9 @@ class CalledModules:
 class FrozenRule(Rule):
     """Finds parameters whose update is exactly zero or missing, where every sampled update before moved them.
 
+    Between samples the collector tells of weights that an update did not write to; where it was right to leave them, it
+    has told nothing.
+
     Excuses: a gradient that is exactly zero, a module that was not called (an expert without a token, one of two
     heads), a step that the loss scaler skipped, a learning rate of zero.
     """
@@ -134,7 +141,7 @@ class FrozenRule(Rule):
     name: ClassVar[str] = "frozen"
     speaks_for: ClassVar[str | None] = FROZEN
     quantities: ClassVar[frozenset[str]] = (
-        frozenset({GRADIENT, PARAMETER, UPDATE, UPDATED_PARAMETERS, LEARNING_RATE, OPTIMIZER_RATE})
+        frozenset({GRADIENT, PARAMETER, UPDATE, UPDATED_PARAMETERS, UNWRITTEN, LEARNING_RATE, OPTIMIZER_RATE})
         | ACTIVATION_QUANTITIES
     )
     statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
@@ -144,6 +151,7 @@ class FrozenRule(Rule):
         self._called = CalledModules(arrays)
         self._is_update = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE)
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self._is_unwritten = arrays.series.column(bool, of=lambda s: s.scalar and s.name.partition(".")[0] == UNWRITTEN)
         self._moved = arrays.series.column(np.int64)
         self._absent = arrays.series.column(np.int64)
         self._absent_since = arrays.series.column(np.int64)
@@ -172,7 +180,7 @@ class FrozenRule(Rule):
         self._excused |= record.skipped or self._rate_is_zero(record)
         self._note_gradients(observed)
         self._called.note(record)
-        found += self._empty_update(record)
+        found += self._empty_update(record) + self._unwritten(observed)
         rows = np.flatnonzero(self._is_update.values[record.where])
         if len(rows):
             found += self._still(observed, rows)
@@ -213,6 +221,18 @@ class FrozenRule(Rule):
             elif self._nonempty_updates >= MOVED_BEFORE and not self._excused:
                 self._nonempty_updates = 0
                 found.append(_finding(int(record.ids[row]), row, None, record.step - 1))
+        return found
+
+    def _unwritten(self, observed: Observed) -> list[Finding]:
+        """Return the parameters that an update did not write to."""
+        record = observed.record
+        rows = [] if self._excused else np.flatnonzero(self._is_unwritten.values[record.where]).tolist()
+        found = []
+        for row in rows:
+            series_id = int(record.ids[row])
+            name = observed.table.series[series_id].name.partition(".")[2] or ALL
+            statistic = "norm" if record.values[row, VALUE] == 1 else REQUIRES_GRAD
+            found.append(_finding(series_id, row, None, record.step - 1, name=name, statistic=statistic))
         return found
 
     def _missing(self, table: SeriesTable) -> list[Finding]:
@@ -287,6 +307,8 @@ class FrozenRule(Rule):
         """Return that the update is zero or missing, and at which step."""
         if anomaly.name == ALL:
             return f"the optimizer updates no parameter at step {anomaly.step}"
+        if anomaly.statistic == REQUIRES_GRAD:
+            return f"parameter {anomaly.name} requires no gradient any more at step {anomaly.step}, and is not updated"
         if anomaly.last_clean < 0:
             return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move"
         if math.isnan(anomaly.value):
@@ -295,6 +317,8 @@ class FrozenRule(Rule):
         return f"{subject} is zero at step {anomaly.step}, although it has a gradient and a non-zero learning rate"
 
 
-def _finding(series_id: int, row: int, step: int | None, last_clean: int) -> Finding:
-    detail = (FROZEN, FrozenRule.name, "norm", 0.0 if row >= 0 else float("nan"), float("nan"), SCORE)
-    return Finding(series_id, row, *detail, step=step, last_clean=last_clean, quantity=UPDATE)
+def _finding(
+    series_id: int, row: int, step: int | None, last_clean: int, *, name: str | None = None, statistic: str = "norm"
+) -> Finding:
+    detail = (FROZEN, FrozenRule.name, statistic, 0.0 if row >= 0 else float("nan"), float("nan"), SCORE)
+    return Finding(series_id, row, *detail, step=step, last_clean=last_clean, name=name, quantity=UPDATE)

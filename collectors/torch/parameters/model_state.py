@@ -13,6 +13,7 @@ from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrit
 from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
 from trainsentry.collectors.torch.parameters.options import OptionReader
 from trainsentry.collectors.torch.parameters.readers import StateCount, read_parameters, read_state
+from trainsentry.collectors.torch.parameters.weight_writes import WeightWrites
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 
@@ -32,6 +33,7 @@ class ModelState:
         self._gradient_writes = GradientWrites(rows)
         self._buffers = BufferReader(rows, optimized.names)
         self._state_count = StateCount()
+        self._weight_writes = WeightWrites(rows)
 
     def read_options(self, optimizer: Optimizer) -> None:
         """Read the numbers of an optimizer's groups that have changed; at every step, as they cost little."""
@@ -74,6 +76,10 @@ class ModelState:
         self.guard.run(OPTIMIZER_STATE, read_state, self.rows, optimizer, owned, micro_step)
         if self.settings.alignment:
             self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
+
+    def note_writes(self, optimizer: Optimizer) -> None:
+        """Note which weights an update has left unwritten."""
+        self.guard.run("weight_writes", self._weight_writes.updated, optimizer, self.optimized.owned("", optimizer))
 
     def updated(self, plan: Plan, optimizer: Optimizer, micro_step: int) -> None:
         """Note an update; read the new weights where the settings ask for them."""

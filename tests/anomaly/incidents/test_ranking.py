@@ -90,6 +90,35 @@ def test_state_that_went_bad_alone_comes_before_what_follows():
     assert order_of([gradient, state])[0] == ("p", "exp_avg")
 
 
+def test_a_weight_that_differs_between_ranks_after_its_gradient_did_is_an_effect():
+    unequal = {"kind": "replica_mismatch", "statistic": "bits", "score": 100.0}
+    gradient = anomaly("w", "gradient", 96, last_clean=95, **unequal)
+    weight = anomaly("w", "parameter", 100, last_clean=90, **unequal)
+    assert order_of([weight, gradient])[0] == ("w", "gradient")
+    other = replace(weight, name="v")
+    assert order_of([other, gradient])[0] == ("v", "parameter"), "its gradients were equal"
+
+
+def test_a_switch_that_somebody_set_comes_before_what_the_step_computed():
+    loss = anomaly("loss", "loss", 96, order=1, kind="spike", last_clean=95)
+    for kind in ("mode_change", "option_change"):
+        switch = anomaly("drop", "training", 96, order=90, kind=kind, alarm=False, last_clean=95)
+        assert order_of([loss, switch])[0] == ("drop", "training")
+    rate = anomaly("group 0", "optimizer", 96, order=90, kind="option_change", last_clean=95)
+    assert order_of([loss, rate])[0] == ("loss", "loss"), "a rate acts at the end of its step"
+
+
+def test_an_activation_next_read_after_its_gradient_vanished_may_be_the_cause():
+    gradient = anomaly("a.weight", "gradient", 96, order=50, kind="dead", last_clean=95)
+    dead = anomaly("a.output.0", "activation_output", 97, order=3, kind="dead", last_clean=90)
+    assert order_of([gradient, dead])[0] == ("a.output.0", "activation_output")
+    assert rank([gradient, dead], 50)[0].onset == 96
+    healthy_between = replace(dead, last_clean=96)
+    assert order_of([gradient, healthy_between])[0] == ("a.weight", "gradient")
+    large = replace(gradient, kind="spike")
+    assert order_of([large, dead])[0] == ("a.weight", "gradient"), "its update may have made the activation abnormal"
+
+
 def test_a_tie_of_replicas_is_settled_by_the_rank_whose_weight_was_modified():
     tie = [anomaly("w", "parameter", 7, rank=r, value=1.0, expected=1.0, detector="replicas", kind="replica_mismatch",
                    statistic="bits", last_clean=6, score=100.0) for r in (0, 1)]  # fmt: skip

@@ -7,7 +7,7 @@ from torch import nn
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.shared.scalar_rows import ModuleSettings
-from trainsentry.collectors.statistics import MAX, MIN, VALUE
+from trainsentry.collectors.statistics import MIN, VALUE
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 
@@ -22,7 +22,7 @@ class Router(nn.Module):
 
 @pytest.fixture
 def watched():
-    """Return a model, and what returns the changes since the last call: {name: (before, now, constant)}."""
+    """Return a model, and what returns the changes since the last call: {name: (before, now)}."""
     model = Router()
     named = [SimpleNamespace(name=name, module=module, vpp_stage=0) for name, module in model.named_modules()]
     rows = StepRows(SeriesTable(), 0.0)
@@ -32,7 +32,7 @@ def watched():
         settings.read()
         taken = rows.take()
         names = [rows.table.series[i].name for i in taken.ids]
-        return {n: (r[MIN], r[VALUE], r[MAX]) for n, r in zip(names, taken.values, strict=True)}
+        return {n: (r[MIN], r[VALUE]) for n, r in zip(names, taken.values, strict=True)}
 
     assert read() == {}
     return model, read, named
@@ -42,7 +42,8 @@ def test_a_changed_number_has_one_row_with_both_values(watched):
     model, read, _ = watched
     assert read() == {}
     model.norm.eps, model.capacity = 0.5, 0.25
-    assert read() == {"setting.norm.eps": (1e-5, 0.5, 1.0), "setting.model.capacity": (1.25, 0.25, 0.0)}
+    changed = {"setting.norm.eps": (1e-5, 0.5), "setting.model.capacity": (1.25, 0.25)}
+    assert read() == {"setting_before.norm.eps": (1e-5, 1e-5), **changed}, "only the framework's own has two"
     assert read() == {}
 
 
@@ -60,4 +61,4 @@ def test_modules_that_come_later_change_nothing(watched):
     named.append(SimpleNamespace(name="late", module=nn.Dropout(0.3), vpp_stage=0))
     assert read() == {}
     named[-1].module.p = 0.0
-    assert read() == {"setting.late.p": (0.3, 0.0, 1.0)}
+    assert read() == {"setting_before.late.p": (0.3, 0.3), "setting.late.p": (0.3, 0.0)}

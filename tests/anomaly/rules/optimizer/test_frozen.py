@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.optimizer.frozen import FrozenRule
 from trainsentry.collectors.series import Layout
@@ -121,3 +122,23 @@ def test_a_module_that_is_first_called_in_the_step_where_its_updates_come_back_i
         called = {("expert.output.0", "activation_output"): 1.0} if step >= 26 else {}
         moved = {("expert.weight", "update"): 1e-3} if step != 25 else {}
         assert detection.judge(records.step(step, {**router, **called, **moved})) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [(1.0, "is zero at step 3, although it has a gradient"), (2.0, "requires no gradient any more at step 3")],
+)
+def test_a_weight_that_an_update_did_not_write_to_is_frozen_at_that_step(records, rule, judged, value, says):
+    unwritten = ("unwritten.fc.weight", "unwritten.fc.weight")
+    [found] = judged(rule, records, [3], {unwritten: value})
+    assert (found.name, found.quantity, found.last_clean) == ("fc.weight", "update", 2)
+    detail = (found.statistic, found.value, found.expected, found.score, found.kind, found.detector)
+    anomaly = Anomaly(3, 0, 0, 0, found.name, found.quantity, *detail, last_clean=2)
+    assert says in FrozenRule.sentence(anomaly, "the update of fc.weight")
+
+
+def test_all_weights_that_an_update_did_not_write_to_are_one_finding_and_a_skipped_step_has_none(records, rule, judged):
+    nothing = ("unwritten", "unwritten")
+    assert judged(rule, records, [3], {nothing: 1.0}, skipped=True) == []
+    assert judged(rule, records, [4], {nothing: 1.0, RATE: 0.0}) == []
+    assert [(f.name, f.quantity) for f in judged(rule, records, [5], {nothing: 1.0})] == [("all", "update")]

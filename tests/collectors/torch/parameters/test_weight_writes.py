@@ -1,0 +1,118 @@
+"""Weights that an update leaves unwritten are told of at that update, and no value is read for it."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.torch.parameters import weight_writes
+from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
+from trainsentry.collectors.torch.parameters.weight_writes import WRITTEN_BEFORE, WeightWrites
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
+
+OPTIMIZERS = [
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    lambda p: torch.optim.AdamW(p, foreach=False),
+    lambda p: torch.optim.AdamW(p, fused=True),
+    torch.optim.RMSprop,
+    torch.optim.Adafactor,
+    torch.optim.Rprop,
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    """Other tests of this process compile."""
+    monkeypatch.setattr(weight_writes, "has_compiled", lambda: False)
+
+
+class Loop:
+    """A training loop whose optimizer may be kept from writing."""
+
+    def __init__(self, make=OPTIMIZERS[0]):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.optimizer = make(list(self.model.parameters()))
+        self.table = SeriesTable()
+        self.rows = StepRows(self.table, 0.0)
+        self.writes, names = WeightWrites(self.rows), ModelNames()
+        names.add([self.model], [self.optimizer])
+        self.optimized = OptimizedParameters(names, {})
+
+    def step(self, *, updates=True, backward=True):
+        """Train a step; return what was told."""
+        if backward:
+            self.model(torch.randn(3, 4)).square().mean().backward()
+        if updates:
+            self.optimizer.step()
+        self.writes.updated(self.optimizer, self.optimized.owned("", self.optimizer))
+        self.optimizer.zero_grad()
+        taken = self.rows.take()
+        return {self.table.series[i].name: float(v[VALUE]) for i, v in zip(taken.ids, taken.values, strict=True)}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_an_optimizer_that_writes_is_never_told_of(make):
+    loop = Loop(make)
+    assert [loop.step() for _ in range(30)] == [{}] * 30
+
+
+def test_an_update_that_writes_nothing_is_told_of_once():
+    loop = Loop()
+    assert not any(loop.step() for _ in range(WRITTEN_BEFORE + 2))
+    assert loop.step(updates=False) == {"unwritten": 1.0}
+    assert not any(loop.step(updates=False) for _ in range(20))
+    assert not any(loop.step() for _ in range(20))
+
+
+def test_a_weight_that_was_frozen_is_named_and_one_without_a_gradient_may_rest():
+    loop = Loop()
+    for _ in range(20):
+        loop.step()
+    loop.model[0].requires_grad_(False)
+    assert loop.step() == {"unwritten.0.weight": 2.0, "unwritten.0.bias": 2.0}
+    loop.model[2].bias.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    assert loop.step() == {}, "an expert may have no tokens"
+
+
+def test_a_weight_that_the_optimizer_passes_over_is_named():
+    loop = Loop()
+    for _ in range(20):
+        loop.step()
+    group = loop.optimizer.param_groups[0]
+    passed_over = group["params"][-1]
+    original = loop.optimizer.step
+    kept = passed_over.detach().clone()
+
+    def step():
+        gradient, passed_over.grad = passed_over.grad, None
+        original()
+        passed_over.grad = gradient
+
+    loop.optimizer.step = step
+    assert loop.step() == {"unwritten.2.bias": 1.0}
+    assert torch.equal(passed_over, kept)
+
+
+def test_optimizers_that_write_past_the_count_or_now_and_then_are_left_alone():
+    past_the_count, now_and_then = Loop(), Loop()
+
+    def write():
+        for p in past_the_count.model.parameters():
+            p.data.add_(p.grad, alpha=-0.1)
+
+    past_the_count.optimizer.step = write
+    assert not any(past_the_count.step() for _ in range(30))
+    assert not any(now_and_then.step(updates=i % WRITTEN_BEFORE == 0) for i in range(60))
+
+
+def test_beside_compiled_code_nothing_is_told(monkeypatch):
+    loop = Loop()
+    for _ in range(20):
+        loop.step()
+    monkeypatch.setattr(weight_writes, "has_compiled", lambda: True)
+    assert loop.step(updates=False) == {}
+    monkeypatch.setattr(weight_writes, "has_compiled", lambda: False)
+    assert loop.step(updates=False) == {}, "what was known is forgotten"
