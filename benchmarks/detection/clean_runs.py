@@ -64,6 +64,7 @@ PLANS: dict[str, Plan] = {
     "Adamax 2e-3": (lambda m: torch.optim.Adamax(m.parameters(), lr=2e-3), _restarts),
     "Adagrad 1e-2": (lambda m: torch.optim.Adagrad(m.parameters(), lr=1e-2), _warm_then_drop),
     "centred 1e-3": (lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, centered=True), _one_cycle),
+    "Adafactor 1e-2": (lambda m: torch.optim.Adafactor(m.parameters(), lr=1e-2), _warm_then_drop),
 }
 
 LARGER_PLANS: dict[str, Plan] = {

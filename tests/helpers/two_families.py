@@ -75,6 +75,7 @@ OPTIMIZERS = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
     "adadelta": torch.optim.Adadelta,
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.02),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
     "two groups": lambda p: torch.optim.AdamW(_halves(list(p)), lr=2e-3),
 }
 

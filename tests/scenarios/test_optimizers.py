@@ -27,6 +27,7 @@ FOLLOWED = {
     "adagrad": ("sum",),
     "adadelta": ("square_avg",),
     "asgd": ("ax",),
+    "adafactor": ("row_var", "col_var"),
     "two groups": ("exp_avg", "exp_avg_sq"),
 }
 """The states of each optimizer that must follow from gradients, weights and their own past."""

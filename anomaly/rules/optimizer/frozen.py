@@ -47,6 +47,9 @@ ABSENT_FOR: Final = 2
 """Sampled updates in a row without a parameter, before it counts, where no activation shows whether its module was
 called."""
 
+DROP: Final = 0.5
+"""Share of the learning rate of the step before, below which it has dropped: schedules that glide fall by less."""
+
 REQUIRES_GRAD: Final = "requires_grad"
 """The statistic of a parameter that was frozen by that attribute."""
 
@@ -135,7 +138,8 @@ class FrozenRule(Rule):
     has told nothing.
 
     Excuses: a gradient that is exactly zero, a module that was not called (an expert without a token, one of two
-    heads), a step that the loss scaler skipped, a learning rate of zero.
+    heads), a step that the loss scaler skipped, a learning rate of zero. After a learning rate has dropped, parameters
+    must have moved by the new one: what moved by a few units in the last place may be rounded away.
     """
 
     name: ClassVar[str] = "frozen"
@@ -163,6 +167,7 @@ class FrozenRule(Rule):
         self._step = -1
         self._updated = self._excused = False
         self._zero_gradients: set[str] = set()
+        self._rate = 0.0
         self._updates = self._nonempty_updates = self._graded_steps = 0
         self._graded = False
         self._never: set[int] = set()
@@ -177,7 +182,7 @@ class FrozenRule(Rule):
             self._in_step.values[:] = False
             self._called.begin_step()
             self._zero_gradients = set()
-        self._excused |= record.skipped or self._rate_is_zero(record)
+        self._excused |= record.skipped or self._note_rate(record)
         self._note_gradients(observed)
         self._called.note(record)
         found += self._empty_update(record) + self._unwritten(observed)
@@ -289,9 +294,14 @@ class FrozenRule(Rule):
         rows = np.flatnonzero(gradients & (record.columns[NORM] == 0))
         self._zero_gradients |= {observed.table.series[i].name for i in record.ids[rows].tolist()}
 
-    def _rate_is_zero(self, record: StepRecord) -> bool:
-        rows = [*self._rows_of(record, LEARNING_RATE), *self._rows_of(record, OPTIMIZER_RATE)]
-        return bool((record.values[rows, NORM] == 0).any())
+    def _note_rate(self, record: StepRecord) -> bool:
+        """Take in the learning rate; return whether it is zero."""
+        rates = record.values[[*self._rows_of(record, LEARNING_RATE), *self._rows_of(record, OPTIMIZER_RATE)], NORM]
+        if len(rates):
+            if rates.max() < DROP * self._rate:
+                self._moved.values[:] = 0
+            self._rate = float(rates.max())
+        return bool((rates == 0).any())
 
     def _rows_of(self, record: StepRecord, quantity: str) -> Rows:
         series_id = self._scalars.get(quantity)

@@ -12,7 +12,7 @@ from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residu
 from trainsentry.anomaly.rules.optimizer.state_recurrences import MOST_WAYS, RECURRENCES, ways_of
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
-from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
+from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, STEP_COUNTER, Series
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
 
 BOUNDS: Final = ResidualBounds(least=3e-4, largest=0.02, learned=4)
@@ -21,7 +21,7 @@ samples only, 1e-5. Not every optimizer keeps state of these names by these recu
 followed."""
 
 _KINDS: Final = tuple(RECURRENCES)
-_NONE, _GRADIENT, _WEIGHT = -3, -2, -1
+_NONE, _COUNTER, _GRADIENT, _WEIGHT = -4, -3, -2, -1
 
 
 class RecurrenceRule(Rule):
@@ -46,6 +46,7 @@ class RecurrenceRule(Rule):
         # By owner: mean, mean square and elements of the pending gradient (NaN: none), and the weight's first two.
         self._pending = ByParameter(3)
         self._weight = ByParameter(2)
+        self._updates = ByParameter(1)  # how many the optimizer has made, by its own counter
         # By state series: the predicted mean by each way; and by name of states, how many ways there are.
         self._predicted: Column[Series] = arrays.series.column(np.float64, np.nan, shape=(MOST_WAYS,))
         self._number_of_ways: dict[str, int] = {}
@@ -92,6 +93,8 @@ class RecurrenceRule(Rule):
             taken = np.stack((values[rows, MEAN], values[rows, NORM] ** 2 / size, observed.numel[rows]))
             taken[:, (values[rows][:, [NANS, INFS]] > 0).any(axis=1)] = np.inf  # nothing is known of what follows
             self._pending.set(owners[rows], taken)
+        rows = np.flatnonzero(kinds == _COUNTER)
+        self._updates.set(owners[rows], values[rows, MEAN][None])
         rows = np.flatnonzero(kinds == _WEIGHT)
         squares = values[rows, NORM] ** 2 / np.maximum(observed.numel[rows], 1)
         self._weight.set(owners[rows], np.stack((values[rows, MEAN], squares)))
@@ -108,6 +111,8 @@ class RecurrenceRule(Rule):
         else:
             for number, quantity in enumerate(_KINDS):
                 self._advance_kind(states[self._kind.values[states] == number], quantity)
+            owners = np.arange(self._updates.values.shape[1])
+            self._updates.values[0, ~np.isnan(self._pending.get(owners)[0])] += 1
         self._pending.clear()
         self._step = step
 
@@ -122,19 +127,23 @@ class RecurrenceRule(Rule):
             predicted[:, states] = np.nan
             return
         mean, square, numel = self._pending.get(owners)
-        unknown = ((numel != self._numel.values[states]) & ~np.isnan(mean)) | np.isinf(mean)
+        of_others = numel % self._numel.values[states] if recurrence.lines else numel - self._numel.values[states]
+        unknown = ((of_others != 0) & ~np.isnan(mean)) | np.isinf(mean)
         weights = self._weight.get(owners)
         new = np.full((MOST_WAYS, len(states)), np.nan)
         for i, way in enumerate(ways):
             part = square + way.weight_decay**2 * weights[1] if recurrence.squares else way.sign * mean
             if way.weight_decay and not recurrence.squares:
                 part = part + way.weight_decay * weights[0]
-            new[i] = way.decay * predicted[i, states] + way.gain * part
+            gain = (self._updates.get(owners)[0] + 1) ** way.gain if recurrence.counted else way.gain
+            decay = 1 - gain if recurrence.counted else way.decay
+            new[i] = decay * predicted[i, states] + gain * part
         new[:, unknown] = np.nan
         predicted[:, states] = np.where(np.isnan(mean), predicted[:, states], new)
 
     def _owner_of(self, series: Series) -> int:
-        if series.scalar or (series.quantity not in RECURRENCES and series.quantity not in {GRADIENT, PARAMETER}):
+        followed = series.quantity in RECURRENCES or series.quantity in {GRADIENT, PARAMETER, STEP_COUNTER}
+        if series.scalar or not followed:
             return -1
         return self._owners.of(series)
 
@@ -154,4 +163,6 @@ def _kind(series: Series) -> int:
         return _GRADIENT
     if series.quantity == PARAMETER:
         return _WEIGHT
+    if series.quantity == STEP_COUNTER:
+        return _COUNTER
     return _KINDS.index(series.quantity) if series.quantity in RECURRENCES and not series.index else _NONE

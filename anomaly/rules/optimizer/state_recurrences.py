@@ -16,11 +16,15 @@ class Recurrence:
 
     `decay` names the option, of which optimizers use one or another; without any the state is a plain sum. The gain is
     1 − decay, or with `keeps_gradient` 1 less what the option `dampening` says; without that option both are tried.
+    With `counted` the option is the exponent of the gain: that is the number of the update, to its power. A state of
+    `lines` holds means of g² along one of a matrix's axes, whose mean is that of all.
     """
 
     decay: tuple[str, ...]
     squares: bool = False
     keeps_gradient: bool = False
+    counted: bool = False
+    lines: bool = False
 
 
 RECURRENCES: Final[Mapping[str, Recurrence]] = {
@@ -31,15 +35,22 @@ RECURRENCES: Final[Mapping[str, Recurrence]] = {
     "grad_avg": Recurrence(("alpha",)),
     "sum": Recurrence((), squares=True),
     "accum": Recurrence((), squares=True),
+    "row_var": Recurrence(("beta2_decay",), squares=True, counted=True, lines=True),
+    "col_var": Recurrence(("beta2_decay",), squares=True, counted=True, lines=True),
+    "variance": Recurrence(("beta2_decay",), squares=True, counted=True),
 }
 """State by its name: Kingma and Ba, "Adam" (2015); Sutskever et al., "On the importance of initialization and momentum"
-(2013); Duchi et al., "Adaptive Subgradient Methods" (2011); Zeiler, "ADADELTA" (2012); torch.optim's documentation of
-RMSprop (centred by `grad_avg`) and Muon; `accum` is MindSpore's name of Adagrad's sum."""
+(2013); Duchi et al., "Adaptive Subgradient Methods" (2011); Zeiler, "ADADELTA" (2012); Shazeer and Stern, "Adafactor"
+(2018); torch.optim's documentation of RMSprop (centred by `grad_avg`) and Muon; `accum` is what MindSpore calls the sum
+of Adagrad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Numbers of a recurrence in one group; `sign` is −1 where the optimizer climbs."""
+    """Numbers of a recurrence in one group; `sign` is −1 where the optimizer climbs.
+
+    Of a counted recurrence, `gain` is the exponent.
+    """
 
     decay: float
     gain: float
@@ -56,6 +67,9 @@ def ways_of(recurrence: Recurrence, options: RecordedOptions) -> list[Way]:
 def _ways_in(recurrence: Recurrence, group: Mapping[str, float]) -> Iterator[Way]:
     decay = next((group[key] for key in recurrence.decay if key in group), None if recurrence.decay else 1.0)
     if decay is None:
+        return
+    if recurrence.counted:
+        yield Way(0.0, decay, 1.0, 0.0)
         return
     gains = [1.0 - decay] if recurrence.decay else [1.0]
     if recurrence.keeps_gradient:

@@ -142,3 +142,11 @@ def test_all_weights_that_an_update_did_not_write_to_are_one_finding_and_a_skipp
     assert judged(rule, records, [3], {nothing: 1.0}, skipped=True) == []
     assert judged(rule, records, [4], {nothing: 1.0, RATE: 0.0}) == []
     assert [(f.name, f.quantity) for f in judged(rule, records, [5], {nothing: 1.0})] == [("all", "update")]
+
+
+def test_after_a_drop_of_the_learning_rate_parameters_must_have_moved_by_the_new_one(records, rule, judged):
+    """As the bias ahead of a batch norm, whose gradient is rounding, and whose update a smaller rate rounds away."""
+    assert judged(rule, records, range(20), {G: 1.0, U: 1.0, RATE: 1.0}) == []
+    assert judged(rule, records, range(20, 25), {G: 1.0, U: 0.0, RATE: 0.1}) == []
+    assert judged(rule, records, range(25, 37), {G: 1.0, U: 1.0, RATE: 0.1}) == []
+    assert [f.kind for f in judged(rule, records, [37], {G: 1.0, U: 0.0, RATE: 0.1})] == ["frozen"]
