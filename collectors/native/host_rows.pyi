@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 FLOAT32: Final[int]
 BFLOAT16: Final[int]
@@ -67,12 +67,9 @@ def described_addresses(
     functions: object, tensors: Sequence[object], description: bytes, is_negated: Callable[..., bool], /
 ) -> list[int] | None: ...
 
-# Notes a tensor that several series may share, by the containers in `state`: see shared_tensors.h. None: it has a row,
-# or waits for one. True: as None, and enough wait to be read. False: it has no count of changes. A tuple, with nothing
-# noted: the tensor that it is a view of, or itself, and that one's count of changes.
-def share(
-    functions: object, state: tuple[object, ...], series_id: int, tensor: object, /
-) -> bool | tuple[Any, int] | None: ...
+# Notes a tensor that several series may share, by the containers in `state`: see shared_tensors.h. Where that does not
+# settle it, `SharedRows.settle`, which is in the state, does.
+def share(functions: object, state: tuple[object, ...], series_id: int, tensor: object, /) -> None: ...
 
 # Tells of each tensor whether it has the same count of changes and address as when these were noted; the address of a
 # tensor without elements is -1. The sequences are lists of equal length (else TypeError).

@@ -5,7 +5,7 @@
  */
 
 /* What `share` is given: the members of a tuple. */
-enum { SEEN, USUAL, IDS, LAYOUTS, ALIASES, SOURCES, WHOLE_OF, LAYOUT_OF, IS_NEGATED, NOTED, STATE_MEMBERS };
+enum { SEEN, USUAL, IDS, LAYOUTS, ALIASES, SOURCES, WHOLE_OF, LAYOUT_OF, IS_NEGATED, NOTED, CAPTURED, OTHERWISE, STATE_MEMBERS };
 
 /* What is usual for a series, the first members of a tuple. */
 enum { DESCRIPTION, LAYOUT, FACTS, SPECIAL, WAITING };
@@ -199,7 +199,35 @@ static PyObject *share_whole(const dl_functions *dl, const shared *s) {
     return same ? Py_NewRef(Py_None) : keep_if_usual(dl, s);
 }
 
-/* share(functions, state, series_id, tensor): None, True, False, or a tuple; see host_rows.pyi */
+/* Notes a tensor: None, True, False, or a tuple; see `SharedRows.settle`. */
+static PyObject *note(const dl_functions *dl, shared *s) {
+    if (find_whole(dl, s))
+        return NULL;
+    s->version = PyObject_GetAttr(s->whole, names.version);
+    s->key = s->version == NULL ? NULL : PyLong_FromVoidPtr(s->whole);
+    PyObject *result = s->key == NULL ? NULL : share_whole(dl, s);
+    if (s->version == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        PyErr_Clear(); /* an inference tensor has no count of changes */
+        result = Py_NewRef(Py_False);
+    }
+    Py_DECREF(s->whole);
+    Py_XDECREF(s->version);
+    Py_XDECREF(s->key);
+    return result;
+}
+
+/* Whether the device's stream is captured, as the only item of a list says: a function, or None for no device. */
+static int is_captured(PyObject *state) {
+    PyObject *test = PyList_GetItem(PyTuple_GetItem(state, CAPTURED), 0);
+    if (test == NULL || test == Py_None)
+        return test == NULL ? -1 : 0;
+    PyObject *found = PyObject_CallNoArgs(test);
+    int captured = found == NULL ? -1 : PyObject_IsTrue(found);
+    Py_XDECREF(found);
+    return captured;
+}
+
+/* share(functions, state, series_id, tensor): None; see host_rows.pyi */
 static PyObject *share(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     const dl_functions *dl = count == 4 ? functions_in(args[0]) : NULL;
@@ -207,20 +235,16 @@ static PyObject *share(PyObject *self, PyObject *const *args, Py_ssize_t count) 
         return NULL;
     if (dl == NULL || !PyTuple_Check(args[1]) || PyTuple_Size(args[1]) != STATE_MEMBERS)
         return PyErr_Format(PyExc_TypeError, "share: needs functions, a state, a series and a tensor");
+    int captured = is_captured(args[1]);
+    if (captured)
+        return captured < 0 ? NULL : Py_NewRef(Py_None);
     shared s = {.state = args[1], .series = args[2], .x = args[3]};
-    if (find_whole(dl, &s))
-        return NULL;
-    s.version = PyObject_GetAttr(s.whole, names.version);
-    s.key = s.version == NULL ? NULL : PyLong_FromVoidPtr(s.whole);
-    PyObject *result = s.key == NULL ? NULL : share_whole(dl, &s);
-    if (s.version == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-        PyErr_Clear(); /* an inference tensor has no count of changes */
-        result = Py_NewRef(Py_False);
-    }
-    Py_DECREF(s.whole);
-    Py_XDECREF(s.version);
-    Py_XDECREF(s.key);
-    return result;
+    PyObject *noted = note(dl, &s);
+    if (noted == NULL || noted == Py_None)
+        return noted;
+    PyObject *settled = PyObject_CallFunctionObjArgs(member(&s, OTHERWISE), s.series, s.x, noted, NULL);
+    Py_DECREF(noted);
+    return settled;
 }
 
 /* Whether a tensor has a count of changes and an address, of which 0 stands for `EMPTY_ADDRESS`; -1 with an error. */

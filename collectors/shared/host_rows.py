@@ -48,6 +48,7 @@ class HostRows:
         self.parameter_ids = ParameterIds(table)
         self._plain_layouts: dict[tuple[Any, Any], int] = {}
         self._ids: list[int] = []
+        self._layout_ids: list[int] = []
         self._has_host_values = False
         self._recurring_ids = RecurringArray(np.int32)
         self._recurring_layouts = RecurringArray(np.int32)
@@ -62,9 +63,9 @@ class HostRows:
     def _clear_rows(self) -> None:
         if self.histograms:
             self._counts[: len(self._ids)] = 0
-        self._ids = []
+        self._ids.clear()
+        self._layout_ids.clear()
         self._has_host_values = False
-        self._layout_ids: list[int] = []
         self._dropped: set[int] = set()
 
     def _append(self, series_id: int, layout_id: int) -> int:
@@ -98,6 +99,8 @@ class HostRows:
 
     def _last_of_each(self, there: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return a mask of the last row of each series among the rows that are there, shape (n,)."""
+        if there.all() and len(set(self._ids)) == len(self._ids):
+            return there
         last = {self._ids[position]: position for position in np.flatnonzero(there).tolist()}
         kept = np.zeros(len(there), bool)
         kept[list(last.values())] = True

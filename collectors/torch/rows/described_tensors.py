@@ -91,7 +91,7 @@ def _compared_address(x: Tensor, description: Any, _is_negated: Any) -> int | No
     return addresses[0] if addresses else None
 
 
-compiled_share: Final[Callable[..., Any] | None] = (
+compiled_share: Final[Callable[..., None] | None] = (
     partial(host_rows.share, _FUNCTIONS) if _DLPACK_TELLS and hasattr(host_rows, "share") else None
 )
 """The compiled function that `shared_rows.py` asks for each activation, None where torch or a compiler lacks."""

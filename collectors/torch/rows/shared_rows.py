@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ from trainsentry.collectors.torch.rows.local_tensor import storage_range, whole_
 _IS_NEGATED: Final = Tensor.is_neg
 
 
-def _share_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> bool | tuple[Tensor, int] | None:
-    """Do what the compiled `share` does, but keep no tensor: it returns every one that is not known in this step."""
-    seen, _, ids, layouts, aliases, sources, _, layout_of, _, _ = state
+def _note_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> bool | tuple[Tensor, int] | None:
+    """Note a tensor as the compiled `share` does, but keep none; return what `SharedRows.settle` is told."""
+    seen, _, ids, layouts, aliases, sources, _, layout_of, *_ = state
     whole = tensor if tensor._base is None else whole_of(tensor)
     try:
         version = whole._version
@@ -42,7 +43,16 @@ def _share_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> bo
     return None
 
 
-share: Final[Callable[..., Any]] = compiled_share or _share_plainly
+def _share_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> None:
+    """Do what the compiled `share` does."""
+    *_, [is_captured], settle = state
+    if is_captured is None or not is_captured():
+        found = _note_plainly(state, series_id, tensor)
+        if found is not None:
+            settle(series_id, tensor, found)
+
+
+share: Final[Callable[..., None]] = compiled_share or _share_plainly
 """Notes a tensor that several series may share; see `collectors/native/host_rows.pyi`."""
 
 _Seen = tuple["weakref.ref[Tensor]", int, int, bool]
@@ -88,19 +98,30 @@ class SharedRows(HostRows):
         self._usual: dict[int, _Usual] = {}
         self._recurring_aliases = RecurringArray(np.intp)
         self._recurring_sources = RecurringArray(np.intp)
-        self._layout_of = self._layout
+        self._aliases: list[int] = []
+        self._sources: list[int] = []
+        self._seen: dict[int, _Seen] = {}
+        self._noted: list[int] = []
+        self._stored_at: dict[int, list[int]] = {}
+        self._capture_test: list[Callable[[], bool] | None] = [None]
+        lists = self._ids, self._layout_ids, self._aliases, self._sources
+        ways = whole_of, self._layout, _IS_NEGATED, self._noted, self._capture_test, self.settle
+        self.add_shared: Callable[[int, Tensor], None] = partial(share, (self._seen, self._usual, *lists, *ways))
+        """Appends the statistics of a tensor that several series may share: it is read once a step.
+
+        A device's kernels read it later, with others; if it changes before that, it has no row.
+        """
         self._forget_shared()
 
     def _forget_shared(self) -> None:
         # While a device's graph is captured a row would be computed at each replay, but not now.
-        self._is_captured = bool if self._accelerator is None else self._accelerator.capture_test()
-        self._aliases: list[int] = []
-        self._sources: list[int] = []
-        self._seen: dict[int, _Seen] = {}
-        lists = self._ids, self._layout_ids, self._aliases, self._sources
-        self._noted: list[int] = []
-        self._stored_at: dict[int, list[int]] = {}
-        self._state = self._seen, self._usual, *lists, whole_of, self._layout_of, _IS_NEGATED, self._noted
+        self._capture_test[0] = None if self._accelerator is None else self._accelerator.capture_test()
+        for noted in (self._aliases, self._sources, self._seen, self._noted, self._stored_at):
+            noted.clear()
+
+    def _is_captured(self) -> bool:
+        [test] = self._capture_test
+        return test is not None and test()
 
     def add(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor's part on this rank."""
@@ -110,22 +131,18 @@ class SharedRows(HostRows):
         """Return the id of a tensor's layout."""
         raise NotImplementedError
 
-    def add_shared(self, series_id: int, tensor: Tensor) -> None:
-        """Append the statistics of a tensor that several series may share: it is read once a step.
+    def settle(self, series_id: int, tensor: Tensor, noted: bool | tuple[Tensor, int]) -> None:
+        """Append a tensor that `share` has not settled.
 
-        A device's kernels read it later, with others; if it changes before that, it has no row.
+        `noted` is True where it waits, and enough do to be read; False where it has no count of changes; else, with
+        nothing noted, the tensor that it is a view of, or itself, and that one's count of changes.
         """
-        if self._is_captured():
-            return
-        found = share(self._state, series_id, tensor)
-        if found is None:
-            return
-        if found is True:
+        if noted is True:
             self._read_together(self._usual[series_id].rows)
-        elif found is False:
+        elif noted is False:
             self.add(series_id, tensor)
         else:
-            self._add_first(series_id, tensor, *found)
+            self._add_first(series_id, tensor, *noted)
 
     def _add_first(self, series_id: int, tensor: Tensor, whole: Tensor, version: int) -> None:
         """Append a tensor that has no row in this step, as it is now: `whole` is what it is a view of, or itself."""
