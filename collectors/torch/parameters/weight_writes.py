@@ -19,6 +19,8 @@ from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 WRITTEN_BEFORE: Final = 10
 """Updates in a row that wrote to a weight, before one that does not counts: some optimizers write every so often."""
 
+_VERSION: Final = operator.attrgetter("_version")
+
 KEPT, FROZEN = 1.0, 2.0
 """Values of a row: a weight with a gradient, and one that requires no gradient any more."""
 
@@ -88,7 +90,10 @@ class WeightWrites:
 
 def _marks(parameters: list[Tensor], *, are_sharded: bool) -> list[Any]:
     """Return what each write to a parameter changes: its count of changes, for a sharded one that of its part here."""
-    if not are_sharded:
+    if are_sharded:
+        parts = [getattr(p, "_local_tensor", p) for p in parameters]  # another part may have taken its place
+        return [(id(part), version_of(part)) for part in parts]
+    try:
+        return list(map(_VERSION, parameters))
+    except RuntimeError:  # an inference tensor has no count
         return list(map(version_of, parameters))
-    parts = [getattr(p, "_local_tensor", p) for p in parameters]  # another part may have taken its place
-    return [(id(part), version_of(part)) for part in parts]
