@@ -88,16 +88,16 @@ class RepeatedCalls:
         if self._direction == GRADIENTS:
             node = None if backward_is_compiled() else _operation_of(output)  # a hook is part of the compiled graph
             if node is not None:
-                node.register_hook(_BackwardHook(self, named, self.generation))
+                node.register_hook(_BackwardHook(self, self._series_of(named, RECOMPUTED_GRADIENT), self.generation))
         elif all(version_of(tensor) == version for tensor, version in call[2]):
             self._repeat_call(named, output, call[0], call[1])
 
     def _repeat_call(self, named: NamedModule, output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         first, second = (_again(named.module, args, kwargs) for _ in range(2))
         if first.shape == output.shape and first.dtype == output.dtype:  # else a hook has made something else of it
-            self._append(named, RECOMPUTED, [(output.detach(), first, second)])
+            self._append(self._series_of(named, RECOMPUTED), [(output.detach(), first, second)])
 
-    def repeat_backward(self, named: NamedModule, used: Sequence[Tensor | None], arrived: Sequence[Any]) -> None:
+    def repeat_backward(self, series_id: int, used: Sequence[Tensor | None], arrived: Sequence[Any]) -> None:
         """Compute the running node of autograd again: `arrived` are its arguments, and `used` what it has returned."""
         node = running_node()
         if node is None or sum(x.nbytes for x in used if x is not None and is_readable(x)) > MOST_BYTES:
@@ -110,18 +110,20 @@ class RepeatedCalls:
                 if x is not None and y is not None and z is not None
             ]
         if comparable and all(type(x) is Tensor and x.layout is torch.strided for x, _, _ in comparable):
-            self._append(named, RECOMPUTED_GRADIENT, comparable)
+            self._append(series_id, comparable)
 
-    def _append(self, named: NamedModule, prefix: str, results: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+    def _series_of(self, named: NamedModule, prefix: str) -> int:
+        name = f"{prefix}.{named.name}"
+        series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
+        return self.rows.table.series_id(series)
+
+    def _append(self, series_id: int, results: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Append how many elements of what the step used differ from both computations, which agree."""
         wrong, unlike = (
             torch.stack([_differing(pair[0], pair[1]) for pair in pairs]).sum().to(torch.float32)
             for pairs in zip(*(((used, first), (first, second)) for used, first, second in results), strict=True)
         )
-        value = torch.where(unlike == 0, wrong, torch.full_like(wrong, float("nan")))
-        name = f"{prefix}.{named.name}"
-        series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
-        self.rows.add_scalar(self.rows.table.series_id(series), value)
+        self.rows.add_scalar(series_id, torch.where(unlike == 0, wrong, torch.full_like(wrong, float("nan"))))
 
 
 @dataclass(slots=True)
@@ -129,14 +131,14 @@ class _BackwardHook(InertWhenCopied):
     """Has one pass through a node of autograd computed again. It may not keep the node, which keeps the hook."""
 
     owner: RepeatedCalls
-    named: NamedModule
+    series_id: int
     generation: int
 
     def __call__(self, used: Sequence[Tensor | None], arrived: Sequence[Any]) -> None:
         if torch.compiler.is_compiling() or self.generation != self.owner.generation:
             return
         self.generation = -1
-        self.owner.run(self.owner.repeat_backward, self.named, used, arrived)
+        self.owner.run(self.owner.repeat_backward, self.series_id, used, arrived)
 
 
 def _operation_of(output: Tensor) -> Any:

@@ -31,11 +31,15 @@ from trainsentry.collectors.torch.rows.local_tensor import (
     stored_values,
 )
 from trainsentry.collectors.torch.rows.pair_rows import Pairs, rows_of_host_pairs
+from trainsentry.collectors.torch.rows.row_lock import keep_threads_apart
 from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
 from trainsentry.collectors.torch.rows.shared_rows import SharedRows
 from trainsentry.collectors.torch.rows.tensor_lists import Batch, KnownList, KnownLists, groups_of, inverse_of
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
+
+SEVERAL: Final = 2
+"""Devices of a process from which on several threads may add rows."""
 
 _NUMBER: Final = torch.zeros((), dtype=torch.float64)
 """A tensor with the layout of a Python number."""
@@ -380,4 +384,6 @@ class StepRows(SharedRows):
         rows = self._devices.get(device)
         if rows is None:
             rows = self._devices[device] = DeviceRows(device, self.eps, self.limits, histograms=self.histograms)
+            if len(self._devices) == SEVERAL:
+                keep_threads_apart(self)
         return rows

@@ -1,0 +1,63 @@
+"""Threads of several devices add rows at once, and each row is that of its own series."""
+
+import sys
+import threading
+
+import pytest
+import torch
+
+from trainsentry.collectors.series import Series, SeriesTable
+from trainsentry.collectors.statistics import MEAN
+from trainsentry.collectors.torch.rows.row_lock import ADDING, keep_threads_apart
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+
+THREADS, ROWS = 4, 400
+
+
+@pytest.fixture
+def eager_switching():
+    """Let the interpreter change threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_rows_of_several_threads_are_those_of_their_series(eager_switching):
+    table = SeriesTable()
+    rows = StepRows(table, device_rows_on_cpu=True)
+    keep_threads_apart(rows)
+    start, failures = threading.Barrier(THREADS), []
+    series = [[table.series_id(Series(f"{t}.{i}", "gradient")) for i in range(ROWS)] for t in range(THREADS)]
+
+    def work(thread):
+        ids = series[thread]
+        kept = [torch.full((3,), float(1000 * thread + i)) for i in range(ROWS)]
+        start.wait()
+        try:
+            for i, (series_id, x) in enumerate(zip(ids, kept, strict=True)):
+                if i % 4 == 3:
+                    rows.add_many([series_id], [x])
+                else:
+                    (rows.add, rows.add_shared, rows.add_scalar)[i % 4](series_id, x if i % 4 < 2 else x[0])
+        except Exception as error:  # noqa: BLE001 - shown by the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    ids, _, values = rows.take().resolve()
+    assert len(ids) == THREADS * ROWS
+    named = [tuple(map(int, table.series[i].name.split("."))) for i in ids]
+    assert [1000 * thread + i for thread, i in named] == values[:, MEAN].tolist()
+
+
+def test_a_second_device_brings_the_lock_and_the_first_does_without():
+    rows = StepRows(SeriesTable(), device_rows_on_cpu=True)
+    rows.add(0, torch.ones(3))
+    assert not set(ADDING) & (vars(rows).keys() - {"add_shared"})
+    rows._rows_on(torch.device("meta"))
+    assert set(ADDING) <= vars(rows).keys()
