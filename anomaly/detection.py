@@ -44,6 +44,7 @@ class Detection:
         self.facts = SeriesFacts(self._arrays)
         self._rules: list[Rule] = [make(self._arrays) for make in rules()]
         self._nonfinite = next(rule for rule in self._rules if isinstance(rule, NonfiniteRule))
+        self._finite = self._arrays.series.column(np.int64, -1)  # the last step of a record that waited
         self._judges: list[Rule | UserDetector] = [*self._rules, *map(UserDetector, own)]
         self._late = LateScalars(self.facts, self._arrays)
         self._outliers = OutlierDetector(self._arrays, allowed)
@@ -73,13 +74,26 @@ class Detection:
         return found
 
     def certain(self, record: StepRecord) -> list[Anomaly]:
-        """Return the NaN and Inf of a record that waits for its turn; learn nothing of it."""
+        """Return the NaN and Inf of a record that waits for its turn; learn nothing of it.
+
+        Records must come in the order of their steps: each tells the later ones which series were finite.
+        """
         self._grow()
         where, facts = record.where, self.facts
         excused = facts.backward[where] if record.skipped else np.zeros(len(record), bool)
-        wrong = self._nonfinite.known_rows(record) & facts.judged[where] & facts.watched[where] & ~excused
+        nonfinite = self._nonfinite.known_rows(record)
+        wrong = nonfinite & facts.judged[where] & facts.watched[where] & ~excused
         findings = [self._nonfinite.finding(record, row) for row in np.flatnonzero(wrong).tolist()]
-        return [self._anomaly(record, replace(f, passed_on=False, step=record.step)) for f in findings]
+        clean = {f.series_id: self._last_finite(f.series_id, record.step) for f in findings}
+        self._finite.values[record.ids[~nonfinite]] = record.step
+        whole = [replace(f, passed_on=False, step=record.step, last_clean=clean[f.series_id]) for f in findings]
+        return [self._anomaly(record, f) for f in whole]
+
+    def _last_finite(self, series_id: int, step: int) -> int:
+        """Return the last step before one at which a series was healthy, or finite in a record that waits."""
+        known, finite = self._outliers.last_clean, int(self._finite.values[series_id])
+        clean = int(known[series_id]) if series_id < len(known) else -1
+        return max(clean, finite) if finite < step else clean
 
     def _observe(self, record: StepRecord) -> Observed:
         where, facts = record.where, self.facts

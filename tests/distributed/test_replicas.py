@@ -3,6 +3,7 @@
 import importlib.util
 import json
 
+import buffer_faults
 import pytest
 from replica_faults import FAULT_STEP, run
 from sharded_training import STRATEGIES
@@ -45,6 +46,14 @@ def test_of_two_ranks_none_is_called_the_culprit(two_ranks, tmp_path):
     assert first["kind"] == "replica_mismatch"
     assert "a tie: it is unknown which rank is right" in first["summary"]
     assert {s["rank"] for s in first["suspects"] if s["name"] == "inner.0.weight"} == {0, 1}
+
+
+@pytest.mark.parametrize("family", ["routed", "convolution"])
+def test_a_buffer_that_all_ranks_change_alike_is_a_replica_too(two_ranks, tmp_path, family):
+    assert two_ranks.run(buffer_faults.run, family, tmp_path / "clean") == [[], []]
+    [first, *_] = two_ranks.run(buffer_faults.run, family, tmp_path / "changed", rank=1)[0]
+    assert (first["name"], first["quantity"], first["kind"]) == ("bias", "buffer", "replica_mismatch")
+    assert first["step"] == buffer_faults.FAULT_STEP
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -46,6 +46,20 @@ def test_a_buffer_that_is_overwritten_is_named(tmp_path, family, collect, name):
 
 
 @both_configurations
+@pytest.mark.parametrize(("family", "name"), [("gpt", "mask"), ("resnet", "stem.1.running_var")])
+def test_a_buffer_with_a_nan_is_named(tmp_path, family, collect, name):
+    """No training pass reads the variance, and every pass of a decoder reads its mask."""
+
+    def spoil(model, stepper, step):
+        if step == FAULT:
+            model.get_buffer(name).view(-1)[1] = math.nan
+
+    [found, *_] = train(tmp_path, family, collect=collect, harm=spoil, steps=FAULT + 12)
+    assert (found.kind, found.severity) == ("nonfinite", "critical")
+    assert (found.name, found.quantity) == (name, "buffer")
+
+
+@both_configurations
 def test_running_statistics_that_no_longer_run_are_named(tmp_path, collect):
     kept = {}
 

@@ -15,7 +15,7 @@ from trainsentry.monitor.recorder.ranks import framing, peer_messages
 from trainsentry.monitor.recorder.ranks.comparison import Comparison, differences, is_compared
 from trainsentry.monitor.recorder.ranks.network import Network, new_selector
 from trainsentry.monitor.recorder.ranks.peer_messages import InvalidMessage, PeerMessages, checked_record
-from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_global
+from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, may_have_replicas
 from trainsentry.monitor.recorder.ranks.tree_position import TreePosition
 from trainsentry.monitor.recorder.ranks.uplink import Uplink
 
@@ -101,7 +101,7 @@ class RankTree:
         """Send this rank's parts of tensors that ranks share, or keep them until all parts have arrived."""
         new = self.owner.table.series[len(self._wanted) :]
         if new:
-            self._wanted = np.append(self._wanted, [is_global(s) or is_compared(s) for s in new])
+            self._wanted = np.append(self._wanted, [may_have_replicas(s) or is_compared(s) for s in new])
         rows = record.select(self._wanted[record.ids])
         if self.assembly is not None:
             self._take(self.assembly, self.position.rank, rows)

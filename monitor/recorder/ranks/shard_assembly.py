@@ -13,6 +13,7 @@ import numpy.typing as npt
 from trainsentry.collectors.histogram import Histograms, added, joined
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
+    BUFFER,
     GRADIENT,
     PARAMETER,
     UNKNOWN_REGION,
@@ -47,6 +48,11 @@ def is_global(series: Series) -> bool:
     return series.quantity in {GRADIENT, PARAMETER, UPDATE} or series.is_state
 
 
+def may_have_replicas(series: Series) -> bool:
+    """Whether the ranks' copies of a series may have to be equal; buffers may, and each rank records its own."""
+    return is_global(series) or series.quantity == BUFFER
+
+
 @dataclass
 class _Source:
     """One rank's records: the translation of its ids to ours, and its progress."""
@@ -68,8 +74,9 @@ Rows = tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.
 class ShardAssembly:
     """Combines rows of the same series from several ranks. Replicas, which cover the same region, count once.
 
-    With `final`, only completely covered tensors give a row, with their full shape. Without, the available parts are
-    combined into one row for the next recorder of the tree, with one name for their regions.
+    With `final`, only completely covered tensors give a row, with their full shape, and buffers are compared alone.
+    Without, the available parts are combined into one row for the next recorder of the tree, with one name for their
+    regions.
     """
 
     def __init__(self, rank: int, ranks: "set[int]", *, final: bool) -> None:
@@ -249,7 +256,7 @@ class ShardAssembly:
         """Extend the translation of a rank's ids by its new definitions."""
         known = len(self.table.series) + len(self.table.layouts)
         for series in source.table.series[len(source.series) :]:
-            source.series.append(self.table.series_id(series) if is_global(series) else -1)
+            source.series.append(self.table.series_id(series) if may_have_replicas(series) else -1)
         for layout in source.table.layouts[len(source.layouts) :]:
             source.layouts.append(self.table.layout_id(layout))
         source.brought += len(self.table.series) + len(self.table.layouts) - known
@@ -265,7 +272,8 @@ class ShardAssembly:
         order = np.argsort(outvoted(differing, keys, ranks), kind="stable") if differing else np.arange(len(keys))
         first = order[np.unique(keys[order], return_index=True)[1]]
         known = np.asarray([x.region != UNKNOWN_REGION for x in self.table.layouts])
-        first = first[known[layouts[first]] & ~np.isin(series[first], strangers)]
+        recorded = np.asarray([is_global(s) or not self.final for s in self.table.series], bool)
+        first = first[known[layouts[first]] & recorded[series[first]] & ~np.isin(series[first], strangers)]
         series, layouts, values = series[first], layouts[first], values[first]
         starts = np.flatnonzero(np.diff(series, prepend=-1)).astype(np.intp)
         numel = np.asarray([x.numel for x in self.table.layouts], np.int64)[layouts]

@@ -72,6 +72,13 @@ def test_a_rank_that_begins_its_passes_late_is_the_slow_one(own, found):
     assert all("before its first pass" in PeerRule.sentence(a, "") for a in told)
 
 
+def test_the_stages_of_a_pipeline_begin_one_after_the_other_and_none_is_late():
+    rule = PeerRule()
+    for step in range(120):
+        reports = {r: RankReport(seconds=1.0, outside=0.25 * r) for r in range(4)}
+        assert rule.judge(step, reports, frozenset()) == []
+
+
 def test_a_rank_that_evaluates_now_and_then_is_not_slow():
     rule = PeerRule()
     for step in range(200):

@@ -123,6 +123,7 @@ def test_what_is_judged_ahead_learns_nothing_and_knows_masks():
     assert detection.certain(records.step(5, first)) == []
     [found] = detection.certain(records.step(6, {**first, weight: float("nan")}))
     assert (found.name, found.step, found.kind) == ("w", 6, "nonfinite")
+    assert found.last_clean == 5, "a record that waits tells that it was finite"
     assert detection.certain(records.step(7, {("new", "gradient"): float("inf")})) == [], "nothing is known of it yet"
     assert detection.judge(records.step(1, first)) == []
 

@@ -85,6 +85,20 @@ def test_one_parameter_of_many_that_never_moves_is_named(frozen, expected, recor
     assert len(judged(rule, records, range(20), {**weights, **moving})) == expected
 
 
+@pytest.mark.parametrize(("first", "found_at"), [(40, []), (1000, [90])], ids=["late tokens", "never"])
+def test_without_activations_an_expert_may_wait_for_its_first_token(first, found_at, records, rule, judged):
+    """The others have a gradient at each step, and an update at every tenth, as by default."""
+    parameters = {(f"p{i}", "parameter"): 1.0 for i in range(11)}
+
+    def sizes(step):
+        trained = [f"p{i}" for i in range(10)] + (["p10"] if step >= first else [])
+        moved = {(name, "update"): 1e-3 for name in trained} if step % 10 == 0 else {}
+        return {**parameters, **moved, **{(name, "gradient"): 1.0 for name in trained}}
+
+    found = [f for step in range(130) for f in judged(rule, records, [step], sizes(step))]
+    assert [f.step for f in found] == found_at
+
+
 def expert(*, called, moved):
     sizes = {("top.output.0", "activation_output"): 1.0, ("top.weight", "update"): 1.0}
     if called:
