@@ -15,6 +15,7 @@ from trainsentry.anomaly.anomaly import (
     UNDERFLOW,
     Anomaly,
 )
+from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.collectors.series import ACTIVATION_OUTPUT, GRADIENT, PARAMETER, TENSOR_QUANTITIES
 
@@ -162,7 +163,9 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
         began = effects.bad_gradients_since[anomaly.rank]
         is_cause = anomaly.last_clean < began < step
         return Ranked(anomaly, began if is_cause else step, precedes=is_cause)
-    if (anomaly.quantity != PARAMETER and not is_state) or effects.explain(anomaly, step):
+    is_constant = anomaly.detector == ConstantBufferRule.name  # neither an update nor a pass has written to it
+    is_explained = not is_constant and effects.explain(anomaly, step)
+    if (anomaly.quantity != PARAMETER and not is_state and not is_constant) or is_explained:
         return Ranked(anomaly, step, precedes=False)
     onset = began if anomaly.last_clean < began else step
-    return Ranked(anomaly, onset, precedes=anomaly.quantity == PARAMETER)
+    return Ranked(anomaly, onset, precedes=anomaly.quantity == PARAMETER or is_constant)

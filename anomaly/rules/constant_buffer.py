@@ -5,8 +5,9 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import SHIFT, Anomaly
+from trainsentry.anomaly.anomaly import NONFINITE, SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.nonfinite import SCORE as NONFINITE_SCORE
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
 from trainsentry.collectors.series import BUFFER, TRAINING_MODE, Series
@@ -92,7 +93,10 @@ class ConstantBufferRule(Rule):
         """Return the finding, in the first of the telling statistics that differs."""
         differing = (i for i in TELLING if not np.array_equal(now[i], before[i], equal_nan=True))
         which = next(differing, NORM)
-        detail = (SHIFT, self.name, STATISTICS[which], float(now[which]), float(before[which]), SCORE)
+        kind, score = SHIFT, SCORE
+        if now[NANS] > before[NANS]:
+            which, kind, score = NANS, NONFINITE, NONFINITE_SCORE
+        detail = (kind, self.name, STATISTICS[which], float(now[which]), float(before[which]), score)
         return Finding(series_id, row, *detail, passed_on=False)
 
     def _own_name_of(self, series: Series) -> int:

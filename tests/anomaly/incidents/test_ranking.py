@@ -99,6 +99,15 @@ def test_a_weight_that_differs_between_ranks_after_its_gradient_did_is_an_effect
     assert order_of([other, gradient])[0] == ("v", "parameter"), "its gradients were equal"
 
 
+def test_a_buffer_that_never_changed_before_is_no_effect():
+    gradients = [anomaly(f"p{i}", "gradient", 94, order=i, last_clean=93) for i in range(50)]
+    weights = [anomaly(f"p{i}", "parameter", 95, order=i, last_clean=90) for i in range(50)]
+    mask = anomaly("mask", "buffer", 95, last_clean=90, detector="constant_buffer")
+    assert order_of([*gradients, *weights, mask])[0] == ("mask", "buffer")
+    running = replace(mask, name="norm.running_var", detector="nonfinite")
+    assert order_of([*gradients, *weights, running])[0] == ("p0", "gradient"), "a pass writes to it"
+
+
 def test_a_switch_that_somebody_set_comes_before_what_the_step_computed():
     loss = anomaly("loss", "loss", 96, order=1, kind="spike", last_clean=95)
     for kind in ("mode_change", "option_change"):
