@@ -34,15 +34,17 @@ RESHAPED: Final = ("View", "UnsafeView", "Squeeze", "ReshapeAlias")
 MOST_RESHAPED: Final = 2
 """Such nodes behind an operation: a module of `REPEATABLE` makes one."""
 
-OUTPUTS, GRADIENTS = 0, 1
+MANY_MODULES: Final = 16
+"""Repeatable modules from which on outputs and gradients are computed again in the same step: that is an eighth of a
+step's work then, or less, at every tenth step by default. A model of fewer has them in turns."""
 
 
 class RepeatedCalls:
     """Chooses one module a sampled step, in turn, and appends how many elements of its output come out otherwise.
 
-    In every other sampled step it is the gradients that its backward pass computes. The call is computed twice more.
-    Where these two differ from each other, the kernel is not repeatable by nature, and the row is NaN. Nothing waits
-    for the device, no random number is drawn, and no graph is made. `run` contains the failures of a backward pass.
+    The same goes for the gradients that its backward pass computes. Both are computed twice more. Where these two
+    differ from each other, the kernel is not repeatable by nature, and the row is NaN. Nothing waits for the device,
+    no random number is drawn, and no graph is made. `run` contains the failures of a backward pass.
     """
 
     def __init__(self, rows: StepRows, run: Callable[..., Any], *, enabled: bool) -> None:
@@ -52,23 +54,25 @@ class RepeatedCalls:
         self.generation = 0
         self._modules: list[NamedModule] = []
         self._turn = 0
-        self._direction = OUTPUTS
+        self._forward = self._backward = True
         self._chosen: NamedModule | None = None
         self._call: tuple[tuple[Any, ...], dict[str, Any], list[tuple[Tensor, int | None]]] | None = None
 
     def choose_among(self, modules: Sequence[NamedModule]) -> None:
         """Take turns among the repeatable ones of these modules."""
         self._modules = [named for named in modules if self.enabled and type(named.module) in REPEATABLE]
-        self._turn = 0
+        self._turn, self._forward, self._backward = 0, True, True
 
     def open_step(self, *, sampling: bool) -> None:
         """Begin a step; choose the next module in it if `sampling`."""
         self._call = self._chosen = None
         self.generation += 1
         if sampling and self._modules:
-            turn, self._direction = divmod(self._turn, 2)
+            turn, self._turn = self._turn, self._turn + 1
+            if len(self._modules) < MANY_MODULES:
+                turn, self._backward = turn // 2, turn % 2 == 1
+                self._forward = not self._backward
             self._chosen = self._modules[turn % len(self._modules)]
-            self._turn += 1
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep the inputs of the chosen module's call until it is left."""
@@ -77,7 +81,7 @@ class RepeatedCalls:
             self._call = args, dict(kwargs), inputs
 
     def leave(self, named: NamedModule, output: Any) -> None:
-        """Compute the call again and compare, or have that done for its gradients once they are there."""
+        """Compute the call again and compare, and have that done for its gradients once they are there."""
         if named is not self._chosen or self._call is None:
             return
         call, self._call, self._chosen = self._call, None, None
@@ -85,11 +89,11 @@ class RepeatedCalls:
             return
         if output.layout is not torch.strided or output.nbytes > MOST_BYTES:
             return
-        if self._direction == GRADIENTS:
-            node = None if backward_is_compiled() else _operation_of(output)  # a hook is part of the compiled graph
+        if self._backward and not backward_is_compiled():  # a hook is part of the compiled graph
+            node = _operation_of(output)
             if node is not None:
                 node.register_hook(_BackwardHook(self, self._series_of(named, RECOMPUTED_GRADIENT), self.generation))
-        elif all(version_of(tensor) == version for tensor, version in call[2]):
+        if self._forward and all(version_of(tensor) == version for tensor, version in call[2]):
             self._repeat_call(named, output, call[0], call[1])
 
     def _repeat_call(self, named: NamedModule, output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
