@@ -35,8 +35,8 @@ MOST_RESHAPED: Final = 2
 """Such nodes behind an operation: a module of `REPEATABLE` makes one."""
 
 MANY_MODULES: Final = 16
-"""Repeatable modules from which on outputs and gradients are computed again in the same step: that is an eighth of a
-step's work then, or less, at every tenth step by default. A model of fewer has them in turns."""
+"""Repeatable modules from which on gradients are computed again whenever outputs are: both are an eighth of a step's
+work then, or less, at every tenth step by default. In a model of fewer it is every other time."""
 
 
 class RepeatedCalls:
@@ -54,25 +54,24 @@ class RepeatedCalls:
         self.generation = 0
         self._modules: list[NamedModule] = []
         self._turn = 0
-        self._forward = self._backward = True
+        self._backward = False
         self._chosen: NamedModule | None = None
         self._call: tuple[tuple[Any, ...], dict[str, Any], list[tuple[Tensor, int | None]]] | None = None
 
     def choose_among(self, modules: Sequence[NamedModule]) -> None:
         """Take turns among the repeatable ones of these modules."""
         self._modules = [named for named in modules if self.enabled and type(named.module) in REPEATABLE]
-        self._turn, self._forward, self._backward = 0, True, True
+        self._turn = 0
 
     def open_step(self, *, sampling: bool) -> None:
         """Begin a step; choose the next module in it if `sampling`."""
         self._call = self._chosen = None
         self.generation += 1
         if sampling and self._modules:
-            turn, self._turn = self._turn, self._turn + 1
-            if len(self._modules) < MANY_MODULES:
-                turn, self._backward = turn // 2, turn % 2 == 1
-                self._forward = not self._backward
-            self._chosen = self._modules[turn % len(self._modules)]
+            round_, place = divmod(self._turn, len(self._modules))
+            is_due = len(self._modules) >= MANY_MODULES or (round_ + place) % 2 == 1
+            self._backward = is_due and self._turn > 0  # a compiled backward pass must show itself first
+            self._chosen, self._turn = self._modules[place], self._turn + 1
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep the inputs of the chosen module's call until it is left."""
@@ -93,7 +92,7 @@ class RepeatedCalls:
             node = _operation_of(output)
             if node is not None:
                 node.register_hook(_BackwardHook(self, self._series_of(named, RECOMPUTED_GRADIENT), self.generation))
-        if self._forward and all(version_of(tensor) == version for tensor, version in call[2]):
+        if all(version_of(tensor) == version for tensor, version in call[2]):
             self._repeat_call(named, output, call[0], call[1])
 
     def _repeat_call(self, named: NamedModule, output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
