@@ -83,8 +83,9 @@ class Activations(Collected):
     )
     recompute: bool = Field(
         default=True,
-        description="At each of these steps compute one module's call again, the modules in turn, and compare to the "
-        "bit (`recomputed.<module>`): a device that computes wrongly shows.",
+        description="At each of these steps compute one module's call again, and its gradients, the modules in turn, "
+        "and compare to the bit (`recomputed.<module>`, `recomputed_gradient.<module>`): a device that computes "
+        "wrongly shows.",
     )
     inside_graphs: bool = Field(
         default=False,
