@@ -29,7 +29,8 @@ KEPT, FROZEN = 1.0, 2.0
 class _Known:
     """The weights of an optimizer, their marks after its last update, and who was left unwritten when.
 
-    `updates` counts the updates; `left_at` maps the place of a weight to the last of them that did not write to it.
+    `updates` counts the updates; `left_at` maps the place of a weight to the last of them that did not write to it, and
+    `has_frozen` says whether some have been told of that require no gradient any more.
     """
 
     owned: list[NamedParameter]
@@ -38,6 +39,7 @@ class _Known:
     marks: list[Any]
     updates: int = 0
     left_at: dict[int, int] = field(default_factory=dict)
+    has_frozen: bool = False
 
 
 class WeightWrites:
@@ -76,11 +78,14 @@ class WeightWrites:
         if len(due) == len(known.parameters):
             self._append(UNWRITTEN, "", KEPT)
             return
-        for i in due:
-            named = known.owned[i]
-            if not named.parameter.requires_grad:
+        due_weights = [known.owned[i] for i in due]
+        frozen = [named for named in due_weights if not named.parameter.requires_grad]
+        if not known.has_frozen:  # who freezes again follows a schedule
+            known.has_frozen = bool(frozen)
+            for named in frozen:
                 self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN)
-            elif gradient_of(named.parameter) is not None:
+        for named in due_weights:
+            if named.parameter.requires_grad and gradient_of(named.parameter) is not None:
                 self._append(f"{UNWRITTEN}.{named.name}", named.module, KEPT)
 
     def _append(self, name: str, module: str, value: float) -> None:

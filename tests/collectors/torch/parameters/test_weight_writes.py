@@ -77,6 +77,15 @@ def test_a_weight_that_was_frozen_is_named_and_one_without_a_gradient_may_rest()
     assert loop.step() == {}, "an expert may have no tokens"
 
 
+def test_layers_that_are_frozen_in_turns_are_told_of_once():
+    loop, told = Loop(), []
+    for i in range(120):
+        if i % 20 == 15:
+            loop.model[0].requires_grad_(i % 40 != 15)
+        told.append(loop.step())
+    assert [i for i, each in enumerate(told) if each] == [15]
+
+
 def test_a_weight_that_the_optimizer_passes_over_is_named():
     loop = Loop()
     for _ in range(20):
