@@ -181,6 +181,7 @@ class Detection:
             if rule.state_key in state:
                 rule.load(state[rule.state_key])
         self._provenance.go_back()
+        self._finite.values[:] = -1
 
     def _grow(self) -> None:
         """Take in new series and layouts; give new series their saved state."""

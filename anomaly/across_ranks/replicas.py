@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
 from trainsentry.anomaly.anomaly import COMMUNICATION_MISMATCH, REPLICA_MISMATCH, Anomaly, Detector
-from trainsentry.collectors.series import PARAMETER, Series
+from trainsentry.collectors.series import BUFFER, PARAMETER, Series
 
 SCORE: Final = 100.0
 """Deviations: a rule whose bound holds for any run, as equal computations of equal numbers give equal bits."""
@@ -17,6 +17,9 @@ BITS: Final = "bits"
 EQUAL_VALUES: Final = 2
 """Different values that copies must have shared before they count as replicas: equal seeds make one, and zeros, ones
 and frozen tensors keep theirs."""
+
+EQUAL_BUFFERS: Final = 10
+"""The same of buffers, which may hold a few numbers that ranks share by chance, such as counts and flags."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class ReplicaRule(Detector):
     Only copies that were equal before count as replicas: ranks of a pipeline, or with experts of their own, may have
     different tensors of one name, which differ from the start; and equal seeds make equal weights that each rank then
     trains by itself. So it takes `EQUAL_VALUES` different values. `stranger_names` holds the names of weights that are
-    different tensors, with their model chunk; `strangers` the keys of other tensors that were never equal.
+    different tensors, with their model chunk; `strangers` the keys of other tensors that were never equal, and of
+    buffers that once were not.
 
     With two ranks, or two camps of one size, it is unknown which is right: then both sides are named, and `value`
     equals `expected`. These are the numbers of ranks that agree with this one, and with the largest camp.
@@ -62,7 +66,7 @@ class ReplicaRule(Detector):
         """
         for key, fingerprint in equal.items():
             values = self._values.setdefault(key, set())
-            if len(values) < EQUAL_VALUES:
+            if len(values) < EQUAL_BUFFERS:
                 values.add(fingerprint)
             self.equal_at[key] = step
         found = []
@@ -71,19 +75,22 @@ class ReplicaRule(Detector):
                 found += self._differing(step, copies)
             elif copies.series.quantity == PARAMETER:
                 self.stranger_names.add((copies.series.name, copies.series.vpp_stage))
-            elif copies.key not in self.equal_at:
+            elif copies.key not in self.equal_at or copies.series.quantity == BUFFER:
                 self.strangers.add(copies.key)
         return found
 
     def vouch(self, key: int, step: int) -> None:
         """Count copies as replicas: another recorder saw them equal while they changed, last at `step`."""
-        self._values[key] = set(range(EQUAL_VALUES))
+        self._values[key] = set(range(EQUAL_BUFFERS))
         self.equal_at[key] = max(step, self.equal_at.get(key, step))
 
     def are_replicas(self, copies: ReplicasOfStep) -> bool:
         """Whether copies have been equal before, while they changed."""
         name = (copies.series.name, copies.series.vpp_stage)
-        return len(self._values.get(copies.key, ())) >= EQUAL_VALUES and name not in self.stranger_names
+        is_buffer = copies.series.quantity == BUFFER
+        enough = EQUAL_BUFFERS if is_buffer else EQUAL_VALUES
+        is_stranger = name in self.stranger_names or (is_buffer and copies.key in self.strangers)
+        return len(self._values.get(copies.key, ())) >= enough and not is_stranger
 
     def _differing(self, step: int, copies: ReplicasOfStep) -> list[Anomaly]:
         camps = Counter(copies.prints.values())

@@ -15,8 +15,15 @@ SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as only a person or a forgotten call switches a mode."""
 
 
+SETTLED: Final = 10
+"""Steps of a run before modes are judged: programs set them when they begin."""
+
+BACK_AND_FORTH: Final = 2
+"""Switches of a module that are told, the second as a suspicion; what switches more often follows a schedule."""
+
+
 class ModeChangeRule(Rule):
-    """Reports each row of a `training_mode` scalar: the collector makes one only when a mode has changed."""
+    """Reports the rows of a `training_mode` scalar: the collector makes one only when a mode has changed."""
 
     name: ClassVar[str] = "mode_change"
     speaks_for: ClassVar[str | None] = MODE_CHANGE
@@ -25,15 +32,21 @@ class ModeChangeRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_mode = arrays.series.column(bool, of=lambda s: s.quantity.startswith(TRAINING_MODE))
+        self._switches = arrays.series.column(np.int64)
+        self._first_step: int | None = None
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return a finding for each module whose mode has changed."""
         record = observed.record
+        if self._first_step is None:
+            self._first_step = record.step
         found = []
         for row in np.flatnonzero(self._is_mode.values[record.where]).tolist():
             now, series_id = float(record.values[row, VALUE]), int(record.ids[row])
-            detail = (MODE_CHANGE, self.name, "value", now, 1 - now, SCORE)
-            found.append(Finding(series_id, row, *detail, passed_on=False))
+            switches = self._switches.values[series_id] = self._switches.values[series_id] + 1
+            if switches <= BACK_AND_FORTH and record.step - self._first_step >= SETTLED:
+                detail = (MODE_CHANGE, self.name, "value", now, 1 - now, SCORE, bool(switches == 1))
+                found.append(Finding(series_id, row, *detail, passed_on=False))
         return found
 
     @staticmethod

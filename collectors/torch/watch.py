@@ -169,6 +169,7 @@ class TorchWatch(WatchedModel):
         )
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self._optimized.choose(self._selections)
+        self.rows.expect_devices({p.parameter.device for p in names.parameters})
 
     def adopt(self, settings: CollectSettings) -> None:
         """Read what other settings choose, from the next step on; a pattern that matches nothing is left out.
@@ -312,6 +313,8 @@ class TorchWatch(WatchedModel):
             owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if gradient_of(p.parameter) is not None or not gradients_ready]
             self.guard.run(UPDATES, self._updates.keep, moving)
+        if self.in_window:
+            self._state.begin_writes(optimizer, self._optimized.owned("", optimizer))
 
     def read_gradients(self, optimizer: Optimizer) -> None:
         """Read the gradients that a closure has computed since `before_update`."""
@@ -321,12 +324,8 @@ class TorchWatch(WatchedModel):
         """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
-        self._note_update()
-        if UPDATES in self._plan:
-            self.guard.run(UPDATES, self._updates.read, self._micro_step_of(optimizer))
+        self.after_part(optimizer)
         self._state.updated(self._plan, optimizer, self._micro_step_of(optimizer))
-        if self.in_window:
-            self._state.note_writes(optimizer)
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Optimizer) -> None:

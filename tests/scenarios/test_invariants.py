@@ -247,7 +247,7 @@ def test_a_module_that_computes_wrongly_is_named(tmp_path, family, way):
 
     def wrong_gradient(used, arrived):
         wrong = [None if x is None else torch.cat([1.001 * x[:1], x[1:]]) for x in used]
-        return tuple(wrong) if now[0] >= 60 else None
+        return tuple(wrong) if now[0] >= FAULT else None
 
     def wrong(module, args, output):
         if way == "backward":
@@ -256,7 +256,7 @@ def test_a_module_that_computes_wrongly_is_named(tmp_path, family, way):
                 node = node.next_functions[0][0]
             node.register_hook(wrong_gradient)
             return output
-        return output.clone().index_fill_(1, torch.tensor([3]), 0.0) if now[0] >= 60 else output
+        return output.clone().index_fill_(1, torch.tensor([3]), 0.0) if now[0] >= FAULT else output
 
     model.get_submodule(WRONG[family]).register_forward_hook(wrong)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -264,7 +264,7 @@ def test_a_module_that_computes_wrongly_is_named(tmp_path, family, way):
     config["collect"] = {"activations": {"every": 1, "recompute": True}}
     generator = torch.Generator().manual_seed(1)
     with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
-        for now[0] in range(90):
+        for now[0] in range(FAULT + 40):
             inputs, targets = data(generator)
             nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets).backward()
             optimizer.step()
@@ -276,7 +276,7 @@ def test_a_module_that_computes_wrongly_is_named(tmp_path, family, way):
     assert wrong_calls
     side = "output" if way == "forward" else "input"
     assert {name for name, _ in wrong_calls} == {f"{WRONG[family]}.{side}.0"}
-    assert 60 <= min(step for _, step in wrong_calls) < 80
+    assert FAULT <= min(step for _, step in wrong_calls) < FAULT + 40
     assert found
 
 

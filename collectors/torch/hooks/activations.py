@@ -34,6 +34,7 @@ from trainsentry.collectors.torch.hooks.unfilled_passes import runs_on_unfilled_
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART = "activations"
+RECOMPUTE = "recompute"
 
 
 class ActivationHooks:
@@ -73,7 +74,7 @@ class ActivationHooks:
         self._leaf_handles: list[RemovableHandle] = []
         self.passes = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
-        self._repeated = RepeatedCalls(rows, partial(guard.run, PART), enabled=settings.recompute)
+        self._repeated = RepeatedCalls(rows, partial(guard.run, RECOMPUTE), enabled=settings.recompute)
         self._visits = CompiledVisits()
         self._inner_ran = False
 
@@ -125,6 +126,7 @@ class ActivationHooks:
         """Remove every hook except those inside graphs; these and the step's tensor hooks do nothing from now on."""
         self.generation += 1
         self.switch.sampling = False
+        self._repeated.close()
         self._drop_leaf_hooks()
         self._detach(keep_inlined=has_compiled(), closing=True)
         if self._hooks is not None:

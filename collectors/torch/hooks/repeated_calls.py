@@ -13,7 +13,7 @@ from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch.hooks.backward_pass import running_node
 from trainsentry.collectors.torch.hooks.compiler import backward_is_compiled
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in_call
-from trainsentry.collectors.torch.rows.local_tensor import is_readable, version_of
+from trainsentry.collectors.torch.rows.local_tensor import is_batched, is_readable, version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 REPEATABLE: Final = frozenset(
@@ -30,6 +30,12 @@ moment."""
 
 RESHAPED: Final = ("View", "UnsafeView", "Squeeze", "ReshapeAlias")
 """How the names of autograd's nodes begin that only give the output of the operation before them another shape."""
+
+PURE: Final = (
+    "Addmm", "Mm", "Convolution", "Embedding", "NativeLayerNorm", "NativeGroupNorm", "Gelu", "Silu", "Tanh", "Sigmoid",
+    "Softmax", "AvgPool2D", "MaxPool2D",
+)  # fmt: skip
+"""How the names of the nodes of `REPEATABLE` begin, which compute from what they saved and have no effect."""
 
 MOST_RESHAPED: Final = 2
 """Such nodes behind an operation: a module of `REPEATABLE` makes one."""
@@ -73,6 +79,11 @@ class RepeatedCalls:
             self._backward = is_due and self._turn > 0  # a compiled backward pass must show itself first
             self._chosen, self._turn = self._modules[place], self._turn + 1
 
+    def close(self) -> None:
+        """Compute nothing again from now on, also where a backward pass is still to come."""
+        self.generation += 1
+        self._call = self._chosen = None
+
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep the inputs of the chosen module's call until it is left."""
         if named is self._chosen and _is_plain(named.module):
@@ -103,7 +114,9 @@ class RepeatedCalls:
     def repeat_backward(self, series_id: int, used: Sequence[Tensor | None], arrived: Sequence[Any]) -> None:
         """Compute the running node of autograd again: `arrived` are its arguments, and `used` what it has returned."""
         node = running_node()
-        if node is None or sum(x.nbytes for x in used if x is not None and is_readable(x)) > MOST_BYTES:
+        if node is None or not _are_plain([*used, *arrived]):
+            return
+        if sum(x.nbytes for x in used if x is not None) > MOST_BYTES:
             return
         with torch.no_grad():
             first, second = (_as_tuple(node(*arrived)) for _ in range(2))
@@ -112,7 +125,7 @@ class RepeatedCalls:
                 for x, y, z in zip(used, first, second, strict=True)
                 if x is not None and y is not None and z is not None
             ]
-        if comparable and all(type(x) is Tensor and x.layout is torch.strided for x, _, _ in comparable):
+        if comparable:
             self._append(series_id, comparable)
 
     def _series_of(self, named: NamedModule, prefix: str) -> int:
@@ -145,20 +158,28 @@ class _BackwardHook(InertWhenCopied):
 
 
 def _operation_of(output: Tensor) -> Any:
-    """Return the node of autograd that computes the gradients of an operation, None where it may not run again.
+    """Return the node of autograd that computes the gradients of a module's operation, None where there is none.
 
-    A function of the user's may have effects, and what hooks of saved tensors brought back, such as a checkpoint's,
-    they may refuse to bring back again.
+    A hook may have made the output something else, whose node has effects (it accumulates a gradient, or calls a
+    collective). What hooks of saved tensors brought back, such as a checkpoint's, they may refuse to bring back again.
     """
     node, reshaped = output.grad_fn, 0
-    while node is not None and node.name().startswith(RESHAPED):
+    while node is not None and node.name().startswith(RESHAPED) and reshaped < MOST_RESHAPED:
         node, reshaped = node.next_functions[0][0], reshaped + 1
-        if reshaped > MOST_RESHAPED:
-            return None
     hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if hooks is None or hooks(False) is not None or isinstance(node, torch.autograd.function.BackwardCFunction):
+    if node is None or hooks is None or hooks(False) is not None:
         return None
-    return node
+    is_own = not isinstance(node, torch.autograd.function.BackwardCFunction)
+    return node if is_own and node.name().startswith(PURE) else None
+
+
+def _are_plain(tensors: Iterable[Any]) -> bool:
+    """Whether all tensors have values in memory, one element after the other; others are sparse, or of a transform."""
+    return all(
+        type(x) is Tensor and not is_batched(x) and x.layout is torch.strided and is_readable(x)
+        for x in tensors
+        if x is not None
+    )
 
 
 def _summed_like(x: Tensor, gradient: Tensor) -> Tensor:

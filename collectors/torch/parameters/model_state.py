@@ -1,6 +1,7 @@
 """Reads what an optimizer's step begins with: its options, the weights and the state."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from torch.optim import Optimizer
 
@@ -33,7 +34,9 @@ class ModelState:
         self._gradient_writes = GradientWrites(rows)
         self._buffers = BufferReader(rows, optimized.names)
         self._state_count = StateCount()
-        self._weight_writes = WeightWrites(rows)
+        self._weight_writes = WeightWrites(
+            rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks))
+        )
 
     def read_options(self, optimizer: Optimizer) -> None:
         """Read the numbers of an optimizer's groups that have changed; at every step, as they cost little."""
@@ -77,12 +80,13 @@ class ModelState:
         if self.settings.alignment:
             self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
 
-    def note_writes(self, optimizer: Optimizer) -> None:
-        """Note which weights an update has left unwritten."""
-        self.guard.run("weight_writes", self._weight_writes.updated, optimizer, self.optimized.owned("", optimizer))
+    def begin_writes(self, optimizer: Optimizer, owned: list[NamedParameter]) -> None:
+        """Note the counts of writes of an optimizer's weights before its update."""
+        self.guard.run("weight_writes", self._weight_writes.begin, optimizer, owned)
 
     def updated(self, plan: Plan, optimizer: Optimizer, micro_step: int) -> None:
-        """Note an update; read the new weights where the settings ask for them."""
+        """Note an update, and which weights it left unwritten; read the new ones where the settings ask for them."""
+        self.guard.run("weight_writes", self._weight_writes.updated, optimizer)
         if PARAMETERS in plan and self.settings.after_update:
             owned = self.optimized.owned(PARAMETERS, optimizer)
             self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step, PARAMETER_UPDATED)

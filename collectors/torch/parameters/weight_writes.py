@@ -2,9 +2,11 @@
 
 import operator
 import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -19,6 +21,9 @@ from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 WRITTEN_BEFORE: Final = 10
 """Updates in a row that wrote to a weight, before one that does not counts: some optimizers write every so often."""
 
+MOST_FROZEN: Final = 0.5
+"""Share of an optimizer's weights that may be frozen at once by mistake: who freezes more means to, as a backbone."""
+
 _VERSION: Final = operator.attrgetter("_version")
 
 KEPT, FROZEN = 1.0, 2.0
@@ -27,7 +32,7 @@ KEPT, FROZEN = 1.0, 2.0
 
 @dataclass(eq=False, slots=True)
 class _Known:
-    """The weights of an optimizer, their marks after its last update, and who was left unwritten when.
+    """The weights of an optimizer, their marks before its update, and who was left unwritten when.
 
     `updates` counts the updates; `left_at` maps the place of a weight to the last of them that did not write to it, and
     `has_frozen` says whether some have been told of that require no gradient any more.
@@ -36,7 +41,7 @@ class _Known:
     owned: list[NamedParameter]
     parameters: list[Tensor]
     are_sharded: bool
-    marks: list[Any]
+    marks: list[Any] | None = None
     updates: int = 0
     left_at: dict[int, int] = field(default_factory=dict)
     has_frozen: bool = False
@@ -47,27 +52,34 @@ class WeightWrites:
 
     torch counts the writes to a tensor in its version. An update writes to each weight that has a gradient, whatever
     its learning rate; a weight without one may rest, as that of an expert without tokens does, but one that requires no
-    gradient any more was frozen. Where an update writes to none, there is one row, `unwritten`. Compiled code writes as
-    its compiler likes, so beside it nothing is noted.
+    gradient any more was frozen. Where an update writes to none, there is one row, `unwritten`: they have gradients,
+    or the model has other weights in their places. `in_model` returns the parameters that the model has now. LBFGS
+    stops writing where it has converged, and compiled code writes as its compiler likes, so nothing is noted of them.
     """
 
-    def __init__(self, rows: StepRows) -> None:
+    def __init__(self, rows: StepRows, in_model: Callable[[], Iterable[Tensor]]) -> None:
         self.rows = rows
+        self.in_model = in_model
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
 
-    def updated(self, optimizer: Optimizer, owned: list[NamedParameter]) -> None:
-        """Note an update of the weights that an optimizer owns: the same list where nothing has changed."""
-        if has_compiled():
-            self._known.clear()
+    def begin(self, optimizer: Optimizer, owned: list[NamedParameter]) -> None:
+        """Note the weights before an update: the same list where nothing has changed."""
+        if has_compiled() or isinstance(optimizer, torch.optim.LBFGS):
+            self._known.pop(optimizer, None)
             return
         known = self._known.get(optimizer)
         if known is None or known.owned is not owned:
             parameters = [named.parameter for named in owned]
-            are_sharded = any(map(is_dtensor, parameters))
-            self._known[optimizer] = _Known(owned, parameters, are_sharded, _marks(parameters, are_sharded=are_sharded))
+            known = self._known[optimizer] = _Known(owned, parameters, any(map(is_dtensor, parameters)))
+        known.marks = _marks(known.parameters, are_sharded=known.are_sharded)
+
+    def updated(self, optimizer: Optimizer) -> None:
+        """Compare the weights after an update."""
+        known = self._known.get(optimizer)
+        if known is None or known.marks is None:
             return
-        before, known.marks = known.marks, _marks(known.parameters, are_sharded=known.are_sharded)
-        same = list(map(operator.eq, known.marks, before))
+        same = list(map(operator.eq, known.marks, _marks(known.parameters, are_sharded=known.are_sharded)))
+        known.marks = None
         known.updates += 1
         if True in same:
             self._note(known, [i for i, unchanged in enumerate(same) if unchanged])
@@ -75,18 +87,22 @@ class WeightWrites:
     def _note(self, known: _Known, unwritten: list[int]) -> None:
         due = [i for i in unwritten if known.updates - known.left_at.get(i, 0) > WRITTEN_BEFORE]
         known.left_at.update((i, known.updates) for i in unwritten)
-        if len(due) == len(known.parameters):
-            self._append(UNWRITTEN, "", KEPT)
+        weights = [known.owned[i] for i in due]
+        kept = [n for n in weights if n.parameter.requires_grad and gradient_of(n.parameter) is not None]
+        if weights and len(weights) == len(known.parameters):
+            if kept or not {id(p) for p in self.in_model()} & {id(n.parameter) for n in weights}:
+                self._append(UNWRITTEN, "", KEPT)
             return
-        due_weights = [known.owned[i] for i in due]
-        frozen = [named for named in due_weights if not named.parameter.requires_grad]
-        if not known.has_frozen:  # who freezes again follows a schedule
-            known.has_frozen = bool(frozen)
-            for named in frozen:
+        self._note_frozen(known, [named for named in weights if not named.parameter.requires_grad])
+        for named in kept:
+            self._append(f"{UNWRITTEN}.{named.name}", named.module, KEPT)
+
+    def _note_frozen(self, known: _Known, frozen: list[NamedParameter]) -> None:
+        """Tell of weights that were frozen: once, as who freezes again follows a schedule, and not of most at once."""
+        if frozen and not known.has_frozen:
+            known.has_frozen = True
+            for named in frozen if len(frozen) <= MOST_FROZEN * len(known.owned) else ():
                 self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN)
-        for named in due_weights:
-            if named.parameter.requires_grad and gradient_of(named.parameter) is not None:
-                self._append(f"{UNWRITTEN}.{named.name}", named.module, KEPT)
 
     def _append(self, name: str, module: str, value: float) -> None:
         series = Series(name, name, module=module, scalar=True)

@@ -25,6 +25,14 @@ def local(tensor: Tensor) -> Tensor:
     return shard
 
 
+_IS_BATCHED: Final = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether a tensor is a batch of gradients (`is_grads_batched`), of which torch shows one and computes all."""
+    return _IS_BATCHED is not None and bool(_IS_BATCHED(tensor))
+
+
 def is_readable(tensor: Tensor) -> bool:
     """Whether the tensor has values that can be read.
 

@@ -1,7 +1,7 @@
 """Collects the rows of a step in execution order, and copies them to the host once."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from trainsentry.collectors.torch.rows.host_statistics import (
 )
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors
 from trainsentry.collectors.torch.rows.local_tensor import (
+    is_batched,
     is_readable,
     local,
     stored_values,
@@ -64,8 +65,15 @@ class StepRows(SharedRows):
     ) -> None:
         super().__init__(table, eps, refused, limits, histograms=histograms)
         self._device_rows_on_cpu = device_rows_on_cpu
+        self._has_lock = False
         self._shard_layouts = ShardLayouts(table)
         self._lists = KnownLists(self._plain_layout)
+
+    def expect_devices(self, devices: Collection[torch.device]) -> None:
+        """Prepare for rows of tensors on several devices, the host among them: autograd has a thread for each."""
+        if len(devices) >= SEVERAL and not self._has_lock:
+            self._has_lock = True
+            keep_threads_apart(self)
 
     def add(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor's part on this rank."""
@@ -352,6 +360,8 @@ class StepRows(SharedRows):
 
     def _add_alone(self, series_id: int, tensor: Tensor) -> None:
         """Append a tensor that no kernel reads in place."""
+        if is_batched(tensor):
+            return
         values = local(tensor)
         if is_readable(values):
             position = self._append(series_id, self._layout(tensor))
@@ -384,6 +394,5 @@ class StepRows(SharedRows):
         rows = self._devices.get(device)
         if rows is None:
             rows = self._devices[device] = DeviceRows(device, self.eps, self.limits, histograms=self.histograms)
-            if len(self._devices) == SEVERAL:
-                keep_threads_apart(self)
+            self.expect_devices(self._devices)
         return rows

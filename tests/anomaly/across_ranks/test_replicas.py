@@ -29,3 +29,12 @@ def test_equal_seeds_and_what_never_changes_make_no_replicas(equal):
         rule.judge(step, [], {1: value})
     assert rule.judge(9, [ReplicasOfStep(1, WEIGHT, {0: 5, 1: 6})], {}) == []
     assert rule.stranger_names == {("w", 0)}
+
+
+def test_buffers_that_ranks_share_by_chance_are_no_replicas_and_those_that_stay_equal_are():
+    counts, bias, rule = Series("positives", "buffer"), Series("router.bias", "buffer"), ReplicaRule()
+    for step in range(60):
+        by_chance = step % 3 != 2  # equal twice, then not
+        unequal = [] if by_chance else [ReplicasOfStep(2, counts, {0: step, 1: step + 1})]
+        assert rule.judge(step, unequal, {1: step, **({2: step} if by_chance else {})}) == []
+    assert len(rule.judge(60, [ReplicasOfStep(1, bias, {0: 5, 1: 5, 2: 6})], {})) == 1

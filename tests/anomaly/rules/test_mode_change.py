@@ -12,8 +12,26 @@ from trainsentry.collectors.statistics import VALUE
 def test_a_module_that_is_switched_is_named(value, mode):
     records = Records()
     name = "training_mode.blocks.0"
-    record = records.step(5, {(name, name): 0.0})
+    detection = Detection(records.table)
+    detection.judge(records.step(5, {}))
+    record = records.step(25, {(name, name): 0.0})
     record.values[:, VALUE] = value
-    [found] = Detection(records.table).judge(record)
+    [found] = detection.judge(record)
     assert (found.kind, found.quantity, found.alarm) == ("mode_change", "training", True)
-    assert f"was switched to {mode} mode by step 5" in evidence(found)
+    assert f"was switched to {mode} mode by step 25" in evidence(found)
+
+
+def test_a_module_that_is_switched_to_and_fro_follows_a_schedule_and_the_beginning_is_not_judged():
+    records = Records()
+    detection, name = Detection(records.table), "training_mode.norm"
+
+    def switched(step, mode):
+        record = records.step(step, {(name, name): 0.0})
+        record.values[:, VALUE] = mode
+        return [found.alarm for found in detection.judge(record)]
+
+    detection.judge(records.step(0, {}))
+    assert [switched(step, step % 2) for step in range(1, 60)] == [[]] * 59
+    detection = Detection(records.table)
+    detection.judge(records.step(0, {}))
+    assert [switched(step, step % 2) for step in range(30, 35)] == [[True], [False], [], [], []]

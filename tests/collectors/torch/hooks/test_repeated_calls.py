@@ -1,5 +1,7 @@
 """One module a sampled step is computed again: a device that computes wrongly shows, and training does not change."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -74,13 +76,13 @@ def test_a_wrong_gradient_is_found_and_its_module_named(tmp_path, module):
 
     def wrong(used, arrived):
         of_a_weight_or_input = used[-1]
-        return (*used[:-1], 1.001 * of_a_weight_or_input) if now["step"] >= 20 else None
+        return (*used[:-1], 1.001 * of_a_weight_or_input) if now["step"] >= 40 else None
 
     model[module].register_forward_hook(lambda module, args, output: output.grad_fn.register_hook(wrong) and None)
-    _, _, found = train(tmp_path, model, step_hook=lambda step: now.update(step=step))
+    _, _, found = train(tmp_path, model, 60, step_hook=lambda step: now.update(step=step))
     [incident, *_] = [i for i in found if i.kind == "arithmetic"]
     assert (incident.name, incident.quantity) == (f"{module}.input.0", "activation_grad_input")
-    assert 20 <= incident.step < 28
+    assert 40 <= incident.step < 48
     assert f"elements of the gradients that {module} computes came out otherwise when its backward pass ran again" in (
         incident.summary
     )
@@ -123,6 +125,66 @@ def test_what_autograd_may_not_run_twice_runs_once(tmp_path):
     _, rows, found = train(tmp_path, model, steps=12)
     assert set(rows["name"]) == {"recomputed.inner", "recomputed.head"}
     assert (len(calls), found) == (12, ())
+
+
+def test_what_a_hook_makes_of_an_output_is_not_computed_again(tmp_path):
+    """A prompt in the place of an output: its node accumulates a gradient, and would do so twice more."""
+
+    def gradients(watch):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 4))
+        model.prompt = nn.Parameter(torch.ones(16))
+        model[0].register_forward_hook(lambda module, args, output: model.prompt.view(4, 4))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+        config = {"output_dir": str(tmp_path), "strict": True, "collect": {"activations": {"every": 1}}}
+        monitor = trainsentry.TrainMonitor(config).watch(model, sgd) if watch else contextlib.nullcontext()
+        found = []
+        with monitor:
+            for _ in range(6):
+                (model(torch.randn(4, 8)) * 3).sum().backward()
+                found.append(model.prompt.grad.clone())
+                sgd.step()
+                sgd.zero_grad()
+        return found
+
+    assert all(torch.equal(a, b) for a, b in zip(gradients(watch=True), gradients(watch=False), strict=True))
+
+
+def test_sparse_and_batched_gradients_are_left_alone(tmp_path):
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    config = {"output_dir": str(tmp_path), "strict": True, "collect": {"activations": {"every": 1}}}
+    with trainsentry.TrainMonitor(config).watch(model, sgd) as monitor:
+        for _ in range(8):
+            out = model(torch.arange(9))
+            torch.autograd.grad(
+                out, model[1].weight, torch.eye(36).view(36, 9, 4), is_grads_batched=True, retain_graph=True
+            )
+            out.sum().backward()
+            sgd.step()
+            sgd.zero_grad()
+        table = monitor.records()
+    assert not table["name"].str.startswith("recomputed_gradient.0").any()
+    assert (table["quantity"] == "activation_output").sum() >= 16
+
+
+def test_nothing_is_computed_again_after_the_end(tmp_path, monkeypatch):
+    calls = []
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(16)))
+    config = {"output_dir": str(tmp_path), "strict": True, "collect": {"activations": {"every": 1}}}
+    monkeypatch.setattr(repeated_calls.RepeatedCalls, "repeat_backward", lambda *args: calls.append(args))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = trainsentry.TrainMonitor(config).watch(model, sgd)
+    for _ in range(3):
+        loss = model(torch.randn(2, 8)).sum()
+        sgd.step()
+        loss.backward()
+        sgd.zero_grad()
+    assert calls == [], "that pass belongs to the step before"
+    loss = model(torch.randn(2, 8)).sum()
+    monitor.close()
+    loss.backward()
+    assert calls == []
 
 
 def test_a_second_backward_pass_and_one_in_a_later_step_add_nothing(tmp_path):

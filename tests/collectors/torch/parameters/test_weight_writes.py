@@ -37,7 +37,7 @@ class Loop:
         self.optimizer = make(list(self.model.parameters()))
         self.table = SeriesTable()
         self.rows = StepRows(self.table, 0.0)
-        self.writes, names = WeightWrites(self.rows), ModelNames()
+        self.writes, names = WeightWrites(self.rows, self.model.parameters), ModelNames()
         names.add([self.model], [self.optimizer])
         self.optimized = OptimizedParameters(names, {})
 
@@ -45,9 +45,10 @@ class Loop:
         """Train a step; return what was told."""
         if backward:
             self.model(torch.randn(3, 4)).square().mean().backward()
+        self.writes.begin(self.optimizer, self.optimized.owned("", self.optimizer))
         if updates:
             self.optimizer.step()
-        self.writes.updated(self.optimizer, self.optimized.owned("", self.optimizer))
+        self.writes.updated(self.optimizer)
         self.optimizer.zero_grad()
         taken = self.rows.take()
         return {self.table.series[i].name: float(v[VALUE]) for i, v in zip(taken.ids, taken.values, strict=True)}
@@ -115,6 +116,44 @@ def test_optimizers_that_write_past_the_count_or_now_and_then_are_left_alone():
     past_the_count.optimizer.step = write
     assert not any(past_the_count.step() for _ in range(30))
     assert not any(now_and_then.step(updates=i % WRITTEN_BEFORE == 0) for i in range(60))
+
+
+def test_a_head_that_rests_and_what_the_loop_writes_are_no_fault():
+    loop = Loop()
+    for _ in range(20):
+        loop.step()
+    assert loop.step(backward=False) == {}, "no loss reached these weights in this step"
+    past_the_count = Loop()
+
+    def write():
+        for p in past_the_count.model.parameters():
+            p.data.add_(p.grad, alpha=-0.1)
+
+    past_the_count.optimizer.step = write
+    for step in range(40):
+        assert past_the_count.step() == {}
+        with torch.no_grad():
+            for p in past_the_count.model.parameters() if step < 20 else ():
+                p.clamp_(-1, 1)
+
+
+def test_weights_that_the_model_has_replaced_are_told_of():
+    loop = Loop()
+    for _ in range(20):
+        loop.step()
+    for module in (loop.model[0], loop.model[2]):
+        for name, p in list(module.named_parameters()):
+            setattr(module, name, nn.Parameter(p.detach().clone()))
+    assert loop.step() == {"unwritten": 1.0}
+
+
+def test_most_of_a_model_frozen_at_once_is_a_decision():
+    loop = Loop()
+    for _ in range(20):
+        loop.step()
+    loop.model[0].requires_grad_(False)
+    loop.model[2].bias.requires_grad_(False)
+    assert loop.step() == {}
 
 
 def test_beside_compiled_code_nothing_is_told(monkeypatch):

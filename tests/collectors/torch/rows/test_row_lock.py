@@ -5,7 +5,9 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
+import trainsentry
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.statistics import MEAN
 from trainsentry.collectors.torch.rows.row_lock import ADDING, keep_threads_apart
@@ -55,9 +57,13 @@ def test_rows_of_several_threads_are_those_of_their_series(eager_switching):
     assert [1000 * thread + i for thread, i in named] == values[:, MEAN].tolist()
 
 
-def test_a_second_device_brings_the_lock_and_the_first_does_without():
+def test_several_devices_bring_the_lock_before_any_backward_pass_and_one_does_without(tmp_path):
     rows = StepRows(SeriesTable(), device_rows_on_cpu=True)
     rows.add(0, torch.ones(3))
     assert not set(ADDING) & (vars(rows).keys() - {"add_shared"})
     rows._rows_on(torch.device("meta"))
     assert set(ADDING) <= vars(rows).keys()
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with trainsentry.TrainMonitor({"output_dir": str(tmp_path)}).watch(model) as monitor:
+        assert set(ADDING) <= vars(monitor._loop.watch.rows).keys(), "the host is a device too"

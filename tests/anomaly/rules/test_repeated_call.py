@@ -1,0 +1,30 @@
+"""A call that comes out otherwise is a fault where such calls came out equal before, and of no other kernel."""
+
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.repeated_call import RepeatedCallRule
+from trainsentry.collectors.statistics import VALUE
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "values", "found"),
+    [
+        ("recomputed", [0, 3], [1]),
+        ("recomputed", [3, 3], []),
+        ("recomputed", [0, NAN, 0, 0, 3], []),
+        ("recomputed_gradient", [0, 3, 0, 0, 3], [4]),
+        ("recomputed_gradient", [0, 0, NAN, 0, 0, 0, 0, 3], []),
+    ],
+)
+def test_only_what_came_out_equal_and_never_varied_is_judged(alone, prefix, values, found):
+    records, name = Records(), f"{prefix}.blocks.0.fc"
+    rule, told = alone(RepeatedCallRule, records.table), []
+    for step, value in enumerate(values):
+        record = records.step(step, {(name, name): 0.0})
+        record.values[:, VALUE] = value
+        told += [(step, f.name) for f in rule(record)]
+    side = "output" if prefix == "recomputed" else "input"
+    assert told == [(step, f"blocks.0.fc.{side}.0") for step in found]
