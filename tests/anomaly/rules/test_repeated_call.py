@@ -25,6 +25,6 @@ def test_only_what_came_out_equal_and_never_varied_is_judged(alone, prefix, valu
     for step, value in enumerate(values):
         record = records.step(step, {(name, name): 0.0})
         record.values[:, VALUE] = value
-        told += [(step, f.name) for f in rule(record)]
-    side = "output" if prefix == "recomputed" else "input"
-    assert told == [(step, f"blocks.0.fc.{side}.0") for step in found]
+        told += [(step, f.quantity) for f in rule(record)]
+    quantity = "activation_output" if prefix == "recomputed" else "activation_grad_input"
+    assert told == [(step, quantity) for step in found]
