@@ -26,6 +26,9 @@ faulty memory changes one."""
 SLOW_STEPS: Final = 8
 """Steps within which the drifts of several series begin together: the cumulative sum needs some ten to find one."""
 
+OPTIMIZER: Final = "optimizer"
+"""The quantity of a finding on an optimizer's options."""
+
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
 
@@ -119,13 +122,14 @@ class _Effects:
     """The effects of bad updates by rank: the first step with bad gradients, and whether weights are bad everywhere.
 
     `unequal_since` is the first step at which a gradient of a name differed between ranks. `vanished` are the ranks
-    whose first bad gradients were all too small.
+    whose first bad gradients were all too small. `options_since` is the first step with a bad option of an optimizer.
     """
 
     bad_gradients_since: dict[int, int]
     everywhere: frozenset[int]
     unequal_since: dict[str, int]
     vanished: frozenset[int]
+    options_since: dict[int, int]
 
     @classmethod
     def of(cls, candidates: list[Anomaly], parameters: int) -> "_Effects":
@@ -140,11 +144,16 @@ class _Effects:
         bound = max(FEW, EVERYWHERE * parameters)
         others = {a.rank for a in gradients if a.step == since[a.rank] and a.kind not in {DEAD, UNDERFLOW}}
         everywhere = frozenset(rank for rank, count in weights.items() if count > bound)
-        return cls(since, everywhere, unequal, frozenset(since.keys() - others))
+        options: dict[int, int] = {}
+        for anomaly in sorted((a for a in candidates if a.quantity == OPTIMIZER), key=lambda a: a.step):
+            options.setdefault(anomaly.rank, anomaly.step)
+        return cls(since, everywhere, unequal, frozenset(since.keys() - others), options)
 
     def explain(self, anomaly: Anomaly, step: int) -> bool:
         """Whether an earlier update by bad gradients explains a weight or state that is abnormal since a step."""
         if anomaly.kind == REPLICA_MISMATCH and self.unequal_since.get(anomaly.name, step) < step:
+            return True
+        if self.options_since.get(anomaly.rank, step) < step:  # a rate that is wrong moves weights too far
             return True
         since = self.bad_gradients_since.get(anomaly.rank)
         if since is None or since >= step:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +33,6 @@ from trainsentry.collectors.torch.hooks.unfilled_passes import runs_on_unfilled_
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART = "activations"
-RECOMPUTE = "recompute"
 
 
 class ActivationHooks:
@@ -74,7 +72,7 @@ class ActivationHooks:
         self._leaf_handles: list[RemovableHandle] = []
         self.passes = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
-        self._repeated = RepeatedCalls(rows, partial(guard.run, RECOMPUTE), enabled=settings.recompute)
+        self._repeated = RepeatedCalls(rows, guard, enabled=settings.recompute)
         self._visits = CompiledVisits()
         self._inner_ran = False
 

@@ -1,13 +1,13 @@
 """Computes one module's call again in a sampled step, so that a device that computes wrongly shows without replicas."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from trainsentry.collectors.guard import InertWhenCopied
+from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.series import RECOMPUTED, RECOMPUTED_GRADIENT, Series
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch.hooks.backward_pass import running_node
@@ -23,6 +23,9 @@ REPEATABLE: Final = frozenset(
     }
 )  # fmt: skip
 """Modules of torch.nn whose call depends on inputs and weights alone, and changes neither; no subclasses of them."""
+
+PART: Final = "recompute"
+"""The part of the monitor that a failure in a backward pass switches off."""
 
 MOST_BYTES: Final = 64 * 2**20
 """Bytes of an output, or of all gradients of a call, that are computed again: twice as much memory is needed for a
@@ -50,12 +53,12 @@ class RepeatedCalls:
 
     The same goes for the gradients that its backward pass computes. Both are computed twice more. Where these two
     differ from each other, the kernel is not repeatable by nature, and the row is NaN. Nothing waits for the device,
-    no random number is drawn, and no graph is made. `run` contains the failures of a backward pass.
+    no random number is drawn, and no graph is made.
     """
 
-    def __init__(self, rows: StepRows, run: Callable[..., Any], *, enabled: bool) -> None:
+    def __init__(self, rows: StepRows, guard: Guard, *, enabled: bool) -> None:
         self.rows = rows
-        self.run = run
+        self.guard = guard
         self.enabled = enabled
         self.generation = 0
         self._modules: list[NamedModule] = []
@@ -154,7 +157,7 @@ class _BackwardHook(InertWhenCopied):
         if torch.compiler.is_compiling() or self.generation != self.owner.generation:
             return
         self.generation = -1
-        self.owner.run(self.owner.repeat_backward, self.series_id, used, arrived)
+        self.owner.guard.run(PART, self.owner.repeat_backward, self.series_id, used, arrived)
 
 
 def _operation_of(output: Tensor) -> Any:

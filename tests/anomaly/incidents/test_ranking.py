@@ -99,6 +99,13 @@ def test_a_weight_that_differs_between_ranks_after_its_gradient_did_is_an_effect
     assert order_of([other, gradient])[0] == ("v", "parameter"), "its gradients were equal"
 
 
+def test_a_weight_that_is_abnormal_after_an_option_changed_is_an_effect():
+    rate = anomaly("lr of group 0", "optimizer", 93, order=90, kind="option_change", last_clean=92)
+    weight = anomaly("w", "parameter", 100, kind="shift", last_clean=90)
+    assert order_of([rate, weight])[0] == ("lr of group 0", "optimizer")
+    assert order_of([rate, replace(weight, step=93)])[0] == ("w", "parameter"), "it was so before the update"
+
+
 def test_a_buffer_that_never_changed_before_is_no_effect():
     gradients = [anomaly(f"p{i}", "gradient", 94, order=i, last_clean=93) for i in range(50)]
     weights = [anomaly(f"p{i}", "parameter", 95, order=i, last_clean=90) for i in range(50)]
