@@ -48,6 +48,9 @@ MANY_MODULES: Final = 16
 work then, or less, at every tenth step by default. In a model of fewer it is every other time."""
 
 
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 class RepeatedCalls:
     """Chooses one module a sampled step, in turn, and appends how many elements of its output come out otherwise.
 
@@ -100,7 +103,7 @@ class RepeatedCalls:
         call, self._call, self._chosen = self._call, None, None
         if not isinstance(output, Tensor) or not is_readable(output) or type(output.data) is not Tensor:
             return
-        if output.layout is not torch.strided or output.nbytes > MOST_BYTES:
+        if output.layout is not torch.strided or output.nbytes > MOST_BYTES or output.is_conj() or output.is_neg():
             return
         if self._backward and not backward_is_compiled():  # a hook is part of the compiled graph
             node = _operation_of(output)
@@ -179,7 +182,7 @@ def _operation_of(output: Tensor) -> Any:
 def _are_plain(tensors: Iterable[Any]) -> bool:
     """Whether all tensors have values in memory, one element after the other; others are sparse, or of a transform."""
     return all(
-        type(x) is Tensor and not is_batched(x) and x.layout is torch.strided and is_readable(x)
+        type(x) is Tensor and not is_batched(x) and x.layout is torch.strided and is_readable(x) and not x.is_conj()
         for x in tensors
         if x is not None
     )
@@ -215,5 +218,7 @@ def _again(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _differing(a: Tensor, b: Tensor) -> Tensor:
-    """Return the number of elements that differ; NaN equals NaN."""
-    return ((a != b) & ~(a.isnan() & b.isnan())).sum()
+    """Return the number of elements whose bits differ: one pass over both, in which a NaN equals itself."""
+    a, b = (torch.view_as_real(x) if x.is_complex() else x for x in (a, b))
+    bits = _BITS[a.element_size()]
+    return (a.view(bits) != b.view(bits)).sum()
