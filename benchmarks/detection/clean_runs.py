@@ -3,7 +3,7 @@
     python benchmarks/detection/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images]
         [--collect default] [--larger]
 
-Trains the models of `clean_tasks.py`, each with eight optimizers and schedules, under the default configuration and
+Trains the models of `clean_tasks.py`, each with nine optimizers and schedules, under the default configuration and
 with everything collected at every step, in two processes; `--larger` trains those of `larger_tasks.py`, with three.
 """
 
