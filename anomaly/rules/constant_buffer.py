@@ -95,7 +95,7 @@ class ConstantBufferRule(Rule):
         which = next(differing, NORM)
         kind, score = SHIFT, SCORE
         if now[NANS] > before[NANS]:
-            which, kind, score = NANS, NONFINITE, NONFINITE_SCORE
+            which, kind, score = NANS, NONFINITE, NONFINITE_SCORE + 1.0  # says more than that it is not finite
         detail = (kind, self.name, STATISTICS[which], float(now[which]), float(before[which]), score)
         return Finding(series_id, row, *detail, passed_on=False)
 

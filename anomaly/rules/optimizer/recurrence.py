@@ -127,8 +127,9 @@ class RecurrenceRule(Rule):
             predicted[:, states] = np.nan
             return
         mean, square, numel = self._pending.get(owners)
-        of_others = numel % self._numel.values[states] if recurrence.lines else numel - self._numel.values[states]
-        unknown = ((of_others != 0) & ~np.isnan(mean)) | np.isinf(mean)
+        own = self._numel.values[states]
+        fits = (numel >= own) if recurrence.lines else (numel == own)  # else the gradient is of another part
+        unknown = (~fits & ~np.isnan(mean)) | np.isinf(mean)
         weights = self._weight.get(owners)
         new = np.full((MOST_WAYS, len(states)), np.nan)
         for i, way in enumerate(ways):

@@ -3,9 +3,12 @@
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.incidents.incident_log import IncidentLog
 from trainsentry.anomaly.rules.constant_buffer import CONSTANT_BEFORE, ConstantBufferRule
 from trainsentry.collectors.series import Layout
 
+NAN = float("nan")
 MASK, OTHER = ("layers.0.mask", "buffer"), ("layers.1.mask", "buffer")
 INDEX = ("index", "buffer")
 MODE = ("training_mode.layers.0", "training_mode.layers.0")
@@ -43,3 +46,19 @@ def test_a_switch_to_evaluation_and_another_shape_explain_a_change(alone, judged
     assert judged(rule, longer, range(12), changing()) == []
     longer.layout = longer.table.layout_id(Layout((32,), "float32", 32))
     assert judged(rule, longer, range(12, 20), changing(MASK, at=12)) == []
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in its turn", "ahead of its turn"])
+def test_a_mask_that_becomes_nan_is_the_cause_also_where_the_recorder_is_late(late):
+    """Records that wait are looked at for NaN alone, and the buffer is a NaN like any other until its turn comes."""
+    records, gradient = Records(), ("fc.weight", "gradient")
+    detection, log = Detection(records.table), IncidentLog(records.table)
+    for step in range(20):
+        detection.judge(records.step(step, {MASK: 1.0, gradient: 1.0 + step % 3 / 10}))
+    waiting = [records.step(20, {gradient: NAN}), records.step(21, {MASK: NAN, gradient: NAN})]
+    for record in waiting if late else ():
+        log.observe(record.step, detection.certain(record))
+    for record in waiting:
+        log.observe(record.step, detection.judge(record))
+    [incident] = log.incidents.values()
+    assert (incident.name, incident.quantity, incident.step) == (*MASK, 20)

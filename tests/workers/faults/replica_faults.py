@@ -23,6 +23,11 @@ def run(name, out, *, rank=None, parameter="inner.0.weight", bit=10, config=None
             held.view(torch.int32).view(-1)[0] ^= 1 << bit
         strategy.step(micro_batches)
         strategy.update()
+    return known_incidents(monitor)
+
+
+def known_incidents(monitor):
+    """Return the incidents that a rank knows once every rank has told all; close its monitor."""
     monitor.flush()
     dist.barrier()
     monitor.flush()
