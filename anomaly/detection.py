@@ -18,7 +18,7 @@ from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.registry import rules
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.rules.user_detectors import DetectorFunction, UserDetector, load_detectors
-from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series, SeriesTable
@@ -83,7 +83,7 @@ class Detection:
         excused = facts.backward[where] if record.skipped else np.zeros(len(record), bool)
         nonfinite = self._nonfinite.known_rows(record)
         wrong = nonfinite & facts.judged[where] & facts.watched[where] & ~excused
-        findings = [self._nonfinite.finding(record, row) for row in np.flatnonzero(wrong).tolist()]
+        findings = [self._nonfinite.finding(record, row) for row in rows_where(wrong).tolist()]
         clean = {f.series_id: self._last_finite(f.series_id, record.step) for f in findings}
         self._finite.values[record.ids[~nonfinite]] = record.step
         whole = [replace(f, passed_on=False, step=record.step, last_clean=clean[f.series_id]) for f in findings]

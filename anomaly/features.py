@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.series_arrays import Floats
+from trainsentry.anomaly.series_arrays import Floats, rows_where
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, VALUE, ZEROS
 
 FEATURES: Final = ("max", "norm", "mean", "zeros")
@@ -55,7 +55,7 @@ def features_of(column: Floats, numel: Floats, scalar: npt.NDArray[np.bool_], di
         found[:SIZES] = np.log(sizes / divisor)
         found[2] = column[MEAN] / sizes[1]
         found[3] = np.log((zeros + ZEROS_SLACK) / (1 - zeros + ZEROS_SLACK))
-    dead = np.flatnonzero(zeros == 1)
+    dead = rows_where(zeros == 1)
     found[3, dead] = np.log(2 * numel[dead] + 1)  # as if half an element were not zero: farther out than any share
     found[SIZES:, scalar | (numel < FEW)] = np.nan
     found[~np.isfinite(found)] = np.nan

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from trainsentry.anomaly.rules.dtype_edge import LARGEST, magnitudes
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
-from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import OVERFLOW_FLAG, SeriesTable
@@ -62,7 +62,7 @@ class OverflowRule:
         if self._saturated is not None:
             bad = bad | self._saturated.rows(record, self.facts)
         tensors = bad & self.facts.judged[record.where] & ~self.facts.scalar[record.where]
-        rows = np.flatnonzero(tensors | self._flagged(record))
+        rows = rows_where(tensors | self._flagged(record))
         if not len(rows):
             return None
         if record.step != self._last_step:

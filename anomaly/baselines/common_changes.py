@@ -7,12 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.baselines.baseline import LOCATION, NEWEST, SCALE, Baseline
-from trainsentry.anomaly.baselines.row_scores import OUTLIER, medians
+from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_COMMON, ScoreTail
 from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, SeriesGroups
 from trainsentry.anomaly.baselines.thresholds import FALLING, LEAST_FALL
 from trainsentry.anomaly.features import FEATURES, SIZES
-from trainsentry.anomaly.series_arrays import Floats
+from trainsentry.anomaly.series_arrays import Floats, medians
 from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, TENSOR_QUANTITIES
 
 FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT})

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from trainsentry.anomaly.series_arrays import Floats, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -52,7 +52,7 @@ class KnownChanges:
         """Take in the scalars of a record; return whether the user declared a change."""
         self._time(record)
         changed = False
-        for row in np.flatnonzero(self._is_known.values[record.where]).tolist():
+        for row in rows_where(self._is_known.values[record.where]).tolist():
             series_id = int(record.ids[row])
             name, value = self.table.series[series_id].name, float(record.values[row, VALUE])
             factor = SAME_AS.get(name, name)

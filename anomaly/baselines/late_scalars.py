@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 
@@ -32,10 +32,10 @@ class LateScalars:
             self._step, self._backward_begins = record.step, 0
         self._skipped |= record.skipped
         where = record.where
-        activations = np.flatnonzero(self.facts.activation[where] & ~self.facts.backward[where])
+        activations = rows_where(self.facts.activation[where] & ~self.facts.backward[where])
         if len(activations):
             if record.first_order == 0:
-                scalars = np.flatnonzero(self.facts.scalar[where] & self.facts.watched[where])
+                scalars = rows_where(self.facts.scalar[where] & self.facts.watched[where])
                 self._late.values[record.ids[scalars]] = scalars < activations[0]
             self._backward_begins = record.first_order + int(activations[-1])  # a tie goes to what came first
 

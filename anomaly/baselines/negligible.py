@@ -7,7 +7,7 @@ import numpy as np
 from trainsentry.anomaly.baselines.baseline import LOCATION, Baseline
 from trainsentry.anomaly.baselines.series_groups import SeriesGroups
 from trainsentry.anomaly.features import SIZES
-from trainsentry.anomaly.series_arrays import Floats, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE
 
 LEAST_SIZE: Final = {GRADIENT: 3e-5, GRADIENT_UNREDUCED: 3e-5, UPDATE: 3e-5, PARAMETER: 0.1}
@@ -60,7 +60,7 @@ class Negligible:
         for name, share in LEAST_SIZE.items():
             if name in self.groups.names:
                 number = self.groups.number(name)
-                ids = np.flatnonzero(known & (self.groups.of == number))
+                ids = rows_where(known & (self.groups.of == number))
                 if len(ids) >= LEAST_SERIES:
                     sizes = baseline.state[LOCATION, :SIZES, ids]  # a row for each series
                     self._floor.values[:, number] = np.median(sizes, axis=0) + np.log(share)
@@ -68,7 +68,7 @@ class Negligible:
 
     def _note_applies(self, baseline: Baseline, number: int, *, grows: bool) -> None:
         """Note the series of a group that the floor is for: all, or those that start at zero or far below it."""
-        ids = np.flatnonzero((self.groups.of == number) & (baseline.count > 0))
+        ids = rows_where((self.groups.of == number) & (baseline.count > 0))
         size, floor = baseline.state[LOCATION, 1, ids], self._floor.values[1, number]
         new = ids[~self._started.values[ids]]
         start = baseline.state[LOCATION, 1, new]

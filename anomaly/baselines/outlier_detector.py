@@ -14,7 +14,7 @@ from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed
-from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.statistics import INFS, NANS, VALUE
 
@@ -76,7 +76,7 @@ class Outliers:
         """Findings too weak to be reported, in case an alarm follows: common changes, then the most odd rows."""
         observed, scored = self.make.observed, self.make.scored
         far = (scored.score >= OUTLIER) & (scored.p <= ALARM_P)
-        odd = np.flatnonzero(observed.judged & ~self.wrong & ~self.listed & (far | self.odd_scalars))
+        odd = rows_where(observed.judged & ~self.wrong & ~self.listed & (far | self.odd_scalars))
         odd = odd[np.argsort(-scored.score[odd])[:MOST_CANDIDATES]]
         groups = [replace(finding, alarm=False) for finding in self.groups]
         return [*groups, *(self.make.of_row(row, 0, alarm=False) for row in sorted(odd.tolist()))]
@@ -141,7 +141,7 @@ class OutlierDetector:
             odd_scalars=odd_scalars,
             abnormal=(scored.score >= LEAST_SCORE) | (scored.drift > 0) | odd_scalars,
             groups=make.of_groups(self.scoring.groups.names, self._first_rows(record)) if verdict.suspicious else [],
-            rows=[make.of_row(row, int(in_a_row[row]), alarm=verdict.alarm) for row in np.flatnonzero(listed).tolist()],
+            rows=[make.of_row(row, int(in_a_row[row]), alarm=verdict.alarm) for row in rows_where(listed).tolist()],
         )
 
     def _changed_sign(self, record: StepRecord, scalar: Mask) -> Mask:

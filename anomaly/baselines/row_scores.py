@@ -6,7 +6,7 @@ import numpy as np
 
 from trainsentry.anomaly.baselines.baseline import DOWN, MEMORY, UP
 from trainsentry.anomaly.features import FEATURES, SIZES
-from trainsentry.anomaly.series_arrays import Floats
+from trainsentry.anomaly.series_arrays import Floats, rows_where
 
 OUTLIER: Final = 5.0
 """Deviations above which a sample is an outlier, and not learned."""
@@ -37,8 +37,12 @@ def spike_scores(distance: Floats, jump: Floats, unit: Floats, least: Floats, le
     n = nearer.shape[1]
     score: Floats = np.zeros(n)
     feature = np.zeros(n, np.intp)
-    hits = np.flatnonzero((distance * jump > 0) & (nearer >= least))
-    rows = np.unique(hits % n)
+    hits = rows_where((distance * jump > 0) & (nearer >= least))
+    if not len(hits):
+        return score, feature
+    is_hit = np.zeros(n, bool)
+    is_hit[hits % n] = True
+    rows = rows_where(is_hit)
     each = np.zeros((len(FEATURES), len(rows)))
     each[hits // n, np.searchsorted(rows, hits % n)] = nearer.flat[hits] / unit.flat[hits]
     feature[rows] = each.argmax(axis=0)
@@ -59,7 +63,7 @@ def drift_scores(state: Floats, distance: Floats, unit: Floats, least: tuple[Flo
         carry(sums, z, out=sums)
         np.subtract(sums, DRIFT_SLACK, out=sums)
         np.maximum(sums, 0.0, out=sums)
-        hits = np.flatnonzero(sums >= DRIFT_LEAST)
+        hits = rows_where(sums >= DRIFT_LEAST)
         hits = hits[sign * size.flat[hits] >= enough[hits % n]]
         np.maximum.at(found, hits % n, sums.flat[hits])
     return found
@@ -79,11 +83,3 @@ def _least_drift_by_age(oldest: int) -> Floats:
 
 
 _LEAST_DRIFT: Final = _least_drift_by_age(4096)
-
-
-def medians(lines: Floats) -> Floats:
-    """Return the median of each line, in which there is no NaN; `np.median` takes five times as long."""
-    size = lines.shape[1]
-    parted = np.partition(lines, size // 2, axis=1)
-    found: Floats = parted[:, size // 2]
-    return found if size % 2 else (found + parted[:, : size // 2].max(axis=1)) / 2

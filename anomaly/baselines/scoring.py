@@ -12,7 +12,7 @@ from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALA
 from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, RowsByGroup, SeriesGroups
 from trainsentry.anomaly.baselines.step_noise import StepNoise
 from trainsentry.anomaly.features import FEATURES, SIZES, features_of
-from trainsentry.anomaly.series_arrays import Floats, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
 
 WARM_UP: Final = 5
@@ -67,7 +67,7 @@ class Scoring:
         unit = self._unit(rows, state, held)
         unit[:SIZES] += np.where(scalar, 0.0, FEW_ELEMENTS / np.sqrt(np.maximum(numel, 1.0)))
         distance, jump = features - location, features - newest
-        unknown = np.flatnonzero(np.isnan(distance) | (held < WARM_UP))
+        unknown = rows_where(np.isnan(distance) | (held < WARM_UP))
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         common, common_distance, common_jump = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
         floor = self._negligible.floor(ids, group)
@@ -110,7 +110,7 @@ class Scoring:
         self.baseline.note_outliers(ids[healthy & far])
 
     def _learn_step_noise(self, ids: Any, found: ScoredRecord, take: Any) -> None:
-        rows = np.flatnonzero(take & (self.groups.of[ids] == self.groups.number(SCALARS)))
+        rows = rows_where(take & (self.groups.of[ids] == self.groups.number(SCALARS)))
         jump = found.features[0, rows] - found.state[NEWEST, 0, rows]
         known = np.isfinite(jump) & (self.baseline.count[ids[rows]] > 0)
         self.step_noise.learn(ids[rows[known]].tolist(), jump[known])
@@ -154,7 +154,7 @@ class Scoring:
         """Return the scores of spikes; a scalar that rises is measured by its step noise, where that is smaller."""
         ids, where = of.ids, of.where
         least_fall = self.groups.least_fall[where] + self._fallen(where, distance) * self.groups.falls_with_loss[where]
-        rows = np.flatnonzero(scalar & (distance[0] > 0))
+        rows = rows_where(scalar & (distance[0] > 0))
         kept = unit[:SIZES, rows]
         own = np.maximum(self.step_noise.deviations(ids[rows].tolist()), self.groups.floor[0, ids[rows]])
         own += self.groups.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)

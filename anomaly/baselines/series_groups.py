@@ -17,7 +17,7 @@ from trainsentry.anomaly.baselines.thresholds import (
     thresholds_of,
 )
 from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, ZEROS_FEATURE
-from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import as_index
 from trainsentry.collectors.series import Series
 
@@ -149,8 +149,8 @@ class RowsByGroup:
         found = self._known.get(key)
         if found is None or not np.array_equal(found.ids, ids):
             group = self.groups.of[ids]
-            numbers = np.flatnonzero(np.bincount(group)).tolist() if len(group) else []
-            groups = tuple((number, np.flatnonzero(group == number)) for number in numbers)
+            numbers = rows_where(np.bincount(group)).tolist() if len(group) else []
+            groups = tuple((number, rows_where(group == number)) for number in numbers)
             found = self._known[key] = GroupRows(ids, as_index(ids), group, groups)
         elif found.ids is not ids:
             found = self._known[key] = replace(found, ids=ids)  # the newest record asks several times

@@ -2,12 +2,10 @@
 
 from collections import defaultdict
 
-import numpy as np
-
 from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
 from trainsentry.anomaly.baselines.late_scalars import LateScalars
 from trainsentry.anomaly.finding import ALL, DATA, Finding
-from trainsentry.anomaly.series_arrays import Mask
+from trainsentry.anomaly.series_arrays import Mask, rows_where
 from trainsentry.anomaly.series_facts import BACKWARD
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
@@ -63,7 +61,7 @@ class Provenance:
             self._before = self._sources if record.step == self._step + 1 else {}
             self._step, self._sources = record.step, defaultdict(set)
         found = self._sources
-        for row in np.flatnonzero(abnormal).tolist():
+        for row in rows_where(abnormal).tolist():
             if self.late.is_late(int(record.ids[row])):
                 continue  # it belongs to the step before
             series = self.table.series[record.ids[row]]

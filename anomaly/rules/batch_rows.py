@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.anomaly import DEAD, DUPLICATE_DATA, NONFINITE, SPIKE, Anomaly, Detector
+from trainsentry.anomaly.series_arrays import rows_where
 from trainsentry.collectors.shared.batch_rows import HIGH, LOW, NOT_FINITE, ROOT, InputRows
 
 SCORE: Final = 1000.0
@@ -75,20 +76,20 @@ class BatchRowsRule(Detector):
 def odd_rows(given: InputRows) -> OddRows | None:
     """Return the rows of an input that do not belong to it, None where there are none."""
     rows, n = given.rows, len(given.rows)
-    bad = np.flatnonzero(rows[:, NOT_FINITE] > 0)
+    bad = rows_where(rows[:, NOT_FINITE] > 0)
     if len(bad):
         return OddRows(NONFINITE, f"{_named(bad, n)} hold NaN or Inf", bad, float(rows[bad[0], NOT_FINITE]), 0.0)
     if n < FEWEST_ROWS:
         return None
     is_mask = bool((rows[:, LOW] >= 0).all() and (rows[:, HIGH] <= 1).all() and not given.floating)
     if given.elements >= FEWEST_ELEMENTS and not is_mask:
-        constant = np.flatnonzero(rows[:, LOW] == rows[:, HIGH])
+        constant = rows_where(rows[:, LOW] == rows[:, HIGH])
         if 0 < len(constant) <= n / 2:
             words = f"every element of {_named(constant, n)} is the same"
             return OddRows(DEAD, words, constant, float(rows[constant[0], LOW]))
         _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
         if counts.max() > n / 2 and len(constant) < n:
-            equal = np.flatnonzero((rows == rows[first[counts.argmax()]]).all(axis=1))
+            equal = rows_where((rows == rows[first[counts.argmax()]]).all(axis=1))
             return OddRows(DUPLICATE_DATA, f"{_named(equal, n)} are equal", equal)
     return _far_rows(given) if given.floating else None
 
@@ -101,7 +102,7 @@ def _far_rows(given: InputRows) -> OddRows | None:
     logs = np.log(root)
     distance = np.abs(logs - np.median(logs))
     spread = 1.4826 * float(np.median(distance))
-    far = np.flatnonzero((distance > math.log(TIMES)) & (distance > DEVIATIONS * spread))
+    far = rows_where((distance > math.log(TIMES)) & (distance > DEVIATIONS * spread))
     if not len(far) or len(far) > FEW * n:
         return None
     worst, usual = far[distance[far].argmax()], float(np.median(root))

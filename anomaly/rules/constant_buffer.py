@@ -9,7 +9,7 @@ from trainsentry.anomaly.anomaly import NONFINITE, SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.nonfinite import SCORE as NONFINITE_SCORE
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import BUFFER, TRAINING_MODE, Series
 from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM, STATISTICS, VALUE, ZEROS, fingerprints
 
@@ -55,7 +55,7 @@ class ConstantBufferRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the buffers that changed for the first time."""
         record = observed.record
-        rows = np.flatnonzero(self._is_buffer.values[record.where])
+        rows = rows_where(self._is_buffer.values[record.where])
         self._mode_changed |= bool(self._is_mode.values[record.where].any())
         if not len(rows):
             return []

@@ -7,7 +7,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import DEAD, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
 from trainsentry.collectors.statistics import INFS, MAX, MIN, NANS, ZEROS
 
@@ -48,7 +48,7 @@ class ConstantDataRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the input that is constant for the first time."""
         record = observed.record
-        rows = np.flatnonzero(self._is_data.values[record.where])
+        rows = rows_where(self._is_data.values[record.where])
         if not len(rows) or record.step == self._step:
             return []
         self._step = record.step

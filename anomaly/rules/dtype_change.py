@@ -7,7 +7,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import DTYPE_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, PARAMETER, SeriesTable
 
 SCORE: Final = 60.0
@@ -34,10 +34,10 @@ class DtypeChangeRule(Rule):
         if np.array_equal(layouts, record.layouts) and np.array_equal(ids, record.ids):
             return []  # almost every record
         self._last = record.ids, record.layouts
-        rows = np.flatnonzero(self._keeps_dtype.values[record.where])
+        rows = rows_where(self._keeps_dtype.values[record.where])
         ids, now = record.ids[rows], record.layouts[rows]
         before = self._layout.values[ids]
-        changed = np.flatnonzero((before >= 0) & (before != now))
+        changed = rows_where((before >= 0) & (before != now))
         self._layout.values[ids] = now
         found = (self._finding(observed.table, ids[i], rows[i], (before[i], now[i])) for i in changed.tolist())
         return [finding for finding in found if finding is not None]

@@ -8,7 +8,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import OVERFLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import EVERY_TENSOR, Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.statistics import MAX, MIN
@@ -67,7 +67,7 @@ class DtypeEdgeRule(Rule):
         """Return a finding for each judged row at the edge of its dtype."""
         record = observed.record
         self.wrong_rows = found = self.rows(record, observed.facts)
-        rows = np.flatnonzero(found & observed.judged)
+        rows = rows_where(found & observed.judged)
         if not len(rows):
             return []
         largest = magnitudes(record)[rows]

@@ -1,6 +1,7 @@
 """All gradients that grow by one factor from one step to the next, while the loss stays what it was."""
 
 import math
+import statistics
 from collections import deque
 from typing import ClassVar, Final
 
@@ -10,7 +11,7 @@ from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.loss_above_start import is_loss
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import GRADIENT, Series
 from trainsentry.collectors.statistics import NORM, VALUE
 
@@ -87,7 +88,7 @@ class GradientScaleRule(Rule):
         self._excused |= record.skipped or self._declares(observed)
         losses = record.values[self._is_loss.values[record.where], VALUE]
         self._loss = float(losses[-1]) if len(losses) else self._loss
-        rows = np.flatnonzero(self._is_gradient.values[record.where] & (observed.numel >= FEW_ELEMENTS))
+        rows = rows_where(self._is_gradient.values[record.where] & (observed.numel >= FEW_ELEMENTS))
         norms = record.values[rows, NORM]
         rows = rows[(norms > 0) & np.isfinite(norms)]
         if len(rows):
@@ -105,8 +106,8 @@ class GradientScaleRule(Rule):
         ids, logs = np.concatenate(self._ids), np.concatenate(self._logs)
         off = logs - self._usual.values[ids]
         known = off[np.isfinite(off)]
-        level = float(np.median(known)) if len(known) >= FEWEST_TENSORS else 0.0
-        spread = float(np.median(np.abs(known - level))) if len(known) else 0.0
+        level = float(medians(known[None])[0]) if len(known) >= FEWEST_TENSORS else 0.0
+        spread = float(medians(np.abs(known - level)[None])[0]) if len(known) else 0.0
         if self._onset >= 0:
             return self._wait(ids, logs, level)
         if self._begins(level, spread):
@@ -120,12 +121,13 @@ class GradientScaleRule(Rule):
         """Whether the level leaps in this step, alike over the tensors, and the loss does not."""
         if len(self._levels) < RECENT or not math.isfinite(self._loss):
             return False
-        levels, spreads, losses = np.array(self._levels).T
+        levels, spreads, losses = zip(*self._levels, strict=True)
+        if level - statistics.fmean(levels[-4:]) < LEAST_FACTOR:
+            return False
         low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
         margin = LOSS_MARGIN * (high - low)
-        uniform = spread <= UNIFORM * max(float(np.median(spreads)), 0.02)
-        leaps = level - float(levels[-4:].mean()) >= LEAST_FACTOR
-        return leaps and uniform and low - margin <= self._loss <= high + margin
+        uniform = spread <= UNIFORM * max(statistics.median(spreads), 0.02)
+        return uniform and low - margin <= self._loss <= high + margin
 
     def _wait(self, ids: Integers, logs: Floats, level: float) -> list[Finding]:
         """Follow a leap for some steps; return it once it has lasted."""
@@ -158,7 +160,7 @@ class GradientScaleRule(Rule):
     def _declares(self, observed: Observed) -> bool:
         """Whether the loop logs another batch size or the like."""
         record = observed.record
-        rows = np.flatnonzero(self._is_declared.values[record.where])
+        rows = rows_where(self._is_declared.values[record.where])
         ids, values = record.ids[rows], record.values[rows, VALUE]
         before = self._declared.values[ids]
         self._declared.values[ids] = values

@@ -9,7 +9,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import DEAD, SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_OUTPUT, GRADIENT, PARAMETER, Series, SeriesTable
 from trainsentry.collectors.statistics import NORM
 
@@ -57,7 +57,7 @@ class LayerOutlierRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the layers unlike their siblings."""
         record, table = observed.record, observed.table
-        rows = np.flatnonzero(self._compared.values[record.where])
+        rows = rows_where(self._compared.values[record.where])
         if not len(rows):
             return []
         ids, samples = record.ids[rows], self._samples.values

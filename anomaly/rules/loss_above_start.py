@@ -8,7 +8,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import SHIFT, SPIKE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import Series
 from trainsentry.collectors.statistics import VALUE
 
@@ -93,7 +93,7 @@ class LossAboveStartRule(Rule):
         """Return the loss that is above the start."""
         record, levels = observed.record, self._levels
         found: list[Finding] = []
-        for row in np.flatnonzero(self._is_loss.values[record.where]).tolist():
+        for row in rows_where(self._is_loss.values[record.where]).tolist():
             loss = float(record.values[row, VALUE])
             if np.isfinite(loss) and levels.take(loss):
                 kind = SHIFT if levels.above > LASTING else SPIKE

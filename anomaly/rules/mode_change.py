@@ -7,7 +7,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import MODE_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import TRAINING_MODE
 from trainsentry.collectors.statistics import VALUE
 
@@ -41,7 +41,7 @@ class ModeChangeRule(Rule):
         if self._first_step is None:
             self._first_step = record.step
         found = []
-        for row in np.flatnonzero(self._is_mode.values[record.where]).tolist():
+        for row in rows_where(self._is_mode.values[record.where]).tolist():
             now, series_id = float(record.values[row, VALUE]), int(record.ids[row])
             switches = self._switches.values[series_id] = self._switches.values[series_id] + 1
             if switches <= BACK_AND_FORTH and record.step - self._first_step >= SETTLED:

@@ -3,12 +3,10 @@
 import math
 from typing import ClassVar, Final
 
-import numpy as np
-
 from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SETTING, SETTING_BEFORE, SeriesTable
 from trainsentry.collectors.statistics import MIN, VALUE
@@ -56,7 +54,7 @@ class ModuleSettingRule(Rule):
         record, found = observed.record, []
         if self._first_step is None:
             self._first_step = record.step
-        rows = np.flatnonzero(self._is_setting.values[record.where]).tolist()
+        rows = rows_where(self._is_setting.values[record.where]).tolist()
         constants = self._constants_before(record, observed.table) if rows else {}
         for row in rows:
             series_id = int(record.ids[row])
@@ -77,7 +75,7 @@ class ModuleSettingRule(Rule):
 
     def _constants_before(self, record: StepRecord, table: SeriesTable) -> dict[str, float]:
         """Return what constants of the framework were until this step, by `<module>.<key>`."""
-        rows = np.flatnonzero(self._is_before.values[record.where]).tolist()
+        rows = rows_where(self._is_before.values[record.where]).tolist()
         return {table.series[record.ids[r]].name.partition(".")[2]: float(record.values[r, VALUE]) for r in rows}
 
     @staticmethod

@@ -2,12 +2,10 @@
 
 from typing import ClassVar, Final
 
-import numpy as np
-
 from trainsentry.anomaly.anomaly import NONFINITE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import EVERY_TENSOR, Observed, Rule
-from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.statistics import INFS, NANS
@@ -35,7 +33,7 @@ class NonfiniteRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return a finding for each judged row that is not finite."""
         self.wrong_rows = self.rows(observed.record, observed.facts)
-        rows = np.flatnonzero(self.wrong_rows & observed.judged).tolist()
+        rows = rows_where(self.wrong_rows & observed.judged).tolist()
         return [self.finding(observed.record, row) for row in rows]
 
     def rows(self, record: StepRecord, facts: SeriesFacts) -> Mask:

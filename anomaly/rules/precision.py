@@ -8,7 +8,7 @@ import numpy.typing as npt
 from trainsentry.anomaly.anomaly import PRECISION, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_OUTPUT, PARAMETER
 from trainsentry.collectors.statistics import MAX, MIN
 
@@ -58,7 +58,7 @@ class PrecisionRule(Rule):
         """Return the series whose extremes are rounded since they were not."""
         record = observed.record
         follows: Mask = self._follows.values[record.where] & self._is_float32.values[record.layouts] & observed.judged
-        rows = np.flatnonzero(follows)
+        rows = rows_where(follows)
         if not len(rows):
             return []
         ids = record.ids[rows]
@@ -75,9 +75,7 @@ class PrecisionRule(Rule):
         self._rounded.values[ids[rounded]] += 1
         found = rounded & (self._rounded.values[ids] >= NEW_VALUES) & (self._full.values[ids] >= FULL_BEFORE)
         self._full.values[ids[found]] = 0
-        return [
-            self._finding(int(ids[i]), int(rows[i]), float(largest[i]), int(bits[i])) for i in np.flatnonzero(found)
-        ]
+        return [self._finding(int(ids[i]), int(rows[i]), float(largest[i]), int(bits[i])) for i in rows_where(found)]
 
     def _finding(self, series_id: int, row: int, value: float, bits: int) -> Finding:
         dtype = "bfloat16" if bits <= BITS["bfloat16"] else "float16"

@@ -8,7 +8,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import ARITHMETIC, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_OUTPUT,
@@ -52,7 +52,7 @@ class RepeatedCallRule(Rule):
         """Return the modules whose output, or whose gradients, cannot be had again."""
         record = observed.record
         found = []
-        for row in np.flatnonzero(self._is_repeated.values[record.where]).tolist():
+        for row in rows_where(self._is_repeated.values[record.where]).tolist():
             series_id, differing = int(record.ids[row]), float(record.values[row, VALUE])
             series = observed.table.series[series_id]
             side, quantity = SIDES[_prefix_of(series)]

@@ -3,12 +3,10 @@
 from collections import OrderedDict
 from typing import ClassVar, Final
 
-import numpy as np
-
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT, Series
 from trainsentry.collectors.statistics import STATISTICS, fingerprints
 
@@ -55,7 +53,7 @@ class RepeatedDataRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return a finding if the batch of the step before is an old one; a step may come in several records."""
         record = observed.record
-        rows = np.flatnonzero(self._is_input.values[record.where])
+        rows = rows_where(self._is_input.values[record.where])
         if not len(rows):
             return []
         found: list[Finding] = []

@@ -8,7 +8,7 @@ from trainsentry.anomaly.anomaly import DUPLICATE_DATA, STALE, Anomaly
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import DATA, Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import (
     ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
@@ -91,7 +91,7 @@ class StaleRule(Rule):
         least = np.where(kinds == _INPUT, FEW, LEAST_ELEMENTS)
         moves = (kinds != _OTHER) & ~observed.excused & (observed.numel >= least) & (values[:, NORM] > 0)
         moves &= (kinds != _STATE) | self._is_exact.values[record.layouts]
-        rows = np.flatnonzero(moves & (values[:, NANS] + values[:, INFS] == 0))
+        rows = rows_where(moves & (values[:, NANS] + values[:, INFS] == 0))
         if not len(rows):
             return []
         ids, kinds = record.ids[rows].astype(np.int64), kinds[rows]
@@ -106,7 +106,7 @@ class StaleRule(Rule):
         suspects &= (kinds == _INPUT) | self._peers_move(kinds, same)
         return [
             self._finding(int(ids[i]), int(rows[i]), float(values[rows[i], NORM]), data=bool(kinds[i] == _INPUT))
-            for i in np.flatnonzero(suspects).tolist()
+            for i in rows_where(suspects).tolist()
         ]
 
     def _note_gradients(self, observed: Observed, kinds: Integers) -> None:
@@ -116,7 +116,7 @@ class StaleRule(Rule):
             self._had_gradient.update(dict.fromkeys(self._with_gradient, self._step))
             self._step = record.step
             self._with_gradient.clear()
-        rows = np.flatnonzero((kinds == _GRADIENT) & (record.values[:, NORM] > 0))
+        rows = rows_where((kinds == _GRADIENT) & (record.values[:, NORM] > 0))
         self._with_gradient.update(self._owner.values[record.ids[rows]].tolist())
 
     def _follow(self, ids: Integers, prints: Integers, step: int) -> Mask:

@@ -443,6 +443,7 @@ static PyObject *align_many(PyObject *self, PyObject *const *args, Py_ssize_t co
 }
 
 #include "tensor_lists.h"
+#include "described_rows.h"
 #include "shared_tensors.h"
 
 static PyMethodDef methods[] = {
@@ -454,6 +455,8 @@ static PyMethodDef methods[] = {
      "Return the address of a tensor that is as described, else None."},
     {"described_addresses", (PyCFunction)(void (*)(void))described_addresses, METH_FASTCALL,
      "Return the addresses of tensors that are all as described, else None."},
+    {"read_described", (PyCFunction)(void (*)(void))read_described, METH_FASTCALL,
+     "Write the statistics of tensors that are all as described."},
     {"share", (PyCFunction)(void (*)(void))share, METH_FASTCALL, "Note a tensor that several series may share."},
     {"are_intact", (PyCFunction)(void (*)(void))are_intact, METH_FASTCALL, "Tell which tensors have not changed."},
     {NULL, NULL, 0, NULL},

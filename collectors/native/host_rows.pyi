@@ -67,6 +67,22 @@ def described_addresses(
     functions: object, tensors: Sequence[object], description: bytes, is_negated: Callable[..., bool], /
 ) -> list[int] | None: ...
 
+# Writes the statistics of tensors in host memory to the rows, as `read_many` does, if all are as described, and returns
+# whether they are.
+def read_described(
+    functions: object,
+    tensors: Sequence[object],
+    description: bytes,
+    is_negated: Callable[..., bool],
+    eps: float,
+    rows: int,
+    parallel: int,
+    threads: int,
+    counts: int,
+    scale: float,
+    /,
+) -> bool: ...
+
 # Notes a tensor that several series may share, by the containers in `state`: see shared_tensors.h. Where that does not
 # settle it, `SharedRows.settle`, which is in the state, does.
 def share(functions: object, state: tuple[object, ...], series_id: int, tensor: object, /) -> None: ...

@@ -19,7 +19,7 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.shared.recurring_arrays import RecurringArray
-from trainsentry.collectors.statistics import COLUMNS, VALUE
+from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
 
 _ROW_BYTES: Final = 8 * COLUMNS
 _COUNTS_BYTES: Final = 4 * SLOTS
@@ -35,7 +35,8 @@ class HostRows:
 
     Kernels write the values into one float64 array of shape (capacity, COLUMNS), and with `histograms` the counters of
     each tensor into another, of shape (capacity, SLOTS). `parameter_ids` numbers the series of parameters. A tensor
-    whose statistics cannot be computed has no row; `refused` gets the error.
+    whose statistics cannot be computed has no row; `refused` gets the error. Compiled functions that write rows are
+    given `_place_of_rows`: the array's address, its capacity, and whether values were written in this step.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class HostRows:
         self._plain_layouts: dict[tuple[Any, Any], int] = {}
         self._ids: list[int] = []
         self._layout_ids: list[int] = []
-        self._has_host_values = False
+        self._place_of_rows: list[Any] = [0, 0, False]
         self._recurring_ids = RecurringArray(np.int32)
         self._recurring_layouts = RecurringArray(np.int32)
         self._checked_ids: npt.NDArray[Any] | None = None
@@ -60,6 +61,14 @@ class HostRows:
     def __len__(self) -> int:
         return len(self._ids)
 
+    @property
+    def _has_host_values(self) -> bool:
+        return bool(self._place_of_rows[2])
+
+    @_has_host_values.setter
+    def _has_host_values(self, value: bool) -> None:
+        self._place_of_rows[2] = value
+
     def _clear_rows(self) -> None:
         if self.histograms:
             self._counts[: len(self._ids)] = 0
@@ -67,6 +76,24 @@ class HostRows:
         self._layout_ids.clear()
         self._has_host_values = False
         self._dropped: set[int] = set()
+
+    def _attempt(self, add: Callable[..., None], *args: Any) -> None:
+        try:
+            add(*args)
+        except Exception as error:
+            if self.refused is None:
+                raise
+            self.refused(error)
+
+    def _attempt_rows(self, positions: Sequence[int], read: Callable[..., None], *args: Any) -> None:
+        """Write rows that were appended; drop them if that fails."""
+        try:
+            read(*args)
+        except Exception as error:
+            self._dropped.update(positions)
+            if self.refused is None:
+                raise
+            self.refused(error)
 
     def _append(self, series_id: int, layout_id: int) -> int:
         """Append a row whose values the caller writes; return its position."""
@@ -118,6 +145,7 @@ class HostRows:
         self._counts = new_counts(rows if self.histograms else 0)
         # Read once: an address costs as much as reading a small tensor.
         self._host_address = self._host.ctypes.data
+        self._place_of_rows[:2] = self._host_address, rows
         self._counts_address = self._counts.ctypes.data if self.histograms else 0
 
     def _place(self, position: int) -> tuple[int, int]:
@@ -130,6 +158,12 @@ class HostRows:
         """Return the rows to write into."""
         self._has_host_values = True
         return self._host
+
+    def _norms_of(self, series_ids: list[int]) -> npt.NDArray[np.float64] | None:
+        """Return the norms in rows of this step that stand one after another, shape (n,), None where they do not."""
+        start = self._ids.index(series_ids[0]) if series_ids and series_ids[0] in self._ids else 0
+        found = slice(start, start + len(series_ids))
+        return None if self._dropped or self._ids[found] != series_ids else self._host[found, NORM].copy()
 
     def _values_so_far(self) -> npt.NDArray[np.float64] | None:
         """Return a copy of the rows, shape (n, COLUMNS), None where there are rows and none was written on the host."""

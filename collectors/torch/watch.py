@@ -312,7 +312,7 @@ class TorchWatch(WatchedModel):
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if gradient_of(p.parameter) is not None or not gradients_ready]
-            self.guard.run(UPDATES, self._updates.keep, moving)
+            self.guard.run(UPDATES, self._updates.keep, moving, micro_step)
         if self.in_window:
             self._state.begin_writes(optimizer, self._optimized.owned("", optimizer))
 

@@ -7,7 +7,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.alignment import ALIGNMENT
 from trainsentry.collectors.series import GRADIENT, MOMENT_DIRECTION
 from trainsentry.collectors.statistics import VALUE
@@ -60,7 +60,7 @@ class DirectionRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the parameters whose gradient turned away from, or towards, the momentum alone."""
         record = observed.record
-        rows = np.flatnonzero(self._is_direction.values[record.where] & (observed.numel >= LEAST_ELEMENTS))
+        rows = rows_where(self._is_direction.values[record.where] & (observed.numel >= LEAST_ELEMENTS))
         rows = rows[np.isfinite(record.values[rows, VALUE])]
         if not len(rows) or record.skipped:
             return []
@@ -72,7 +72,7 @@ class DirectionRule(Rule):
                 int(ids[i]), int(rows[i]), SHIFT, self.name, ALIGNMENT, float(cosines[i]),
                 float(self._usual.values[ids[i]]), self._score(ids[i], cosines[i]), alarm=False, quantity=GRADIENT,
             )
-            for i in np.flatnonzero(far).tolist()
+            for i in rows_where(far).tolist()
         ]  # fmt: skip
 
     def _turned(self, ids: Integers, cosines: Floats) -> Mask:

@@ -9,7 +9,7 @@ from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
 from trainsentry.collectors.statistics import MAX, MIN, NORM
 
@@ -79,12 +79,12 @@ class DisplacementRule(Rule):
         self._note_gradients(observed)
         if not any(self._options.groups()):
             return []
-        rows = np.flatnonzero(self._weight_of.values[record.where] >= 0)
+        rows = rows_where(self._weight_of.values[record.where] >= 0)
         return self._compare(observed, rows) if len(rows) else []
 
     def _note_gradients(self, observed: Observed) -> None:
         """Note which weights have gradients, and the sizes of these, which bound the updates of SGD."""
-        rows = np.flatnonzero(self._gradient_of.values[observed.record.where] >= 0)
+        rows = rows_where(self._gradient_of.values[observed.record.where] >= 0)
         if not len(rows):
             return
         self._has_gradients = True
@@ -113,7 +113,7 @@ class DisplacementRule(Rule):
         last, self._read_at = self._read_at, self._step
         if broken.sum() != 1 or not odd.any():
             return []
-        place = int(np.flatnonzero(odd)[0])
+        place = int(rows_where(odd)[0])
         which = int(beyond[:, place].argmax())
         unit = math.sqrt(observed.numel[rows[place]]) if which == 0 else 1.0
         sizes = float(now[which, place]) * unit, float(before[which, place]) * unit

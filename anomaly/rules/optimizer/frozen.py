@@ -10,7 +10,7 @@ import numpy.typing as npt
 from trainsentry.anomaly.anomaly import FROZEN, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Columns, SeriesArrays
+from trainsentry.anomaly.series_arrays import Columns, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_QUANTITIES,
@@ -186,7 +186,7 @@ class FrozenRule(Rule):
         self._note_gradients(observed)
         self._called.note(record)
         found += self._empty_update(record) + self._unwritten(observed)
-        rows = np.flatnonzero(self._is_update.values[record.where])
+        rows = rows_where(self._is_update.values[record.where])
         if len(rows):
             found += self._still(observed, rows)
         return found
@@ -210,7 +210,7 @@ class FrozenRule(Rule):
         reported[ids[~still]] = False
         found = []
         counts = still & (lasts >= least) & (before >= MOVED_BEFORE) & ~reported[ids]
-        for i in np.flatnonzero(counts).tolist():
+        for i in rows_where(counts).tolist():
             series_id = int(ids[i])
             if observed.table.series[series_id].name not in self._zero_gradients:
                 reported[series_id] = True
@@ -231,7 +231,7 @@ class FrozenRule(Rule):
     def _unwritten(self, observed: Observed) -> list[Finding]:
         """Return the parameters that an update did not write to."""
         record = observed.record
-        rows = [] if self._excused else np.flatnonzero(self._is_unwritten.values[record.where]).tolist()
+        rows = [] if self._excused else rows_where(self._is_unwritten.values[record.where]).tolist()
         found = []
         for row in rows:
             series_id = int(record.ids[row])
@@ -250,13 +250,13 @@ class FrozenRule(Rule):
         gone = ~self._in_step.values & self._is_update.values
         self._absent_since.values[gone & (absent == 0)] = self._step
         absent[gone] += 1
-        candidates = np.flatnonzero(gone & (self._moved.values >= MISSING_AFTER) & ~reported).tolist()
+        candidates = rows_where(gone & (self._moved.values >= MISSING_AFTER) & ~reported).tolist()
         since = {i: int(self._absent_since.values[i]) for i in candidates if self._counts(i, table.series[i])}
         # Where the backward pass is cut, what comes before the cut stops too: the module nearest to it is the last.
         places = {module: place for place, module in enumerate(table.series[i].module for i in since)}
         order = sorted(since, key=lambda i: -places[table.series[i].module])  # stable: weights stay ahead of biases
         found = [*never, *(_finding(i, -1, since[i], since[i] - 1) for i in order)]
-        moving = {table.series[i].name for i in np.flatnonzero(self._is_update.values).tolist()}
+        moving = {table.series[i].name for i in rows_where(self._is_update.values).tolist()}
         return found + (self._never_moved(table, moving) if self._updates == NEVER_MOVED_AFTER else [])
 
     def _without_gradient(self, table: SeriesTable) -> list[Finding]:
@@ -265,7 +265,7 @@ class FrozenRule(Rule):
         after = NEVER_MOVED_AFTER if self._called.knows_any else LONGER * NEVER_MOVED_AFTER
         if not self._graded or self._excused or self._graded_steps != after or not self._is_update.values.any():
             return []
-        known = np.flatnonzero(self._is_update.values | self._is_gradient.values).tolist()
+        known = rows_where(self._is_update.values | self._is_gradient.values).tolist()
         return self._never_moved(table, {table.series[i].name for i in known})
 
     def _counts(self, series_id: int, series: Series) -> bool:
@@ -291,7 +291,7 @@ class FrozenRule(Rule):
         record = observed.record
         gradients = self._is_gradient.values[record.where]
         self._graded |= bool(gradients.any())
-        rows = np.flatnonzero(gradients & (record.columns[NORM] == 0))
+        rows = rows_where(gradients & (record.columns[NORM] == 0))
         self._zero_gradients |= {observed.table.series[i].name for i in record.ids[rows].tolist()}
 
     def _note_rate(self, record: StepRecord) -> bool:
@@ -305,7 +305,7 @@ class FrozenRule(Rule):
 
     def _rows_of(self, record: StepRecord, quantity: str) -> Rows:
         series_id = self._scalars.get(quantity)
-        return np.zeros(0, np.intp) if series_id is None else np.flatnonzero(record.ids == series_id)
+        return np.zeros(0, np.intp) if series_id is None else rows_where(record.ids == series_id)
 
     def _note_scalars(self, first: int, new: Sequence[Series]) -> None:
         for i, series in enumerate(new, first):

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar, Final
 
-import numpy as np
-
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, GRADIENT_WRITES
 from trainsentry.collectors.statistics import VALUE
 
@@ -53,7 +51,7 @@ class GradientWritesRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the counts that have lasted and are new."""
         record = observed.record
-        for row in np.flatnonzero(self._is_count.values[record.where]).tolist():
+        for row in rows_where(self._is_count.values[record.where]).tolist():
             self._take(int(record.ids[row]), float(record.values[row, VALUE]), record.step)
         return [
             self._finding(series_id, count)

@@ -8,7 +8,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import UPDATE_SIZE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import LEARNING_RATE, OPTIMIZER_RATE
 from trainsentry.collectors.statistics import VALUE
 
@@ -45,7 +45,7 @@ class LearningRateRule(Rule):
         record = observed.record
         rates = self._rate.values[record.where]
         found = []
-        for row in np.flatnonzero(rates >= 0).tolist():
+        for row in rows_where(rates >= 0).tolist():
             rate, number = float(record.values[row, VALUE]), int(rates[row])
             largest, count = self._largest[number]
             if count >= SAMPLES_BEFORE and rate > LEAST_RATIO * largest > 0:

@@ -10,7 +10,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals, nearest
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, UPDATE, Series
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
 
@@ -57,13 +57,13 @@ class LinearUpdateRule(Rule):
             return []
         parts = self._part.values[record.where]
         for part in range(len(_PARTS)):
-            rows = np.flatnonzero(parts == part)
+            rows = rows_where(parts == part)
             if len(rows):
                 means = self._means.get(self._owner.values[record.ids[rows]])
                 bad = (record.values[rows][:, [NANS, INFS]] > 0).any(axis=1)
                 means[part] = np.where(bad, np.nan, record.values[rows, MEAN])
                 self._means.set(self._owner.values[record.ids[rows]], means)
-        rows = np.flatnonzero(self._update_of.values[record.where] & (observed.numel >= FEW))
+        rows = rows_where(self._update_of.values[record.where] & (observed.numel >= FEW))
         return self._compare(observed, rows) if len(rows) and not self._skipped else []
 
     def _compare(self, observed: Observed, rows: Integers) -> list[Finding]:

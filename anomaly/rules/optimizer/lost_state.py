@@ -9,7 +9,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import STATE_RESET, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Columns, SeriesArrays
+from trainsentry.anomaly.series_arrays import Columns, SeriesArrays, rows_where
 from trainsentry.collectors.series import PARAMETER, STEP_COUNTER, Series
 
 SCORE: Final = 60.0
@@ -56,7 +56,7 @@ class LostStateRule(Rule):
     def _missing(self) -> list[Finding]:
         in_step, both = self._in_step.values, self._both.values
         weights, state = in_step[self._weight.values], in_step[self._state.values]
-        gone = np.flatnonzero(weights & ~state & (both >= BOTH_BEFORE))
+        gone = rows_where(weights & ~state & (both >= BOTH_BEFORE))
         both[:] = np.where(weights, np.where(state, both + 1, 0), both)
         nan = math.nan
         ids = [int(self._state.values[i]) for i in gone[:1]]  # states that vanish together need one finding

@@ -10,7 +10,7 @@ from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, Pa
 from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals
 from trainsentry.anomaly.rules.optimizer.state_recurrences import RECURRENCES, ways_of
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, MOMENT_DIRECTION, OPTION, Series
 from trainsentry.collectors.statistics import NORM, VALUE
 
@@ -63,12 +63,12 @@ class NormRecurrenceRule(Rule):
             return []
         lines = self._line.values[record.where]
         for line, column in enumerate(_MEASURED):
-            rows = np.flatnonzero(lines == line)
+            rows = rows_where(lines == line)
             owners = self._owner.values[record.ids[rows]]
             read = self._read.get(owners)
             read[line] = record.values[rows, column]
             self._read.set(owners, read)
-        rows = np.flatnonzero(lines == _NORM)
+        rows = rows_where(lines == _NORM)
         ids = record.ids[rows]
         self._kinds.set(self._owner.values[ids], self._kind.values[ids][None].astype(float))
         return self._compare(observed, rows) if len(rows) and not record.examined else []
@@ -98,7 +98,7 @@ class NormRecurrenceRule(Rule):
             for kind, name in enumerate(MOMENTS):
                 ways = {(way.decay, way.gain, way.sign) for way in ways_of(RECURRENCES[name], self._options)}
                 if len(ways) == 1:  # of several, it is not known which one a parameter has
-                    owners = np.flatnonzero(kinds == kind)
+                    owners = rows_where(kinds == kind)
                     found[owners] = _norms_after(gradient[owners], cosine[owners], norm[owners], *ways.pop())
             expected[0, : len(found)] = np.where(np.isnan(gradient) | skipped, norm, found)
         self._read.clear()

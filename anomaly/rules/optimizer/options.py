@@ -10,7 +10,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import OPTION, option_parts
 from trainsentry.collectors.statistics import VALUE
 
@@ -129,7 +129,7 @@ class OptionRule(Rule):
         """Return the findings of a record's options, and of groups that parted in an earlier step."""
         record = observed.record
         found = self._parted(record.step)
-        for row in np.flatnonzero(self._is_option.values[record.where]).tolist():
+        for row in rows_where(self._is_option.values[record.where]).tolist():
             series_id = int(record.ids[row])
             name, value = observed.table.series[series_id].name, float(record.values[row, VALUE])
             self._ids[name] = series_id

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from trainsentry.anomaly.rules.rule import Observed
-from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import FOUND_INF, GRADIENT, Series, option_parts
 from trainsentry.collectors.statistics import VALUE
 
@@ -31,7 +31,7 @@ class RecordedOptions:
     def note(self, observed: Observed) -> None:
         """Take in a record's options."""
         record = observed.record
-        for row in np.flatnonzero(self._is_option.values[record.where]).tolist():
+        for row in rows_where(self._is_option.values[record.where]).tolist():
             parts = option_parts(observed.table.series[record.ids[row]].name)
             if parts is not None:
                 self._groups.setdefault(parts[:2], {})[parts[2]] = float(record.values[row, VALUE])

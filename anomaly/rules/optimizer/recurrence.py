@@ -11,7 +11,7 @@ from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, Pa
 from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals, nearest
 from trainsentry.anomaly.rules.optimizer.state_recurrences import MOST_WAYS, RECURRENCES, ways_of
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, STEP_COUNTER, Series
 from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
 
@@ -53,6 +53,7 @@ class RecurrenceRule(Rule):
         self._numel = arrays.series.column(np.float64)
         self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._states: Integers = np.zeros(0, np.int64)
+        self._by_kind: list[tuple[int, Integers]] = []
         self._step = -1
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -62,7 +63,7 @@ class RecurrenceRule(Rule):
             self._advance(record.step)
         self._note(observed)
         kinds = self._kind.values[record.where]
-        rows = np.flatnonzero((kinds >= 0) & (observed.numel >= FEW))
+        rows = rows_where((kinds >= 0) & (observed.numel >= FEW))
         if not len(rows):
             return []
         ids = record.ids[rows].astype(np.int64)
@@ -73,8 +74,15 @@ class RecurrenceRule(Rule):
         findings = [] if record.examined else self._compare(ids, rows, means, scale)
         self._predicted.values[:, ids] = np.nan if record.examined else means
         self._numel.values[ids] = observed.numel[rows]
-        self._states = np.union1d(self._states, ids)
+        self._follow(ids)
         return findings
+
+    def _follow(self, ids: Integers) -> None:
+        """Follow these states too from now on."""
+        states = np.union1d(self._states, ids)
+        if len(states) > len(self._states):
+            kinds, self._states = self._kind.values[states], states
+            self._by_kind = [(int(number), states[kinds == number]) for number in np.unique(kinds)]
 
     def _compare(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
         """Compare states with what was predicted; learn the residuals of those that follow."""
@@ -87,15 +95,15 @@ class RecurrenceRule(Rule):
         self._options.note(observed)
         kinds = self._kind.values[record.where]
         values, owners = record.values, self._owner.values[record.where]
-        rows = np.flatnonzero(kinds == _GRADIENT)
+        rows = rows_where(kinds == _GRADIENT)
         if len(rows):
             size = np.maximum(observed.numel[rows], 1)
             taken = np.stack((values[rows, MEAN], values[rows, NORM] ** 2 / size, observed.numel[rows]))
             taken[:, (values[rows][:, [NANS, INFS]] > 0).any(axis=1)] = np.inf  # nothing is known of what follows
             self._pending.set(owners[rows], taken)
-        rows = np.flatnonzero(kinds == _COUNTER)
+        rows = rows_where(kinds == _COUNTER)
         self._updates.set(owners[rows], values[rows, MEAN][None])
-        rows = np.flatnonzero(kinds == _WEIGHT)
+        rows = rows_where(kinds == _WEIGHT)
         squares = values[rows, NORM] ** 2 / np.maximum(observed.numel[rows], 1)
         self._weight.set(owners[rows], np.stack((values[rows, MEAN], squares)))
         if self._options.updates_again(observed) or (self._options.several and self._options.skips(observed)):
@@ -109,8 +117,8 @@ class RecurrenceRule(Rule):
         if step != self._step + 1:
             self._predicted.values[:, states] = np.nan
         else:
-            for number, quantity in enumerate(_KINDS):
-                self._advance_kind(states[self._kind.values[states] == number], quantity)
+            for number, of_kind in self._by_kind:
+                self._advance_kind(of_kind, _KINDS[number])
             owners = np.arange(self._updates.values.shape[1])
             self._updates.values[0, ~np.isnan(self._pending.get(owners)[0])] += 1
         self._pending.clear()
@@ -118,8 +126,6 @@ class RecurrenceRule(Rule):
 
     def _advance_kind(self, states: Integers, quantity: str) -> None:
         """Advance the predicted means of all states of one name, by each way that they may follow."""
-        if not len(states):
-            return
         recurrence, predicted, owners = RECURRENCES[quantity], self._predicted.values, self._owner.values[states]
         ways = ways_of(recurrence, self._options)
         before, self._number_of_ways[quantity] = self._number_of_ways.get(quantity, len(ways)), len(ways)

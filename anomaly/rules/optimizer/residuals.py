@@ -7,7 +7,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import RECURRENCE
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import Series
 
 SCORE: Final = 60.0
@@ -74,7 +74,7 @@ class Residuals:
         followed[ids[fine]] += 1
         followed[ids[fine & (residuals > bounds.largest)]] = 0
         most = max(1, MOST_AT_ONCE * judged.sum())
-        return np.flatnonzero(wrong) if wrong.sum() <= most else np.zeros(0, np.int64)
+        return rows_where(wrong) if wrong.sum() <= most else np.zeros(0, np.int64)
 
 
 def nearest(expected: Floats, found: Floats, scale: Floats) -> tuple[Floats, Floats]:

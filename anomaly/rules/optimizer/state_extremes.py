@@ -10,7 +10,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, Series
 from trainsentry.collectors.statistics import MAX, MIN
 
@@ -73,7 +73,7 @@ class StateExtremesRule(Rule):
             return []  # no optimizer keeps such a state
         peaks = np.maximum(np.abs(record.values[:, MAX]), np.abs(record.values[:, MIN]))
         self._note(observed, peaks)
-        rows = np.flatnonzero(self._kind.values[record.where] >= 0)
+        rows = rows_where(self._kind.values[record.where] >= 0)
         ids = record.ids[rows].astype(np.int64)
         if record.examined:  # read at another moment of the step
             for series_id in ids.tolist():
@@ -92,7 +92,7 @@ class StateExtremesRule(Rule):
         record = observed.record
         sources = self._source.values[record.where]
         for source in range(len(_SOURCES)):
-            rows = np.flatnonzero(sources == source)
+            rows = rows_where(sources == source)
             owners = self._owner.values[record.ids[rows]]
             for kept, values in ((self._now, peaks), (self._numels, observed.numel)):
                 known = kept.get(owners)

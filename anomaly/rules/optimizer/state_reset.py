@@ -9,7 +9,7 @@ from trainsentry.anomaly.anomaly import STATE_RESET, Anomaly
 from trainsentry.anomaly.features import NOTHING
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SQUARES
 from trainsentry.collectors.series import STEP_COUNTER
 from trainsentry.collectors.statistics import MIN, NORM
@@ -54,7 +54,7 @@ class StateResetRule(Rule):
         """Return a finding for each state that was lost."""
         record = observed.record
         restarted = self._restarted(observed)
-        rows = np.flatnonzero(self._is_square.values[record.where])
+        rows = rows_where(self._is_square.values[record.where])
         if not len(rows):
             return restarted
         ids = record.ids[rows]
@@ -64,12 +64,12 @@ class StateResetRule(Rule):
         fallen = (norm < least) & (least > NOTHING) & (gap < LONGEST_GAP)
         negative = record.columns[MIN, rows] < -NOTHING
         self._norm.values[ids], self._step.values[ids] = norm, record.step
-        lost = np.flatnonzero(fallen).tolist() if fallen.sum() > LEAST_SHARE * len(rows) else []
+        lost = rows_where(fallen).tolist() if fallen.sum() > LEAST_SHARE * len(rows) else []
         return [
             *(_finding(int(ids[i]), int(rows[i]), "norm", float(norm[i]), float(least[i])) for i in lost),
             *(
                 _finding(int(ids[i]), int(rows[i]), "min", float(record.values[rows[i], MIN]), 0.0)
-                for i in np.flatnonzero(negative).tolist()
+                for i in rows_where(negative).tolist()
             ),
             *restarted,
         ]
@@ -77,7 +77,7 @@ class StateResetRule(Rule):
     def _restarted(self, observed: Observed) -> list[Finding]:
         """Return a finding for each counter that starts over."""
         record = observed.record
-        rows = np.flatnonzero(self._is_counter.values[record.where])
+        rows = rows_where(self._is_counter.values[record.where])
         if not len(rows):
             return []
         ids = record.ids[rows]
@@ -89,7 +89,7 @@ class StateResetRule(Rule):
         self._norm.values[ids], self._step.values[ids] = count, record.step
         return [
             _finding(int(ids[i]), int(rows[i]), "value", float(count[i]), float(before[i] + counted[i]), "optimizer")
-            for i in np.flatnonzero(restarted).tolist()
+            for i in rows_where(restarted).tolist()
         ]
 
     @staticmethod

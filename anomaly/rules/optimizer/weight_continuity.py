@@ -10,7 +10,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, SeriesArrays
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord, as_index
 from trainsentry.collectors.series import PARAMETER, UPDATE, Series
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
@@ -91,7 +91,7 @@ class WeightContinuityRule(Rule):
         """Return the weights that were modified `WAIT` samples ago."""
         record = observed.record
         found: list[Finding] = []
-        weights = np.flatnonzero(self._is_weight.values[record.where])
+        weights = rows_where(self._is_weight.values[record.where])
         if len(weights):
             # Slices make no copies.
             rows, ids = as_index(weights.astype(np.int32)), as_index(record.ids[weights])
@@ -100,7 +100,7 @@ class WeightContinuityRule(Rule):
             self._mean.values[ids], self._read_at.values[ids] = record.columns[MEAN, rows], record.step
             self._bounds.values[0, ids] = record.columns[MIN, rows]
             self._bounds.values[1, ids] = record.columns[MAX, rows]
-        updates = np.flatnonzero(self._weight_of.values[record.where] >= 0)
+        updates = rows_where(self._weight_of.values[record.where] >= 0)
         if len(updates):
             self._expect(record, updates, observed.numel)
         if self._takes_turns:
@@ -152,7 +152,7 @@ class WeightContinuityRule(Rule):
         """Return the weights that were modified once, `WAIT` samples ago, and not again."""
         found = []
         for series_id, modified in list(self._modified.items()):
-            at = np.flatnonzero(ids == series_id)
+            at = rows_where(ids == series_id)
             if record.step <= modified.step or broken[at].any():
                 del self._modified[series_id]
             elif len(at):

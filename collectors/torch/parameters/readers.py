@@ -95,10 +95,10 @@ class UpdateReader:
         self._kept: dict[torch.device, tuple[list[NamedParameter], list[Tensor], Tensor]] = {}
         self.moved = 0
 
-    def keep(self, parameters: Sequence[NamedParameter]) -> None:
+    def keep(self, parameters: Sequence[NamedParameter], micro_step: int = 0) -> None:
         """Copy the weights, negated, on their device, until `read` or `forget`.
 
-        Drops the copies of an earlier update that raised.
+        `micro_step` is that of the rows of the weights, if there are any. Drops copies of an update that raised.
         """
         self._kept.clear()
         by_device: dict[torch.device, list[NamedParameter]] = {}
@@ -107,7 +107,8 @@ class UpdateReader:
                 by_device.setdefault(named.parameter.device, []).append(named)
         for device, moving in by_device.items():
             weights = _weights_of(moving)
-            self._kept[device] = (moving, list(torch._foreach_neg(weights)), self.rows.norms(weights))
+            ids = [self.rows.parameter_ids.id_of(named, PARAMETER, micro_step) for named in moving]
+            self._kept[device] = (moving, list(torch._foreach_neg(weights)), self.rows.norms(weights, ids))
 
     def read(self, micro_step: int = 0) -> None:
         """Append a row of new − old for each copied weight, computed as new + (−old), which is equal to the bit."""

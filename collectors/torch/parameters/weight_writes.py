@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from trainsentry.collectors.series import UNWRITTEN, Series
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
 from trainsentry.collectors.torch.parameters.gradients import gradient_of
+from trainsentry.collectors.torch.parameters.readers import state_of
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
@@ -46,15 +47,23 @@ class _Known:
     left_at: dict[int, int] = field(default_factory=dict)
     has_frozen: bool = False
 
+    def look_at(self, optimizer: Optimizer) -> list[Any] | None:
+        """Return the marks of all weights now, None where this optimizer's updates leave no mark."""
+        if any(group.get("fused") for group in optimizer.param_groups):
+            return _marks_of_steps(optimizer, self.parameters)
+        return _marks(self.parameters, are_sharded=self.are_sharded)
+
 
 class WeightWrites:
     """Appends `unwritten.<parameter>` for each weight that an update has left as it was, unlike the updates before.
 
-    torch counts the writes to a tensor in its version. An update writes to each weight that has a gradient, whatever
-    its learning rate; a weight without one may rest, as that of an expert without tokens does, but one that requires no
-    gradient any more was frozen. Where an update writes to none, there is one row, `unwritten`: they have gradients,
-    or the model has other weights in their places. `in_model` returns the parameters that the model has now. LBFGS
-    stops writing where it has converged, and compiled code writes as its compiler likes, so nothing is noted of them.
+    torch counts the writes to a tensor in its version, except those of a fused optimizer, which counts its updates of
+    each weight in `step`; fused SGD does not, so nothing is noted of it. An update writes to each weight that has a
+    gradient, whatever its learning rate; a weight without one may rest, as that of an expert without tokens does, but
+    one that requires no gradient any more was frozen. Where an update writes to none, there is one row, `unwritten`:
+    they have gradients, or the model has other weights in their places. `in_model` returns the parameters that the
+    model has now. LBFGS stops writing where it has converged, and compiled code writes as its compiler likes, so
+    nothing is noted of them.
     """
 
     def __init__(self, rows: StepRows, in_model: Callable[[], Iterable[Tensor]]) -> None:
@@ -71,14 +80,14 @@ class WeightWrites:
         if known is None or known.owned is not owned:
             parameters = [named.parameter for named in owned]
             known = self._known[optimizer] = _Known(owned, parameters, any(map(is_dtensor, parameters)))
-        known.marks = _marks(known.parameters, are_sharded=known.are_sharded)
+        known.marks = known.look_at(optimizer)
 
     def updated(self, optimizer: Optimizer) -> None:
         """Compare the weights after an update."""
         known = self._known.get(optimizer)
         if known is None or known.marks is None:
             return
-        same = list(map(operator.eq, known.marks, _marks(known.parameters, are_sharded=known.are_sharded)))
+        same = list(map(operator.eq, known.marks, known.look_at(optimizer) or known.marks))
         known.marks = None
         known.updates += 1
         if True in same:
@@ -118,3 +127,11 @@ def _marks(parameters: list[Tensor], *, are_sharded: bool) -> list[Any]:
         return list(map(_VERSION, parameters))
     except RuntimeError:  # an inference tensor has no count
         return list(map(version_of, parameters))
+
+
+def _marks_of_steps(optimizer: Optimizer, parameters: list[Tensor]) -> list[Any] | None:
+    """Return each weight's `step` in a fused optimizer's state with its count of changes, 0 for none."""
+    state = state_of(optimizer)
+    steps = [state[p].get("step") if p in state else None for p in parameters]
+    marks = [(id(step), version_of(step)) if isinstance(step, Tensor) else 0 for step in steps]
+    return marks if any(marks) else None

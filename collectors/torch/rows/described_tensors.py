@@ -97,6 +97,12 @@ compiled_share: Final[Callable[..., None] | None] = (
 """The compiled function that `shared_rows.py` asks for each activation, None where torch or a compiler lacks."""
 
 
+compiled_read: Final[Callable[..., bool] | None] = (
+    partial(host_rows.read_described, _FUNCTIONS) if _DLPACK_TELLS and hasattr(host_rows, "read_described") else None
+)
+"""Reads described tensors in host memory; see `collectors/native/host_rows.pyi`. None where `compiled_share` is."""
+
+
 def _found_intact(tensors: Sequence[Tensor], versions: Sequence[int], addresses: Sequence[int]) -> list[bool]:
     waiting = zip(tensors, versions, addresses, strict=True)
     return [x._version == version and (x.data_ptr() or EMPTY) == address for x, version, address in waiting]

@@ -8,7 +8,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trainsentry.collectors.histogram import MIDDLE, MOST_ELEMENTS, SLOTS, Counts, counts_of
 from trainsentry.collectors.statistics import COLUMNS, row_of_array
+from trainsentry.collectors.torch.rows.described_tensors import compiled_read
 from trainsentry.collectors.torch.rows.local_tensor import address_in_memory
 
 
@@ -45,10 +46,10 @@ _EMPTY: Final = (_NAN, _NAN, _NAN, 0.0, 0.0, 0.0, _NAN, _NAN)
 _READ: Final = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 """Dtypes that are read directly; others are widened first."""
 
-_PARALLEL: Final = parallel_region()
+PARALLEL: Final = parallel_region()
 """Address by which the kernel runs on torch's threads, which share the reading of large tensors."""
 
-_SHARED: Final = 32_768
+SHARED_FROM: Final = 32_768
 """Elements beyond which torch itself uses several threads (`at::internal::GRAIN_SIZE`). Below it the monitor must not
 start any: a child process forked afterwards would wait for threads that it does not have."""
 
@@ -85,7 +86,7 @@ def read_at(address: int, x: Tensor, eps: float, row: int, counts: int = 0) -> N
     """
     size = x.numel()
     counts = counts if size <= MOST_ELEMENTS else 0
-    host_rows.read(address, size, KINDS[x.dtype], eps, row, _PARALLEL, _threads_for(size), counts, 1.0)
+    host_rows.read(address, size, KINDS[x.dtype], eps, row, PARALLEL, _threads_for(size), counts, 1.0)
 
 
 def read_many_at(
@@ -98,7 +99,20 @@ def read_many_at(
     sizes, kinds = [x.numel() for x in tensors], [KINDS[x.dtype] for x in tensors]
     largest = max(sizes, default=0)
     counts = counts if largest <= MOST_ELEMENTS else 0
-    host_rows.read_many(addresses, sizes, kinds, eps, rows, _PARALLEL, _threads_for(largest), counts, scale)
+    host_rows.read_many(addresses, sizes, kinds, eps, rows, PARALLEL, _threads_for(largest), counts, scale)
+
+
+def read_described_at(
+    description: Any, largest: int, tensors: Sequence[Tensor], eps: float, rows: int, counts: int, scale: float
+) -> bool:
+    """Do what `read_many_at` does, if all tensors are as described, of `largest` elements at most; return whether."""
+    counts = counts if largest <= MOST_ELEMENTS else 0
+    try:
+        return compiled_read is not None and compiled_read(
+            tensors, description, Tensor.is_neg, eps, rows, PARALLEL, _threads_for(largest), counts, scale
+        )
+    except RuntimeError:  # values inside a transform
+        return False
 
 
 def align_at(
@@ -109,7 +123,7 @@ def align_at(
     kinds, others = [KINDS[a.dtype] for a, _ in pairs], [KINDS[b.dtype] for _, b in pairs]
     sizes = [a.numel() for a, _ in pairs]
     threads = _threads_for(max(sizes, default=0))
-    host_rows.align(firsts, kinds, seconds, others, sizes, rows.ctypes.data, _PARALLEL, threads)
+    host_rows.align(firsts, kinds, seconds, others, sizes, rows.ctypes.data, PARALLEL, threads)
 
 
 def rows_and_counts(
@@ -123,7 +137,7 @@ def rows_and_counts(
 
 
 def _threads_for(largest: int) -> int:
-    return torch.get_num_threads() if largest > _SHARED else 1
+    return torch.get_num_threads() if largest > SHARED_FROM else 1
 
 
 def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArray[np.float64]:

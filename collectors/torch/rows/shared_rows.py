@@ -16,7 +16,7 @@ from trainsentry.collectors.torch.device.registry import accelerator
 from trainsentry.collectors.torch.rows.described_tensors import compiled_share, describe, described_address
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, StorageFacts
-from trainsentry.collectors.torch.rows.host_statistics import PLAIN
+from trainsentry.collectors.torch.rows.host_statistics import PARALLEL, PLAIN, address_of
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
 from trainsentry.collectors.torch.rows.local_tensor import storage_range, whole_of
 
@@ -45,7 +45,7 @@ def _note_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> boo
 
 def _share_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> None:
     """Do what the compiled `share` does."""
-    *_, [is_captured], settle = state
+    *_, [is_captured], _, settle = state
     if is_captured is None or not is_captured():
         found = _note_plainly(state, series_id, tensor)
         if found is not None:
@@ -75,6 +75,13 @@ class _Usual(NamedTuple):
     rows: DeviceRows
 
 
+class _UsualOnHost(NamedTuple):
+    """A tensor in host memory that the kernel read in place in an earlier step, for a series."""
+
+    description: Any
+    layout: int
+
+
 class SharedRows(HostRows):
     """Collects the rows of tensors that several series may share, and reads those of a device together.
 
@@ -95,7 +102,9 @@ class SharedRows(HostRows):
         self._devices: dict[torch.device, DeviceRows] = {}
         self._accelerator = accelerator()
         self._read_at_once: set[int] = set()
-        self._usual: dict[int, _Usual] = {}
+        self._usual: dict[int, _Usual | _UsualOnHost] = {}
+        self._place_of_rows += [eps, PARALLEL, torch.get_num_threads]
+        self._knows_host_tensors = compiled_share is not None and not histograms
         self._recurring_aliases = RecurringArray(np.intp)
         self._recurring_sources = RecurringArray(np.intp)
         self._aliases: list[int] = []
@@ -105,7 +114,7 @@ class SharedRows(HostRows):
         self._stored_at: dict[int, list[int]] = {}
         self._capture_test: list[Callable[[], bool] | None] = [None]
         lists = self._ids, self._layout_ids, self._aliases, self._sources
-        ways = whole_of, self._layout, _IS_NEGATED, self._noted, self._capture_test, self.settle
+        ways = whole_of, self._layout, _IS_NEGATED, self._noted, self._capture_test, self._place_of_rows, self.settle
         self.add_shared: Callable[[int, Tensor], None] = partial(share, (self._seen, self._usual, *lists, *ways))
         """Appends the statistics of a tensor that several series may share: it is read once a step.
 
@@ -138,7 +147,9 @@ class SharedRows(HostRows):
         nothing noted, the tensor that it is a view of, or itself, and that one's count of changes.
         """
         if noted is True:
-            self._read_together(self._usual[series_id].rows)
+            usual = self._usual[series_id]
+            assert isinstance(usual, _Usual)
+            self._attempt(usual.rows.read_gathered)
         elif noted is False:
             self.add(series_id, tensor)
         else:
@@ -148,15 +159,15 @@ class SharedRows(HostRows):
         """Append a tensor that has no row in this step, as it is now: `whole` is what it is a view of, or itself."""
         position = len(self._ids)
         usual = self._usual.get(series_id)
-        address = None if usual is None else described_address(tensor, usual.description, _IS_NEGATED)
-        if (
-            usual is None
-            or not address
-            or ((usual.special or tensor._base is not None) and self._is_special(tensor, usual))
-        ):
-            self._add_unusual(series_id, tensor, version)
-        else:
+        address = None
+        if isinstance(usual, _Usual):
+            address = described_address(tensor, usual.description, _IS_NEGATED)
+            if (usual.special or tensor._base is not None) and address and self._is_special(tensor, usual):
+                address = None
+        if isinstance(usual, _Usual) and address:
             self._gather(series_id, tensor, address, version, usual)
+        else:
+            self._add_unusual(series_id, tensor, version)
         if len(self._ids) > position:
             self._seen[id(whole)] = weakref.ref(whole), version, position, tensor is whole
             self._noted.append(id(whole))
@@ -166,7 +177,7 @@ class SharedRows(HostRows):
         rows = self._devices.get(tensor.device)
         address = rows.address_in_place(tensor) if rows is not None and type(tensor) in PLAIN else 0
         if rows is None or not address:
-            self.add(series_id, tensor)
+            self._add_usually(series_id, tensor)
             return
         layout = self._layout(tensor)
         facts = StorageFacts.of(tensor)
@@ -174,6 +185,15 @@ class SharedRows(HostRows):
         if address != EMPTY and usual.description is not None and series_id not in self._read_at_once:
             self._usual[series_id] = usual
         self._gather(series_id, tensor, address, version, usual)
+
+    def _add_usually(self, series_id: int, tensor: Tensor) -> None:
+        """Append a tensor that no device's kernels read, and know it again if the host's kernel reads it in place."""
+        position = len(self._ids)
+        self.add(series_id, tensor)
+        if self._knows_host_tensors and len(self._ids) > position and address_of(tensor):
+            description = describe([tensor])
+            if description is not None:
+                self._usual[series_id] = _UsualOnHost(description, self._layout_ids[position])
 
     def _is_special(self, tensor: Tensor, usual: _Usual) -> bool:
         """Whether a tensor is in a private format, or keeps more memory in use than its series' usually does."""
@@ -185,15 +205,9 @@ class SharedRows(HostRows):
         position = len(self._ids)
         self._layout_ids.append(usual.layout)
         self._ids.append(series_id)
-        try:
-            usual.rows.gather(position, tensor, address, version, usual.facts)
-            if series_id in self._read_at_once:
-                usual.rows.read_gathered()
-        except Exception as error:
-            self._dropped.add(position)
-            if self.refused is None:
-                raise
-            self.refused(error)
+        self._attempt_rows([position], usual.rows.gather, position, tensor, address, version, usual.facts)
+        if series_id in self._read_at_once:
+            self._attempt(usual.rows.read_gathered)
 
     def before_write(self, tensors: Sequence[Tensor]) -> None:
         """Read what waits, and forget that it was read, where it shares memory with tensors that will be written now.
@@ -216,15 +230,7 @@ class SharedRows(HostRows):
     def read_gathered(self) -> None:
         """Read the tensors that wait to be read together: they may be overwritten from now on."""
         for rows in self._devices.values():
-            self._read_together(rows)
-
-    def _read_together(self, rows: DeviceRows) -> None:
-        try:
-            rows.read_gathered()
-        except Exception as error:
-            if self.refused is None:
-                raise
-            self.refused(error)
+            self._attempt(rows.read_gathered)
 
     def _drop_unwritten(self) -> int:
         """Drop rows without values, with their aliases; return how many were overwritten before they were read.

@@ -25,17 +25,20 @@ from trainsentry.collectors.torch.rows.host_statistics import (
     rows_and_counts,
 )
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors
-from trainsentry.collectors.torch.rows.local_tensor import (
-    is_batched,
-    is_readable,
-    local,
-    stored_values,
-)
+from trainsentry.collectors.torch.rows.local_tensor import is_batched, is_readable, local, stored_values
 from trainsentry.collectors.torch.rows.pair_rows import Pairs, rows_of_host_pairs
 from trainsentry.collectors.torch.rows.row_lock import keep_threads_apart
 from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
 from trainsentry.collectors.torch.rows.shared_rows import SharedRows
-from trainsentry.collectors.torch.rows.tensor_lists import Batch, KnownList, KnownLists, groups_of, inverse_of
+from trainsentry.collectors.torch.rows.tensor_lists import (
+    Batch,
+    KnownHostList,
+    KnownList,
+    KnownLists,
+    groups_of,
+    inverse_of,
+    layouts_of_list,
+)
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
 
@@ -65,6 +68,7 @@ class StepRows(SharedRows):
     ) -> None:
         super().__init__(table, eps, refused, limits, histograms=histograms)
         self._device_rows_on_cpu = device_rows_on_cpu
+        self._knows_host_tensors &= not device_rows_on_cpu
         self._has_lock = False
         self._shard_layouts = ShardLayouts(table)
         self._lists = KnownLists(self._plain_layout)
@@ -155,13 +159,17 @@ class StepRows(SharedRows):
         ]
         self._ids += series_ids
 
-    def norms(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the L2 norms of tensors of one device, shape (n,), on that device, without adding rows."""
+    def norms(self, tensors: Sequence[Tensor], read_as: list[int]) -> Tensor:
+        """Return the L2 norms of tensors of one device, shape (n,), on that device, without adding rows.
+
+        Those on the host are not read again where the series `read_as` have rows of them in this step.
+        """
         addresses = [address_of(x) for x in tensors]
         if self._device_rows_on_cpu or not all(addresses):
             wide = [x.abs() if x.is_complex() else x for x in tensors]
             return torch.stack(torch._foreach_norm(wide, 2, device_of(wide[0]).row_dtype))
-        return torch.from_numpy(rows_and_counts(addresses, tensors, self.eps)[0][:, NORM])
+        known = self._norms_of(read_as)
+        return torch.from_numpy(rows_and_counts(addresses, tensors, self.eps)[0][:, NORM] if known is None else known)
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
         """Append a scalar: a Python number, or a tensor of one element; never waits for a device."""
@@ -222,14 +230,6 @@ class StepRows(SharedRows):
             return self.table.layout_id(Layout((), dtype_name(tensor), tensor.numel()))
         return self._plain_layout(tensor.shape, tensor.dtype)
 
-    def _attempt(self, add: Callable[..., None], *args: Any) -> None:
-        try:
-            add(*args)
-        except Exception as error:
-            if self.refused is None:
-                raise
-            self.refused(error)
-
     def _add_dense_one(self, address: int, series_id: int, tensor: Tensor) -> None:
         position = len(self._ids)
         self._make_room(position + 1)
@@ -244,15 +244,30 @@ class StepRows(SharedRows):
         self._make_room(end)
         read_many_at(addresses, batch.tensors, self.eps, *self._place(batch.start), batch.scale)
         self._finish_on_host(slice(batch.start, end), batch.divisor, batch.norms)
-        of = self._plain_layout
-        self._layout_ids += [
-            of(x.shape, x.dtype) if n is None else n for n, x in zip(layouts, batch.tensors, strict=True)
-        ]
+        known = self._lists.learn_on_host(series_ids, batch.tensors)
+        self._layout_ids += layouts_of_list(known.layouts, layouts)
         self._ids += series_ids
+
+    def _add_on_host(
+        self, known: KnownHostList, batch: Batch, series_ids: Sequence[int], layouts: "Sequence[int | None] | None"
+    ) -> bool:
+        """Append CPU tensors that are as they were in the step before; False if they are not."""
+        end = batch.start + len(batch.tensors)
+        self._make_room(end)
+        if not known.read(batch.tensors, self.eps, *self._place(batch.start), batch.scale):
+            return False
+        self._finish_on_host(slice(batch.start, end), batch.divisor, batch.norms)
+        self._layout_ids += layouts_of_list(known.layouts, layouts)
+        self._ids += series_ids
+        return True
 
     def _add_in_place(self, batch: Batch, series_ids: Sequence[int], layouts: "Sequence[int | None] | None") -> bool:
         """Append tensors that the kernels of one device read in place, and of the host; False if there are others."""
         known = self._lists.of(series_ids)
+        if isinstance(known, KnownHostList):
+            if self._add_on_host(known, batch, series_ids, layouts):
+                return True
+            known = None
         addresses = None if known is None else described_addresses(batch.tensors, known.description)
         if known is None or addresses is None:
             rows = self._only_device(batch.tensors)
@@ -305,10 +320,7 @@ class StepRows(SharedRows):
             batch.divisor,
         )
         rows.finish(len(tensors), batch.divisor, norms)
-        plain = known.layouts
-        self._layout_ids += (
-            plain if layouts is None else [of if n is None else n for n, of in zip(layouts, plain, strict=True)]
-        )
+        self._layout_ids += layouts_of_list(known.layouts, layouts)
         self._ids += series_ids
 
     def _read_group(self, key: Any, routes: Sequence[Any], places: list[int], batch: Batch) -> None:
@@ -328,16 +340,6 @@ class StepRows(SharedRows):
                 self._read_alone(positions[0], part, batch.divisor, norms)
             else:
                 self._dropped.add(positions[0])
-
-    def _attempt_rows(self, positions: Sequence[int], read: Callable[..., None], *args: Any) -> None:
-        """Write rows that were appended; drop them if that fails."""
-        try:
-            read(*args)
-        except Exception as error:
-            self._dropped.update(positions)
-            if self.refused is None:
-                raise
-            self.refused(error)
 
     def _find_routes(self, tensors: Sequence[Tensor], routes: "list[int | DeviceRows | None]") -> None:
         """Set how each tensor is read: by its address, by its device's fused kernels, or alone (None)."""

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.rows.described_tensors import describe
+from trainsentry.collectors.torch.rows.described_tensors import compiled_read, describe
+from trainsentry.collectors.torch.rows.host_statistics import read_described_at
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import DtypeGroup, groups_if_at_once
 
 Value = TypeVar("Value")
@@ -78,6 +79,24 @@ class KnownList:
         return [values[i] for i in self.places] if self.host_places else values
 
 
+@dataclass(frozen=True, slots=True)
+class KnownHostList:
+    """What follows from the shapes and dtypes of a list of tensors in host memory; `largest` has the most elements."""
+
+    description: Any
+    layouts: list[int]
+    largest: int
+
+    def read(self, tensors: Sequence[Tensor], eps: float, rows: int, counts: int = 0, scale: float = 1.0) -> bool:
+        """Write the statistics of a list that is as described, as `read_many_at` does; return whether it is."""
+        return read_described_at(self.description, self.largest, tensors, eps, rows, counts, scale)
+
+
+def layouts_of_list(plain: list[int], given: "Sequence[int | None] | None") -> list[int]:
+    """Return the layouts of a list's tensors: those that are given, and those of plain tensors for the others."""
+    return plain if given is None else [of if n is None else n for n, of in zip(given, plain, strict=True)]
+
+
 MOST_KNOWN: Final = 100_000
 """Tensors in known lists, some 20 MB; then all are forgotten, as lists differ where experts take turns."""
 
@@ -87,10 +106,10 @@ class KnownLists:
 
     def __init__(self, layout_id: Callable[[tuple[int, ...], torch.dtype], int]) -> None:
         self._layout_id = layout_id
-        self._lists: dict[tuple[int, int], KnownList] = {}
+        self._lists: dict[tuple[int, int], KnownList | KnownHostList] = {}
         self._tensors = 0
 
-    def of(self, series_ids: Sequence[int]) -> KnownList | None:
+    def of(self, series_ids: Sequence[int]) -> KnownList | KnownHostList | None:
         """Return what is known of the list that some series had before, None for the first time."""
         return self._lists.get((series_ids[0], len(series_ids))) if series_ids else None
 
@@ -105,9 +124,22 @@ class KnownLists:
         sizes = [x.numel() for x in there]
         groups = groups_if_at_once([x.dtype for x in there], sizes)
         known = KnownList(describe(tensors), there[0].device, layouts, places, host_places, sizes, groups)
-        self._tensors += len(tensors)
+        self._remember(series_ids, known)
+        return known
+
+    def learn_on_host(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> KnownHostList:
+        """Remember a list of plain tensors in host memory that the kernel reads in place, instead of the one before."""
+        layouts = [self._layout_id(x.shape, x.dtype) for x in tensors]
+        description = None if compiled_read is None else describe(tensors)
+        known = KnownHostList(description, layouts, max((x.numel() for x in tensors), default=0))
+        if description is not None:
+            self._remember(series_ids, known)
+        return known
+
+    def _remember(self, series_ids: Sequence[int], known: KnownList | KnownHostList) -> None:
+        self._tensors += len(series_ids)
         if self._tensors > MOST_KNOWN:
             self._lists.clear()
-            self._tensors = len(tensors)
-        self._lists[series_ids[0], len(series_ids)] = known
-        return known
+            self._tensors = len(series_ids)
+        if series_ids:
+            self._lists[series_ids[0], len(series_ids)] = known

@@ -56,6 +56,13 @@ def test_a_healthy_device_gives_the_same_bits_and_training_does_not_change(tmp_p
     assert found == ()
 
 
+def test_what_comes_out_the_same_in_host_memory_is_not_computed_twice(tmp_path, monkeypatch):
+    calls, original = [], repeated_calls._again
+    monkeypatch.setattr(repeated_calls, "_again", lambda *args: calls.append(1) or original(*args))
+    _, rows, _ = train(tmp_path, net())
+    assert len(calls) == rows["name"].str.startswith("recomputed.").sum()
+
+
 def test_a_wrong_output_is_found_and_its_module_named(tmp_path):
     model, now = net(), {"step": 0}
 

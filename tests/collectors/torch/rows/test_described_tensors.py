@@ -7,7 +7,7 @@ import pytest
 import torch
 from counted_launches import counted_launches
 from torch import nn
-from torch._subclasses import FakeTensorMode
+from unlike_tensors import unlike_tensors
 
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.shared.recurring_arrays import RecurringArray
@@ -32,43 +32,16 @@ def looked_at(request, monkeypatch):
         monkeypatch.setattr(shared_rows, "described_address", described_tensors._compared_address)
 
 
-def others():
-    """Tensors that differ from a dense one of shape (2, 3) in one way each."""
-    x = torch.ones(2, 3)
-    with FakeTensorMode():
-        fake = torch.ones(2, 3)
-    return {
-        "transposed": torch.ones(3, 2).t(),
-        "resized": torch.ones(3, 3),
-        "flat": torch.ones(6),
-        "part of rows": torch.ones(2, 4)[:, :3],
-        "half": x.half(),
-        "bfloat16": x.bfloat16(),
-        "as wide": x.view(torch.int32),
-        "parameter": nn.Parameter(x),
-        "negative bit": torch._neg_view(x),
-        "known zero": torch._efficientzerotensor(2, 3),
-        "meta": x.to("meta"),
-        "sparse": x.to_sparse(),
-        "sparse rows": x.to_sparse_csr(),
-        "nested": torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
-        "quantized": torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-        "fake": fake,
-        "complex": x.to(torch.complex64).conj(),
-        "without elements": torch.ones(0, 3),
-    }
-
-
-@pytest.mark.parametrize("name", others())
+@pytest.mark.parametrize("name", unlike_tensors())
 def test_a_tensor_that_differs_has_no_address_and_raises_nothing(looked_at, name):
     x, beside = torch.ones(2, 3), torch.ones(4)
     description = describe([x, beside])
     again = [torch.zeros(2, 3), torch.zeros(4)]
     assert described_addresses(again, description) == [y.data_ptr() for y in again]
-    assert described_addresses([others()[name], beside], description) is None
-    assert described_addresses([beside, others()[name]], description) is None
-    assert not shared_rows.described_address(others()[name], describe([x]), torch.Tensor.is_neg)
-    describe([others()[name]])  # raises nothing either
+    assert described_addresses([unlike_tensors()[name], beside], description) is None
+    assert described_addresses([beside, unlike_tensors()[name]], description) is None
+    assert not shared_rows.described_address(unlike_tensors()[name], describe([x]), torch.Tensor.is_neg)
+    describe([unlike_tensors()[name]])  # raises nothing either
 
 
 def test_values_inside_a_transform_have_no_address(looked_at):

@@ -32,7 +32,7 @@ def two_threads():
 def rows_of(tensors, parallel, eps=0.0):
     rows = np.zeros((len(tensors), COLUMNS))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_statistics, "_PARALLEL", parallel)
+        patch.setattr(host_statistics, "PARALLEL", parallel)
         host_statistics.read_many_at([x.data_ptr() for x in tensors], tensors, eps, rows.ctypes.data)
     return rows
 
