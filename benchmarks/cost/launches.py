@@ -5,6 +5,7 @@
 Rows of CPU tensors are kept as on an accelerator, and the kernels are replaced by ones that only count. Models: the
 GPTs of the cost benchmarks, trained by AdamW, everything collected at each step, one part after another. Host time is
 the monitor's own in the hooks, by `time.perf_counter`, a tensor; Python calls are those inside the monitor's files.
+Nothing is computed again (`recompute`): that is no reading, and `overhead.py` prices it.
 """
 
 import argparse
@@ -116,6 +117,8 @@ def measure(config: GptConfig, part: str, steps: int) -> dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     tokens = torch.randint(256, (1, 9))
     collect: dict[str, Any] = {p: {"every": 1} if p == part else False for p in PARTS} | {"communication": False}
+    if part == "activations":
+        collect[part]["recompute"] = False
     settings = {"output_dir": tempfile.mkdtemp(), "collect": collect, "detect": False, "on_incident": False}
     with counted() as kernels:
         monitor = trainsentry.TrainMonitor(settings).watch(model, optimizer)

@@ -5,7 +5,7 @@
  */
 
 /* What `share` is given: the members of a tuple. */
-enum { SEEN, USUAL, IDS, LAYOUTS, ALIASES, SOURCES, WHOLE_OF, LAYOUT_OF, IS_NEGATED, NOTED, CAPTURED, HOST_ROWS, OTHERWISE, STATE_MEMBERS };
+enum { SEEN, USUAL, IDS, LAYOUTS, ALIASES, SOURCES, WHOLE_OF, LAYOUT_OF, IS_NEGATED, NOTED, CAPTURED, HOST_ROWS, ALIASED, OTHERWISE, STATE_MEMBERS };
 
 /* What is usual for a series, the first members of a tuple. Of a tensor in host memory, the first two are all. */
 enum { DESCRIPTION, LAYOUT, FACTS, SPECIAL, WAITING, ON_HOST = 2 };
@@ -96,13 +96,58 @@ static int find_whole(const dl_functions *dl, shared *s) {
     return covered < 0 ? -1 : 0;
 }
 
+/* Returns the address of a tensor that is as usual, else None. */
+static PyObject *usual_address(const dl_functions *dl, const shared *s, PyObject *description) {
+    char *bytes;
+    Py_ssize_t length;
+    if (!PyBytes_Check(description))
+        Py_RETURN_NONE;
+    if (PyBytes_AsStringAndSize(description, &bytes, &length))
+        return NULL;
+    const int64_t *expected = (const int64_t *)bytes;
+    return address_of_described(dl, s->x, &expected, expected + length / (Py_ssize_t)sizeof *expected,
+                                member(s, IS_NEGATED));
+}
+
+/* Returns the layout of a tensor, and remembers it for the series where the tensor can be described. */
+static PyObject *layout_anew(const dl_functions *dl, const shared *s) {
+    int64_t now[4 + MOST_DIMENSIONS];
+    void *data;
+    PyObject *layout = PyObject_CallFunctionObjArgs(member(s, LAYOUT_OF), s->x, NULL);
+    int64_t count = layout == NULL ? -1 : look_at(dl, s->x, now, 4 + MOST_DIMENSIONS, &data);
+    if (count > 0 && count <= 4 + MOST_DIMENSIONS) {
+        PyObject *described = PyBytes_FromStringAndSize((const char *)now, count * (Py_ssize_t)sizeof *now);
+        PyObject *aliased = described == NULL ? NULL : PyTuple_Pack(2, described, layout);
+        if (aliased == NULL || PyDict_SetItem(member(s, ALIASED), s->series, aliased))
+            count = -1;
+        Py_XDECREF(described);
+        Py_XDECREF(aliased);
+    }
+    if (count < 0)
+        Py_CLEAR(layout);
+    return layout;
+}
+
+/* Returns the layout of a tensor whose values another series has: that of the step before, where it is as it was then. */
+static PyObject *layout_of_alias(const dl_functions *dl, const shared *s) {
+    PyObject *aliased = PyDict_GetItemWithError(member(s, ALIASED), s->series);
+    if (aliased == NULL)
+        return PyErr_Occurred() ? NULL : layout_anew(dl, s);
+    PyObject *address = usual_address(dl, s, PyTuple_GetItem(aliased, DESCRIPTION));
+    if (address == NULL)
+        return NULL;
+    PyObject *layout = address == Py_None ? layout_anew(dl, s) : Py_NewRef(PyTuple_GetItem(aliased, LAYOUT));
+    Py_DECREF(address);
+    return layout;
+}
+
 /* Adds a row that has the values of one before. */
-static int append_alias(const shared *s, PyObject *known) {
+static int append_alias(const dl_functions *dl, const shared *s, PyObject *known) {
     PyObject *source = PyTuple_GetItem(known, 2), *layouts = member(s, LAYOUTS), *layout;
     if (s->whole == s->x && PyTuple_GetItem(known, 3) == Py_True)
         layout = Py_XNewRef(PyList_GetItem(layouts, PyLong_AsSsize_t(source)));
     else
-        layout = PyObject_CallFunctionObjArgs(member(s, LAYOUT_OF), s->x, NULL);
+        layout = layout_of_alias(dl, s);
     int failed = layout == NULL || append(member(s, ALIASES), PyLong_FromSsize_t(PyList_Size(member(s, IDS)))) ||
                  PyList_Append(member(s, SOURCES), source) || append_row(s, layout);
     Py_XDECREF(layout);
@@ -115,19 +160,6 @@ static int is_same_stream(PyObject *waiting) {
     int same = number == NULL ? -1 : PyObject_RichCompareBool(number, PyList_GetItem(PyTuple_GetItem(waiting, STREAM), 0), Py_EQ);
     Py_XDECREF(number);
     return same;
-}
-
-/* Returns the address of a tensor that is as usual, else None. */
-static PyObject *usual_address(const dl_functions *dl, const shared *s, PyObject *description) {
-    char *bytes;
-    Py_ssize_t length;
-    if (!PyBytes_Check(description))
-        Py_RETURN_NONE;
-    if (PyBytes_AsStringAndSize(description, &bytes, &length))
-        return NULL;
-    const int64_t *expected = (const int64_t *)bytes;
-    return address_of_described(dl, s->x, &expected, expected + length / (Py_ssize_t)sizeof *expected,
-                                member(s, IS_NEGATED));
 }
 
 /* Returns a tensor of the same values that does not keep the graph alive, and shares the count of changes. */
@@ -238,7 +270,7 @@ static PyObject *keep_if_usual(const dl_functions *dl, const shared *s) {
 static PyObject *share_whole(const dl_functions *dl, const shared *s) {
     PyObject *known = Py_XNewRef(PyDict_GetItemWithError(member(s, SEEN), s->key));
     int same = known != NULL ? is_known(s, known) : PyErr_Occurred() ? -1 : 0;
-    if (same == 1 && append_alias(s, known))
+    if (same == 1 && append_alias(dl, s, known))
         same = -1;
     Py_XDECREF(known);
     if (same < 0)

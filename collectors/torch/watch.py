@@ -169,7 +169,6 @@ class TorchWatch(WatchedModel):
         )
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self._optimized.choose(self._selections)
-        self.rows.expect_devices({p.parameter.device for p in names.parameters})
 
     def adopt(self, settings: CollectSettings) -> None:
         """Read what other settings choose, from the next step on; a pattern that matches nothing is left out.
@@ -286,6 +285,8 @@ class TorchWatch(WatchedModel):
         self.guard.run("additions", self._follow_additions)
         self._begin_step(plan)
         self._scale.forget()
+        if ACTIVATIONS in plan:  # and each time, as a model may have been moved
+            self.rows.expect_devices({p.parameter.device for p in self.names.parameters})
         self._activations.open_step(sampling=ACTIVATIONS in plan, inputs=self.in_window)
         if self.communication is not None:
             self.communication.open_step(sampling=COMMUNICATION in plan)

@@ -7,6 +7,7 @@ import torch
 from tiny_models import Gpt, ResNet, mlp
 
 import trainsentry
+from trainsentry.collectors.torch.rows.row_lock import ADDING
 
 STEPS = 5
 
@@ -76,6 +77,30 @@ def test_a_captured_step_is_left_alone_and_the_next_one_is_recorded(out):
         on_device.train(model, optimizer, data[2:], monitor)
         assert set(monitor.records().step) == {0, 1}
     assert vars(torch.npu.NPUGraph)["replay"].__module__ == "simulated_npu.npu_module"
+
+
+@pytest.fixture
+def kept_parameters():
+    """A module that is moved keeps its parameters, as it does on CUDA."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def test_a_part_that_is_moved_to_a_device_after_watch_brings_the_lock_with_the_next_activations(out, kept_parameters):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = on_device.everything(out) | {"collect": {"activations": {"every": 2}}}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        locked = []
+        for step in range(3):
+            place = "npu:0" if step else "cpu"
+            model[1].to(place)
+            locked.append(set(ADDING) <= vars(monitor._loop.watch.rows).keys())
+            model[1](model[0](torch.ones(3, 4)).to(place)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert locked == [False, False, True]
 
 
 def test_two_devices_in_one_process(out):

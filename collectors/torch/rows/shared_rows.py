@@ -45,7 +45,7 @@ def _note_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> boo
 
 def _share_plainly(state: tuple[Any, ...], series_id: int, tensor: Tensor) -> None:
     """Do what the compiled `share` does."""
-    *_, [is_captured], _, settle = state
+    *_, [is_captured], _, _, settle = state
     if is_captured is None or not is_captured():
         found = _note_plainly(state, series_id, tensor)
         if found is not None:
@@ -112,9 +112,11 @@ class SharedRows(HostRows):
         self._seen: dict[int, _Seen] = {}
         self._noted: list[int] = []
         self._stored_at: dict[int, list[int]] = {}
+        self._aliased: dict[int, tuple[bytes, int]] = {}
         self._capture_test: list[Callable[[], bool] | None] = [None]
         lists = self._ids, self._layout_ids, self._aliases, self._sources
-        ways = whole_of, self._layout, _IS_NEGATED, self._noted, self._capture_test, self._place_of_rows, self.settle
+        known = self._capture_test, self._place_of_rows, self._aliased
+        ways = whole_of, self._layout, _IS_NEGATED, self._noted, *known, self.settle
         self.add_shared: Callable[[int, Tensor], None] = partial(share, (self._seen, self._usual, *lists, *ways))
         """Appends the statistics of a tensor that several series may share: it is read once a step.
 
