@@ -22,8 +22,9 @@ and a sum over two ranks is twice their mean."""
 FACTORS_BEFORE: Final = 10
 """Steps whose factor was seen, before one counts."""
 
-Sums = dict[str, tuple[float, float]]
-"""By parameter, the sum of its gradient's elements before and after the reduction."""
+Sums = dict[str, tuple[float, float, int, int]]
+"""By parameter: the sum of its gradient's elements before and after the reduction, how many of the reduced elements are
+held, and how many the parameter has."""
 
 ALIKE: Final = 1e-6
 """Relative difference up to which reduced sums are equal; replicas that differ have a rule of their own."""
@@ -31,17 +32,16 @@ ALIKE: Final = 1e-6
 
 @dataclass(frozen=True)
 class _Part:
-    """Sums of `ranks` ranks: of their own gradients together, and of the reduced ones.
+    """Sums of `ranks` ranks: of their own gradients together, and of the reduced ones that they hold.
 
-    A reduced gradient is whole on each rank (`alike`: equal on all of them), or of the names `sharded` a part is on
-    each, so that the sums of the parts are added.
+    A reduced gradient is whole on each rank (`alike`: equal on all of them), or the ranks hold it in parts, some of
+    them perhaps nothing.
     """
 
     ranks: int
     first: int
     sums: Sums
     alike: bool
-    sharded: tuple[str, ...] = ()
 
 
 class ReductionRule(Detector):
@@ -62,21 +62,22 @@ class ReductionRule(Detector):
 
     def take(self, rank: int, table: SeriesTable, record: StepRecord) -> None:
         """Take one rank's gradients of a step."""
-        before, pieces = self._sums(table, record, GRADIENT_UNREDUCED)
-        before = {name: total for name, total in before.items() if name not in pieces}
-        if not before:
-            return
-        after, parts = self._sums(table, record, GRADIENT)
-        both = {name: (total, after[name]) for name, total in before.items() if name in after}
+        before = self._sums(table, record, GRADIENT_UNREDUCED, whole=True)
+        after = self._sums(table, record, GRADIENT) if before else {}
+        wrong = self._repeated_or_wrong(table, record)
+        both = {
+            name: (total, *after.get(name, (0.0, 0)), size)
+            for name, (total, size) in before.items()
+            if size and name not in wrong
+        }
         if both:
-            sharded = tuple(sorted(parts & both.keys()))
-            self._steps.setdefault(record.step, {})[rank] = _Part(1, rank, both, alike=True, sharded=sharded)
+            self._steps.setdefault(record.step, {})[rank] = _Part(1, rank, both, alike=True)
 
     def take_part(self, step: int, source: int, part: dict[str, Any] | None) -> None:
         """Take the sums of a step from the ranks that report to another recorder, `source`, as its `left` made them."""
         if part is not None:
-            sums = {name: (before, after) for name, (before, after) in part["sums"].items()}
-            found = _Part(part["ranks"], part["first"], sums, part["alike"], tuple(part["sharded"]))
+            sums = {name: (before, after, held, size) for name, (before, after, held, size) in part["sums"].items()}
+            found = _Part(part["ranks"], part["first"], sums, part["alike"])
             self._parts.setdefault(step, {})[source, found.first] = found
 
     def go_back(self, step: int, source: int) -> None:
@@ -97,8 +98,10 @@ class ReductionRule(Detector):
         part = self._put_together(step, data_parallel)
         if part is None or part.ranks < 2 or part.ranks != len(data_parallel) or not part.alike:
             return []
-        before, reduced = np.array([part.sums[name] for name in sorted(part.sums)]).reshape(-1, 2).T
-        mean = before / part.ranks
+        before, after, held, size = np.array([part.sums[name] for name in sorted(part.sums)]).reshape(-1, 4).T
+        copies = held / size
+        known = (copies == 1) | (copies == part.ranks)  # else some ranks have the same part, or none has one
+        mean, reduced = before[known] / part.ranks, after[known] / copies[known]
         power = float(mean @ mean)
         factor = float(mean @ reduced) / power if power > 0 and np.isfinite(reduced).all() else math.nan
         if not math.isfinite(factor):
@@ -117,20 +120,19 @@ class ReductionRule(Detector):
         parts += [part for rank, part in ranks.items() if rank in data_parallel]
         if not parts:
             return None
-        names = set.intersection(*(set(part.sums) for part in parts))
-        sharded = names.intersection(*(part.sharded for part in parts))
-        names -= set().union(*(part.sharded for part in parts)) - sharded  # whole on some ranks alone
-        after = np.array([[part.sums[n][1] for n in sorted(names - sharded)] for part in parts])
+        names = sorted(set.intersection(*(set(part.sums) for part in parts)))
+        each = np.array([[part.sums[name] for name in names] for part in parts]).reshape(len(parts), len(names), 4)
+        counts = np.array([part.ranks for part in parts])[:, None]
+        whole = (each[:, :, 2] == counts * each[:, :, 3]).all(axis=0)  # on every rank
+        after = (each[:, :, 1] / counts)[:, whole]
         alike = bool(np.allclose(after, after[0], rtol=ALIKE, atol=1e-12)) and all(part.alike for part in parts)
         sums = {
-            n: (
-                sum(part.sums[n][0] for part in parts),
-                sum(part.sums[n][1] for part in parts) if n in sharded else parts[0].sums[n][1],
+            name: (float(before), float(held_sum), int(held), int(size))
+            for name, (before, held_sum, held), size in zip(
+                names, each[:, :, :3].sum(axis=0).tolist(), each[0, :, 3].tolist(), strict=True
             )
-            for n in names
         }
-        ranks_of_all, first = sum(part.ranks for part in parts), min(part.first for part in parts)
-        return _Part(ranks_of_all, first, sums, alike, tuple(sorted(sharded)))
+        return _Part(int(counts.sum()), min(part.first for part in parts), sums, alike)
 
     @staticmethod
     def sentence(anomaly: Anomaly, _subject: str) -> str:
@@ -141,23 +143,32 @@ class ReductionRule(Detector):
         )
 
     @staticmethod
-    def _sums(table: SeriesTable, record: StepRecord, quantity: str) -> tuple[dict[str, float], set[str]]:
-        """Return the sum of each parameter's gradient on this rank, and the names of those that are parts of one."""
-        found: dict[str, float] = {}
-        several, parts = set(), set()
+    def _sums(
+        table: SeriesTable, record: StepRecord, quantity: str, *, whole: bool = False
+    ) -> dict[str, tuple[float, int]]:
+        """Return the sum and the number of elements of each gradient on this rank; `whole` leaves out parts of one."""
+        found: dict[str, tuple[float, int]] = {}
         for row, series_id in enumerate(record.ids.tolist()):
+            series, layout = table.series[series_id], table.layouts[record.layouts[row]]
+            if series.quantity == quantity and not (whole and layout.region):
+                total = float(record.values[row, MEAN]) * layout.numel if layout.numel else 0.0
+                found[series.name] = total, layout.numel
+        return found
+
+    @staticmethod
+    def _repeated_or_wrong(table: SeriesTable, record: StepRecord) -> set[str]:
+        """Return the parameters of which a gradient is not finite, or has several rows."""
+        seen: set[tuple[str, str]] = set()
+        found: set[str] = set()
+        wrong: list[bool] = (record.values[:, NANS] + record.values[:, INFS] > 0).tolist()
+        for series_id, is_wrong in zip(record.ids.tolist(), wrong, strict=True):
             series = table.series[series_id]
-            layout = table.layouts[record.layouts[row]]
-            if series.quantity != quantity:
-                continue
-            if layout.region:
-                parts.add(series.name)
-            values = record.values[row]
-            if values[NANS] + values[INFS] > 0 or series.name in found:
-                several.add(series.name)
-                continue
-            found[series.name] = float(values[MEAN]) * layout.numel
-        return {name: total for name, total in found.items() if name not in several}, parts
+            if series.quantity in {GRADIENT, GRADIENT_UNREDUCED}:
+                key = series.quantity, series.name
+                if is_wrong or key in seen:
+                    found.add(series.name)
+                seen.add(key)
+        return found
 
 
 def _anomaly(step: int, rank: int, factor: float, usual: float) -> Anomaly:

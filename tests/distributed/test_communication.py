@@ -15,6 +15,9 @@ OPS = {
 }  # fmt: skip
 
 
+NEEDS_DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+
+
 def test_every_kind_of_call_with_its_order_bytes_and_time(two_ranks, tmp_path):
     for bare, found, left, changed in two_ranks.run(communicating.watched, tmp_path):
         assert found == [bare, bare], "waits return what they returned before"
@@ -57,8 +60,7 @@ def test_padding_that_nobody_reads_raises_no_alarm(two_ranks, tmp_path):
     ("Fsdp2", {"all_gather_into_tensor", "reduce_scatter_tensor"}),
     ("Fsdp1", {"all_gather", "reduce_scatter_tensor"}),
     ("TensorParallel", {"all_reduce"}),
-    pytest.param("Zero2", {"all_reduce", "all_gather_into_tensor"}, marks=pytest.mark.skipif(
-        importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")),
+    pytest.param("Zero2", {"all_reduce", "all_gather_into_tensor"}, marks=NEEDS_DEEPSPEED),
 ])  # fmt: skip
 def test_what_frameworks_issue_by_themselves(two_ranks, tmp_path, name, expected):
     two_ranks.run(train, name, tmp_path, steps=2, gather=False, config={"collect": {"communication": {"every": 1}}})
@@ -81,7 +83,10 @@ def test_a_dump_has_the_gradient_that_arrived(two_ranks, tmp_path):
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
-@pytest.mark.parametrize("name", ["Ddp", "Fsdp2", "Fsdp2Mixed", "Fsdp1"])
+@pytest.mark.parametrize("name", [
+    "Ddp", "Fsdp2", "Fsdp2Mixed", "Fsdp1", "Fsdp1Original", "ZeroRedundancy",
+    *(pytest.param(stage, marks=NEEDS_DEEPSPEED) for stage in ("Zero1", "Zero2", "Zero3")),
+])  # fmt: skip
 def test_gradients_that_are_summed_where_they_were_averaged(two_ranks, tmp_path, name, broken):
     told = [("all", "communication_mismatch", linear_identities.FAULT)] if broken else []
     first, _ = two_ranks.run(linear_identities.incidents_of, name, tmp_path, broken=broken)

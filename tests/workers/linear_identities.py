@@ -23,14 +23,22 @@ def incidents_of(name, out, *, broken):
         for step, micro_batches in enumerate(batches(STEPS, 1)):
             chosen.step(micro_batches, None)
             if broken and step == FAULT:
-                for parameter in chosen.model.parameters():
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(dist.get_world_size())
+                for gradient in reduced_gradients(chosen):
+                    gradient.mul_(dist.get_world_size())
             chosen.update()
         monitor.flush()
     finally:
         monitor.close()
     return [(i.name, i.kind, i.step) for i in monitor.incidents]
+
+
+def reduced_gradients(chosen):
+    """Yield the gradients that the next update uses; ZeRO of DeepSpeed keeps them beside the parameters."""
+    averaged = getattr(chosen.optimizer, "averaged_gradients", None)
+    if averaged:
+        yield from (gradient for group in averaged.values() for gradient in group if gradient is not None)
+    else:
+        yield from (p.grad for p in chosen.model.parameters() if p.grad is not None)
 
 
 def incidents_of_lost_sums(out, *, broken):

@@ -116,7 +116,7 @@ _SUMS: Final = _members(
 
 
 def _sums_of_parameters(x: Any) -> bool:
-    return isinstance(x, dict) and len(x) <= MAX_ITEMS and all(map(_row(_number, _number), x.values()))
+    return isinstance(x, dict) and len(x) <= MAX_ITEMS and all(map(_row(_number, _number, _TOTAL, _TOTAL), x.values()))
 
 
 def _call(rank: Check) -> Check:
@@ -162,7 +162,6 @@ class PeerMessages:
         copy = _row(_whole(0, 2**63 - 1), rank, _whole(-(2**63), 2**63 - 1), _whole(-1, LAST_STEP))
         report = _row(rank, _NUMBER, _maybe(_square), *[_NUMBER] * 5)
         sums = {"ranks": _whole(1, 2**31), "first": rank, "sums": _sums_of_parameters, "alike": _flag}
-        sums |= {"sharded": _each(_text)}
         parts = {"step": _STEP, "told": _each(report), "calls": _each(_call(rank)), "copies": _each(copy)}
         done: Check = lambda x: _whole(-1, LAST_STEP)(x) or x == ALL  # noqa: E731
         found = {"rank": rank, "step": _STEP, "anomalies": anomalies, "activations": _flag, "examined": _flag}
