@@ -21,6 +21,7 @@ from trainsentry.collectors.torch.rows.host_statistics import (
     host_counts,
     host_row,
     read_at,
+    read_described_at,
     read_many_at,
     rows_and_counts,
 )
@@ -44,9 +45,6 @@ from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedPa
 
 SEVERAL: Final = 2
 """Devices of a process from which on several threads may add rows."""
-
-_NUMBER: Final = torch.zeros((), dtype=torch.float64)
-"""A tensor with the layout of a Python number."""
 
 
 class StepRows(SharedRows):
@@ -182,12 +180,12 @@ class StepRows(SharedRows):
                 self._rows_on(scalar.device).add_scalar(position, scalar)
                 return
             value = scalar.item()
-        position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
+        position = self._append(series_id, self._plain_layout((), torch.float64))
         self._host_rows()[position] = (*row_of_number(float(value)), float(value))
 
     def add_numbers(self, series_id: int, numbers: Sequence[float]) -> None:
         """Append a row that holds only the given numbers, instead of statistics."""
-        position = self._append(series_id, self._plain_layout(_NUMBER.shape, _NUMBER.dtype))
+        position = self._append(series_id, self._plain_layout((), torch.float64))
         self._host_rows()[position] = [*numbers, *[math.nan] * (COLUMNS - len(numbers))]
 
     def take(self) -> PendingRows:
@@ -254,7 +252,8 @@ class StepRows(SharedRows):
         """Append CPU tensors that are as they were in the step before; False if they are not."""
         end = batch.start + len(batch.tensors)
         self._make_room(end)
-        if not known.read(batch.tensors, self.eps, *self._place(batch.start), batch.scale):
+        place = self._place(batch.start)
+        if not read_described_at(known.description, known.largest, batch.tensors, self.eps, *place, batch.scale):
             return False
         self._finish_on_host(slice(batch.start, end), batch.divisor, batch.norms)
         self._layout_ids += layouts_of_list(known.layouts, layouts)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from trainsentry.collectors.torch.rows.described_tensors import compiled_read, describe
-from trainsentry.collectors.torch.rows.host_statistics import read_described_at
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import DtypeGroup, groups_if_at_once
 
 Value = TypeVar("Value")
@@ -86,10 +85,6 @@ class KnownHostList:
     description: Any
     layouts: list[int]
     largest: int
-
-    def read(self, tensors: Sequence[Tensor], eps: float, rows: int, counts: int = 0, scale: float = 1.0) -> bool:
-        """Write the statistics of a list that is as described, as `read_many_at` does; return whether it is."""
-        return read_described_at(self.description, self.largest, tensors, eps, rows, counts, scale)
 
 
 def layouts_of_list(plain: list[int], given: "Sequence[int | None] | None") -> list[int]:
