@@ -76,6 +76,7 @@ OPTIMIZERS = {
     "adadelta": torch.optim.Adadelta,
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.02),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+    "fused": lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.02, fused=True),
     "two groups": lambda p: torch.optim.AdamW(_halves(list(p)), lr=2e-3),
 }
 

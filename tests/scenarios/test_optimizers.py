@@ -11,6 +11,7 @@ from torch import nn
 from two_families import CONFIGURATIONS, FAMILIES, FAULT, OPTIMIZERS, train
 
 import trainsentry
+from trainsentry.collectors.torch.parameters import weight_writes
 
 both_families = pytest.mark.parametrize("family", FAMILIES)
 both_configurations = pytest.mark.parametrize("collect", CONFIGURATIONS)
@@ -34,11 +35,26 @@ FOLLOWED = {
 
 
 @both_families
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS)[:8])
+@pytest.mark.parametrize("optimizer", [*list(OPTIMIZERS)[:8], "fused"])
 def test_optimizers_that_do_what_they_say_are_quiet(tmp_path, family, optimizer):
     everything = "everything" if optimizer in {"adamw", "nesterov", "climbs"} else "default"
     clip = 0.5 if optimizer in {"adamw", "nadam"} else None
     assert train(tmp_path, family, optimizer, everything, clip=clip) == []
+
+
+@both_families
+@pytest.mark.parametrize("optimizer", ["adamw", "fused"])
+def test_a_weight_that_is_frozen_between_samples_is_named_at_its_own_step(tmp_path, family, optimizer, monkeypatch):
+    """torch does not count what a fused optimizer writes to a weight; Hugging Face's trainer uses one by default."""
+    monkeypatch.setattr(weight_writes, "has_compiled", lambda: False)  # other tests of this process compile
+    name = FAMILIES[family][3]
+
+    def freeze(model, stepper, step):
+        if step >= FAULT:
+            model.get_parameter(name).requires_grad_(False).grad = None
+
+    [found, *_] = train(tmp_path, family, optimizer, harm=freeze, steps=FAULT + 5)
+    assert (found.name, found.step, found.kind) == (name, FAULT, "frozen")
 
 
 @both_families
