@@ -100,7 +100,9 @@ class ReductionRule(Detector):
             return []
         before, after, held, size = np.array([part.sums[name] for name in sorted(part.sums)]).reshape(-1, 4).T
         copies = held / size
-        known = (copies == 1) | (copies == part.ranks)  # else some ranks have the same part, or none has one
+        known = (copies >= 1) & (
+            copies == np.rint(copies)
+        )  # one whole, one on each rank, or one in each replica's parts
         mean, reduced = before[known] / part.ranks, after[known] / copies[known]
         power = float(mean @ mean)
         factor = float(mean @ reduced) / power if power > 0 and np.isfinite(reduced).all() else math.nan

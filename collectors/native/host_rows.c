@@ -4,7 +4,7 @@
  * Each loop works on LANES independent accumulators, which the compiler turns into vectors, and sums in double. On
  * x86-64 Linux the loops are compiled for three instruction sets, and the loader picks one of them. Arrays are always
  * cut into the same pieces, whose totals are added in order, so the result does not depend on the number of threads.
- * The interpreter lock stays held: another thread could move the rows while they are written.
+ * The interpreter lock stays held while rows are written: another thread could move them.
  * A row has COLUMNS doubles; collectors/statistics.py defines each. Where counters are given, each piece is also counted
  * for a histogram.
  */

@@ -67,18 +67,18 @@ def described_addresses(
     functions: object, tensors: Sequence[object], description: bytes, is_negated: Callable[..., bool], /
 ) -> list[int] | None: ...
 
-# Writes the statistics of tensors in host memory to the rows, as `read_many` does, if all are as described, and returns
-# whether they are.
+# Writes the statistics of tensors in host memory, the largest of `largest` elements, to the rows from `position` on, if
+# all are as described and there is room; returns whether. `host` is the list that `SharedRows` keeps: where rows and
+# counters lie, how many have room, and how tensors are read.
 def read_described(
     functions: object,
     tensors: Sequence[object],
     description: bytes,
     is_negated: Callable[..., bool],
-    eps: float,
-    rows: int,
-    parallel: int,
-    threads: int,
-    counts: int,
+    host: list[object],
+    position: int,
+    largest: int,
+    counted: bool,
     scale: float,
     /,
 ) -> bool: ...

@@ -10,9 +10,6 @@ enum { SEEN, USUAL, IDS, LAYOUTS, ALIASES, SOURCES, WHOLE_OF, LAYOUT_OF, IS_NEGA
 /* What is usual for a series, the first members of a tuple. Of a tensor in host memory, the first two are all. */
 enum { DESCRIPTION, LAYOUT, FACTS, SPECIAL, WAITING, ON_HOST = 2 };
 
-/* Where the rows of tensors in host memory are written, the members of a list, and how these are read. */
-enum { ADDRESS, CAPACITY, IS_WRITTEN, EPS, PARALLEL, THREADS, HOST_MEMBERS };
-
 /* What waits to be read on a device: the members of a tuple, of which the first five are lists of equal length. */
 enum { POSITIONS, TENSORS, VERSIONS, ADDRESSES, ALL_FACTS, TOTAL, MOST, MOST_BYTES, STREAM_NUMBER, STREAM };
 
@@ -130,14 +127,14 @@ static PyObject *layout_anew(const dl_functions *dl, const shared *s) {
 
 /* Returns the layout of a tensor whose values another series has: that of the step before, where it is as it was then. */
 static PyObject *layout_of_alias(const dl_functions *dl, const shared *s) {
-    PyObject *aliased = PyDict_GetItemWithError(member(s, ALIASED), s->series);
+    PyObject *aliased = Py_XNewRef(PyDict_GetItemWithError(member(s, ALIASED), s->series)), *layout = NULL;
     if (aliased == NULL)
         return PyErr_Occurred() ? NULL : layout_anew(dl, s);
     PyObject *address = usual_address(dl, s, PyTuple_GetItem(aliased, DESCRIPTION));
-    if (address == NULL)
-        return NULL;
-    PyObject *layout = address == Py_None ? layout_anew(dl, s) : Py_NewRef(PyTuple_GetItem(aliased, LAYOUT));
-    Py_DECREF(address);
+    if (address != NULL)
+        layout = address == Py_None ? layout_anew(dl, s) : Py_NewRef(PyTuple_GetItem(aliased, LAYOUT));
+    Py_XDECREF(address);
+    Py_DECREF(aliased);
     return layout;
 }
 
@@ -203,56 +200,29 @@ static PyObject *keep(const shared *s, PyObject *usual, PyObject *address) {
     return Py_NewRef(full ? Py_True : Py_None);
 }
 
-/* Returns how many threads share an array, 0 with an error. */
-static unsigned threads_for(PyObject *host, int64_t n) {
-    if (n <= SHARED_FROM)
-        return 1;
-    PyObject *found = PyObject_CallNoArgs(PyList_GetItem(host, THREADS));
-    unsigned long threads = found == NULL ? 0 : PyLong_AsUnsignedLong(found);
-    Py_XDECREF(found);
-    return PyErr_Occurred() ? 0 : (unsigned)threads;
-}
-
 /* Reads a tensor in host memory at once, if it is as usual: returns 1, 0 or, with an error, -1. */
 static int read_usual(const dl_functions *dl, const shared *s, PyObject *usual) {
-    PyObject *host = member(s, HOST_ROWS);
-    Py_ssize_t at = PyList_Size(member(s, IDS));
     char *bytes;
     Py_ssize_t length;
     array a;
-    if (at >= PyLong_AsSsize_t(PyList_GetItem(host, CAPACITY)))
-        return PyErr_Occurred() ? -1 : 0;
     if (PyBytes_AsStringAndSize(PyTuple_GetItem(usual, DESCRIPTION), &bytes, &length))
         return -1;
     const int64_t *expected = (const int64_t *)bytes, *end = expected + length / (Py_ssize_t)sizeof *expected;
     int found = take_described(dl, s->x, &expected, end, member(s, IS_NEGATED), &a);
+    Py_ssize_t at = PyList_Size(member(s, IDS)); /* now: another thread may have added rows meanwhile */
+    if (found == 1)
+        found = write_at(member(s, HOST_ROWS), at, &a, 1, a.n, 0, 1.0);
     if (found != 1)
         return found;
-    options with = {.eps = PyFloat_AsDouble(PyList_GetItem(host, EPS)), .scale = 1};
-    double *rows = PyLong_AsVoidPtr(PyList_GetItem(host, ADDRESS));
-    pool p = {(parallel_region *)PyLong_AsVoidPtr(PyList_GetItem(host, PARALLEL)), threads_for(host, a.n)};
-    if (PyErr_Occurred())
-        return -1;
-    write_rows(p, &a, 1, with, rows + COLUMNS * at);
     PyObject *position = PyLong_FromSsize_t(at);
-    int failed = position == NULL || PyList_SetItem(host, IS_WRITTEN, Py_NewRef(Py_True)) || remember(s, position) ||
-                 append_row(s, PyTuple_GetItem(usual, LAYOUT));
+    int failed = position == NULL || remember(s, position) || append_row(s, PyTuple_GetItem(usual, LAYOUT));
     Py_XDECREF(position);
     return failed ? -1 : 1;
 }
 
-/* Returns None where the tensor was read or kept, True where enough wait, or a tuple where it is not as usual. */
-static PyObject *keep_if_usual(const dl_functions *dl, const shared *s) {
-    PyObject *usual = PyDict_GetItemWithError(member(s, USUAL), s->series);
-    if (usual == NULL && PyErr_Occurred())
-        return NULL;
-    if (usual != NULL && PyTuple_Size(usual) == ON_HOST) {
-        int read = read_usual(dl, s, usual);
-        return read < 0 ? NULL : read ? Py_NewRef(Py_None) : PyTuple_Pack(2, s->whole, s->version);
-    }
-    if (s->is_part)
-        usual = NULL;
-    int as_usual = usual != NULL && PyTuple_GetItem(usual, SPECIAL) == Py_False;
+/* Does what `keep` does for a tensor of a device, if all is as usual; returns a tuple where it is not. */
+static PyObject *keep_as_usual(const dl_functions *dl, const shared *s, PyObject *usual) {
+    int as_usual = usual != NULL && !s->is_part && PyTuple_GetItem(usual, SPECIAL) == Py_False;
     if (as_usual)
         as_usual = is_same_stream(PyTuple_GetItem(usual, WAITING));
     PyObject *address = as_usual == 1 ? usual_address(dl, s, PyTuple_GetItem(usual, DESCRIPTION)) : NULL;
@@ -264,6 +234,19 @@ static PyObject *keep_if_usual(const dl_functions *dl, const shared *s) {
     else
         result = PyTuple_Pack(2, s->whole, s->version);
     Py_XDECREF(address);
+    return result;
+}
+
+/* Returns None where the tensor was read or kept, True where enough wait, or a tuple where it is not as usual. */
+static PyObject *keep_if_usual(const dl_functions *dl, const shared *s) {
+    PyObject *usual = Py_XNewRef(PyDict_GetItemWithError(member(s, USUAL), s->series)); /* another thread may replace it */
+    PyObject *result = NULL;
+    if (usual != NULL && PyTuple_Size(usual) == ON_HOST) {
+        int read = read_usual(dl, s, usual);
+        result = read < 0 ? NULL : read ? Py_NewRef(Py_None) : PyTuple_Pack(2, s->whole, s->version);
+    } else if (usual != NULL || !PyErr_Occurred())
+        result = keep_as_usual(dl, s, usual);
+    Py_XDECREF(usual);
     return result;
 }
 
@@ -314,8 +297,7 @@ static PyObject *share(PyObject *self, PyObject *const *args, Py_ssize_t count) 
         return NULL;
     if (dl == NULL || !PyTuple_Check(args[1]) || PyTuple_Size(args[1]) != STATE_MEMBERS)
         return PyErr_Format(PyExc_TypeError, "share: needs functions, a state, a series and a tensor");
-    PyObject *host = PyTuple_GetItem(args[1], HOST_ROWS);
-    if (!PyList_Check(host) || PyList_Size(host) != HOST_MEMBERS)
+    if (!is_host(PyTuple_GetItem(args[1], HOST_ROWS)))
         return PyErr_Format(PyExc_TypeError, "share: needs a list of %d for the rows in host memory", HOST_MEMBERS);
     int captured = is_captured(args[1]);
     if (captured)

@@ -36,7 +36,8 @@ class HostRows:
     Kernels write the values into one float64 array of shape (capacity, COLUMNS), and with `histograms` the counters of
     each tensor into another, of shape (capacity, SLOTS). `parameter_ids` numbers the series of parameters. A tensor
     whose statistics cannot be computed has no row; `refused` gets the error. Compiled functions that write rows are
-    given `_place_of_rows`: the array's address, its capacity, and whether values were written in this step.
+    given `_place_of_rows`: the array's address, its capacity, whether values were written in this step, and the address
+    of the counters, 0 without histograms.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class HostRows:
         self._plain_layouts: dict[tuple[Any, Any], int] = {}
         self._ids: list[int] = []
         self._layout_ids: list[int] = []
-        self._place_of_rows: list[Any] = [0, 0, False]
+        self._place_of_rows: list[Any] = [0, 0, False, 0]
         self._recurring_ids = RecurringArray(np.int32)
         self._recurring_layouts = RecurringArray(np.int32)
         self._checked_ids: npt.NDArray[Any] | None = None
         self._usually_kept: npt.NDArray[np.bool_] = np.ones(0, bool)
+        # Kept, as a thread of the user's may be about to write there; all together are no larger than the present ones.
+        self._outgrown: list[tuple[npt.NDArray[np.float64], Counts]] = []
         self._make_host(256)
         self._clear_rows()
 
@@ -136,6 +139,7 @@ class HostRows:
     def _make_room(self, rows: int) -> None:
         if rows > len(self._host):
             old, counts = self._host, self._counts
+            self._outgrown.append((old, counts))
             self._make_host(max(rows, 2 * len(old)))
             self._host[: len(old)] = old
             self._counts[: len(counts)] = counts
@@ -147,6 +151,7 @@ class HostRows:
         self._host_address = self._host.ctypes.data
         self._place_of_rows[:2] = self._host_address, rows
         self._counts_address = self._counts.ctypes.data if self.histograms else 0
+        self._place_of_rows[3] = self._counts_address
 
     def _place(self, position: int) -> tuple[int, int]:
         """Return the addresses of a row and of its counters, 0 without histograms."""

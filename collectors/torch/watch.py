@@ -92,7 +92,7 @@ class TorchWatch(WatchedModel):
         self._replay: Replay | None = None
         self._scale = LossScale()
         self._device_checks = DeviceChecks(guard, self.log)
-        self._first_passes = FirstPasses(guard, self._tell)
+        self._first_passes = FirstPasses(guard, lambda n: self._listener.trained_without_step(n))  # noqa: PLW0108 - set later
         self._gradients = GradientRows(
             self.rows, guard, settings, lambda: self._scale.value(self._device), self._first_passes.note
         )
@@ -135,13 +135,10 @@ class TorchWatch(WatchedModel):
         self._hook_all_steps()
         if several_ranks():
             self._late_wrap_checks += [LateWrapCheck(chunk) for chunk in chunks]
-            self._writes = self._writes or CollectiveWrites(self.guard, self.rows.before_write)
+            self._writes = self._writes or CollectiveWrites(self.guard, lambda x: self.rows.before_write(x))  # noqa: PLW0108
         self._hook_modules()
         if GRADIENTS not in self._selections:
             self._first_passes.count(self.names.parameters)
-
-    def _tell(self, passes: int) -> None:
-        self._listener.trained_without_step(passes)
 
     def _hook_steps(self, listener: StepListener) -> OptimizerSteps:
         holds = partial(holds_any, chunks=self.names.chunks)
@@ -169,6 +166,7 @@ class TorchWatch(WatchedModel):
         )
         self.names.modules, self.names.parameters, self.names.chunks = names.modules, names.parameters, names.chunks
         self._optimized.choose(self._selections)
+        self.rows.expect_devices({p.parameter.device for p in names.parameters})
 
     def adopt(self, settings: CollectSettings) -> None:
         """Read what other settings choose, from the next step on; a pattern that matches nothing is left out.

@@ -94,6 +94,14 @@ def test_gradients_that_are_summed_where_they_were_averaged(two_ranks, tmp_path,
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
+@pytest.mark.parametrize("name", ["Hsdp", "Fsdp1Hybrid"])
+def test_gradients_that_are_summed_where_replicas_keep_parts(four_ranks, tmp_path, name, broken):
+    told = [("all", "communication_mismatch", linear_identities.FAULT)] if broken else []
+    first, *_ = four_ranks.run(linear_identities.incidents_of, name, tmp_path, broken=broken)
+    assert first == told
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["", "broken"])
 def test_a_rank_that_gets_another_sum_under_tensor_parallelism_is_named(two_ranks, tmp_path, broken):
     told = [("world.all_reduce.0", "communication_mismatch", linear_identities.FAULT, 1)] if broken else []
     first, _ = two_ranks.run(linear_identities.incidents_of_lost_sums, tmp_path, broken=broken)

@@ -48,16 +48,19 @@ MANY_MODULES: Final = 16
 work then, or less, at every tenth step by default. In a model of fewer it is every other time."""
 
 
+REPEATS: Final = 4
+"""How often a result in host memory that comes out otherwise is computed once more. A kernel whose bits vary is met
+less often where what comes out the same is not computed again, and must show then."""
+
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class RepeatedCalls:
     """Chooses one module a sampled step, in turn, and appends how many elements of its output come out otherwise.
 
-    The same goes for the gradients that its backward pass computes. Both are computed twice more, in host memory the
-    second time only where the first was different. Where these two differ from each other, the kernel is not repeatable
-    by nature, and the row is NaN. Nothing waits for the device,
-    no random number is drawn, and no graph is made.
+    The same goes for the gradients that its backward pass computes. Both are computed twice more, in host memory again
+    only where the first was different. Where these differ from each other, the kernel is not repeatable
+    by nature, and the row is NaN. Nothing waits for the device, no random number is drawn, and no graph is made.
     """
 
     def __init__(self, rows: StepRows, guard: Guard, *, enabled: bool) -> None:
@@ -144,16 +147,18 @@ class RepeatedCalls:
     def _compare(
         self, series_id: int, used: Sequence[Tensor | None], again: Callable[[], Sequence[Tensor | None]]
     ) -> None:
-        """Append how many elements of what the step used come out otherwise twice; None has no part in it.
+        """Append how many elements of what the step used come out otherwise each time; None has no part in it.
 
-        In host memory, where nothing has to be waited for, what comes out the same is not computed twice.
+        In host memory, where nothing has to be waited for, what comes out the same is not computed again.
         """
         first = again()
         pairs = [(x, y) for x, y in zip(used, first, strict=True) if x is not None and y is not None]
         if pairs and all(_is_same(x, y) for x, y in pairs):
             self.rows.add_scalar(series_id, 0.0)
         elif pairs:
-            repeats = [(y, z) for y, z in zip(first, again(), strict=True) if y is not None and z is not None]
+            times = REPEATS if pairs[0][0].is_cpu else 1
+            others = [z for _ in range(times) for z in zip(first, again(), strict=True)]
+            repeats = [(y, z) for y, z in others if y is not None and z is not None]
             wrong, unlike = (torch.stack([_differing(x, y) for x, y in both]).sum() for both in (pairs, repeats))
             wrong = wrong.to(torch.float32)
             self.rows.add_scalar(series_id, torch.where(unlike == 0, wrong, torch.full_like(wrong, float("nan"))))

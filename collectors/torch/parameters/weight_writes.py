@@ -87,8 +87,11 @@ class WeightWrites:
         known = self._known.get(optimizer)
         if known is None or known.marks is None:
             return
-        same = list(map(operator.eq, known.marks, known.look_at(optimizer) or known.marks))
-        known.marks = None
+        before, known.marks = known.marks, None
+        now = known.look_at(optimizer)
+        if now is None:  # a fused optimizer's state is gone
+            return
+        same = list(map(operator.eq, before, now))
         known.updates += 1
         if True in same:
             self._note(known, [i for i, unchanged in enumerate(same) if unchanged])

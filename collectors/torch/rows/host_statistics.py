@@ -103,13 +103,16 @@ def read_many_at(
 
 
 def read_described_at(
-    description: Any, largest: int, tensors: Sequence[Tensor], eps: float, rows: int, counts: int, scale: float
+    description: Any, largest: int, tensors: Sequence[Tensor], place: list[Any], position: int, scale: float
 ) -> bool:
-    """Do what `read_many_at` does, if all tensors are as described, of `largest` elements at most; return whether."""
-    counts = counts if largest <= MOST_ELEMENTS else 0
+    """Write the rows from `position` on of tensors that are all as described, `largest` elements at most; or False.
+
+    `place` says where the rows lie; see `HostRows`.
+    """
+    counted = largest <= MOST_ELEMENTS
     try:
         return compiled_read is not None and compiled_read(
-            tensors, description, Tensor.is_neg, eps, rows, PARALLEL, _threads_for(largest), counts, scale
+            tensors, description, Tensor.is_neg, place, position, largest, counted, scale
         )
     except RuntimeError:  # values inside a transform
         return False

@@ -252,8 +252,8 @@ class StepRows(SharedRows):
         """Append CPU tensors that are as they were in the step before; False if they are not."""
         end = batch.start + len(batch.tensors)
         self._make_room(end)
-        place = self._place(batch.start)
-        if not read_described_at(known.description, known.largest, batch.tensors, self.eps, *place, batch.scale):
+        where = self._place_of_rows, batch.start
+        if not read_described_at(known.description, known.largest, batch.tensors, *where, batch.scale):
             return False
         self._finish_on_host(slice(batch.start, end), batch.divisor, batch.norms)
         self._layout_ids += layouts_of_list(known.layouts, layouts)

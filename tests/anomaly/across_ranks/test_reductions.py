@@ -39,8 +39,9 @@ def test_gradients_that_are_summed_where_they_were_averaged():
     ([[16, 16], [16, 16]], True),  # whole on both ranks
     ([[7, 0], [9, 16]], True),  # one in two parts, one on a rank alone
     ([[7, 16], [9, 16]], True),  # one in two parts, one whole on both
+    ([[16, 16], [16, 0]], True),  # one on both, one on a rank alone
     ([[7, 3], [7, 3]], False),  # parts that are not all
-], ids=["whole", "parts", "mixed", "missing"])  # fmt: skip
+], ids=["whole", "parts", "mixed", "alone", "missing"])  # fmt: skip
 def test_a_reduced_gradient_may_lie_in_parts_on_the_ranks(held, judged):
     """Sharded training leaves some ranks nothing of a parameter; they have no row of its reduced gradient then."""
     tables, rule, names = [Records(rank=r) for r in range(2)], ReductionRule(), ["a", "b"]

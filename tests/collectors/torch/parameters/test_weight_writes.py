@@ -74,6 +74,16 @@ def test_an_update_that_writes_nothing_is_told_of_once(make):
     assert not any(loop.step() for _ in range(20))
 
 
+def test_a_fused_optimizer_that_loses_its_state_in_a_step_is_not_told_of():
+    loop = Loop(OPTIMIZERS[2])
+    for _ in range(20):
+        loop.step()
+    handle = loop.optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.state.clear())
+    assert loop.step() == {}
+    handle.remove()
+    assert [loop.step() for _ in range(5)] == [{}] * 5
+
+
 @COUNTED
 def test_a_weight_that_was_frozen_is_named_and_one_without_a_gradient_may_rest(make):
     loop = Loop(make)

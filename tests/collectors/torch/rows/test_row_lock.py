@@ -1,5 +1,6 @@
 """Threads of several devices add rows at once, and each row is that of its own series."""
 
+import subprocess
 import sys
 import threading
 
@@ -67,3 +68,39 @@ def test_several_devices_bring_the_lock_before_any_backward_pass_and_one_does_wi
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     with trainsentry.TrainMonitor({"output_dir": str(tmp_path)}).watch(model) as monitor:
         assert set(ADDING) <= vars(monitor._loop.watch.rows).keys(), "the host is a device too"
+
+
+UNLOCKED = """
+import sys, threading
+import torch
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-6)
+many = [torch.ones(7) for _ in range(50)]
+
+def work(number, rows):
+    for turn in range(20):
+        try:
+            for i in range(20):
+                rows.add_shared(1_000 + i % 5, torch.ones(3 + (number + turn + i) % 2))
+            rows.add_many([*range(50)], many)
+        except (IndexError, ValueError):
+            pass  # rows of several threads without a lock are mixed up
+
+for _ in range(60):
+    rows = StepRows(SeriesTable(), refused=lambda error: None)
+    threads = [threading.Thread(target=work, args=(number, rows)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+"""Three threads add 4,200 rows to each of 60 buffers, which grow four times, of tensors that change their shapes."""
+
+
+def test_threads_without_the_lock_never_end_the_process():
+    """A forward pass in a thread of the user's has no lock: rows may be wrong then, but no memory is."""
+    found = subprocess.run([sys.executable, "-c", UNLOCKED], capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
