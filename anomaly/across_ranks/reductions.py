@@ -100,9 +100,8 @@ class ReductionRule(Detector):
             return []
         before, after, held, size = np.array([part.sums[name] for name in sorted(part.sums)]).reshape(-1, 4).T
         copies = held / size
-        known = (copies >= 1) & (
-            copies == np.rint(copies)
-        )  # one whole, one on each rank, or one in each replica's parts
+        # The ranks hold it together, each for itself, or the ranks of each replica together; else some is missing.
+        known = (copies >= 1) & (copies == np.rint(copies))
         mean, reduced = before[known] / part.ranks, after[known] / copies[known]
         power = float(mean @ mean)
         factor = float(mean @ reduced) / power if power > 0 and np.isfinite(reduced).all() else math.nan

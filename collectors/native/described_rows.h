@@ -1,7 +1,5 @@
 /* Reads tensors in host memory that lie there as they did when they were described, without a call of Python for each. */
 
-#define SHARED_FROM 32768 /* elements beyond which torch itself uses several threads; see host_statistics.py */
-
 /* Where the rows of tensors in host memory are written, and how they are read: the members of a list. */
 enum { ADDRESS, CAPACITY, IS_WRITTEN, COUNTS, EPS, PARALLEL, THREADS, HOST_MEMBERS };
 

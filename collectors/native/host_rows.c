@@ -24,6 +24,7 @@
 
 #define LANES 16
 #define COLUMNS 8
+#define SHARED_FROM 32768 /* see host_rows.pyi */
 #define PIECE (1 << 16) /* elements: some 15 us of work, far longer than handing it out; 32-bit counters hold it */
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && (defined(__GNUC__) && !defined(__clang__))
@@ -465,7 +466,7 @@ static PyMethodDef methods[] = {
 static int start(PyObject *module) {
     remember_process();
     number_slots();
-    return intern_names() | PyModule_AddIntMacro(module, FLOAT32) | PyModule_AddIntMacro(module, BFLOAT16) |
+    return intern_names() | PyModule_AddIntMacro(module, SHARED_FROM) | PyModule_AddIntMacro(module, FLOAT32) | PyModule_AddIntMacro(module, BFLOAT16) |
            PyModule_AddIntMacro(module, FLOAT16) | PyModule_AddIntMacro(module, FLOAT64);
 }
 

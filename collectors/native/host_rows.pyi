@@ -6,6 +6,10 @@ BFLOAT16: Final[int]
 FLOAT16: Final[int]
 FLOAT64: Final[int]
 
+# Elements beyond which torch itself uses several threads (`at::internal::GRAIN_SIZE`). Below it the monitor must not
+# start any: a child process forked afterwards would wait for threads that it does not have.
+SHARED_FROM: Final[int]
+
 # Writes the statistics of `size` contiguous elements at `address` as a row of 8 doubles at address `row`. `parallel` is
 # the address of an OpenMP runtime's `GOMP_parallel`, or 0; `threads` of its threads share a long array. The elements
 # times `scale` are added to the 512 counters (uint32) at address `counts`, unless that is 0.

@@ -49,8 +49,8 @@ work then, or less, at every tenth step by default. In a model of fewer it is ev
 
 
 REPEATS: Final = 4
-"""How often a result in host memory that comes out otherwise is computed once more. A kernel whose bits vary is met
-less often where what comes out the same is not computed again, and must show then."""
+"""How many more times a result is computed that came out otherwise on the host. What comes out the same is computed
+only once there, so a kernel whose bits vary is met less often, and must show when it is."""
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -58,9 +58,10 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class RepeatedCalls:
     """Chooses one module a sampled step, in turn, and appends how many elements of its output come out otherwise.
 
-    The same goes for the gradients that its backward pass computes. Both are computed twice more, in host memory again
-    only where the first was different. Where these differ from each other, the kernel is not repeatable
-    by nature, and the row is NaN. Nothing waits for the device, no random number is drawn, and no graph is made.
+    The same goes for the gradients that its backward pass computes. On a device both are computed twice more; on the
+    host once more, and `REPEATS` times after a difference. Where these results differ from each other, the kernel is
+    not repeatable by nature, and the row is NaN. Nothing waits for the device, no random number is drawn, and no graph
+    is made.
     """
 
     def __init__(self, rows: StepRows, guard: Guard, *, enabled: bool) -> None:
@@ -156,11 +157,11 @@ class RepeatedCalls:
         if pairs and all(_is_same(x, y) for x, y in pairs):
             self.rows.add_scalar(series_id, 0.0)
         elif pairs:
-            times = REPEATS if pairs[0][0].is_cpu else 1
-            others = [z for _ in range(times) for z in zip(first, again(), strict=True)]
-            repeats = [(y, z) for y, z in others if y is not None and z is not None]
-            wrong, unlike = (torch.stack([_differing(x, y) for x, y in both]).sum() for both in (pairs, repeats))
-            wrong = wrong.to(torch.float32)
+            wrong = torch.stack([_differing(x, y) for x, y in pairs]).sum().to(torch.float32)
+            unlike = torch.zeros_like(wrong)
+            for _ in range(REPEATS if wrong.is_cpu else 1):  # one after the other, as each takes memory
+                for y, z in zip(first, again(), strict=True):
+                    unlike += 0 if y is None or z is None else _differing(y, z)
             self.rows.add_scalar(series_id, torch.where(unlike == 0, wrong, torch.full_like(wrong, float("nan"))))
 
 

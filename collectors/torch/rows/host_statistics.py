@@ -49,10 +49,6 @@ _READ: Final = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.fl
 PARALLEL: Final = parallel_region()
 """Address by which the kernel runs on torch's threads, which share the reading of large tensors."""
 
-SHARED_FROM: Final = 32_768
-"""Elements beyond which torch itself uses several threads (`at::internal::GRAIN_SIZE`). Below it the monitor must not
-start any: a child process forked afterwards would wait for threads that it does not have."""
-
 PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
 """Tensor types whose values are at their address; a subclass may keep them elsewhere."""
 
@@ -140,7 +136,7 @@ def rows_and_counts(
 
 
 def _threads_for(largest: int) -> int:
-    return torch.get_num_threads() if largest > SHARED_FROM else 1
+    return torch.get_num_threads() if largest > host_rows.SHARED_FROM else 1
 
 
 def host_row(x: Tensor, eps: float = 0.0, implicit_zeros: int = 0) -> npt.NDArray[np.float64]:

@@ -149,9 +149,11 @@ class SharedRows(HostRows):
         nothing noted, the tensor that it is a view of, or itself, and that one's count of changes.
         """
         if noted is True:
-            usual = self._usual[series_id]
-            assert isinstance(usual, _Usual)
-            self._attempt(usual.rows.read_gathered)
+            usual = self._usual.get(series_id)
+            if isinstance(
+                usual, _Usual
+            ):  # else another thread has read the series elsewhere, and `peek` reads what waits
+                self._attempt(usual.rows.read_gathered)
         elif noted is False:
             self.add(series_id, tensor)
         else:

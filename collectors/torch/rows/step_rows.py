@@ -162,12 +162,13 @@ class StepRows(SharedRows):
 
         Those on the host are not read again where the series `read_as` have rows of them in this step.
         """
+        if self._on_host(tensors[0]) and (known := self._norms_of(read_as)) is not None:
+            return torch.from_numpy(known)
         addresses = [address_of(x) for x in tensors]
         if self._device_rows_on_cpu or not all(addresses):
             wide = [x.abs() if x.is_complex() else x for x in tensors]
             return torch.stack(torch._foreach_norm(wide, 2, device_of(wide[0]).row_dtype))
-        known = self._norms_of(read_as)
-        return torch.from_numpy(rows_and_counts(addresses, tensors, self.eps)[0][:, NORM] if known is None else known)
+        return torch.from_numpy(rows_and_counts(addresses, tensors, self.eps)[0][:, NORM])
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
         """Append a scalar: a Python number, or a tensor of one element; never waits for a device."""

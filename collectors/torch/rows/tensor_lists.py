@@ -124,17 +124,20 @@ class KnownLists:
 
     def learn_on_host(self, series_ids: Sequence[int], tensors: Sequence[Tensor]) -> KnownHostList:
         """Remember a list of plain tensors in host memory that the kernel reads in place, instead of the one before."""
-        layouts = [self._layout_id(x.shape, x.dtype) for x in tensors]
-        description = None if compiled_read is None else describe(tensors)
-        known = KnownHostList(description, layouts, max((x.numel() for x in tensors), default=0))
+        layouts, sizes = [self._layout_id(x.shape, x.dtype) for x in tensors], [x.numel() for x in tensors]
+        is_read = compiled_read is not None and 0 not in sizes  # a rank may hold nothing of a sharded one
+        description = describe(tensors) if is_read else None
+        known = KnownHostList(description, layouts, max(sizes, default=0))
         if description is not None:
             self._remember(series_ids, known)
         return known
 
     def _remember(self, series_ids: Sequence[int], known: KnownList | KnownHostList) -> None:
-        self._tensors += len(series_ids)
+        if not series_ids:
+            return
+        key = series_ids[0], len(series_ids)
+        self._tensors += len(series_ids) if key not in self._lists else 0
         if self._tensors > MOST_KNOWN:
             self._lists.clear()
             self._tensors = len(series_ids)
-        if series_ids:
-            self._lists[series_ids[0], len(series_ids)] = known
+        self._lists[key] = known

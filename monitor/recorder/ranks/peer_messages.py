@@ -116,7 +116,8 @@ _SUMS: Final = _members(
 
 
 def _sums_of_parameters(x: Any) -> bool:
-    return isinstance(x, dict) and len(x) <= MAX_ITEMS and all(map(_row(_number, _number, _TOTAL, _TOTAL), x.values()))
+    sums = _row(_number, _number, _TOTAL, _whole(1, 2**62))
+    return isinstance(x, dict) and len(x) <= MAX_ITEMS and all(map(sums, x.values()))
 
 
 def _call(rank: Check) -> Check:

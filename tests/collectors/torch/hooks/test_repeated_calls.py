@@ -1,6 +1,7 @@
 """One module a sampled step is computed again: a device that computes wrongly shows, and training does not change."""
 
 import contextlib
+import math
 
 import pytest
 import torch
@@ -8,7 +9,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import trainsentry
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import Series, SeriesTable
+from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.hooks import repeated_calls
+from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +66,16 @@ def test_what_comes_out_the_same_in_host_memory_is_not_computed_twice(tmp_path, 
     monkeypatch.setattr(repeated_calls, "_again", lambda *args: calls.append(1) or original(*args))
     _, rows, _ = train(tmp_path, net())
     assert len(calls) == rows["name"].str.startswith("recomputed.").sum()
+
+
+@pytest.mark.parametrize(("repeats", "told"), [([1, 1, 1, 1, 1], 3.0), ([1, 1, 0, 1, 1], math.nan), ([0], 0.0)])
+def test_a_result_is_wrong_if_it_comes_out_otherwise_five_times_alike(repeats, told):
+    rows, given = StepRows(SeriesTable()), iter(repeats)
+    series_id = rows.table.series_id(Series("recomputed.x", "recomputed.x", scalar=True))
+    repeated = repeated_calls.RepeatedCalls(rows, Guard(), enabled=True)
+    repeated._compare(series_id, [torch.zeros(3), None], lambda: [torch.full((3,), float(next(given))), None])
+    assert list(given) == []
+    assert rows.take().resolve()[2][:, VALUE].tolist() == pytest.approx([told], nan_ok=True)
 
 
 def test_a_wrong_output_is_found_and_its_module_named(tmp_path):

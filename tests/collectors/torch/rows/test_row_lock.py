@@ -66,7 +66,8 @@ def test_several_devices_bring_the_lock_before_any_backward_pass_and_one_does_wi
     assert set(ADDING) <= vars(rows).keys()
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-    with trainsentry.TrainMonitor({"output_dir": str(tmp_path)}).watch(model) as monitor:
+    config = {"output_dir": str(tmp_path), "collect": {"activations": False}}
+    with trainsentry.TrainMonitor(config).watch(model) as monitor:
         assert set(ADDING) <= vars(monitor._loop.watch.rows).keys(), "the host is a device too"
 
 
