@@ -38,8 +38,10 @@ CERTAIN: Final = frozenset({NONFINITE, OVERFLOW, REPLICA_MISMATCH, COMMUNICATION
 
 SPIKES: Final = "spike"
 DRIFTS: Final = "drift"
+LEVEL_SHIFTS: Final = "level_shift"
 ALL_AT_ONCE: Final = "all_at_once"
-"""Detectors that compare a series with its own past: sudden changes, slow ones, and those of a whole group."""
+"""Detectors that compare a series with its own past: sudden changes, slow ones, small ones that stay, and those of a
+whole group."""
 
 
 @dataclass(frozen=True, slots=True)

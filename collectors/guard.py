@@ -7,7 +7,7 @@ import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns, time
@@ -79,7 +79,7 @@ class Guard:
             # The message of a file system error is enough.
             trace = message if isinstance(error, OSError) else "".join(traceback.format_exception(error))
             self.failures[part] = Failure(1, message, time())
-            logger.error("trainsentry: %s failed and is switched off; training goes on. %s", part, trace)
+            _say(logger.error, "trainsentry: %s failed and is switched off; training goes on. %s", part, trace)
         else:
             known.count += 1
             known.last = message
@@ -89,13 +89,13 @@ class Guard:
         """Count an object that cannot be read, and log the first of each kind; the part stays on."""
         part = f"{part} ({type(error).__name__})"
         if part not in self.failures:
-            logger.warning("trainsentry: %s: skipped, as are all later ones of this kind. %s", part, error)
+            _say(logger.warning, "trainsentry: %s: skipped, as are all later ones of this kind. %s", part, error)
         self.note_failure(part, str(error))
 
     def warn_once(self, part: str, message: str) -> None:
         """Log a message for the user once, and keep it for `status.json`."""
         if part not in self.failures:
-            logger.warning("trainsentry: %s", message)
+            _say(logger.warning, "trainsentry: %s", message)
         self.note_failure(part, message)
 
     def note_failure(self, part: str, message: str) -> None:
@@ -151,6 +151,12 @@ class Guard:
         return self.spent_ns + (perf_counter_ns() - self._since if self._depth else 0)
 
 
+def _say(log: Callable[..., None], *message: object) -> None:
+    """Log a message; a handler of the user's may raise, and must not end the training by what the monitor says."""
+    with suppress(Exception):
+        log(*message)
+
+
 INERT: Final = partial(sys.audit, "trainsentry.hook_of_a_copy")
 """Replaces a hook in a copy of a watched model.
 
@@ -160,9 +166,13 @@ loads on a machine without trainsentry.
 
 
 class InertWhenCopied:
-    """Base of callable hooks, which `copy.deepcopy` and `pickle` replace by `INERT`."""
+    """Base of callable hooks, which `copy.deepcopy` and `pickle` replace by `INERT`.
+
+    `__torch_unserializable__` tells torch to leave a tensor's hook out of a file without a warning.
+    """
 
     __slots__ = ()
+    __torch_unserializable__ = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return INERT

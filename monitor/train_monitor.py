@@ -347,7 +347,8 @@ class TrainMonitor:
             self._guard.run("close: hooks", loop.watch.close)
             self._guard.run("close: recorder", end_recorder, loop, Path(self.config.output_dir))
             if self._is_first or loop.link.gaps.to_json():
-                print_closing_line(loop, self.config.output_dir, worst_first(self._incidents.values()))
+                incidents = worst_first(self._incidents.values())
+                self._guard.run("close: last line", print_closing_line, loop, self.config.output_dir, incidents)
         if self._unwatched_rank is not None:
             self._guard.run("close: hooks", self._unwatched_rank.close)
         if self._rank_group is not None:

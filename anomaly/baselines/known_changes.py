@@ -1,6 +1,7 @@
 """Changes that are known: factors that are taken out of sizes, and changes that the user declares."""
 
 import math
+from collections import deque
 from functools import partial
 from typing import Final
 
@@ -29,12 +30,20 @@ PROPORTIONAL: Final = {LEARNING_RATE: (UPDATE,), "loss_scale": (ACTIVATION_GRAD_
 SAME_AS: Final = {OPTIMIZER_RATE: LEARNING_RATE}
 """Another name for a scalar; the optimizer's own rate comes last in a record, and counts."""
 
+RISE: Final = 1.5
+RISING: Final = 8
+"""Factor by which a learning rate that has risen is above the least of its last eight values: after a restart of a
+schedule everything may change at once."""
+
 SECONDS_MEMORY: Final = 0.05
 """Weight of a step in the average duration of steps."""
 
 
 class KnownChanges:
-    """Follows the scalars by which a training loop describes itself; `seconds` is the average duration of a step."""
+    """Follows the scalars by which a training loop describes itself.
+
+    `seconds` is the average duration of a step.
+    """
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self.table = arrays.table
@@ -46,7 +55,13 @@ class KnownChanges:
             for name, quantities in PROPORTIONAL.items()
         }
         self._is_known = arrays.series.column(bool, of=_is_known)
+        self._rates: deque[float] = deque(maxlen=RISING)
         self._last: tuple[int, float] | None = None
+
+    @property
+    def rate_has_risen(self) -> bool:
+        """Whether the learning rate is far above one of its last values."""
+        return bool(self._rates) and self._rates[-1] > RISE * min(self._rates)
 
     def note(self, record: StepRecord) -> bool:
         """Take in the scalars of a record; return whether the user declared a change."""
@@ -59,6 +74,8 @@ class KnownChanges:
             if factor in PROPORTIONAL:
                 if math.isfinite(value) and value > 0:
                     self._factor[factor] = value
+                    if factor == LEARNING_RATE:
+                        self._rates.append(value)
                 continue
             before = self._declared.get(series_id)
             changed |= before is not None and before != value and math.isfinite(value)

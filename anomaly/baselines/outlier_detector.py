@@ -9,6 +9,7 @@ import numpy as np
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
 from trainsentry.anomaly.baselines.false_alarms import Allowed, Surprises, Verdict
 from trainsentry.anomaly.baselines.known_changes import KnownChanges, finite_columns
+from trainsentry.anomaly.baselines.level_shifts import LevelShifts
 from trainsentry.anomaly.baselines.outlier_findings import OutlierFindings
 from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
@@ -54,7 +55,7 @@ class Outliers:
 
     `wrong` are the rows that a rule finds wrong by themselves, `listed` the outliers that are reported, `odd_scalars`
     and `abnormal` the rows far enough out to pass their fault on. `groups` are the findings of common changes, of a
-    record that is suspicious.
+    record that is suspicious, and `levels` those of series that have left their range for good.
     """
 
     make: OutlierFindings
@@ -65,11 +66,12 @@ class Outliers:
     abnormal: Mask
     groups: list[Finding]
     rows: list[Finding]
+    levels: list[Finding]
 
     @property
     def findings(self) -> list[Finding]:
         """The findings that are reported."""
-        return [*self.rows, *self.groups] if self.verdict.alarm else self.rows
+        return [*self.rows, *self.levels, *(self.groups if self.verdict.alarm else ())]
 
     @property
     def candidates(self) -> list[Finding]:
@@ -100,6 +102,7 @@ class OutlierDetector:
         self.scoring = Scoring(arrays)
         self._allowed = allowed or Allowed()
         self._known = KnownChanges(arrays)
+        self._levels = LevelShifts(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._surprises: dict[str, Surprises] = {}
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
@@ -120,8 +123,11 @@ class OutlierDetector:
         record, scalar = observed.record, observed.facts.scalar[observed.record.where]
         judged = observed.judged & ~self._changed_sign(record, scalar)
         observed = replace(observed, judged=judged)
-        if self._known.note(record):
+        is_declared = self._known.note(record)
+        if is_declared:
             self.scoring.expect_change()
+        if is_declared or self._known.rate_has_risen:
+            self._levels.reset(slice(None))
         divisor = self._known.divisors(record)
         scored = self.scoring.score(
             record.ids, finite_columns(record), observed.numel, scalar, divisor, judged & ~rejected
@@ -133,6 +139,7 @@ class OutlierDetector:
         listed = self._listed(scored, verdict, judged, odd_scalars, record.step) & ~wrong
         make = OutlierFindings(observed, scored, divisor)
         in_a_row = self.scoring.baseline.outliers[record.where]
+        levels = self._levels.judge(observed, scored, divisor, rejected)
         return Outliers(
             make=make,
             verdict=verdict,
@@ -142,6 +149,7 @@ class OutlierDetector:
             abnormal=(scored.score >= LEAST_SCORE) | (scored.drift > 0) | odd_scalars,
             groups=make.of_groups(self.scoring.groups.names, self._first_rows(record)) if verdict.suspicious else [],
             rows=[make.of_row(row, int(in_a_row[row]), alarm=verdict.alarm) for row in rows_where(listed).tolist()],
+            levels=[f for f in levels if not (verdict.alarm and listed[f.row])],
         )
 
     def _changed_sign(self, record: StepRecord, scalar: Mask) -> Mask:
@@ -228,7 +236,7 @@ class OutlierDetector:
     def saved(self, size: int) -> dict[str, Any]:
         """Return the learned state as plain data; `size` is the number of series."""
         surprises = {key: surprises.saved() for key, surprises in self._surprises.items()}
-        return {**self.scoring.saved(size), "surprises": surprises}
+        return {**self.scoring.saved(size), "levels": self._levels.saved(size), "surprises": surprises}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the state that is not by series."""
@@ -240,4 +248,6 @@ class OutlierDetector:
     def adopt(self, series_id: int, state: dict[str, Any], position: int) -> None:
         """Restore one series, which was at `position` of the saved series."""
         self.scoring.baseline.adopt(series_id, state, position)
+        if "levels" in state:
+            self._levels.adopt(series_id, state["levels"], position)
         self.scoring.step_noise.adopt(series_id, state.get("leaps", {}), position)

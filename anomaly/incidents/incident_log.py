@@ -53,6 +53,7 @@ class IncidentLog:
         self._last_alarm = -1
         self._alarms: set[int] = set()
         self._current: int | None = None
+        self._since = -1
         self._activations_seen = False
         self._first_id = first_id
         self._closed = ClosedIncidents()
@@ -90,6 +91,8 @@ class IncidentLog:
         opened = current is None
         if current is None:
             new, current = self._open(step, new)
+        else:  # a recorder that is behind sees the fault first, and only then what was odd long before it
+            new = [a for a in new if a.alarm or a.step >= self._since]
         self._activations_seen |= activations
         if alarms:  # suspicions do not keep an incident open
             self._last_alarm = step if opened else max(step, self._last_alarm)
@@ -108,12 +111,15 @@ class IncidentLog:
         closed = self._closed.returning(rank([a for a in new if a.alarm], parameters), step)
         if closed is not None:
             self._current, self._members, self._worst = closed.id, dict(closed.members), closed.worst
+            self._since = step - LOOK_BACK_STEPS
             known = self.incidents[closed.id]
             again = (*known.again, step)[-MAX_AGAIN:]
             return new, replace(known, again=again, returns=known.returns + 1)
         self._current = self._first_id + len(self.incidents)
-        if not any(a.kind in CERTAIN for a in new):  # a certain fault needs no earlier signs
-            new = [*(a for a in self._suspicions if a.step >= step - LOOK_BACK_STEPS), *new]
+        is_certain = any(a.kind in CERTAIN for a in new)
+        self._since = min(a.step for a in new if a.alarm) if is_certain else step - LOOK_BACK_STEPS
+        if not is_certain:  # a certain fault needs no earlier signs
+            new = [*(a for a in self._suspicions if a.step >= self._since), *new]
         self._suspicions.clear()
         return new, None
 

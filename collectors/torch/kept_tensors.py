@@ -155,7 +155,7 @@ def _in_words(name: str, old: Tensor, new: Tensor, where: Tensor) -> str:
     given, had = _told_apart(*numbers)
     if old.numel() == 1:
         return f"the re-run gives {name} {given}, the step had {had}"
-    index = [int(i) for i in torch.unravel_index(torch.tensor(first), old.shape)]
+    index = [int(i) for i in torch.unravel_index(torch.tensor(first, device="cpu"), old.shape)]
     count = int(where.sum())
     return (
         f"{count} of {old.numel()} elements of {name} {'differs' if count == 1 else 'differ'}: "

@@ -36,7 +36,8 @@ def print_closing_line(loop: "StepLoop", output_dir: str, incidents: Sequence[In
     if incidents:
         more = f"{len(incidents) - SHOWN} more; " if len(incidents) > SHOWN else ""
         lines.append(f"{more}next: trainsentry report {output_dir}")
-    sys.stderr.write("".join(f"trainsentry: {line}\n" for line in lines))
+    if sys.stderr is not None:  # as in a daemon
+        sys.stderr.write("".join(f"trainsentry: {line}\n" for line in lines))
 
 
 def _mark(incident: Incident, worst_first: Sequence[Incident]) -> str:

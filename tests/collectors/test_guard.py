@@ -47,3 +47,21 @@ def test_a_forked_child_runs_nothing_of_the_monitor():
         os._exit(len(ran))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert guard.in_training_process
+
+
+class Broken(logging.Handler):
+    def emit(self, record):
+        raise OSError("no space left")
+
+
+def test_a_handler_of_the_users_that_raises_ends_nothing():
+    logger, handler = logging.getLogger("trainsentry"), Broken()
+    logger.addHandler(handler)
+    try:
+        guard = Guard()
+        assert guard.run("part", broken) is None
+        guard.warn_once("another", "a message")
+        guard.refuse("a third", ValueError("odd"))
+    finally:
+        logger.removeHandler(handler)
+    assert set(guard.failures) == {"part", "another", "a third (ValueError)"}

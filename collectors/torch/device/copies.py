@@ -42,7 +42,7 @@ def pinned_copy_to_host(x: Tensor, into: Tensor | None = None) -> HostCopy:
         RuntimeError: when no memory can be pinned.
 
     """
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True) if into is None else into
+    host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True) if into is None else into
     host.copy_(x, non_blocking=True)
     event = torch.Event(x.device)
     event.record()

@@ -79,7 +79,7 @@ class PinnedTables:
                 return buffer
         if len(self._buffers) == MOST_BUFFERS:  # torch keeps the memory of one that is dropped until its copy is done
             del self._buffers[0]
-        pinned = torch.empty(_rounded(count), dtype=torch.int64, pin_memory=True)
+        pinned = torch.empty(_rounded(count), dtype=torch.int64, device="cpu", pin_memory=True)
         self.allocations += 1
         buffer = _Buffer(pinned, pinned.numpy(), memory_of(pinned), torch.Event(self.device))
         self._buffers.append(buffer)

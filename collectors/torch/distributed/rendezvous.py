@@ -21,6 +21,10 @@ RENDEZVOUS_SECONDS: Final = 60.0
 GROUP_SECONDS: Final = 180.0
 """How long an exchange may take; ranks that train together are at most a step apart when one begins."""
 
+PATIENCE_SHARE: Final = 0.25
+"""Share of the training's own timeout that a rank waits for another at most: where the ranks take different numbers of
+steps, the other one may be waiting for this one in a collective of the training."""
+
 POLL_SECONDS: Final = 0.02
 """Pause between two looks at the store for ranks that have not joined."""
 
@@ -142,14 +146,14 @@ class GroupMaxReduce:
     """
 
     def __init__(self, rendezvous: GroupRendezvous | None, max_wait: float) -> None:
-        self._max_wait = timedelta(seconds=max_wait)
+        self._max_wait = max_wait if rendezvous is None else min(max_wait, PATIENCE_SHARE * _training_timeout())
         self._rendezvous = rendezvous
         self._values: torch.Tensor | None = None
         self._work: Any = None
 
     def propose(self, values: Sequence[float]) -> None:
         """Start a max-reduce; every rank proposes equally many values."""
-        self._values = torch.tensor(values, dtype=torch.float64)
+        self._values = torch.tensor(values, dtype=torch.float64, device="cpu")
         if self._rendezvous is not None:
             self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, self._rendezvous.group, async_op=True)
 
@@ -157,13 +161,30 @@ class GroupMaxReduce:
         """Wait for the other ranks; return the element-wise maximum, or None when nothing was proposed.
 
         Raises:
-            RuntimeError: when a rank has not proposed anything within `max_wait` seconds.
+            RuntimeError: when a rank proposes nothing within `max_wait` seconds, or a quarter of the training's
+                own timeout.
 
         """
         if self._values is None:
             return None
         if self._work is not None:
-            self._work.wait(self._max_wait)
+            try:
+                self._work.wait(timedelta(seconds=self._max_wait))
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"another rank has not ended its step in {self._max_wait:.0f} s, or has left: do all ranks take "
+                    "the same steps? From now on each rank samples, dumps and stops for itself"
+                ) from error
         values, self._values, self._work = self._values, None, None
         agreed: list[float] = values.tolist()
         return agreed
+
+
+def _training_timeout() -> float:
+    """Return the seconds after which the training's own collectives fail, infinite where its group does not tell."""
+    try:
+        default = dist.distributed_c10d._get_default_group()
+        found = [default._get_backend(device).options._timeout for device in default._device_types]
+        return float(min(timeout.total_seconds() for timeout in found))
+    except Exception:  # noqa: BLE001 - whatever another backend or version of torch raises
+        return float("inf")

@@ -96,7 +96,7 @@ def new_site(observer: "weakref.ref[Observer]", named: NamedModule, number: Tens
 
     The site lives until `forget_sites` removes it.
     """
-    found = torch.tensor(next(_numbers)) if number is None else number
+    found = torch.tensor(next(_numbers), device="cpu") if number is None else number
     _sites[int(found)] = Site(int(found), observer, named)
     return found
 
@@ -148,14 +148,14 @@ _library.impl("observe_gradient", _observe_gradient, "CompositeExplicitAutograd"
 torch.library.register_fake("trainsentry::observe", lambda *_, **__: None, lib=_library)
 torch.library.register_fake("trainsentry::observe_gradient", lambda x, *_: torch.empty_like(x), lib=_library)
 
-_token: Final = torch.zeros(1)
+_token: Final = torch.zeros(1, device="cpu")
 """The operator's declared mutation, so that no compiler removes it or moves it across another one.
 
 The gradient's operator has a used result instead: autograd would save a token for the backward pass, and find it
 changed by the next forward pass.
 """
 
-_nothing: Final = torch.zeros(1)
+_nothing: Final = torch.zeros(1, device="cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.torch.hooks.active_modes import is_tracing, run_unseen
 from trainsentry.collectors.torch.hooks.compiled_activations import (
     Observer,
     forget_sites,
@@ -30,11 +31,7 @@ from trainsentry.collectors.torch.hooks.compiler import at_work, backend_is_exac
 PART = "activations"
 
 
-def _call(function: Callable[..., Any], *args: Any) -> None:
-    function(*args)
-
-
-_call_uncompiled: Any = _call
+_call_uncompiled: Any = run_unseen
 
 
 def stay_out_of_graphs(modules: Iterable[nn.Module]) -> bool:
@@ -44,8 +41,8 @@ def stay_out_of_graphs(modules: Iterable[nn.Module]) -> bool:
     without the monitor's hooks it would run uncompiled. Modules that have hooks of the user's are not touched.
     """
     global _call_uncompiled  # noqa: PLW0603 - dynamo is imported when a model is watched, not before
-    if _call_uncompiled is _call:
-        _call_uncompiled = torch.compiler.disable(_call)
+    if _call_uncompiled is run_unseen:
+        _call_uncompiled = torch.compiler.disable(run_unseen)
     built_in = {
         type(m).forward
         for m in modules
@@ -88,6 +85,10 @@ class Switch:
 
 FIRST_KEY: Final = -1_000
 """Key of the hooks of a process's first monitor in a module's hooks; torch's own keys start at 0."""
+
+_MOVED: Final = object()
+"""The output of a call without keyword arguments: a tool of torch's, such as the fusing of modules, has put the hook on
+another module, where it does nothing."""
 
 _slots: Final = itertools.count()
 """Numbers that tell the hooks of several monitors on the same modules apart."""
@@ -147,13 +148,17 @@ class BeforeForward(_ModuleHook):
 
     side, hooks, with_kwargs = "input", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    __name__ = "before_forward"
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         """Observe the inputs, or add their observation to the graph being traced."""
+        if kwargs is None or is_tracing():
+            return
         if not torch.compiler.is_compiling():
             named = self._named(module)
             if self.owner is not None and named is not None:
                 self.owner.eager.add(named.name)
-                run = _call_uncompiled if at_work() else _call
+                run = _call_uncompiled if at_work() else run_unseen
                 run(self.owner.guard.run, PART, self.owner.enter, named, args, kwargs)
             return
         if not self.switch.inside_graphs and not backend_is_exact():
@@ -177,12 +182,16 @@ class AfterForward(_ModuleHook):
 
     side, hooks, with_kwargs = "output", "_forward_hooks", "_forward_hooks_with_kwargs"
 
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    __name__ = "after_forward"
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = _MOVED) -> None:
         """Observe the outputs, or add their observation to the graph being traced."""
+        if output is _MOVED or is_tracing():
+            return
         if not torch.compiler.is_compiling():
             named = self._named(module)
             if self.owner is not None and named is not None:
-                run = _call_uncompiled if at_work() else _call
+                run = _call_uncompiled if at_work() else run_unseen
                 run(self.owner.guard.run, PART, self.owner.leave, named, output)
             return
         if not self.switch.inside_graphs and not backend_is_exact():

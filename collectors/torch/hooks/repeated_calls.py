@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.series import RECOMPUTED, RECOMPUTED_GRADIENT, Series
 from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.backward_pass import running_node
 from trainsentry.collectors.torch.hooks.compiler import backward_is_compiled
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in_call
@@ -96,8 +97,8 @@ class RepeatedCalls:
         self._call = self._chosen = None
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Keep the inputs of the chosen module's call until it is left."""
-        if named is self._chosen and _is_plain(named.module):
+        """Keep the inputs of the chosen module's call until it is left; none under a mode that changes operations."""
+        if named is self._chosen and _is_plain(named.module) and not changes_operations():
             inputs = [(tensor, version_of(tensor)) for _, tensor in tensors_in_call(args, kwargs)]
             self._call = args, dict(kwargs), inputs
 
@@ -128,7 +129,7 @@ class RepeatedCalls:
     def repeat_backward(self, series_id: int, used: Sequence[Tensor | None], arrived: Sequence[Any]) -> None:
         """Compute the running node of autograd again: `arrived` are its arguments, and `used` what it has returned."""
         node = running_node()
-        if node is None or not _are_plain([*used, *arrived]):
+        if node is None or changes_operations() or not _are_plain([*used, *arrived]):
             return
         if sum(x.nbytes for x in used if x is not None) > MOST_BYTES:
             return

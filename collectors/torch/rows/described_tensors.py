@@ -62,18 +62,18 @@ def dlpack_tells_the_truth() -> bool:
     """Whether the compiled kernel and torch's C functions are here, and tell every change that matters."""
     if _FUNCTIONS is None or not hasattr(host_rows, "describe"):
         return False
-    x = torch.zeros(2, 3)
+    x = torch.zeros(2, 3, device="cpu")  # whatever the default device is
     differing = [
         x.t(),
-        torch.zeros(3, 2),
-        torch.zeros(6),
-        torch.zeros(2, 4)[:, :3],
+        x.new_zeros(3, 2),
+        x.new_zeros(6),
+        x.new_zeros(2, 4)[:, :3],
         x.half(),
         x.bfloat16(),
         x.to("meta"),
         torch.nn.Parameter(x),
         torch._neg_view(x),
-        torch.zeros(2, 3).to_sparse(),
+        x.to_sparse(),
     ]
     try:
         description = host_rows.describe(_FUNCTIONS, [x]) or b""

@@ -138,6 +138,15 @@ def test_a_suspicion_is_no_incident_and_joins_the_one_that_follows():
     assert len(late.observe(50, [replace(SOFT, step=50)]).suspects) == 1
 
 
+def test_a_suspicion_long_before_an_open_incident_does_not_join_it():
+    """A recorder that is behind tells of the fault first, and judges the steps before it afterwards."""
+    behind = log()
+    behind.observe(500, [replace(HARD, step=500)])
+    behind.observe(480, [replace(SOFT, step=480, name="loss", quantity="loss", alarm=False)])
+    [incident] = behind.incidents.values()
+    assert [(s.name, s.step) for s in incident.suspects] == [("fc.weight", 500)]
+
+
 def test_what_is_wrong_by_itself_needs_no_signs_before_it():
     both = log()
     both.observe(4, [replace(SOFT, step=4, name="a.weight", alarm=False)])

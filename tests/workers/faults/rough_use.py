@@ -2,6 +2,7 @@
 
 import threading
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -123,3 +124,27 @@ def unwatched_rank_of_two_watches(out):
     broken = "agreement of the ranks" in monitor._guard.failures
     monitor.close()
     return count, broken
+
+
+def uneven_steps(out):
+    """Ranks that take different numbers of steps between collectives; return the longest step, and the patience."""
+    group = dist.distributed_c10d._get_default_group()
+    options = group._get_backend(torch.device("cpu")).options
+    usual, options._timeout = options._timeout, timedelta(seconds=8)
+    try:
+        model, optimizer = parts()
+        monitor = trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer)
+        patience, longest = monitor._loop.consensus.max_reduce._max_wait, 0.0
+    finally:
+        options._timeout = usual
+    for _ in range(2):
+        for _ in range(6 + 4 * dist.get_rank()):
+            began = time.monotonic()
+            model(torch.randn(4, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            longest = max(longest, time.monotonic() - began)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.data)
+    monitor.close()
+    return longest, patience

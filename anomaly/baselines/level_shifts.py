@@ -1,0 +1,231 @@
+"""Finds series that leave the range of their own past for good, from one step on, however narrow that range is."""
+
+import statistics
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT
+from trainsentry.anomaly.baselines.common_changes import ScoredRecord
+from trainsentry.anomaly.features import FEATURES, SIZES, as_statistic
+from trainsentry.anomaly.finding import ALL, Finding
+from trainsentry.anomaly.rules.rule import Observed
+from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays, rows_where
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    Series,
+)
+
+WAIT: Final = 3
+"""Samples in a row that lie beyond the range: a batch that is odd by chance passes."""
+
+BLOCK: Final = 8
+BLOCKS: Final = 5
+FEWEST: Final = BLOCK * (BLOCKS - 1)
+"""The range is that of the last 32 to 40 samples before these, kept as the extremes of blocks of eight, which take a
+quarter of the memory and follow a trend. With fewer than 32 nothing is said."""
+
+NARROWEST: Final = np.array([[0.05], [0.02], [0.02], [0.1]], np.float32)
+NARROWEST_BELOW_A_RISE: Final = np.array([[0.05], [0.02], [0.02], [1.5]], np.float32)
+"""Least width of a range, by feature in the order of `FEATURES`: 5 % of a largest magnitude, 2 % of a norm, 0.02 of
+mean ÷ root mean square, a tenth of the odds of zeros. A range of values that hardly move has no width of its own. A
+silent unit more is no fault, so a share of zeros must rise further: from none to a sixth."""
+
+_OF_ACTIVATIONS: Final = (1.2, 1.0, 1.5, 0.8)
+_OF_THEIR_GRADIENTS: Final = (2.0, 1.5, np.inf, 0.8)
+LEAST: Final = {
+    ACTIVATION_INPUT: _OF_ACTIVATIONS,
+    ACTIVATION_OUTPUT: _OF_ACTIVATIONS,
+    ACTIVATION_GRAD_INPUT: _OF_THEIR_GRADIENTS,
+    ACTIVATION_GRAD_OUTPUT: _OF_THEIR_GRADIENTS,
+    GRADIENT: (1.5, 1.1, np.inf, 0.8),
+}
+LEAST_OF_LOSS: Final = 0.5
+"""Least distance between the range and the samples beyond it, in widths of the range, by quantity and feature. The mean
+of a gradient is not followed: its sign changes as a weight passes its best value. In 112 clean runs, activations came
+to 0.74 of their bounds, gradients to 0.84 and losses to 0.4 (`benchmarks/RESULTS.md`)."""
+
+YOUNG: Final = 32
+"""Samples after which these bounds are still twice as high: a model that begins to learn changes at once. What is added
+falls with the number of samples."""
+
+DEVIATIONS: Final = 4.0
+"""Deviations in the width of a range of some 36 normal numbers (Tippett, "On the extreme individuals and the range of
+samples taken from a normal population", 1925), which makes a score of a distance."""
+
+MOST_ALONE: Final = 0.5
+"""Share of a record's gradients above which it is no tensor that has another level but all of them."""
+
+_FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, "loss"})
+
+
+class LevelShifts:
+    """Follows the range of each feature of activations, their gradients, weights' gradients and the loss.
+
+    A series whose last three samples all lie beyond the range of those before, on one side and by that range's width,
+    has another level: the module computes something else, or gets something else. Noise does not matter, as the range
+    is the series' own: a share of zeros that was a thousandth is a quarter, a norm that swings by 2 % is a tenth lower.
+    Of normal, independent samples, three lie so far out in one of many million cases. (Tests by how many of the new
+    samples exceed all old ones: Nelson, "Tables for a precedence life test", Technometrics 5, 1963.)
+
+    Left out are weights, updates and optimizer state, which add up what happened, and the fall of a loss.
+    """
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        series, features = arrays.series, len(FEATURES)
+        self._table = arrays.table
+        self._least_rise = series.column(np.float32, of=_least_rises, shape=(features,))
+        self._least_fall = series.column(np.float32, of=_least_falls, shape=(features,))
+        self._is_followed = series.column(bool, of=lambda s: bool(np.isfinite(_least_rises(s)).any()))
+        self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self._low = series.column(np.float32, np.inf, shape=(BLOCKS, features))
+        self._high = series.column(np.float32, -np.inf, shape=(BLOCKS, features))
+        self._newest = series.column(np.float32, np.nan, shape=(WAIT, features))
+        self._steps = series.column(np.int64, -1, shape=(1 + WAIT,))
+        self._divisors = series.column(np.float32, 1.0)
+        self._smallest, self._largest = series.column(np.float64, np.inf), series.column(np.float64)
+        self._taken = series.column(np.int64)
+
+    def reset(self, ids: Any) -> None:
+        """Forget the past of series."""
+        self._low.values[..., ids], self._high.values[..., ids] = np.inf, -np.inf
+        self._newest.values[..., ids], self._taken.values[ids] = np.nan, 0
+        self._smallest.values[ids], self._largest.values[ids] = np.inf, 0.0
+
+    def judge(self, observed: Observed, scored: ScoredRecord, divisors: Floats, rejected: Mask) -> list[Finding]:
+        """Return the series that have left their range, by their first sample beyond it; take in the record.
+
+        `divisors` are the known factors in the sizes of rows, shape (n,); no row of the mask `rejected` is taken in.
+        """
+        features = scored.features
+        if scored.floor is not None:  # what is nothing but rounding may move
+            features = np.concatenate([np.maximum(features[:SIZES], scored.floor), features[SIZES:]])
+        record = observed.record
+        is_taken = self._is_followed.values[record.where] & ~rejected & ~observed.excused
+        rows = rows_where(is_taken & ~np.isnan(features[0]))
+        if not len(rows):
+            return []
+        ids = record.ids[rows]
+        self._note_sizes(ids, observed.numel[rows])
+        self._take_in(ids, features[:, rows], divisors[rows], record.step)
+        found = self._beyond(ids)
+        findings = [self._finding(observed, int(rows[i]), *found[i]) for i in sorted(found)]
+        self.reset(ids[list(found)])
+        return _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
+
+    def _note_sizes(self, ids: Any, numel: Floats) -> None:
+        """Begin anew where a tensor has another size than ever: a longer sequence has other extremes by right."""
+        smallest, largest = self._smallest.values[ids], self._largest.values[ids]
+        new = (self._taken.values[ids] > 0) & ((numel < smallest) | (numel > largest))
+        self.reset(ids[new])
+        self._smallest.values[ids] = np.minimum(np.where(new, np.inf, smallest), numel)
+        self._largest.values[ids] = np.maximum(np.where(new, 0.0, largest), numel)
+
+    def _take_in(self, ids: Any, features: Floats, divisors: Floats, step: int) -> None:
+        """Move the oldest of the newest samples to the range, and append a sample of each series."""
+        taken, newest, steps = self._taken.values[ids], self._newest.values, self._steps.values
+        old = rows_where(taken >= WAIT)
+        if len(old):
+            oldest, place = newest[0][:, ids[old]].T, taken[old] - WAIT
+            block, begins = place // BLOCK % BLOCKS, (place % BLOCK == 0)[:, None]
+            low, high = self._low.values, self._high.values
+            where = block, slice(None), ids[old]
+            low[where] = np.fmin(np.where(begins, np.inf, low[where]), oldest)
+            high[where] = np.fmax(np.where(begins, -np.inf, high[where]), oldest)
+        newest[:-1, :, ids] = newest[1:, :, ids]
+        newest[-1][:, ids] = features
+        steps[:-1, ids] = steps[1:, ids]
+        steps[-1, ids] = step
+        self._divisors.values[ids] = divisors
+        self._taken.values[ids] = taken + 1
+
+    def _beyond(self, ids: Any) -> dict[int, tuple[int, float, float]]:
+        """Return the places in `ids` of series beyond their range: the feature, its middle before, and the score."""
+        taken = self._taken.values[ids]
+        if not (taken >= FEWEST + WAIT).any():
+            return {}
+        low, high = self._low.values[:, :, ids].min(axis=0), self._high.values[:, :, ids].max(axis=0)
+        newest = self._newest.values[:, :, ids]
+        with np.errstate(invalid="ignore"):
+            rise = (newest.min(axis=0) - high) / np.maximum(high - low, NARROWEST_BELOW_A_RISE)
+            fall = (low - newest.max(axis=0)) / np.maximum(high - low, NARROWEST)
+            age = 1 + YOUNG / taken
+            odd = (rise >= age * self._least_rise.values[:, ids]) | (fall >= age * self._least_fall.values[:, ids])
+        odd &= taken >= FEWEST + WAIT
+        found = {}
+        for i in rows_where(odd.any(axis=0)).tolist():
+            distance = np.where(odd[:, i], np.fmax(rise[:, i], fall[:, i]), 0.0)
+            feature = int(distance.argmax())
+            middle = float(low[feature, i] + high[feature, i]) / 2
+            found[i] = feature, middle, DEVIATIONS * (0.5 + float(distance[feature]))
+        return found
+
+    def _finding(self, observed: Observed, row: int, feature: int, before: float, score: float) -> Finding:
+        series_id = int(observed.record.ids[row])
+        value, divisor = float(self._newest.values[0, feature, series_id]), float(self._divisors.values[series_id])
+        numel = float(observed.numel[row])
+        last_clean, onset = (int(step) for step in self._steps.values[:2, series_id])
+        return Finding(
+            series_id=series_id,
+            row=row,
+            kind=SHIFT,
+            detector=LEVEL_SHIFTS,
+            statistic=FEATURES[feature],
+            value=as_statistic(feature, value, numel, divisor),
+            expected=as_statistic(feature, before, numel, divisor),
+            score=score,
+            step=onset,
+            last_clean=last_clean,
+        )
+
+    def saved(self, size: int) -> dict[str, Any]:
+        """Return the ranges of the first `size` series as plain data, without their newest samples."""
+        return {
+            "low": self._low.values[:, :, :size].min(axis=0).T.tolist(),
+            "high": self._high.values[:, :, :size].max(axis=0).T.tolist(),
+            "numel": np.stack([self._smallest.values[:size], self._largest.values[:size]], axis=1).tolist(),
+            "taken": self._taken.values[:size].tolist(),
+        }
+
+    def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
+        """Restore a series from `position` of the saved ones; its blocks then hold the whole range, and let it go."""
+        self._low.values[..., series_id] = saved["low"][position]
+        self._high.values[..., series_id] = saved["high"][position]
+        self._smallest.values[series_id], self._largest.values[series_id] = saved["numel"][position]
+        self._taken.values[series_id] = saved["taken"][position]
+
+
+def _placed(findings: list[Finding], observed: Observed) -> list[Finding]:
+    """Say which findings are passed on, in the order of their rows: all but the first, if any, of the forward pass."""
+    quantities = [observed.table.series[f.series_id].quantity for f in findings]
+    first = next((i for i, quantity in enumerate(quantities) if quantity in _FORWARD), 0)
+    return [replace(f, passed_on=i != first) for i, f in enumerate(findings)]
+
+
+def _together(findings: list[Finding], observed: Observed, gradients: int) -> list[Finding]:
+    """Make one finding of most of a record's gradients, of which it holds so many."""
+    of_size = [f for f in findings if observed.table.series[f.series_id].quantity == GRADIENT and f.expected > 0]
+    if len(of_size) <= max(MOST_ALONE * gradients, 1):
+        return findings
+    factor = statistics.median(f.value / f.expected for f in of_size)
+    passed_on = all(f.passed_on for f in of_size)
+    first = replace(of_size[0], detector=ALL_AT_ONCE, statistic="norm", value=factor, expected=1.0, name=ALL)
+    first = replace(first, passed_on=passed_on)
+    return [first if f is of_size[0] else f for f in findings if f is of_size[0] or f not in of_size]
+
+
+def _least_rises(series: Series) -> Any:
+    """Return the least rise of each feature, in widths, shape (features,): infinite where it is not followed."""
+    if series.scalar:
+        return np.array([LEAST_OF_LOSS if series.name == "loss" else np.inf, *[np.inf] * (len(FEATURES) - 1)])
+    return np.array(LEAST.get(series.quantity, [np.inf] * len(FEATURES)))
+
+
+def _least_falls(series: Series) -> Any:
+    """Return the same for a fall: that of the loss is the purpose of training."""
+    return np.full(len(FEATURES), np.inf) if series.scalar else _least_rises(series)

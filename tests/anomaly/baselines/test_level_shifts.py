@@ -1,0 +1,121 @@
+"""A series that leaves its own range for good is told by its first step, however narrow the range; noise is not."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.baselines.level_shifts import FEWEST, WAIT
+from trainsentry.anomaly.detection import Detection
+from trainsentry.collectors.statistics import ZEROS
+
+OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
+INSIDE = ("blocks.3.proj.input.0", "activation_input")
+GRADIENTS = [(f"blocks.{i}.fc.weight", "gradient") for i in range(8)]
+LOSS = ("loss", "loss")
+RATE = ("learning_rate", "learning_rate")
+
+
+def run(sizes, steps=130, change=None, detection=None, records=None, start=0):
+    """Judge records of sizes that swing by 2 %; return the findings that are alarms."""
+    records = records or Records()
+    detection = detection or Detection(records.table)
+    random, found = np.random.default_rng(start), []
+    for step in range(start, start + steps):
+        noisy = {key: size * float(np.exp(0.02 * random.standard_normal())) for key, size in sizes(step).items()}
+        record = records.step(step, noisy | {RATE: sizes(step).get(RATE, 1e-3)})
+        if change is not None:
+            change(step, records, record)
+        found += [a for a in detection.judge(record) if a.alarm]
+    return found
+
+
+def calm(_step):
+    return dict.fromkeys([*OUT, INSIDE, *GRADIENTS, LOSS], 1.0)
+
+
+def test_nothing_is_said_of_noise():
+    assert run(calm, 1000) == []
+
+
+@pytest.mark.parametrize(
+    ("series", "factor"),
+    [(OUT[3], 1.3), (OUT[3], 0.75), (INSIDE, 1.3), (GRADIENTS[3], 1.6), (GRADIENTS[3], 0.6), (LOSS, 1.3)],
+)
+def test_a_small_change_that_stays_is_told_by_its_first_step(series, factor):
+    found = run(lambda step: calm(step) | ({series: factor} if step >= 100 else {}))
+    assert [(a.name, a.quantity, a.step, a.last_clean, a.kind) for a in found] == [(*series, 100, 99, "shift")]
+    assert found[0].value / found[0].expected == pytest.approx(factor, rel=0.1)
+    assert not found[0].passed_on
+
+
+def test_a_loss_may_fall_at_once():
+    assert run(lambda step: calm(step) | ({LOSS: 0.7} if step >= 100 else {})) == []
+
+
+@pytest.mark.parametrize("length", range(1, WAIT))
+def test_what_comes_back_is_no_other_level(length):
+    assert run(lambda step: calm(step) | ({OUT[3]: 1.3} if 100 <= step < 100 + length else {})) == []
+
+
+def test_a_young_run_is_not_judged_and_an_older_one_sooner_than_a_middling_one():
+    def shifted(at, factor):
+        return run(lambda step: calm(step) | ({OUT[3]: factor} if step >= at else {}), at + 10)
+
+    assert shifted(FEWEST - 4, 1.9) == []
+    assert shifted(40, 1.24) == []
+    assert shifted(400, 1.24) != []
+
+
+def test_a_level_is_told_once_and_becomes_normal():
+    found = run(lambda step: calm(step) | ({OUT[3]: 1.3} if step >= 100 else {}), 300)
+    assert len(found) == 1
+
+
+def test_the_first_of_the_forward_pass_is_the_cause_and_the_others_pass_it_on():
+    found = run(lambda step: calm(step) | (dict.fromkeys([*OUT[3:], GRADIENTS[0]], 1.7) if step >= 100 else {}))
+    assert [a.name for a in found if not a.passed_on] == [OUT[3][0]]
+    assert {a.step for a in found} == {100}
+
+
+def test_most_gradients_are_one_finding():
+    found = run(lambda step: calm(step) | (dict.fromkeys(GRADIENTS, 1.7) if step >= 100 else {}))
+    assert [(a.name, a.quantity, a.step) for a in found] == [("all", "gradient", 100)]
+    assert found[0].value == pytest.approx(1.7, rel=0.1)
+
+
+@pytest.mark.parametrize(("zeros", "is_found"), [(1 / 16, False), (0.25, True)])
+def test_a_silent_unit_is_no_fault_and_a_silent_head_is(zeros, is_found):
+    def silence(step, records, record):
+        names = [records.table.series[i].name for i in record.ids]
+        record.values[names.index(INSIDE[0]), ZEROS] = zeros if step >= 100 else 0.0
+
+    found = run(calm, change=silence)
+    assert [(a.name, a.statistic) for a in found] == ([(INSIDE[0], "zeros")] if is_found else [])
+
+
+def test_a_restart_of_the_rate_may_change_levels():
+    def restarted(step):
+        return calm(step) | ({OUT[3]: 1.5, RATE: 2e-2} if step >= 100 else {})
+
+    assert [a.name for a in run(restarted) if a.detector == "level_shift"] == []
+
+
+def test_a_longer_sequence_may_have_another_level():
+    def lengthened(step, records, record):
+        if step >= 100:
+            shape = records.table.layouts[0]
+            record.layouts[:] = records.table.layout_id(type(shape)((32,), shape.dtype, 32))
+
+    shifted = {OUT[3]: 1.5}
+    assert run(lambda step: calm(step) | (shifted if step >= 100 else {}), change=lengthened) == []
+
+
+def test_a_resumed_run_knows_the_levels_of_the_run_before():
+    records = Records()
+    detection = Detection(records.table)
+    assert run(calm, 100, detection=detection, records=records) == []
+    resumed = Records()
+    again = Detection(resumed.table)
+    again.load(detection.state())
+    found = run(lambda step: calm(step) | {OUT[3]: 1.3}, 10, detection=again, records=resumed, start=100)
+    assert [(a.name, a.step) for a in found] == [(OUT[3][0], 100)]
