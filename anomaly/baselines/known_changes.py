@@ -7,11 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_INPUT,
     LEARNING_RATE,
     OPTIMIZER_RATE,
     UPDATE,
@@ -55,6 +57,8 @@ class KnownChanges:
             for name, quantities in PROPORTIONAL.items()
         }
         self._is_known = arrays.series.column(bool, of=_is_known)
+        self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
         self._rates: deque[float] = deque(maxlen=RISING)
         self._last: tuple[int, float] | None = None
 
@@ -81,6 +85,14 @@ class KnownChanges:
             changed |= before is not None and before != value and math.isfinite(value)
             self._declared[series_id] = value
         return changed
+
+    def is_resized(self, observed: Observed) -> bool:
+        """Whether an input of the model is smaller, or larger, than it ever was: a longer sequence, another batch."""
+        rows = rows_where(self._is_input.values[observed.record.where])
+        ids, numel = observed.record.ids[rows], observed.numel[rows]
+        smallest, largest = self._smallest.values[ids], self._largest.values[ids]
+        self._smallest.values[ids], self._largest.values[ids] = np.minimum(smallest, numel), np.maximum(largest, numel)
+        return bool(((largest > 0) & ((numel < smallest) | (numel > largest))).any())
 
     def divisors(self, record: StepRecord) -> Floats:
         """Return the known factor in the sizes of each row, shape (n,)."""

@@ -10,6 +10,7 @@ from trainsentry.anomaly.baselines.common_changes import ScoredRecord
 from trainsentry.anomaly.baselines.false_alarms import Allowed, Surprises, Verdict
 from trainsentry.anomaly.baselines.known_changes import KnownChanges, finite_columns
 from trainsentry.anomaly.baselines.level_shifts import LevelShifts
+from trainsentry.anomaly.baselines.loss_level import LossLevel
 from trainsentry.anomaly.baselines.outlier_findings import OutlierFindings
 from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
@@ -103,6 +104,7 @@ class OutlierDetector:
         self._allowed = allowed or Allowed()
         self._known = KnownChanges(arrays)
         self._levels = LevelShifts(arrays)
+        self._loss_level = LossLevel(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._surprises: dict[str, Surprises] = {}
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
@@ -126,8 +128,7 @@ class OutlierDetector:
         is_declared = self._known.note(record)
         if is_declared:
             self.scoring.expect_change()
-        if is_declared or self._known.rate_has_risen:
-            self._levels.reset(slice(None))
+        self._expect_levels(may_all_change=is_declared or self._known.is_resized(observed))
         divisor = self._known.divisors(record)
         scored = self.scoring.score(
             record.ids, finite_columns(record), observed.numel, scalar, divisor, judged & ~rejected
@@ -140,6 +141,9 @@ class OutlierDetector:
         make = OutlierFindings(observed, scored, divisor)
         in_a_row = self.scoring.baseline.outliers[record.where]
         levels = self._levels.judge(observed, scored, divisor, rejected)
+        for finding in levels:
+            self._loss_level.forget(finding.series_id)
+        levels += self._loss_level.judge(observed)
         return Outliers(
             make=make,
             verdict=verdict,
@@ -151,6 +155,13 @@ class OutlierDetector:
             rows=[make.of_row(row, int(in_a_row[row]), alarm=verdict.alarm) for row in rows_where(listed).tolist()],
             levels=[f for f in levels if not (verdict.alarm and listed[f.row])],
         )
+
+    def _expect_levels(self, *, may_all_change: bool) -> None:
+        """Forget levels that may change by right: all, or those that the learning rate moves."""
+        if may_all_change:
+            self._loss_level.reset()
+        if may_all_change or self._known.rate_has_risen:
+            self._levels.reset(slice(None))
 
     def _changed_sign(self, record: StepRecord, scalar: Mask) -> Mask:
         """Return which rows are of scalars that have been negative and positive, shape (n,): size means nothing there.

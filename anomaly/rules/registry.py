@@ -37,6 +37,7 @@ from trainsentry.anomaly.rules.optimizer.weight_continuity import WeightContinui
 from trainsentry.anomaly.rules.precision import PrecisionRule
 from trainsentry.anomaly.rules.repeated_call import RepeatedCallRule
 from trainsentry.anomaly.rules.repeated_data import RepeatedDataRule
+from trainsentry.anomaly.rules.repeated_micro_batch import RepeatedMicroBatchRule
 from trainsentry.anomaly.rules.rule import Rule
 from trainsentry.anomaly.rules.stale import StaleRule
 
@@ -62,6 +63,7 @@ _RULES: Final[list[type[Rule]]] = [
     LossScaleRule,
     LayerOutlierRule,
     RepeatedDataRule,
+    RepeatedMicroBatchRule,
     LossAboveStartRule,
     ConstantDataRule,
     ConstantBufferRule,

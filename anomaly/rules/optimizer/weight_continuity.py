@@ -39,6 +39,10 @@ SPACING: Final = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 COARSEST: Final = 2.0**-7
 """Relative spacing of numbers by dtype, and of any other (bfloat16): an update is a difference that was rounded so."""
 
+MOST_AT_ONCE: Final = 0.25
+"""Share of the weights up to which a modification of several is a fault: experts in another order, a layer of another
+checkpoint. Who loads a checkpoint, or swaps averages in, changes them all."""
+
 WAIT: Final = 3
 """Samples between a modification and its finding. A loop that clips or rescales weights shows meanwhile: it modifies
 the weight again, or the weight stays at a bound."""
@@ -61,8 +65,8 @@ class _Modification:
 class WeightContinuityRule(Rule):
     """Finds a weight that was modified between two sampled steps, other than by its update.
 
-    Several weights at once are somebody's intention: a checkpoint is loaded, averages are swapped in, a head is
-    initialised again. Faulty memory changes one.
+    Most weights at once are somebody's intention: a checkpoint is loaded, averages are swapped in. Faulty memory
+    changes one, and a mix-up a few.
     """
 
     name: ClassVar[str] = "continuity"
@@ -137,8 +141,9 @@ class WeightContinuityRule(Rule):
         held[ids] = np.where(broken, 0, held[ids] + 1)
         needed[ids[odd]] *= LONGER  # a break that comes back now and then is the design of the run
         found = self._confirmed(record, rows, ids, broken) if self._modified else []
-        if broken.sum() == 1 and odd.any():
-            self._note_modification(record, int(rows[odd][0]), int(ids[odd][0]))
+        if broken.sum() <= max(1, MOST_AT_ONCE * len(ids)):
+            for row, series_id in zip(rows[odd].tolist(), ids[odd].tolist(), strict=True):
+                self._note_modification(record, row, series_id)
         return found
 
     def _note_modification(self, record: StepRecord, row: int, series_id: int) -> None:

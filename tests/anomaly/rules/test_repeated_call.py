@@ -28,3 +28,23 @@ def test_only_what_came_out_equal_and_never_varied_is_judged(alone, prefix, valu
         told += [(step, f.quantity) for f in rule(record)]
     quantity = "activation_output" if prefix == "recomputed" else "activation_grad_input"
     assert told == [(step, quantity) for step in found]
+
+
+@pytest.mark.parametrize(
+    ("equal", "values", "found"),
+    [(40, [NAN, NAN], [0]), (20, [NAN, NAN], []), (40, [0, NAN], [1]), (40, [2, NAN], [0, 1])],
+)
+def test_one_that_varies_first_among_many_repeatable_ones_is_a_fault(alone, equal, values, found):
+    records, rule, told = Records(), None, []
+    rule = alone(RepeatedCallRule, records.table)
+
+    def judge(step, name, value):
+        record = records.step(step, {(name, name): 0.0})
+        record.values[:, VALUE] = value
+        return rule(record)
+
+    for step in range(equal):
+        assert judge(step, f"recomputed.blocks.{step % 4}.fc", 0) == []
+    for i, value in enumerate(values):
+        told += [i] * bool(judge(equal + i, "recomputed.blocks.0.fc", value))
+    assert told == found

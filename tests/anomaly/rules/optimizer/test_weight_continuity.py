@@ -66,6 +66,16 @@ def test_what_changes_several_weights_at_once_is_intended_and_leaves_the_rule_as
     assert weights.named(found) == ["b"]
 
 
+@pytest.mark.parametrize(("number", "is_found"), [(2, True), (4, True), (5, False), (16, False)])
+def test_a_few_of_many_weights_at_once_are_a_mix_up_and_most_are_intended(number, is_found, alone):
+    weights = Weights(alone, [f"w{i}" for i in range(16)])
+    names, found = weights.names[:number], []
+    for step in range(STEPS):
+        found += weights.step(step, dict.fromkeys(names, 0.5) if step == STEPS - 5 else {})
+    assert weights.named(found) == (names if is_found else [])
+    assert {f.step for f in found} <= {STEPS - 5}
+
+
 def by_rate(step):
     return 0.02 * (1 - step / 500)
 

@@ -1,0 +1,51 @@
+"""A loss that is higher from one step on is told by that step, though it swings; spikes, trends and swings are not."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.baselines.loss_level import NEW, YOUNG
+from trainsentry.anomaly.detection import Detection
+
+LOSS = ("loss", "loss")
+
+
+def told(level_of, steps=140, swing=0.35, seed=0, **logged):
+    """Return the steps and names of the alarms about a loss that swings about a level."""
+    records, random, found = Records(), np.random.default_rng(seed), []
+    detection = Detection(records.table)
+    for step in range(steps):
+        sizes = {LOSS: level_of(step) * float(np.exp(swing * random.standard_normal()))}
+        sizes |= {(name, name): value(step) for name, value in logged.items()}
+        found += [(a.name, a.step) for a in detection.judge(records.step(step, sizes)) if a.alarm]
+    return found
+
+
+@pytest.mark.parametrize("factor", [3.0, 6.0])
+def test_a_lasting_rise_among_swings_is_told_by_its_first_step(factor):
+    assert ("loss", 100) in told(lambda step: factor if step >= 100 else 1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_swings_are_nothing(seed):
+    assert told(lambda _: 1.0, 600, seed=seed) == []
+
+
+def test_a_spike_that_passes_and_a_slow_rise_are_no_other_level():
+    assert told(lambda step: 2.5 if 100 <= step < 100 + NEW - 3 else 1.0, swing=0.3) == []
+    assert told(lambda step: 1.0 + step / 300, swing=0.2) == []
+
+
+def test_a_young_run_may_get_worse():
+    assert told(lambda step: 3.0 if step >= YOUNG - NEW - 8 else 1.0, YOUNG - 1) == []
+
+
+def test_who_logs_another_stage_expects_another_loss():
+    def stage(step):
+        return float(step >= 100)
+
+    assert told(lambda step: 3.0 if step >= 100 else 1.0, stage=stage) == []
+
+
+def test_a_loss_that_crosses_zero_has_no_level():
+    assert told(lambda step: (3.0 if step >= 100 else 1.0) * (-1 if step % 9 == 0 else 1)) == []

@@ -1,0 +1,55 @@
+"""Micro-steps that get one batch, though they never did, are found; who repeats a batch by design is left alone."""
+
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.rules.repeated_micro_batch import DIFFERENT_BEFORE, RepeatedMicroBatchRule
+from trainsentry.collectors.statistics import VALUE
+
+
+def served(batches_of, judge, records, steps):
+    """Return the findings of steps, each with the batches of its micro-steps, in one record or in two."""
+    found = []
+    for step in range(steps):
+        batches = batches_of(step)
+        sizes = {("input.0", "activation_input", micro): 1.0 for micro in range(len(batches))}
+        record = records.step(step, sizes)
+        record.values[:, VALUE] = [1000 + batch for batch in batches]
+        found += judge(record)
+    return found
+
+
+def fresh(step):
+    return [3 * step, 3 * step + 1, 3 * step + 2]
+
+
+@pytest.mark.parametrize("batches", [[7, 8, 7], [7, 7, 7], [7, 8, 8]])
+def test_the_same_micro_batch_within_a_step_is_told_at_that_step(alone, batches):
+    records, at = Records(), DIFFERENT_BEFORE + 5
+    judge = alone(RepeatedMicroBatchRule, records.table)
+    found = served(lambda step: batches if step == at else fresh(step), judge, records, at + 3)
+    assert [(f.kind, f.passed_on) for f in found] == [("duplicate_data", False)]
+
+
+@pytest.mark.parametrize(
+    "batches_of",
+    [
+        fresh,
+        lambda step: [step],
+        lambda step: [step // 3],  # the same in two steps is another rule's
+        lambda step: [5, 5] if step % 7 == 3 else [2 * step, 2 * step + 1],
+        lambda step: [step, step],
+    ],
+)
+def test_what_was_so_from_the_start_or_differs_is_no_fault(alone, batches_of):
+    records = Records()
+    assert served(batches_of, alone(RepeatedMicroBatchRule, records.table), records, 80) == []
+
+
+def test_the_data_is_named():
+    records = Records()
+    detection = Detection(records.table)
+    found = served(lambda step: [1, 1] if step == 40 else fresh(step), detection.judge, records, 42)
+    [told] = [a for a in found if a.detector == RepeatedMicroBatchRule.name]
+    assert (told.name, told.quantity, told.step) == ("input.0", "data", 40)
