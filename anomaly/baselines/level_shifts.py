@@ -8,6 +8,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
+from trainsentry.anomaly.baselines.recent_range import RecentRange
 from trainsentry.anomaly.features import FEATURES, SIZES, as_statistic
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed
@@ -20,15 +21,6 @@ from trainsentry.collectors.series import (
     GRADIENT,
     Series,
 )
-
-WAIT: Final = 3
-"""Samples in a row that lie beyond the range: a batch that is odd by chance passes."""
-
-BLOCK: Final = 8
-BLOCKS: Final = 5
-FEWEST: Final = BLOCK * (BLOCKS - 1)
-"""The range is that of the last 32 to 40 samples before these, kept as the extremes of blocks of eight, which take a
-quarter of the memory and follow a trend. With fewer than 32 nothing is said."""
 
 NARROWEST: Final = np.array([[0.05], [0.02], [0.02], [0.1]], np.float32)
 NARROWEST_BELOW_A_RISE: Final = np.array([[0.05], [0.02], [0.02], [1.5]], np.float32)
@@ -83,18 +75,13 @@ class LevelShifts:
         self._least_fall = series.column(np.float32, of=_least_falls, shape=(features,))
         self._is_followed = series.column(bool, of=lambda s: bool(np.isfinite(_least_rises(s)).any()))
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
-        self._low = series.column(np.float32, np.inf, shape=(BLOCKS, features))
-        self._high = series.column(np.float32, -np.inf, shape=(BLOCKS, features))
-        self._newest = series.column(np.float32, np.nan, shape=(WAIT, features))
-        self._steps = series.column(np.int64, -1, shape=(1 + WAIT,))
+        self._range = RecentRange(arrays)
         self._divisors = series.column(np.float32, 1.0)
         self._smallest, self._largest = series.column(np.float64, np.inf), series.column(np.float64)
-        self._taken = series.column(np.int64)
 
     def reset(self, ids: Any) -> None:
         """Forget the past of series."""
-        self._low.values[..., ids], self._high.values[..., ids] = np.inf, -np.inf
-        self._newest.values[..., ids], self._taken.values[ids] = np.nan, 0
+        self._range.reset(ids)
         self._smallest.values[ids], self._largest.values[ids] = np.inf, 0.0
 
     def judge(self, observed: Observed, scored: ScoredRecord, divisors: Floats, rejected: Mask) -> list[Finding]:
@@ -102,74 +89,61 @@ class LevelShifts:
 
         `divisors` are the known factors in the sizes of rows, shape (n,); no row of the mask `rejected` is taken in.
         """
-        features = scored.features
-        if scored.floor is not None:  # what is nothing but rounding may move
-            features = np.concatenate([np.maximum(features[:SIZES], scored.floor), features[SIZES:]])
         record = observed.record
         is_taken = self._is_followed.values[record.where] & ~rejected & ~observed.excused
-        rows = rows_where(is_taken & ~np.isnan(features[0]))
+        rows = rows_where(is_taken & ~np.isnan(scored.features[0]))
         if not len(rows):
             return []
-        ids = record.ids[rows]
+        ids, features = record.ids[rows], scored.features[:, rows]
+        if scored.floor is not None:  # what is nothing but rounding may move
+            features[:SIZES] = np.maximum(features[:SIZES], scored.floor[:, rows])
         self._note_sizes(ids, observed.numel[rows])
-        self._take_in(ids, features[:, rows], divisors[rows], record.step)
-        found = self._beyond(ids)
-        findings = [self._finding(observed, int(rows[i]), *found[i]) for i in sorted(found)]
-        self.reset(ids[list(found)])
+        self._range.take_in(ids, features, record.step)
+        self._divisors.values[ids] = divisors[rows]
+        places = self._range.outside(ids)
+        if not len(places):
+            return []
+        found = self._beyond(ids[places])
+        findings = [self._finding(observed, int(rows[places[i]]), *found[i]) for i in sorted(found)]
+        self.reset(ids[places[list(found)]])
         return _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
 
     def _note_sizes(self, ids: Any, numel: Floats) -> None:
         """Begin anew where a tensor has another size than ever: a longer sequence has other extremes by right."""
         smallest, largest = self._smallest.values[ids], self._largest.values[ids]
-        new = (self._taken.values[ids] > 0) & ((numel < smallest) | (numel > largest))
-        self.reset(ids[new])
+        new = (largest > 0) & ((numel < smallest) | (numel > largest))
+        if new.any():
+            self.reset(ids[new])
         self._smallest.values[ids] = np.minimum(np.where(new, np.inf, smallest), numel)
         self._largest.values[ids] = np.maximum(np.where(new, 0.0, largest), numel)
 
-    def _take_in(self, ids: Any, features: Floats, divisors: Floats, step: int) -> None:
-        """Move the oldest of the newest samples to the range, and append a sample of each series."""
-        taken, newest, steps = self._taken.values[ids], self._newest.values, self._steps.values
-        old = rows_where(taken >= WAIT)
-        if len(old):
-            oldest, place = newest[0][:, ids[old]].T, taken[old] - WAIT
-            block, begins = place // BLOCK % BLOCKS, (place % BLOCK == 0)[:, None]
-            low, high = self._low.values, self._high.values
-            where = block, slice(None), ids[old]
-            low[where] = np.fmin(np.where(begins, np.inf, low[where]), oldest)
-            high[where] = np.fmax(np.where(begins, -np.inf, high[where]), oldest)
-        newest[:-1, :, ids] = newest[1:, :, ids]
-        newest[-1][:, ids] = features
-        steps[:-1, ids] = steps[1:, ids]
-        steps[-1, ids] = step
-        self._divisors.values[ids] = divisors
-        self._taken.values[ids] = taken + 1
-
     def _beyond(self, ids: Any) -> dict[int, tuple[int, float, float]]:
-        """Return the places in `ids` of series beyond their range: the feature, its middle before, and the score."""
-        taken = self._taken.values[ids]
-        if not (taken >= FEWEST + WAIT).any():
-            return {}
-        low, high = self._low.values[:, :, ids].min(axis=0), self._high.values[:, :, ids].max(axis=0)
-        newest = self._newest.values[:, :, ids]
+        """Return the places in `ids` of those far beyond their range: the feature, its middle before, and the score."""
+        low, high, newest = self._range.low[:, ids], self._range.high[:, ids], self._range.newest[:, :, ids]
         with np.errstate(invalid="ignore"):
             rise = (newest.min(axis=0) - high) / np.maximum(high - low, NARROWEST_BELOW_A_RISE)
             fall = (low - newest.max(axis=0)) / np.maximum(high - low, NARROWEST)
-            age = 1 + YOUNG / taken
-            odd = (rise >= age * self._least_rise.values[:, ids]) | (fall >= age * self._least_fall.values[:, ids])
-        odd &= taken >= FEWEST + WAIT
+        reach = self._reach(ids, rise, fall)
         found = {}
-        for i in rows_where(odd.any(axis=0)).tolist():
-            distance = np.where(odd[:, i], np.fmax(rise[:, i], fall[:, i]), 0.0)
-            feature = int(distance.argmax())
+        for i in rows_where(reach.max(axis=0) >= 1).tolist():
+            feature = int(np.where(reach[:, i] >= 1, np.fmax(rise[:, i], fall[:, i]), 0.0).argmax())
+            distance = max(float(rise[feature, i]), float(fall[feature, i]))
             middle = float(low[feature, i] + high[feature, i]) / 2
-            found[i] = feature, middle, DEVIATIONS * (0.5 + float(distance[feature]))
+            found[i] = feature, middle, DEVIATIONS * (0.5 + distance)
         return found
+
+    def _reach(self, ids: Any, rise: Floats, fall: Floats) -> Floats:
+        """Return distances in widths as multiples of their bounds, shape (features, n): from 1 on another level."""
+        with np.errstate(invalid="ignore"):
+            reach = np.fmax(rise / self._least_rise.values[:, ids], fall / self._least_fall.values[:, ids])
+        of_age: Floats = np.nan_to_num(reach, posinf=0.0, neginf=0.0) / (1 + YOUNG / self._range.taken[ids])
+        return of_age
 
     def _finding(self, observed: Observed, row: int, feature: int, before: float, score: float) -> Finding:
         series_id = int(observed.record.ids[row])
-        value, divisor = float(self._newest.values[0, feature, series_id]), float(self._divisors.values[series_id])
+        value, divisor = float(self._range.newest[0, feature, series_id]), float(self._divisors.values[series_id])
         numel = float(observed.numel[row])
-        last_clean, onset = (int(step) for step in self._steps.values[:2, series_id])
+        last_clean, onset = (int(step) for step in self._range.steps[:2, series_id])
         return Finding(
             series_id=series_id,
             row=row,
@@ -184,26 +158,25 @@ class LevelShifts:
         )
 
     def saved(self, size: int) -> dict[str, Any]:
-        """Return the ranges of the first `size` series as plain data, without their newest samples."""
-        return {
-            "low": self._low.values[:, :, :size].min(axis=0).T.tolist(),
-            "high": self._high.values[:, :, :size].max(axis=0).T.tolist(),
-            "numel": np.stack([self._smallest.values[:size], self._largest.values[:size]], axis=1).tolist(),
-            "taken": self._taken.values[:size].tolist(),
-        }
+        """Return the ranges of the first `size` series as plain data."""
+        numel = np.stack([self._smallest.values[:size], self._largest.values[:size]], axis=1).tolist()
+        return {**self._range.saved(size), "numel": numel}
 
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
-        """Restore a series from `position` of the saved ones; its blocks then hold the whole range, and let it go."""
-        self._low.values[..., series_id] = saved["low"][position]
-        self._high.values[..., series_id] = saved["high"][position]
+        """Restore a series from `position` of the saved ones."""
+        self._range.adopt(series_id, saved, position)
         self._smallest.values[series_id], self._largest.values[series_id] = saved["numel"][position]
-        self._taken.values[series_id] = saved["taken"][position]
 
 
 def _placed(findings: list[Finding], observed: Observed) -> list[Finding]:
-    """Say which findings are passed on, in the order of their rows: all but the first, if any, of the forward pass."""
-    quantities = [observed.table.series[f.series_id].quantity for f in findings]
-    first = next((i for i, quantity in enumerate(quantities) if quantity in _FORWARD), 0)
+    """Say which findings are passed on, in the order of their rows: all but the first, if any, of the forward pass.
+
+    An output of one element is a loss that the model returns: where it is logged too, it has that name.
+    """
+    series = [observed.table.series[f.series_id] for f in findings]
+    forward = [i for i, s in enumerate(series) if s.quantity in _FORWARD]
+    whole = [i for i in forward if series[i].scalar or observed.numel[findings[i].row] > 1]
+    first = (whole or forward or [0])[0]
     return [replace(f, passed_on=i != first) for i, f in enumerate(findings)]
 
 

@@ -22,6 +22,7 @@ from trainsentry.anomaly.rules.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.registry import detector, speaker_for
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
+    ACTIVATION_GRAD_OUTPUT,
     ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
     BUFFER,
@@ -44,6 +45,7 @@ _SUBJECTS = {
     ACTIVATION_OUTPUT: "activation {}",
     ACTIVATION_INPUT: "activation {}",
     ACTIVATION_GRAD_INPUT: "the gradient at {}",
+    ACTIVATION_GRAD_OUTPUT: "the gradient at {}",
 }
 
 EVENTS = frozenset({SPIKE, OPTION_CHANGE, MODE_CHANGE, DTYPE_CHANGE, STATE_RESET, CHECKPOINT_MISMATCH})

@@ -30,6 +30,7 @@ class RepeatedMicroBatchRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._has_micro_steps = arrays.series.column(bool, of=lambda s: s.micro_step > 0)
         self._step = -1
         self._seen: dict[str, dict[int, int]] = {}  # by name: the first micro-step with some bits
         self._calls: Counter[str] = Counter()
@@ -38,6 +39,8 @@ class RepeatedMicroBatchRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the input of a later micro-step that an earlier one had; a step may come in several records."""
         record = observed.record
+        if not self._has_micro_steps.values.any():
+            return []
         rows = rows_where(self._is_input.values[record.where])
         if not len(rows):
             return []

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.baselines.level_shifts import FEWEST, WAIT
+from trainsentry.anomaly.baselines.recent_range import FEWEST, WAIT
 from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.incidents.sentence import evidence
 from trainsentry.collectors.statistics import ZEROS
 
 OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
@@ -119,3 +120,25 @@ def test_a_resumed_run_knows_the_levels_of_the_run_before():
     again.load(detection.state())
     found = run(lambda step: calm(step) | {OUT[3]: 1.3}, 10, detection=again, records=resumed, start=100)
     assert [(a.name, a.step) for a in found] == [(OUT[3][0], 100)]
+
+
+def test_a_loss_that_the_model_returns_has_the_name_of_the_logged_one():
+    returned = ("output.1", "activation_output")
+
+    def one_element(_step, records, record):
+        layout = records.table.layouts[0]
+        at = [records.table.series[i].name for i in record.ids].index("output.1")
+        record.layouts[at] = records.table.layout_id(type(layout)((), layout.dtype, 1))
+
+    def sizes(step):
+        both = dict.fromkeys([returned, LOSS], 1.6 if step >= 100 else 1.0)
+        return dict.fromkeys([*OUT, INSIDE, *GRADIENTS], 1.0) | both
+
+    found = run(sizes, change=one_element)
+    assert {a.name for a in found if not a.passed_on} == {"loss"}
+
+
+def test_the_gradient_at_an_output_is_no_optimizer_state():
+    at = ("blocks.3.fc.output.0", "activation_grad_output")
+    [found] = run(lambda step: calm(step) | {at: 2.0 if step >= 100 else 1.0})
+    assert "of the gradient at blocks.3.fc.output.0 is" in evidence(found)
