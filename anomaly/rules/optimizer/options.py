@@ -51,6 +51,11 @@ NEAR_ZERO: Final = 0.05
 RESTART: Final = 5.0
 """A rate that rises by this factor, and not above its largest, is a warm restart (Loshchilov and Hutter, 2017)."""
 
+FALLEN: Final = 3.0
+CLIMBS: Final = 5
+"""Factor by which a smooth schedule falls in one step, and rises in a row after it, where it began its warm-up anew: a
+schedule whose state was not restored. Schedules that fall so go on falling, or rest."""
+
 DOUBLE: Final = (1.7, 2.3)
 """Range of the factor of a pace that has doubled, as when a schedule is stepped twice a step."""
 
@@ -88,6 +93,7 @@ class _Option:
     `since` and `first` are the steps of its newest and of its first value, which is `start`; `before` is the value
     before the newest one. `changes` are the newest changes at consecutive steps, `ratios` the newest |log ratio| of
     changes that are no jumps, `largest_jump` the largest of those that are. `doubled` counts the steps at twice `pace`.
+    `fell` is the step of such a fall, with the values after it and before, and `climbs` counts the rises since.
     """
 
     value: float
@@ -101,6 +107,8 @@ class _Option:
     ratios: list[float] = field(default_factory=list)
     doubled: int = 0
     pace: float = 0.0
+    fell: tuple[int, float, float] | None = None
+    climbs: int = 0
 
 
 class OptionRule(Rule):
@@ -162,7 +170,11 @@ class OptionRule(Rule):
             return None
         if _key(name) != RATE:
             return _constancy(known, value, step)
-        return _glitch(known, value, step) or self._jump(name, known, value, step) or _pace(known, value, step)
+        began_anew = _began_anew(known, value, step)
+        jumped = _glitch(known, value, step) or self._jump(name, known, value, step)
+        if jumped is not None:
+            known.fell = None  # the fall itself is told
+        return jumped or began_anew or _pace(known, value, step)
 
     def _jump(self, name: str, known: _Option, value: float, step: int) -> _Fault | None:
         """Judge the size of a rate's change."""
@@ -232,6 +244,7 @@ class OptionRule(Rule):
         reasons = {
             "largest": f"no rate before was above {expected}",
             "groups": f"its ratio to the other groups, constant until then, gives {expected}",
+            "anew": f"before, it was {expected}, and it has risen at each step since: the schedule began anew",
             "pace": f"the schedule has moved at twice its pace since step {anomaly.step - PACE_STEPS + 1}",
             "one_step": f"at this step alone: before and after it is {expected}",
         }
@@ -335,6 +348,20 @@ def _pace(known: _Option, value: float, step: int) -> _Fault | None:
         return _Fault("pace", value, known.value + known.pace, step)
     if _is_smooth(known, step) and _is_steady(known.changes) and DOUBLE[0] <= change / known.changes[-1] <= DOUBLE[1]:
         known.doubled, known.pace = 1, known.changes[-1]
+    return None
+
+
+def _began_anew(known: _Option, value: float, step: int) -> _Fault | None:
+    """Judge a smooth rate that fell at once and has risen at each step since."""
+    if known.fell is not None and step == known.since + 1 and value > known.value:
+        known.climbs += 1
+        at, low, before = known.fell
+        if known.climbs < CLIMBS:
+            return None
+        known.fell = None
+        return _Fault("anew", low, before, at)
+    falls = _is_smooth(known, step) and 0 < value * FALLEN < known.value
+    known.fell, known.climbs = ((step, value, known.value) if falls else None), 0
     return None
 
 

@@ -89,6 +89,20 @@ def test_a_schedule_that_is_stepped_twice_or_starts_anew_is_found(alone, judged)
     assert (anew.step, anew.expected) == (150, cosine(149))
 
 
+def test_a_resumed_schedule_that_warms_up_again_is_found_and_dated_from_its_fall(alone, judged):
+    def resumed(step):
+        return cosine(step + 100) if step < 150 else 1e-3 * min((step - 149) / 20, 1)
+
+    [found, *_] = run(alone, judged, {LR: resumed}, range(200))
+    assert (found.step, found.statistic, found.last_clean) == (150, "anew", 149)
+    assert (found.value, found.expected) == (pytest.approx(5e-5), cosine(249))
+
+
+@pytest.mark.parametrize("after", [lambda s: 1e-4, lambda s: 1e-4 * 0.99**s, lambda s: 1e-4 + 1e-6 * (s % 4)])
+def test_a_smooth_rate_that_falls_and_does_not_climb_follows_its_schedule(alone, judged, after):
+    assert run(alone, judged, {LR: lambda s: cosine(s + 100) if s < 150 else after(s - 150)}, range(220)) == []
+
+
 def test_a_group_that_parts_from_the_others_is_named(alone, judged):
     series = {LR: lambda s: cosine(s) * (0.9 if s >= 150 else 1), OTHER: lambda s: 0.3 * cosine(s)}
     [found] = run(alone, judged, series, range(200))
