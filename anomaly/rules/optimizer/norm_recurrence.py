@@ -43,8 +43,9 @@ class NormRecurrenceRule(Rule):
         self._owner = arrays.series.column(np.int64, -1, of=lambda s: self._owners.of(s) if _line_of(s) >= 0 else -1)
         self._has_cosines = arrays.series.column(bool, of=lambda s: s.quantity == MOMENT_DIRECTION)
         self._options = RecordedOptions(arrays)
-        # By parameter: the norms of gradient and moment and their cosine in this step, and the norm expected next.
-        self._read, self._expected = ByParameter(len(_MEASURED)), ByParameter(1)
+        # By parameter: the norms of gradient and moment and their cosine in this step; the norm expected next, and that
+        # of both parts together.
+        self._read, self._expected = ByParameter(len(_MEASURED)), ByParameter(2)
         self._kind = arrays.series.column(np.int8, -1, of=lambda s: _KINDS.get(s.quantity, -1))
         self._kinds = ByParameter(1)
         self._residuals = Residuals(arrays, BOUNDS, self.name)
@@ -77,9 +78,11 @@ class NormRecurrenceRule(Rule):
         """Compare norms with what was expected; learn the residuals of those that follow."""
         ids = observed.record.ids[rows].astype(np.int64)
         owners = self._owner.values[ids]
-        norms, expected = observed.record.values[rows, NORM], self._expected.get(owners)[0]
+        norms, (expected, parts) = observed.record.values[rows, NORM], self._expected.get(owners)
+        larger = np.maximum(norms, expected)
         with np.errstate(invalid="ignore", divide="ignore"):
-            residuals: Floats = np.abs(norms - expected) / np.maximum(norms, expected)
+            # Where the parts cancel, what rounds in their squares is as large as what is left of them.
+            residuals: Floats = np.abs(norms - expected) * larger / np.maximum(parts, larger) ** 2
         return self._residuals.judge("norm", ids, rows, norms, expected, residuals)
 
     def _advance(self, step: int) -> None:
@@ -93,13 +96,16 @@ class NormRecurrenceRule(Rule):
         expected[:] = np.nan
         if consecutive and read.size:
             gradient, cosine, norm = read
-            found = np.full(len(norm), np.nan)
+            found, parts = np.full(len(norm), np.nan), norm.copy()
             kinds = self._kinds.get(np.arange(len(norm)))[0]
             for kind, name in enumerate(MOMENTS):
                 ways = {(way.decay, way.gain, way.sign) for way in ways_of(RECURRENCES[name], self._options)}
                 if len(ways) == 1:  # of several, it is not known which one a parameter has
                     owners = rows_where(kinds == kind)
-                    found[owners] = _norms_after(gradient[owners], cosine[owners], norm[owners], *ways.pop())
+                    decay, gain, sign = ways.pop()
+                    found[owners] = _norms_after(gradient[owners], cosine[owners], norm[owners], decay, gain, sign)
+                    parts[owners] = decay * norm[owners] + gain * gradient[owners]
+            expected[1, : len(parts)] = np.where(np.isnan(parts), norm, parts)
             expected[0, : len(found)] = np.where(np.isnan(gradient) | skipped, norm, found)
         self._read.clear()
 

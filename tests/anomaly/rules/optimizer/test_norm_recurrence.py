@@ -18,8 +18,11 @@ EVERY_STEP = {p: {"every": 1} for p in ("parameters", "optimizer_state")}
 AT = 30
 
 
-def told(tmp_path, name, harm=None):
-    """Train four layers, `harm` a moment before the update of step `AT`; return step, name and quantity by anomaly."""
+def told(tmp_path, name, harm=None, weights=False):
+    """Train four layers, `harm` a moment before the update of step `AT`; return step, name and quantity by anomaly.
+
+    With `weights`, `harm` gets the weights too.
+    """
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(12, 12) for _ in range(4)))
     make, moment = OPTIMIZERS[name]
@@ -30,7 +33,8 @@ def told(tmp_path, name, harm=None):
             optimizer.zero_grad()
             model(torch.randn(8, 12)).square().mean().backward()
             if harm is not None and step == AT:
-                harm([optimizer.state[layer.weight][moment] for layer in model])
+                moments = [optimizer.state[layer.weight][moment] for layer in model]
+                harm(moments, [layer.weight for layer in model]) if weights else harm(moments)
             optimizer.step()
     path = tmp_path / "rank0" / "anomalies.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -52,3 +56,12 @@ def test_a_moment_that_spread_around_its_mean_is_named_at_its_step(tmp_path, nam
 
     found = told(tmp_path, name, spread)
     assert found[:1] == [(AT, "2.weight", OPTIMIZERS[name][1])]
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("AdamW", 4.0), ("momentum", 0.9), ("dampened", 0.9 / 0.7)])
+def test_where_gradient_and_moment_cancel_what_is_left_is_rounding(tmp_path, name, ratio):
+    def cancel(moments, weights):
+        for moment, weight in zip(moments, weights, strict=True):
+            weight.grad = -ratio * moment * (1 + 1e-5 * torch.randn_like(moment))
+
+    assert [found for found in told(tmp_path, name, cancel, weights=True) if found[0] <= AT + 1] == []
