@@ -59,13 +59,13 @@ class KnownChanges:
         self._is_known = arrays.series.column(bool, of=_is_known)
         self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
-        self._rates: deque[float] = deque(maxlen=RISING)
+        self._rates: dict[int, deque[float]] = {}
         self._last: tuple[int, float] | None = None
 
     @property
     def rate_has_risen(self) -> bool:
-        """Whether the learning rate is far above one of its last values."""
-        return bool(self._rates) and self._rates[-1] > RISE * min(self._rates)
+        """Whether a learning rate is far above one of its last values."""
+        return any(rates[-1] > RISE * min(rates) for rates in self._rates.values())
 
     def note(self, record: StepRecord) -> bool:
         """Take in the scalars of a record; return whether the user declared a change."""
@@ -79,7 +79,7 @@ class KnownChanges:
                 if math.isfinite(value) and value > 0:
                     self._factor[factor] = value
                     if factor == LEARNING_RATE:
-                        self._rates.append(value)
+                        self._rates.setdefault(series_id, deque(maxlen=RISING)).append(value)
                 continue
             before = self._declared.get(series_id)
             changed |= before is not None and before != value and math.isfinite(value)

@@ -21,6 +21,7 @@ from trainsentry.collectors.series import (
     GRADIENT,
     Series,
 )
+from trainsentry.collectors.statistics import VALUE
 
 NARROWEST: Final = np.array([[0.05], [0.02], [0.02], [0.1]], np.float32)
 NARROWEST_BELOW_A_RISE: Final = np.array([[0.05], [0.02], [0.02], [1.5]], np.float32)
@@ -91,12 +92,15 @@ class LevelShifts:
         """
         record = observed.record
         is_taken = self._is_followed.values[record.where] & ~rejected & ~observed.excused
+        if (without := self._without_level(observed)).any():
+            self.reset(record.ids[without])
+            is_taken &= ~without
         rows = rows_where(is_taken & ~np.isnan(scored.features[0]))
         if not len(rows):
             return []
         ids, features = record.ids[rows], scored.features[:, rows]
-        if scored.floor is not None:  # what is nothing but rounding may move
-            features[:SIZES] = np.maximum(features[:SIZES], scored.floor[:, rows])
+        if scored.floor is not None:  # what is nothing but rounding has no size
+            features[:SIZES][features[:SIZES] <= scored.floor[:, rows]] = np.nan
         self._note_sizes(ids, observed.numel[rows])
         self._range.take_in(ids, features, record.step)
         self._divisors.values[ids] = divisors[rows]
@@ -107,6 +111,13 @@ class LevelShifts:
         findings = [self._finding(observed, int(rows[places[i]]), *found[i]) for i in sorted(found)]
         self.reset(ids[places[list(found)]])
         return _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
+
+    def _without_level(self, observed: Observed) -> Mask:
+        """Return which rows are of losses that are not positive, or change their sign: their size is no level."""
+        record = observed.record
+        scalar = observed.facts.scalar[record.where] & self._is_followed.values[record.where]
+        found: Mask = scalar & ~(observed.judged & (record.columns[VALUE] > 0))
+        return found
 
     def _note_sizes(self, ids: Any, numel: Floats) -> None:
         """Begin anew where a tensor has another size than ever: a longer sequence has other extremes by right."""
@@ -189,7 +200,8 @@ def _together(findings: list[Finding], observed: Observed, gradients: int) -> li
     passed_on = all(f.passed_on for f in of_size)
     first = replace(of_size[0], detector=ALL_AT_ONCE, statistic="norm", value=factor, expected=1.0, name=ALL)
     first = replace(first, passed_on=passed_on)
-    return [first if f is of_size[0] else f for f in findings if f is of_size[0] or f not in of_size]
+    told = {f.series_id for f in of_size[1:]}
+    return [first if f is of_size[0] else f for f in findings if f.series_id not in told]
 
 
 def _least_rises(series: Series) -> Any:

@@ -58,6 +58,8 @@ class LossLevel:
         for row in rows_where(self._is_loss.values[record.where] & observed.judged).tolist():
             series_id, loss = int(record.ids[row]), float(record.values[row, VALUE])
             known = self._known.setdefault(series_id, deque(maxlen=OLD + NEW))
+            if known and record.step < known[-1][0]:  # the run went back
+                known.clear()
             if not 0 < loss < np.inf:
                 known.clear()
                 continue

@@ -251,6 +251,7 @@ class OutlierDetector:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the state that is not by series."""
+        self._expect_levels(may_all_change=True)
         self.scoring.load_groups(state)
         for key, saved in state["surprises"].items():
             self._surprises.setdefault(key, Surprises()).load(saved)

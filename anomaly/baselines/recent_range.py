@@ -62,7 +62,7 @@ class RecentRange:
         """Forget the past of series."""
         for low, high in ((self._low, self._high), (self._block_low, self._block_high), (self._lows, self._highs)):
             low.values[..., ids], high.values[..., ids] = np.inf, -np.inf
-        self.newest[..., ids], self.taken[ids] = np.nan, 0
+        self.newest[..., ids], self.steps[..., ids], self.taken[ids] = np.nan, -1, 0
 
     def take_in(self, ids: Any, features: Floats, step: int) -> None:
         """Move the oldest of the newest samples into the range, and append a sample of each series."""
@@ -100,6 +100,7 @@ class RecentRange:
 
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
         """Restore a series from `position` of the saved ones; each of its blocks has the whole range."""
+        self.reset(series_id)
         for column, key in ((self._low, "low"), (self._high, "high"), (self._lows, "low"), (self._highs, "high")):
             column.values[..., series_id] = saved[key][position]
         self.taken[series_id] = saved["taken"][position]

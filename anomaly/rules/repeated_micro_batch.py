@@ -1,6 +1,5 @@
 """A step whose micro-steps get the same micro-batch, although they never did before."""
 
-from collections import Counter
 from typing import ClassVar, Final
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, Anomaly
@@ -16,12 +15,15 @@ SCORE: Final = 60.0
 DIFFERENT_BEFORE: Final = 20
 """Steps with different micro-batches before one with the same is a fault: some runs repeat a batch by design."""
 
+TWO: Final = 2
+"""Micro-steps from which on there is something to compare."""
+
 
 class RepeatedMicroBatchRule(Rule):
-    """Compares each input of the model between the micro-steps of a step, to the bit of its statistics.
+    """Compares all inputs of the model together between the micro-steps of a step, to the bit of their statistics.
 
     A loader whose iterator is made anew in each micro-step gives its first batch again and again; the gradients are
-    then those of a smaller batch. Inputs that are the same by design, such as masks, were so before.
+    then those of a smaller batch. A step is judged when the next one begins.
     """
 
     name: ClassVar[str] = "repeated_micro_batch"
@@ -31,40 +33,42 @@ class RepeatedMicroBatchRule(Rule):
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
         self._has_micro_steps = arrays.series.column(bool, of=lambda s: s.micro_step > 0)
-        self._step = -1
-        self._seen: dict[str, dict[int, int]] = {}  # by name: the first micro-step with some bits
-        self._calls: Counter[str] = Counter()
-        self._different: Counter[str] = Counter()
+        self._step, self._different = -1, 0
+        self._batches: dict[int, int] = {}  # the bits of all inputs, by micro-step
+        self._first_input: dict[int, int] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
-        """Return the input of a later micro-step that an earlier one had; a step may come in several records."""
+        """Return the first input of a later micro-step of the step before that has an earlier one's batch."""
         record = observed.record
         if not self._has_micro_steps.values.any():
             return []
         rows = rows_where(self._is_input.values[record.where])
         if not len(rows):
             return []
+        found: list[Finding] = []
         if record.step != self._step:
-            self._end_step()
-            self._step = record.step
-        found = []
+            found = self._end_step()
+            self._step, self._batches = record.step, {}
         for row, bits in zip(rows.tolist(), fingerprints(record.values[rows]).tolist(), strict=True):
-            series = observed.table.series[record.ids[row]]
-            first = self._seen.setdefault(series.name, {}).setdefault(bits, series.micro_step)
-            self._calls[series.name] += 1
-            if first < series.micro_step and self._different[series.name] >= DIFFERENT_BEFORE:
-                detail = (DUPLICATE_DATA, self.name, "batch", float(series.micro_step), 0.0, SCORE)
-                found.append(Finding(int(record.ids[row]), row, *detail, passed_on=False))
-        return found[:1]
+            series_id = int(record.ids[row])
+            micro_step = observed.table.series[series_id].micro_step
+            self._batches[micro_step] = (self._batches.get(micro_step, 0) * 31 + bits) % 2**53
+            self._first_input.setdefault(micro_step, series_id)
+        return found
 
-    def _end_step(self) -> None:
-        """Count a step whose micro-batches all differed; until they always do, one with the same begins it anew."""
-        for name, calls in self._calls.items():
-            if calls > 1 and len(self._seen[name]) == calls:
-                self._different[name] += 1
-            elif self._different[name] < DIFFERENT_BEFORE:
-                self._different[name] = 0
-        self._seen, self._calls = {}, Counter()
+    def _end_step(self) -> list[Finding]:
+        """Count a step whose micro-batches all differ; before twenty do, one with the same begins the count anew."""
+        firsts: dict[int, int] = {}
+        again = [m for m in sorted(self._batches) if firsts.setdefault(self._batches[m], m) != m]
+        if len(self._batches) < TWO or not again:
+            self._different += len(self._batches) >= TWO
+            return []
+        if self._different < DIFFERENT_BEFORE:
+            self._different = 0
+            return []
+        detail = (DUPLICATE_DATA, self.name, "batch", float(again[0]), 0.0, SCORE)
+        series_id = self._first_input[again[0]]
+        return [Finding(series_id, -1, *detail, step=self._step, last_clean=self._step - 1, passed_on=False)]
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

@@ -352,7 +352,7 @@ def _pace(known: _Option, value: float, step: int) -> _Fault | None:
 
 
 def _began_anew(known: _Option, value: float, step: int) -> _Fault | None:
-    """Judge a smooth rate that fell at once and has risen at each step since."""
+    """Judge a smooth rate that fell at once, further than it ever jumped, and has risen at each step since."""
     if known.fell is not None and step == known.since + 1 and value > known.value:
         known.climbs += 1
         at, low, before = known.fell
@@ -361,6 +361,7 @@ def _began_anew(known: _Option, value: float, step: int) -> _Fault | None:
         known.fell = None
         return _Fault("anew", low, before, at)
     falls = _is_smooth(known, step) and 0 < value * FALLEN < known.value
+    falls = falls and math.log(known.value / value) > AGAIN * known.largest_jump
     known.fell, known.climbs = ((step, value, known.value) if falls else None), 0
     return None
 

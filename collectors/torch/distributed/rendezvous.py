@@ -22,8 +22,11 @@ GROUP_SECONDS: Final = 180.0
 """How long an exchange may take; ranks that train together are at most a step apart when one begins."""
 
 PATIENCE_SHARE: Final = 0.25
+LEAST_PATIENCE: Final = 10.0
+LARGEST_SHARE: Final = 0.5
 """Share of the training's own timeout that a rank waits for another at most: where the ranks take different numbers of
-steps, the other one may be waiting for this one in a collective of the training."""
+steps, the other one may be waiting for this one in a collective of the training. Of a short timeout it is up to a half,
+as one rank may write a checkpoint for some seconds."""
 
 POLL_SECONDS: Final = 0.02
 """Pause between two looks at the store for ranks that have not joined."""
@@ -146,7 +149,7 @@ class GroupMaxReduce:
     """
 
     def __init__(self, rendezvous: GroupRendezvous | None, max_wait: float) -> None:
-        self._max_wait = max_wait if rendezvous is None else min(max_wait, PATIENCE_SHARE * _training_timeout())
+        self._max_wait = max_wait if rendezvous is None else min(max_wait, _patience(_training_timeout()))
         self._rendezvous = rendezvous
         self._values: torch.Tensor | None = None
         self._work: Any = None
@@ -178,6 +181,15 @@ class GroupMaxReduce:
         values, self._values, self._work = self._values, None, None
         agreed: list[float] = values.tolist()
         return agreed
+
+
+def _patience(timeout: float) -> float:
+    """Return the seconds to wait for another rank, by the training's own timeout.
+
+    >>> _patience(8.0), _patience(30.0), _patience(1800.0)
+    (4.0, 10.0, 450.0)
+    """
+    return max(PATIENCE_SHARE * timeout, min(LEAST_PATIENCE, LARGEST_SHARE * timeout))
 
 
 def _training_timeout() -> float:

@@ -142,3 +142,30 @@ def test_the_gradient_at_an_output_is_no_optimizer_state():
     at = ("blocks.3.fc.output.0", "activation_grad_output")
     [found] = run(lambda step: calm(step) | {at: 2.0 if step >= 100 else 1.0})
     assert "of the gradient at blocks.3.fc.output.0 is" in evidence(found)
+
+
+def test_a_series_that_is_nothing_but_rounding_has_no_level():
+    rounding = ("blocks.0.conv.bias", "gradient")
+    more = [(f"late.{i}.weight", "gradient") for i in range(24)]
+
+    def sizes(step):
+        return calm(step) | {rounding: 1e-6} | (dict.fromkeys(more, 3.0) if step >= 100 else {})
+
+    assert [a.name for a in run(sizes, 200) if a.name == rounding[0]] == []
+
+
+def test_two_rates_that_differ_are_no_restart():
+    base = ("optimizer_learning_rate", "optimizer_learning_rate")
+    found = run(lambda step: calm(step) | {base: 2e-3} | ({OUT[3]: 1.4} if step >= 100 else {}))
+    assert [(a.name, a.step) for a in found] == [(OUT[3][0], 100)]
+
+
+def test_what_a_run_did_before_it_went_back_is_in_no_range():
+    records = Records()
+    detection = Detection(records.table)
+    assert run(calm, 100, detection=detection, records=records) == []
+    saved = detection.state()
+    run(lambda step: calm(step) | {OUT[3]: 1.3}, 2, detection=detection, records=records, start=100)
+    detection.load(saved)
+    found = run(lambda step: calm(step) | {OUT[3]: 1.3}, 6, detection=detection, records=records, start=100)
+    assert [(a.name, a.step) for a in found] == [(OUT[3][0], 100)]

@@ -49,3 +49,23 @@ def test_who_logs_another_stage_expects_another_loss():
 
 def test_a_loss_that_crosses_zero_has_no_level():
     assert told(lambda step: (3.0 if step >= 100 else 1.0) * (-1 if step % 9 == 0 else 1)) == []
+
+
+def test_a_run_that_goes_back_has_the_higher_loss_of_then():
+    def level(step):
+        return 2 * float(np.exp(-step / 150)) + 0.3
+
+    records, random = Records(), np.random.default_rng(0)
+    detection, found = Detection(records.table), []
+    for step in [*range(400), *range(200, 320)]:
+        if step == 200 and random.random() >= 0:
+            saved = detection.state() if not found else None
+        sizes = {LOSS: level(step) * float(np.exp(0.05 * random.standard_normal()))}
+        found += [a for a in detection.judge(records.step(step, sizes)) if a.alarm]
+        if step == 399:
+            detection.load(saved)
+    assert found == []
+
+
+def test_a_negative_loss_that_improves_has_not_risen():
+    assert told(lambda step: -0.6 if step < 100 else -0.8, swing=0.02) == []

@@ -29,7 +29,18 @@ def test_the_same_micro_batch_within_a_step_is_told_at_that_step(alone, batches)
     records, at = Records(), DIFFERENT_BEFORE + 5
     judge = alone(RepeatedMicroBatchRule, records.table)
     found = served(lambda step: batches if step == at else fresh(step), judge, records, at + 3)
-    assert [(f.kind, f.passed_on) for f in found] == [("duplicate_data", False)]
+    assert [(f.kind, f.step, f.last_clean, f.passed_on) for f in found] == [("duplicate_data", at, at - 1, False)]
+
+
+def test_a_second_input_that_is_the_same_by_chance_is_no_batch(alone):
+    records, judge, found = Records(), None, []
+    judge = alone(RepeatedMicroBatchRule, records.table)
+    for step in range(80):
+        sizes = {(name, "activation_input", micro): 1.0 for micro in range(2) for name in ("input.0", "input.lengths")}
+        record = records.step(step, sizes)
+        record.values[:, VALUE] = [4 * step, 7 if step % 9 == 5 else 4 * step + 1, 4 * step + 2, 7]
+        found += judge(record)
+    assert found == []
 
 
 @pytest.mark.parametrize(

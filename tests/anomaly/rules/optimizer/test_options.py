@@ -103,6 +103,22 @@ def test_a_smooth_rate_that_falls_and_does_not_climb_follows_its_schedule(alone,
     assert run(alone, judged, {LR: lambda s: cosine(s + 100) if s < 150 else after(s - 150)}, range(220)) == []
 
 
+@pytest.mark.parametrize(
+    "cycle",
+    [
+        lambda s: 1e-4 if s < 10 else 4e-4 + 6e-4 * 0.5 * (1 + math.cos(math.pi * (s - 10) / 90)),
+        lambda s: 1e-4 + 9e-6 * s,
+    ],
+)
+def test_a_schedule_of_cycles_that_fall_and_climb_is_told_once(alone, judged, cycle):
+    def rate(step):
+        place = (step + 30) % 100
+        return cycle(place) * min((place + 1) / 10, 1)
+
+    found = run(alone, judged, {LR: rate}, range(STEPS))
+    assert len(found) <= 1
+
+
 def test_a_group_that_parts_from_the_others_is_named(alone, judged):
     series = {LR: lambda s: cosine(s) * (0.9 if s >= 150 else 1), OTHER: lambda s: 0.3 * cosine(s)}
     [found] = run(alone, judged, series, range(200))

@@ -155,3 +155,26 @@ def test_a_default_device_without_memory_does_not_stop_the_monitor(tmp_path):
     finally:
         torch.set_default_device(None)
     assert len(monitor.records(last=1))
+
+
+class RoundedProducts(TorchDispatchMode):
+    """A quantisation that is switched on in the midst of a run."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **kwargs or {})
+        return (found * 256).round() / 256 if func in MATMULS else found
+
+
+def test_a_mode_that_computes_something_else_is_no_faulty_device(tmp_path):
+    torch.manual_seed(0)
+    model = plain()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    config = {"output_dir": str(tmp_path), "collect": {"activations": {"every": 1}}}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        for step in range(24):
+            x = torch.randn(4, 8)
+            with RoundedProducts() if step >= 14 else torch.enable_grad():
+                (model(x) - x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [i.kind for i in monitor.incidents if i.kind == "arithmetic"] == []
