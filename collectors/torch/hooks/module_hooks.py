@@ -152,9 +152,9 @@ class BeforeForward(_ModuleHook):
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         """Observe the inputs, or add their observation to the graph being traced."""
-        if kwargs is None or is_tracing():
-            return
         if not torch.compiler.is_compiling():
+            if kwargs is None or is_tracing():
+                return
             named = self._named(module)
             if self.owner is not None and named is not None:
                 self.owner.eager.add(named.name)
@@ -186,9 +186,9 @@ class AfterForward(_ModuleHook):
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = _MOVED) -> None:
         """Observe the outputs, or add their observation to the graph being traced."""
-        if output is _MOVED or is_tracing():
-            return
         if not torch.compiler.is_compiling():
+            if output is _MOVED or is_tracing():
+                return
             named = self._named(module)
             if self.owner is not None and named is not None:
                 run = _call_uncompiled if at_work() else run_unseen
