@@ -40,8 +40,8 @@ LEAST: Final = {
 }
 LEAST_OF_LOSS: Final = 0.5
 """Least distance between the range and the samples beyond it, in widths of the range, by quantity and feature. The mean
-of a gradient is not followed: its sign changes as a weight passes its best value. In 112 clean runs, activations came
-to 0.74 of their bounds, gradients to 0.84 and losses to 0.4 (`benchmarks/RESULTS.md`)."""
+of a gradient is not followed: its sign changes as a weight passes its best value. In 107 clean runs, activations came
+to 0.74 of their bounds and gradients to 0.84 (`benchmarks/RESULTS.md`)."""
 
 YOUNG: Final = 32
 """Samples after which these bounds are still twice as high: a model that begins to learn changes at once. What is added

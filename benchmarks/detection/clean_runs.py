@@ -99,11 +99,8 @@ def train_step(task: Task, optimizer: Any, scaler: Any) -> Tensor:
     return total
 
 
-def run(who: tuple[str, str, str, int, int]) -> tuple[tuple[str, str, str, int, int], list[str]]:
-    """Train once; return the summaries of the incidents."""
-    name, plan, collect, seed, steps = who
-    logging.getLogger("trainsentry").setLevel(logging.CRITICAL + 1)
-    os.environ["TRAINSENTRY_REPORT"] = "0"
+def prepared(name: str, plan: str, seed: int, steps: int) -> tuple[Task, Any, Any, Any]:
+    """Return a task with its optimizer, schedule and loss scaler, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     task = {t.__name__: t for t in [*TASKS, *LARGER]}[name]()
@@ -111,6 +108,15 @@ def run(who: tuple[str, str, str, int, int]) -> tuple[tuple[str, str, str, int, 
     optimizer = make(task.model)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s, steps))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=100, enabled=task.dtype is torch.float16)
+    return task, optimizer, schedule, scaler
+
+
+def run(who: tuple[str, str, str, int, int]) -> tuple[tuple[str, str, str, int, int], list[str]]:
+    """Train once; return the summaries of the incidents."""
+    name, plan, collect, seed, steps = who
+    logging.getLogger("trainsentry").setLevel(logging.CRITICAL + 1)
+    os.environ["TRAINSENTRY_REPORT"] = "0"
+    task, optimizer, schedule, scaler = prepared(name, plan, seed, steps)
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stderr(io.StringIO()):
         config = {"output_dir": directory, "collect": COLLECT[collect], "on_incident": {"dump": False}}
         if collect != "default":

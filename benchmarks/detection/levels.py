@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from clean_runs import EVERYTHING, LARGER_PLANS, PLANS, train_step
+from clean_runs import EVERYTHING, prepared, train_step
 from clean_tasks import TASKS
 from larger_tasks import LARGER
 from machine import describe_machine
@@ -57,12 +56,7 @@ class Nearness(LevelShifts):
 
 def record(name: str, plan: str, seed: int, steps: int, directory: str) -> None:
     """Train one model without detection."""
-    torch.manual_seed(seed)
-    task = {t.__name__: t for t in [*TASKS, *LARGER]}[name]()
-    make, rate = (PLANS | LARGER_PLANS)[plan]
-    optimizer = make(task.model)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: rate(s, steps))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=100, enabled=task.dtype is torch.float16)
+    task, optimizer, schedule, scaler = prepared(name, plan, seed, steps)
     config = {"output_dir": directory, "collect": EVERYTHING, "detect": False, "on_incident": {"dump": False}}
     with contextlib.redirect_stderr(io.StringIO()), trainsentry.TrainMonitor(config).watch(task.model, optimizer) as m:
         for _ in range(steps):
@@ -103,7 +97,6 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("trainsentry").setLevel(logging.CRITICAL + 1)
     os.environ["TRAINSENTRY_REPORT"] = "0"
-    torch.set_num_threads(1)
     names = options.tasks.split(",") if options.tasks else [t.__name__ for t in TASKS]
     numbers = {t.__name__: i for i, t in enumerate([*TASKS, *LARGER])}
     found: dict[str, list[tuple[float, str, str, str]]] = defaultdict(list)

@@ -164,8 +164,8 @@ class GroupMaxReduce:
         """Wait for the other ranks; return the element-wise maximum, or None when nothing was proposed.
 
         Raises:
-            RuntimeError: when a rank proposes nothing within `max_wait` seconds, or a quarter of the training's
-                own timeout.
+            RuntimeError: when a rank proposes nothing within `max_wait` seconds, or a part of the training's own
+                timeout.
 
         """
         if self._values is None:
