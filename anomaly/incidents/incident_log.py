@@ -129,7 +129,7 @@ class IncidentLog:
             self._worst = anomaly
         key = _key(anomaly)
         known = self._members.get(key)
-        if known is not None and known.step == anomaly.step and strength(anomaly) < strength(known):
+        if known is not None and strength(anomaly) < strength(known):  # earlier ones come where the recorder is late
             self._members[key] = anomaly
             return True
         if known is not None:

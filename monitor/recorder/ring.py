@@ -110,8 +110,11 @@ class Ring:
         return kind, data
 
     def ahead(self, position: int, up_to: int) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the messages from a position before `up_to`, each with the position behind it, without reading them."""
-        position = max(position, self._read_to)
+        """Yield the messages from a position before `up_to`, each with the position behind it, without reading them.
+
+        They begin with the first that is not freed: the one that was read last, until `commit`.
+        """
+        position = max(position, self.tail)
         while position < up_to:
             length, kind = _FRAME.unpack(self._get(position, _FRAME.size))
             data = self._get(position + _FRAME.size, length)

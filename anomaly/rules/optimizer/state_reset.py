@@ -12,7 +12,7 @@ from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SQUARES
 from trainsentry.collectors.series import STEP_COUNTER
-from trainsentry.collectors.statistics import MIN, NORM
+from trainsentry.collectors.statistics import INFS, MIN, NANS, NORM
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs; the bounds below hold for any gradients."""
@@ -54,7 +54,8 @@ class StateResetRule(Rule):
         """Return a finding for each state that was lost."""
         record = observed.record
         restarted = self._restarted(observed)
-        rows = rows_where(self._is_square.values[record.where])
+        finite = (record.columns[NANS] == 0) & (record.columns[INFS] == 0)  # a norm is of the finite elements
+        rows = rows_where(self._is_square.values[record.where] & finite)
         if not len(rows):
             return restarted
         ids = record.ids[rows]

@@ -48,16 +48,17 @@ def test_a_switch_to_evaluation_and_another_shape_explain_a_change(alone, judged
     assert judged(rule, longer, range(12, 20), changing(MASK, at=12)) == []
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["in its turn", "ahead of its turn"])
-def test_a_mask_that_becomes_nan_is_the_cause_also_where_the_recorder_is_late(late):
+@pytest.mark.parametrize("ahead", [(), (20, 21, 22), (22,)], ids=["in turn", "all ahead", "a later one ahead"])
+def test_a_mask_that_becomes_nan_is_the_cause_also_where_the_recorder_is_late(ahead):
     """Records that wait are looked at for NaN alone, and the buffer is a NaN like any other until its turn comes."""
     records, gradient = Records(), ("fc.weight", "gradient")
     detection, log = Detection(records.table), IncidentLog(records.table)
     for step in range(20):
         detection.judge(records.step(step, {MASK: 1.0, gradient: 1.0 + step % 3 / 10}))
-    waiting = [records.step(20, {gradient: NAN}), records.step(21, {MASK: NAN, gradient: NAN})]
-    for record in waiting if late else ():
-        log.observe(record.step, detection.certain(record))
+    waiting = [records.step(20, {gradient: NAN}), *(records.step(s, {MASK: NAN, gradient: NAN}) for s in (21, 22))]
+    for record in waiting:
+        if record.step in ahead:
+            log.observe(record.step, detection.certain(record))
     for record in waiting:
         log.observe(record.step, detection.judge(record))
     [incident] = log.incidents.values()

@@ -5,7 +5,7 @@ from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.optimizer.state_reset import StateResetRule
-from trainsentry.collectors.statistics import MIN
+from trainsentry.collectors.statistics import MIN, NANS
 
 SQUARES, WEIGHT = ("fc.weight", "exp_avg_sq"), ("fc.weight", "parameter")
 
@@ -19,6 +19,15 @@ def test_squares_fall_no_faster_than_their_decay(alone, judged):
     record = records.step(32, {WEIGHT: 1.0, SQUARES: 1e-3})
     record.values[:, MIN] = -1e-9
     assert [f.statistic for f in rule(record)] == ["min"], "and are not negative"
+
+
+def test_squares_that_become_nan_are_not_lost(alone, judged):
+    records = Records()
+    rule = alone(StateResetRule, records.table)
+    assert judged(rule, records, range(10), {WEIGHT: 1.0, SQUARES: 1.0}) == []
+    broken = records.step(10, {WEIGHT: 1.0, SQUARES: 0.0})
+    broken.values[:, NANS] = 64.0
+    assert rule(broken) == [], "the norm is of the finite elements, and there are none"
 
 
 @pytest.mark.parametrize(("count", "is_found"), [(7, True), (40, False), (111, False)])
