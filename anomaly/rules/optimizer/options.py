@@ -9,6 +9,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.optimizer.batch_size import BatchSize
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import OPTION, option_parts
@@ -117,7 +118,7 @@ class OptionRule(Rule):
     An option that has not changed must stay as it is. A learning rate follows its schedule: a jump that the run has not
     made before, a rate above every rate known, a sign that turns, a sudden zero, another rate for a single step, a pace
     that doubles, and groups that kept their ratio and part are findings. Drops between constant stretches, restarts and
-    warm-ups belong to schedules.
+    warm-ups belong to schedules, and so does a rise with the batch.
     """
 
     name: ClassVar[str] = "options"
@@ -131,11 +132,13 @@ class OptionRule(Rule):
         self._options: dict[str, _Option] = {}
         self._ids: dict[str, int] = {}
         self._ratios: dict[str, tuple[float, int]] = {}
+        self._batch = BatchSize(arrays)
         self._changed_at: int | None = None
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the findings of a record's options, and of groups that parted in an earlier step."""
         record = observed.record
+        self._batch.note(observed)
         found = self._parted(record.step)
         for row in rows_where(self._is_option.values[record.where]).tolist():
             series_id = int(record.ids[row])
@@ -194,6 +197,8 @@ class OptionRule(Rule):
         if smooth and abs(value - known.value) <= TIMES_USUAL * max(map(abs, known.changes)):
             return None  # near zero each step is a large part of the rest
         if ratio > 0:
+            if self._batch.explains(known.value, value, step):
+                return None
             return too_large or (odd if smooth and ratio < math.log(RESTART) else None)
         starts_anew = smooth and abs(value / known.start - 1) <= NEAR_START if known.start > 0 else False
         return odd if starts_anew or -ratio > math.log(LARGEST_DROP) else None

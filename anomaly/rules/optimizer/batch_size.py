@@ -1,0 +1,46 @@
+"""The size of the model's batch, by which programs scale the learning rate."""
+
+import math
+from typing import Final
+
+from trainsentry.anomaly.rules.rule import Observed
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
+from trainsentry.collectors.series import ACTIVATION_INPUT
+
+STEPS_AFTER: Final = 2
+"""Steps after a larger batch in which the rate may still follow: some loops set it when the batch has been used."""
+
+SLACK: Final = math.log(1.1)
+"""Share by which the rate may rise further than the batch grew: schedules go on meanwhile, and the last sequences of a
+batch are cut."""
+
+
+class BatchSize:
+    """Counts the elements of all inputs of a step, over its micro-steps, and remembers the largest step.
+
+    The rate grows with the batch (Goyal et al., "Accurate, Large Minibatch SGD", 2017), or with its root.
+    """
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._step, self._elements, self._largest = -1, 0.0, 0.0
+        self._grew, self._growth = -1, 1.0
+
+    def note(self, observed: Observed) -> None:
+        """Take in the inputs of a record; a step may come in several."""
+        rows = rows_where(self._is_input.values[observed.record.where])
+        if not len(rows):
+            return
+        step = observed.record.step
+        if step != self._step:
+            self._largest = max(self._largest, self._elements)
+            self._step, self._elements = step, 0.0
+        self._elements += float(observed.numel[rows].sum())
+        if self._elements > self._largest > 0:
+            self._grew, self._growth = step, self._elements / self._largest
+
+    def explains(self, before: float, after: float, step: int) -> bool:
+        """Whether a rate that rises at `step` follows a batch that has just become larger than all before it."""
+        if not (0 <= step - self._grew <= STEPS_AFTER and 0 < before < after):
+            return False
+        return math.log(after / before) <= math.log(self._growth) + SLACK
