@@ -1,6 +1,9 @@
 """The `trainsentry` command line; each command has its own file."""
 
+import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -63,13 +66,29 @@ def options(
         typer.echo(context.get_help())
 
 
+@contextmanager
+def _every_character() -> Iterator[None]:
+    """Let a terminal of few characters show the others as escapes: a name or a sign must not end a command."""
+    streams = [s for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
+    before = [s.errors for s in streams]
+    for stream in streams:
+        if stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, before, strict=True):
+            stream.reconfigure(errors=errors)
+
+
 def main() -> None:
     """Run the command line; exit status 0 for done, 1 for a problem found, 2 for bad input.
 
     `trainsentry run` ends as its script ends.
     """
     try:
-        status = app()
+        with _every_character():
+            status = app()
     except StartProgram as start:
         program = start.program
     else:

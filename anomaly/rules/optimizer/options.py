@@ -191,14 +191,13 @@ class OptionRule(Rule):
         if known.value <= 0:
             return too_large
         ratio = math.log(value / known.value)
-        if abs(ratio) <= max(JUMP, TIMES_USUAL * max(known.ratios, default=0.0), AGAIN * known.largest_jump):
+        usual = max(JUMP, TIMES_USUAL * max(known.ratios, default=0.0), AGAIN * known.largest_jump)
+        if abs(ratio) <= usual or self._batch.explains(known.value, value, step):
             return None
         smooth = _is_smooth(known, step)
         if smooth and abs(value - known.value) <= TIMES_USUAL * max(map(abs, known.changes)):
             return None  # near zero each step is a large part of the rest
         if ratio > 0:
-            if self._batch.explains(known.value, value, step):
-                return None
             return too_large or (odd if smooth and ratio < math.log(RESTART) else None)
         starts_anew = smooth and abs(value / known.start - 1) <= NEAR_START if known.start > 0 else False
         return odd if starts_anew or -ratio > math.log(LARGEST_DROP) else None

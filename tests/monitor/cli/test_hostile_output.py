@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from recorded_runs import make_run
@@ -176,3 +178,11 @@ def test_compare_names_what_it_left_out_of_two_runs(tmp_path):
     status, output = invoke("compare", tmp_path / "a", tmp_path / "b", "-o", tmp_path / "c.csv")
     assert status == 0
     assert "gradient_0-999.csv:3: 1 fields, expected 14" in output
+
+
+def test_a_terminal_of_few_characters_gets_escapes(tmp_path):
+    folder = anomalies(tmp_path / "run", "größe.weight")
+    command = [sys.executable, "-c", "from trainsentry.monitor.cli.app import main; main()", "diagnose", str(folder)]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert (done.returncode, "gr\\xf6\\xdfe.weight" in done.stdout, done.stderr) == (1, True, "")
