@@ -13,6 +13,7 @@ from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Columns, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
+    ACTIVATION_INPUT,
     ACTIVATION_QUANTITIES,
     GRADIENT,
     LEARNING_RATE,
@@ -44,8 +45,10 @@ FEW_ELEMENTS_STILL_FOR: Final = 3
 gradient changes sign at one step in some thousands, and the update is then rounded away."""
 
 ABSENT_FOR: Final = 2
+ABSENT_FOR_WHERE_SOME_REST: Final = 8
 """Sampled updates in a row without a parameter, before it counts, where no activation shows whether its module was
-called."""
+called; the second in a model that leaves out modules now and then and takes them in again, as LayerDrop does (Fan et
+al., "Reducing Transformer depth on demand", ICLR 2020: up to a half of the layers at a step)."""
 
 DROP: Final = 0.5
 """Share of the learning rate of the step before, below which it has dropped: schedules that glide fall by less."""
@@ -80,8 +83,8 @@ class CalledModules:
         self._before = np.zeros(0, bool)
 
         def number(series: Series) -> int:
-            if series.quantity not in ACTIVATION_QUANTITIES:
-                return -1
+            if series.quantity not in ACTIVATION_QUANTITIES or (series.quantity, series.module) == (ACTIVATION_INPUT, ""):
+                return -1  # inputs of the model are read at every step, also where no other activation is
             if series.module not in self._number:
                 self._number[series.module] = len(names)
                 names.append(series.module)
@@ -171,6 +174,7 @@ class FrozenRule(Rule):
         self._updates = self._nonempty_updates = self._graded_steps = 0
         self._graded = False
         self._never: set[int] = set()
+        self._some_rest = False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the frozen parameters; a missing update is known when the next step begins."""
@@ -203,6 +207,7 @@ class FrozenRule(Rule):
         # An update of a few units in the last place may round to zero next time.
         moves = ~still & ~(record.columns[VALUE, rows] < LEAST_RATIO)
         before = np.where(self._absent.values[ids] > 0, 0, moved[ids])
+        self._some_rest |= bool(self._absent.values[ids].any())
         self._absent.values[ids] = 0
         lasts = still_for[ids] = np.where(still, still_for[ids] + 1, 0)
         least = np.where(self._numel.values[record.layouts[rows]] < FEW_ELEMENTS, FEW_ELEMENTS_STILL_FOR, 1)
@@ -248,6 +253,9 @@ class FrozenRule(Rule):
         self._updates += 1
         absent, reported = self._absent.values, self._reported.values
         gone = ~self._in_step.values & self._is_update.values
+        if gone.any():  # a loop may update a parameter fewer times in a step
+            updated = {table.series[i].name for i in rows_where(self._in_step.values).tolist()}
+            gone &= [series.name not in updated for series in table.series[: len(gone)]]
         self._absent_since.values[gone & (absent == 0)] = self._step
         absent[gone] += 1
         candidates = rows_where(gone & (self._moved.values >= MISSING_AFTER) & ~reported).tolist()
@@ -271,7 +279,8 @@ class FrozenRule(Rule):
     def _counts(self, series_id: int, series: Series) -> bool:
         """Return whether a missing update counts: its module was called, or the update is missing for long enough."""
         called = self._called.was_called(series)
-        if called is None and self._absent.values[series_id] < ABSENT_FOR:
+        least = ABSENT_FOR_WHERE_SOME_REST if self._some_rest else ABSENT_FOR
+        if called is None and self._absent.values[series_id] < least:
             return False
         self._moved.values[series_id] = 0
         self._reported.values[series_id] = called is not False

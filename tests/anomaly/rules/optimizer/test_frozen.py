@@ -116,6 +116,37 @@ def test_an_expert_that_got_no_token_has_nothing_to_update_and_one_that_was_call
     assert [f.step for f in found] == steps
 
 
+@pytest.mark.parametrize("sees_calls", [True, False])
+def test_layers_that_rest_now_and_then_are_not_frozen(sees_calls, records, rule, judged):
+    """LayerDrop leaves out another layer in each step, and one layer sometimes in two sampled steps in a row."""
+    rests = (20, 60, 70, 120, 130, 140)
+
+    def sizes(step):
+        sampled = expert(called=step not in rests, moved=step not in rests) if step % 10 == 0 else {}
+        calls = {key: 1.0 for key in sampled if key[1] == "activation_output"}
+        shown = sampled if sees_calls else {key: 1.0 for key in sampled if key not in calls}
+        return {("input.0", "activation_input"): 1.0, **shown}
+
+    assert judged(rule, records, range(190), sizes) == []
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_layer_that_is_called_and_not_updated_is_frozen_also_where_calls_are_sampled_seldom(
+    every, records, rule, judged
+):
+    def sizes(step):
+        sampled = expert(called=True, moved=step < 100) if step % every == 0 else {}
+        return {("input.0", "activation_input"): 1.0, **sampled}
+
+    assert [f.step for f in judged(rule, records, range(140), sizes)] == [100]
+
+
+def test_a_parameter_that_is_updated_fewer_times_in_a_step_is_not_frozen(records, rule, judged):
+    """A critic is updated five times for one update of the generator, later twice."""
+    updates = lambda s: {(*U, n): 1.0 for n in range(5 if s < 12 else 2)}  # noqa: E731
+    assert judged(rule, records, range(30), lambda s: {OTHER: 1.0, **updates(s)}) == []
+
+
 def test_heads_that_are_trained_in_turns_are_not_frozen(records, rule):
     for step in range(60):
         head = ("heads.a.weight" if step % 2 else "heads.b.weight", "update")
