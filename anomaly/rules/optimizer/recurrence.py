@@ -49,6 +49,7 @@ class RecurrenceRule(Rule):
         self._updates = ByParameter(1)  # how many the optimizer has made, by its own counter
         # By state series: the predicted mean by each way; and by name of states, how many ways there are.
         self._predicted: Column[Series] = arrays.series.column(np.float64, np.nan, shape=(MOST_WAYS,))
+        self._before: Column[Series] = arrays.series.column(np.float64, np.nan)
         self._number_of_ways: dict[str, int] = {}
         self._numel = arrays.series.column(np.float64)
         self._residuals = Residuals(arrays, BOUNDS, self.name)
@@ -73,6 +74,7 @@ class RecurrenceRule(Rule):
         scale = np.where(squares, np.abs(means), rms)
         findings = [] if record.examined else self._compare(ids, rows, means, scale)
         self._predicted.values[:, ids] = np.nan if record.examined else means
+        self._before.values[ids] = means
         self._numel.values[ids] = observed.numel[rows]
         self._follow(ids)
         return findings
@@ -87,7 +89,9 @@ class RecurrenceRule(Rule):
     def _compare(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
         """Compare states with what was predicted; learn the residuals of those that follow."""
         predicted, residuals = nearest(self._predicted.values[:, ids], means, scale)
-        return self._residuals.judge("mean", ids, rows, means, predicted, residuals)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            changes = np.nan_to_num(np.abs(means - self._before.values[ids]) / scale)
+        return self._residuals.judge("mean", ids, rows, means, predicted, residuals, changes)
 
     def _note(self, observed: Observed) -> None:
         """Take in a record's options, gradients and weights."""

@@ -17,6 +17,10 @@ TIMES_RESIDUAL: Final = 30.0
 """A tensor is wrong at so many times its largest residual so far, which measures rounding and what changes gradients
 after they are read."""
 
+MOST_OF_CHANGE: Final = 0.5
+"""Largest residual as a share of the tensor's own change, for an equation that explains the change: one that gives
+little beside the tensor's size may say nothing of it (Lion averages gradients by its second beta)."""
+
 MOST_AT_ONCE: Final = 0.5
 """Share of the tensors that may be wrong at once: where most are, the training's own loop changed what the equation is
 made of."""
@@ -26,13 +30,14 @@ made of."""
 class ResidualBounds:
     """What a residual is compared with, as a share of the tensor's size, and the samples that a tensor must follow.
 
-    Below `least` none counts. Above `largest` a tensor does not follow the equation at all, so that none is learned.
+    Below `least` none counts, and up to `rounding` it is that. Above `largest` a tensor does not follow the equation at all, so that none is learned.
     A tensor is judged once it has followed in `learned` samples in a row.
     """
 
     least: float
     largest: float
     learned: int
+    rounding: float = 1e-5
 
 
 class Residuals:
@@ -45,21 +50,29 @@ class Residuals:
         self._followed: Column[Series] = arrays.series.column(np.int64)
 
     def judge(
-        self, statistic: str, ids: Integers, rows: Integers, values: Floats, expected: Floats, residuals: Floats
+        self,
+        statistic: str,
+        ids: Integers,
+        rows: Integers,
+        values: Floats,
+        expected: Floats,
+        residuals: Floats,
+        changes: Floats | None = None,
     ) -> list[Finding]:
         """Return the series whose values are not as expected, and learn the residuals of the others.
 
-        All arrays have shape (n,); `rows` are the series' rows in the record.
+        All arrays have shape (n,); `rows` are the series' rows in the record, `changes` how far each value is from the
+        one before, in the unit of the residuals: an equation must explain them too.
         """
         return [
             Finding(
                 int(ids[i]), int(rows[i]), RECURRENCE, self._rule, statistic, float(values[i]), float(expected[i]),
                 SCORE, passed_on=False,
             )
-            for i in self._wrong(ids, residuals).tolist()
+            for i in self._wrong(ids, residuals, changes).tolist()
         ]  # fmt: skip
 
-    def _wrong(self, ids: Integers, residuals: Floats) -> Integers:
+    def _wrong(self, ids: Integers, residuals: Floats, changes: Floats | None) -> Integers:
         """Return the places of the series that follow no more, and learn the residuals of the others.
 
         Ids and residuals have shape (n,); a residual that is not finite says nothing. None is returned where most are
@@ -72,7 +85,10 @@ class Residuals:
         fine = known & ~wrong
         largest[ids[fine]] = np.maximum(largest[ids[fine]], residuals[fine])
         followed[ids[fine]] += 1
-        followed[ids[fine & (residuals > bounds.largest)]] = 0
+        explained = residuals <= bounds.largest
+        if changes is not None:
+            explained &= residuals <= np.maximum(MOST_OF_CHANGE * changes, bounds.rounding)
+        followed[ids[fine & ~explained]] = 0
         most = max(1, MOST_AT_ONCE * judged.sum())
         return rows_where(wrong) if wrong.sum() <= most else np.zeros(0, np.int64)
 
