@@ -8,7 +8,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
-from trainsentry.anomaly.baselines.recent_range import RecentRange
+from trainsentry.anomaly.baselines.recent_range import FEWEST, WAIT, RecentRange
 from trainsentry.anomaly.features import FEATURES, SIZES, as_statistic
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed
@@ -23,11 +23,13 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import VALUE
 
-NARROWEST: Final = np.array([[0.05], [0.02], [0.02], [0.1]], np.float32)
-NARROWEST_BELOW_A_RISE: Final = np.array([[0.05], [0.02], [0.02], [1.5]], np.float32)
+NARROWEST: Final = (0.05, 0.02, 0.02, 0.1)
+NARROWEST_OF_GRADIENT: Final = (0.1, 0.1, 0.02, 0.1)
+ZEROS_BELOW_A_RISE: Final = 1.5
 """Least width of a range, by feature in the order of `FEATURES`: 5 % of a largest magnitude, 2 % of a norm, 0.02 of
-mean ÷ root mean square, a tenth of the odds of zeros. A range of values that hardly move has no width of its own. A
-silent unit more is no fault, so a share of zeros must rise further: from none to a sixth."""
+mean ÷ root mean square, a tenth of the odds of zeros. A range of values that hardly move has no width of its own.
+Clipping holds the largest gradient near the bound, however it moves, so that a tenth is asked of it. A silent unit more
+is no fault, so a share of zeros must rise further: from none to a sixth."""
 
 _OF_ACTIVATIONS: Final = (1.2, 1.0, 1.5, 0.8)
 _OF_THEIR_GRADIENTS: Final = (2.0, 1.5, np.inf, 0.8)
@@ -54,6 +56,11 @@ samples taken from a normal population", 1925), which makes a score of a distanc
 MOST_ALONE: Final = 0.5
 """Share of a record's gradients above which it is no tensor that has another level but all of them."""
 
+_ZEROS: Final = FEATURES.index("zeros")
+
+_Beyond = tuple[int, float, float]
+"""How a series is beyond its range: the feature, its middle before, and the score."""
+
 _FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, "loss"})
 
 
@@ -72,9 +79,11 @@ class LevelShifts:
     def __init__(self, arrays: SeriesArrays) -> None:
         series, features = arrays.series, len(FEATURES)
         self._table = arrays.table
+        self._narrowest = series.column(np.float32, of=_narrowest, shape=(features,))
         self._least_rise = series.column(np.float32, of=_least_rises, shape=(features,))
         self._least_fall = series.column(np.float32, of=_least_falls, shape=(features,))
         self._is_followed = series.column(bool, of=lambda s: bool(np.isfinite(_least_rises(s)).any()))
+        self._is_input = series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
         self._range = RecentRange(arrays)
         self._divisors = series.column(np.float32, 1.0)
@@ -105,9 +114,12 @@ class LevelShifts:
         self._range.take_in(ids, features, record.step)
         self._divisors.values[ids] = divisors[rows]
         places = self._range.outside(ids)
+        if len(same := places[self._is_input.values[ids[places]] & self._range.is_constant(ids[places])]):
+            self.reset(ids[same])  # the same batch again and again, which a program takes from time to time
+            places = np.setdiff1d(places, same)
         if not len(places):
             return []
-        found = self._beyond(ids[places])
+        found = self._apart(ids, places, self._beyond(ids[places]))
         findings = [self._finding(observed, int(rows[places[i]]), *found[i]) for i in sorted(found)]
         self.reset(ids[places[list(found)]])
         return _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
@@ -128,12 +140,28 @@ class LevelShifts:
         self._smallest.values[ids] = np.minimum(np.where(new, np.inf, smallest), numel)
         self._largest.values[ids] = np.maximum(np.where(new, 0.0, largest), numel)
 
-    def _beyond(self, ids: Any) -> dict[int, tuple[int, float, float]]:
-        """Return the places in `ids` of those far beyond their range: the feature, its middle before, and the score."""
-        low, high, newest = self._range.low[:, ids], self._range.high[:, ids], self._range.newest[:, :, ids]
+    def _apart(self, ids: Any, places: Any, found: dict[int, _Beyond]) -> dict[int, _Beyond]:
+        """Leave out the gradients that have moved with the others, where these are a part of them.
+
+        A clipping bound, a loss or the data scale all gradients at once, and a few leave their ranges first.
+        """
+        odd = [i for i in found if self._is_gradient.values[ids[places[i]]]]
+        followed = rows_where(self._is_gradient.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT))
+        if not odd or len(odd) > MOST_ALONE * len(followed):
+            return found
+        moved = self._range.newest[1][:, ids[followed]] - self._range.middle(ids[followed])
+        common = np.nan_to_num(np.nanmedian(moved[:SIZES], axis=1)) if len(followed) else np.zeros(SIZES)
+        alone = self._beyond(ids[places[odd]], np.concatenate([common, np.zeros(len(FEATURES) - SIZES)])[:, None])
+        return {i: what for i, what in found.items() if i not in odd or odd.index(i) in alone}
+
+    def _beyond(self, ids: Any, moved: Any = 0.0) -> dict[int, _Beyond]:
+        """Return the places in `ids` of those far beyond their range, which has moved itself."""
+        low, high, newest = self._range.low[:, ids], self._range.high[:, ids], self._range.newest[:, :, ids] - moved
+        width = np.maximum(high - low, self._narrowest.values[:, ids])
         with np.errstate(invalid="ignore"):
-            rise = (newest.min(axis=0) - high) / np.maximum(high - low, NARROWEST_BELOW_A_RISE)
-            fall = (low - newest.max(axis=0)) / np.maximum(high - low, NARROWEST)
+            fall = (low - newest.max(axis=0)) / width
+            width[_ZEROS] = np.maximum(width[_ZEROS], ZEROS_BELOW_A_RISE)
+            rise = (newest.min(axis=0) - high) / width
         reach = self._reach(ids, rise, fall)
         found = {}
         for i in rows_where(reach.max(axis=0) >= 1).tolist():
@@ -202,6 +230,11 @@ def _together(findings: list[Finding], observed: Observed, gradients: int) -> li
     first = replace(first, passed_on=passed_on)
     told = {f.series_id for f in of_size[1:]}
     return [first if f is of_size[0] else f for f in findings if f.series_id not in told]
+
+
+def _narrowest(series: Series) -> Any:
+    """Return the least width of each feature's range, shape (features,)."""
+    return np.array(NARROWEST_OF_GRADIENT if series.quantity == GRADIENT else NARROWEST)
 
 
 def _least_rises(series: Series) -> Any:

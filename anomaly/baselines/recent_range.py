@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainsentry.anomaly.features import FEATURES
-from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
+from trainsentry.anomaly.features import FEATURES, SIZES
+from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 
 WAIT: Final = 3
 """Newest samples, which are compared with the range and not in it yet."""
@@ -42,6 +42,17 @@ class RecentRange:
     def high(self) -> Floats:
         """Largest recent values."""
         return self._high.values
+
+    def middle(self, ids: Any) -> Floats:
+        """Return the middle of the recent values of some series, shape (features, n); NaN where there are none."""
+        with np.errstate(invalid="ignore"):
+            found: Floats = (self.low[:, ids] + self.high[:, ids]) / 2
+        return found
+
+    def is_constant(self, ids: Any) -> Mask:
+        """Return whether each of some series has had one and the same size, shape (n,)."""
+        found: Mask = (self.low[:SIZES, ids] == self.high[:SIZES, ids]).all(axis=0)
+        return found
 
     @property
     def newest(self) -> Floats:

@@ -30,14 +30,14 @@ made of."""
 class ResidualBounds:
     """What a residual is compared with, as a share of the tensor's size, and the samples that a tensor must follow.
 
-    Below `least` none counts, and up to `rounding` it is that. Above `largest` a tensor does not follow the equation at all, so that none is learned.
+    Below `least` none counts, and up to `rounding` it tells nothing. Above `largest` a tensor does not follow the equation at all, so that none is learned.
     A tensor is judged once it has followed in `learned` samples in a row.
     """
 
     least: float
     largest: float
     learned: int
-    rounding: float = 1e-5
+    rounding: float = 2e-6
 
 
 class Residuals:
@@ -84,10 +84,12 @@ class Residuals:
         wrong = judged & (residuals > np.maximum(bounds.least, TIMES_RESIDUAL * largest[ids]))
         fine = known & ~wrong
         largest[ids[fine]] = np.maximum(largest[ids[fine]], residuals[fine])
-        followed[ids[fine]] += 1
         explained = residuals <= bounds.largest
+        tells = fine
         if changes is not None:
-            explained &= residuals <= np.maximum(MOST_OF_CHANGE * changes, bounds.rounding)
+            explained &= (residuals <= MOST_OF_CHANGE * changes) | (residuals <= bounds.rounding)
+            tells = fine & (np.maximum(residuals, changes) > bounds.rounding)
+        followed[ids[tells & explained]] += 1
         followed[ids[fine & ~explained]] = 0
         most = max(1, MOST_AT_ONCE * judged.sum())
         return rows_where(wrong) if wrong.sum() <= most else np.zeros(0, np.int64)

@@ -84,6 +84,43 @@ def test_most_gradients_are_one_finding():
     assert found[0].value == pytest.approx(1.7, rel=0.1)
 
 
+@pytest.mark.parametrize(("factor", "told"), [(0.93, 0), (0.5, 1)])
+def test_a_gradient_that_clipping_holds_near_its_bound_must_move_by_a_tenth(factor, told):
+    """One tensor has most of the norm, so that its own is the bound, whatever happens."""
+
+    def held(step, records, record):
+        at = record.ids == records.table.series_id(records.table.series[record.ids[9]])
+        assert at.sum() == 1
+        record.values[9, :] = records.row((factor if step >= 100 else 1.0) * (1.0 + 1e-3 * (step % 5)), False)
+
+    assert len(run(calm, change=held)) == told
+
+
+def test_a_few_gradients_that_move_with_all_others_are_not_told_apart():
+    """A lower clipping bound makes all gradients smaller, and a steady one leaves its range first."""
+
+    def clipped(step, records, record):
+        bound = 0.6 if step >= 100 else 1.0
+        swings = np.random.default_rng(step)
+        for row in range(9, 9 + len(GRADIENTS)):
+            steady = 0.01 if row == 9 else 0.4
+            record.values[row] = records.row(bound * float(np.exp(steady * swings.standard_normal())), False)
+
+    assert run(calm, change=clipped) == []
+
+
+@pytest.mark.parametrize("name", ["input.0", "embedding.input.0"])
+def test_one_batch_that_gives_way_to_another_is_no_other_level_and_positions_that_change_are(name):
+    """A program may train on one batch for a while, as physics-informed networks do on their points."""
+    series = (name, "activation_input")
+
+    def other(step, records, record):
+        record.values[-2] = records.row(1.3 if step >= 100 else 1.0, False)
+
+    found = run(lambda step: {**calm(step), series: 1.0}, change=other)
+    assert [a.name for a in found] == ([] if name == "input.0" else [name])
+
+
 @pytest.mark.parametrize(("zeros", "is_found"), [(1 / 16, False), (0.25, True)])
 def test_a_silent_unit_is_no_fault_and_a_silent_head_is(zeros, is_found):
     def silence(step, records, record):
