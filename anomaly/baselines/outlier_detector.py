@@ -141,6 +141,7 @@ class OutlierDetector:
         make = OutlierFindings(observed, scored, divisor)
         in_a_row = self.scoring.baseline.outliers[record.where]
         levels = self._levels.judge(observed, scored, divisor, rejected)
+        levels = [finding for finding in levels if not self._loss_level.is_usual(finding)]
         for finding in levels:
             self._loss_level.forget(finding.series_id)
         levels += self._loss_level.judge(observed)

@@ -1,5 +1,6 @@
 """A module that was switched between training and evaluation mode while the run goes on."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import numpy as np
@@ -8,7 +9,7 @@ from trainsentry.anomaly.anomaly import MODE_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import TRAINING_MODE
+from trainsentry.collectors.series import BUFFER, TRAINING_MODE, Series
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -22,16 +23,26 @@ BACK_AND_FORTH: Final = 2
 """Switches of a module that are told, the second as a suspicion; what switches more often follows a schedule."""
 
 
+MEAN_BUFFER: Final = "running_mean"
+"""The buffer by which a normalisation that keeps running statistics is known."""
+
+
 class ModeChangeRule(Rule):
-    """Reports the rows of a `training_mode` scalar: the collector makes one only when a mode has changed."""
+    """Reports the rows of a `training_mode` scalar: the collector makes one only when a mode has changed.
+
+    Programs freeze the running statistics of all their normalisations late in training (Jacob et al., "Quantization and
+    training of neural networks", CVPR 2018): then just these modules are switched, and it makes no incident.
+    """
 
     name: ClassVar[str] = "mode_change"
     speaks_for: ClassVar[str | None] = MODE_CHANGE
-    quantities: ClassVar[frozenset[str]] = frozenset({TRAINING_MODE})
+    quantities: ClassVar[frozenset[str]] = frozenset({TRAINING_MODE, BUFFER})
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_mode = arrays.series.column(bool, of=lambda s: s.quantity.startswith(TRAINING_MODE))
+        self._normalising: set[str] = set()
+        arrays.series.before_growth(self._note_normalising)
         self._switches = arrays.series.column(np.int64)
         self._first_step: int | None = None
 
@@ -41,13 +52,20 @@ class ModeChangeRule(Rule):
         if self._first_step is None:
             self._first_step = record.step
         found = []
-        for row in rows_where(self._is_mode.values[record.where]).tolist():
+        rows = rows_where(self._is_mode.values[record.where]).tolist()
+        switched = {observed.table.series[record.ids[row]].module for row in rows}
+        freezes = len(switched) > 1 and switched == self._normalising
+        for row in rows:
             now, series_id = float(record.values[row, VALUE]), int(record.ids[row])
             switches = self._switches.values[series_id] = self._switches.values[series_id] + 1
             if switches <= BACK_AND_FORTH and record.step - self._first_step >= SETTLED:
-                detail = (MODE_CHANGE, self.name, "value", now, 1 - now, SCORE, bool(switches == 1))
+                detail = (MODE_CHANGE, self.name, "value", now, 1 - now, SCORE, bool(switches == 1) and not freezes)
                 found.append(Finding(series_id, row, *detail, passed_on=False))
         return found
+
+    def _note_normalising(self, _first: int, new: Sequence[Series]) -> None:
+        of_mean = (s for s in new if s.quantity == BUFFER and s.name.rpartition(".")[2] == MEAN_BUFFER)
+        self._normalising.update(s.module for s in of_mean)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

@@ -29,6 +29,12 @@ DROPS_HALF: Final = 0.5
 ICCV 2017, rise towards it slowly)."""
 
 
+DROPOUT: Final = "p"
+AT_ONCE: Final = 2
+"""Modules whose dropout is switched off at one step on purpose: for the rest of a training that underfits (Liu et al.,
+"Dropout reduces underfitting", ICML 2023), or for its last epochs."""
+
+
 class ModuleSettingRule(Rule):
     """Judges the first change of each kind of setting; one that changes again follows a schedule of the program.
 
@@ -56,6 +62,7 @@ class ModuleSettingRule(Rule):
             self._first_step = record.step
         rows = rows_where(self._is_setting.values[record.where]).tolist()
         constants = self._constants_before(record, observed.table) if rows else {}
+        is_dropped = _switches_dropout_off(observed, rows)
         for row in rows:
             series_id = int(record.ids[row])
             path = observed.table.series[series_id].name.partition(".")[2]
@@ -68,7 +75,8 @@ class ModuleSettingRule(Rule):
             if scheduled or record.step - self._first_step < SETTLED or _change(before, now) <= LEAST_CHANGE:
                 continue
             module = observed.table.series[series_id].module or "model"
-            alarm = constant and (key not in SCHEDULED or now <= 0.0 or before < DROPS_HALF <= now)
+            odd = now <= 0.0 or before < DROPS_HALF <= now
+            alarm = constant and (key not in SCHEDULED or odd) and not (is_dropped and key == DROPOUT)
             detail = (OPTION_CHANGE, self.name, key, now, before, SCORE, alarm)
             found.append(Finding(series_id, row, *detail, passed_on=False, name=module, quantity="training"))
         return found
@@ -83,6 +91,13 @@ class ModuleSettingRule(Rule):
         """Return the setting with both values, or with the new one where no table holds the old."""
         before = "" if math.isnan(anomaly.expected) else f" from {anomaly.expected:.6g}"
         return f"{anomaly.statistic} of {subject} was changed{before} to {anomaly.value:.6g} by step {anomaly.step}"
+
+
+def _switches_dropout_off(observed: Observed, rows: list[int]) -> bool:
+    """Return whether the rows of settings tell of several dropouts that are switched off together."""
+    record, series = observed.record, observed.table.series
+    of_dropout = [row for row in rows if series[record.ids[row]].name.endswith(f".{DROPOUT}")]
+    return len(of_dropout) >= AT_ONCE and all(record.values[row, VALUE] == 0 for row in of_dropout)
 
 
 def _change(before: float, now: float) -> float:

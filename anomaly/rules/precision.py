@@ -30,7 +30,9 @@ ROUND_BITS: Final = 4
 """Significant bits of numbers such as 0.5, 1 or 6, at which values are clipped by design: they say nothing."""
 
 SMALLEST: Final = 2.0**-100
-"""Smallest magnitude that counts: numbers below 2^-126 lose bits by themselves."""
+SMALLEST_FLOAT16: Final = 2.0**-14
+"""Smallest magnitude that counts: float32 below 2^-126 and float16 below 2^-14 lose bits by themselves. What is smaller
+and has few bits is the rest of a sum that cancels, as the gradient of a bias ahead of a batch norm."""
 
 
 class PrecisionRule(Rule):
@@ -68,7 +70,7 @@ class PrecisionRule(Rule):
         new = np.isfinite(largest) & (largest != self._largest.values[ids]) & (bits > ROUND_BITS)
         new &= (largest >= SMALLEST) & ((low % 1 != 0) | (high % 1 != 0))  # whole numbers count something
         self._largest.values[ids] = largest
-        rounded = new & (bits <= BITS["float16"])
+        rounded = new & (bits <= np.where(largest >= SMALLEST_FLOAT16, BITS["float16"], BITS["bfloat16"]))
         full = new & ~rounded
         self._full.values[ids[full]] += 1
         self._rounded.values[ids[full]] = 0

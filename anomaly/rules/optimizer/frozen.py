@@ -83,8 +83,9 @@ class CalledModules:
         self._before = np.zeros(0, bool)
 
         def number(series: Series) -> int:
-            if series.quantity not in ACTIVATION_QUANTITIES or (series.quantity, series.module) == (ACTIVATION_INPUT, ""):
-                return -1  # inputs of the model are read at every step, also where no other activation is
+            own_input = series.quantity == ACTIVATION_INPUT and series.module == ""
+            if series.quantity not in ACTIVATION_QUANTITIES or own_input:  # these are read at every step
+                return -1
             if series.module not in self._number:
                 self._number[series.module] = len(names)
                 names.append(series.module)

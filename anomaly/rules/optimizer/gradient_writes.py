@@ -47,6 +47,7 @@ class GradientWritesRule(Rule):
         prefix = f"{GRADIENT_WRITES}."
         self._is_count = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
         self._counts: dict[int, _Count] = {}
+        self._joined = -1
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the counts that have lasted and are new."""
@@ -62,9 +63,13 @@ class GradientWritesRule(Rule):
     def _take(self, series_id: int, value: float, step: int) -> None:
         known = self._counts.get(series_id)
         if known is None:
+            if self._counts:  # an optimizer joins, and with it a step's updates are others
+                self._joined = step
+                for other in self._counts.values():
+                    other.settled = False
             self._counts[series_id] = _Count(value, step, value, {value})
             return
-        lasted = step - known.since
+        lasted = step - max(known.since, self._joined)
         if lasted >= SETTLED:
             known.settled, known.usual = True, known.value
         if lasted >= LASTS or not known.settled:

@@ -30,8 +30,8 @@ made of."""
 class ResidualBounds:
     """What a residual is compared with, as a share of the tensor's size, and the samples that a tensor must follow.
 
-    Below `least` none counts, and up to `rounding` it tells nothing. Above `largest` a tensor does not follow the equation at all, so that none is learned.
-    A tensor is judged once it has followed in `learned` samples in a row.
+    Below `least` none counts, and up to `rounding` it tells nothing. Above `largest` a tensor does not follow the
+    equation at all, so that none is learned. A tensor is judged once it has followed in `learned` samples in a row.
     """
 
     least: float

@@ -36,6 +36,15 @@ def test_a_spike_that_passes_and_a_slow_rise_are_no_other_level():
     assert told(lambda step: 1.0 + step / 300, swing=0.2) == []
 
 
+def test_losses_that_are_alike_by_eights_are_seldom_told():
+    """As those of the minibatches of one rollout are; eight independent ones would be told in each of these runs."""
+    runs = []
+    for seed in range(6):
+        swings = np.random.default_rng(seed).uniform(-2, 2, 100)
+        runs.append(told(lambda step, of=swings: float(np.exp(0.25 * of[step // NEW])), 600, swing=0.1, seed=seed))
+    assert sum(map(bool, runs)) <= 2
+
+
 def test_a_young_run_may_get_worse():
     assert told(lambda step: 3.0 if step >= YOUNG - NEW - 8 else 1.0, YOUNG - 1) == []
 

@@ -1,5 +1,7 @@
 """A module that is switched to evaluation while it trains is named."""
 
+from dataclasses import replace
+
 import pytest
 from step_records import Records
 
@@ -35,3 +37,19 @@ def test_a_module_that_is_switched_to_and_fro_follows_a_schedule_and_the_beginni
     detection = Detection(records.table)
     detection.judge(records.step(0, {}))
     assert [switched(step, step % 2) for step in range(30, 35)] == [[True], [False], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("switched", "is_alarm"), [(("bn1", "bn2"), False), (("bn1",), True), (("bn1", "bn2", "drop"), True)]
+)
+def test_just_the_normalisations_are_frozen_on_purpose(switched, is_alarm):
+    records = Records()
+    detection = Detection(records.table)
+    for step in range(20):
+        detection.judge(records.step(step, {(f"bn{i}.running_mean", "buffer"): 1.0 + 0.1 * (step % 7) for i in (1, 2)}))
+    names = [f"training_mode.{name}" for name in switched]
+    record = records.step(25, {(name, name): 0.0 for name in names})
+    for row, name in enumerate(switched):
+        series = records.table.series[record.ids[row]]
+        records.table.series[record.ids[row]] = replace(series, module=name)
+    assert [found.alarm for found in detection.judge(record)] == [is_alarm] * len(switched)

@@ -46,6 +46,19 @@ def test_what_programs_change_on_purpose_explains_and_makes_no_alarm(alone, key,
     assert not found.alarm
 
 
+@pytest.mark.parametrize(("others", "is_alarm"), [((), True), ((0.0, 0.0), False), ((0.0, 0.05), True)])
+def test_all_dropouts_that_are_switched_off_together_are_so_on_purpose(alone, others, is_alarm):
+    records = Records()
+    rule = alone(ModuleSettingRule, records.table)
+    assert [rule(records.step(step, {})) for step in (0, 149)] == [[], []]
+    sizes = {}
+    for i, now in enumerate((0.0, *others)):
+        sizes |= {(f"setting_before.blocks.{i}.p",) * 2: 0.1, (f"setting.blocks.{i}.p",) * 2: now}
+    record = records.step(150, sizes)
+    record.values[1::2, MIN] = 0.1
+    assert [found.alarm for found in rule(record)][:1] == [is_alarm]
+
+
 def test_what_no_table_holds_is_not_said(alone):
     [found] = judge(alone, (150, "setting.m.best_loss", 0.1, 0.05, ("constant", False)), from_table=True)
     assert np.isnan(found.expected)

@@ -39,3 +39,14 @@ def test_a_count_that_the_run_has_had_is_none(alone):
 
 def test_what_is_reported_once_is_the_new_usual(alone):
     assert len(run(alone, lambda step: int(step >= 90))) == 1
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the old count first", "the new count first"])
+def test_an_optimizer_that_joins_changes_what_a_step_is(alone, first):
+    """A discriminator that starts late: until then the generator's updates are grouped otherwise."""
+    records = Records()
+    rule, other, found = alone(GradientWritesRule, records.table), ("gradient_writes.1",) * 2, []
+    for step in range(120):
+        new = {COUNT: -2.0, other: 0.0} if first == 0 else {other: 0.0, COUNT: -2.0}
+        found += rule(records.step(step, {0: {COUNT: 0.0}, 52: new, 90: {other: 1.0}}.get(step, {})))
+    assert [(finding.step, finding.value) for finding in found] == [(90, 1.0)]
