@@ -110,6 +110,4 @@ def name_of(series: Series, finding: Finding) -> str:
     """Return the name at fault: the finding's own, or that of its series."""
     if finding.name is not None:
         return finding.name
-    if series.name == UPDATED_PARAMETERS:
-        return ALL
-    return series.module or "model" if series.quantity.startswith(TRAINING_MODE) else series.name
+    return ALL if series.name == UPDATED_PARAMETERS else series.name

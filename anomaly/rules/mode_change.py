@@ -53,19 +53,19 @@ class ModeChangeRule(Rule):
             self._first_step = record.step
         found = []
         rows = rows_where(self._is_mode.values[record.where]).tolist()
-        switched = {observed.table.series[record.ids[row]].module for row in rows}
-        freezes = len(switched) > 1 and switched == self._normalising
-        for row in rows:
+        names = [observed.table.series[record.ids[row]].name.partition(".")[2] for row in rows]
+        freezes = len(rows) > 1 and set(names) == self._normalising
+        for row, name in zip(rows, names, strict=True):
             now, series_id = float(record.values[row, VALUE]), int(record.ids[row])
             switches = self._switches.values[series_id] = self._switches.values[series_id] + 1
             if switches <= BACK_AND_FORTH and record.step - self._first_step >= SETTLED:
                 detail = (MODE_CHANGE, self.name, "value", now, 1 - now, SCORE, bool(switches == 1) and not freezes)
-                found.append(Finding(series_id, row, *detail, passed_on=False))
+                found.append(Finding(series_id, row, *detail, passed_on=False, name=name))
         return found
 
     def _note_normalising(self, _first: int, new: Sequence[Series]) -> None:
-        of_mean = (s for s in new if s.quantity == BUFFER and s.name.rpartition(".")[2] == MEAN_BUFFER)
-        self._normalising.update(s.module for s in of_mean)
+        buffers = (s.name.rpartition(".") for s in new if s.quantity == BUFFER)
+        self._normalising.update(module for module, _, name in buffers if name == MEAN_BUFFER)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
