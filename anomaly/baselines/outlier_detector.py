@@ -12,6 +12,7 @@ from trainsentry.anomaly.baselines.known_changes import KnownChanges, finite_col
 from trainsentry.anomaly.baselines.level_shifts import LevelShifts
 from trainsentry.anomaly.baselines.loss_level import LossLevel
 from trainsentry.anomaly.baselines.outlier_findings import OutlierFindings
+from trainsentry.anomaly.baselines.resting_gradients import RestingGradients
 from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
 from trainsentry.anomaly.finding import Finding
@@ -103,6 +104,7 @@ class OutlierDetector:
         self.scoring = Scoring(arrays)
         self._allowed = allowed or Allowed()
         self._known = KnownChanges(arrays)
+        self._resting = RestingGradients(arrays)
         self._levels = LevelShifts(arrays)
         self._loss_level = LossLevel(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
@@ -123,8 +125,9 @@ class OutlierDetector:
     def judge(self, observed: Observed, rejected: Mask) -> Outliers:
         """Return the outliers of a record; `rejected` masks the rows that a rule finds wrong by themselves."""
         record, scalar = observed.record, observed.facts.scalar[observed.record.where]
-        judged = observed.judged & ~self._changed_sign(record, scalar)
-        observed = replace(observed, judged=judged)
+        resting = self._resting.rows(observed) & ~rejected
+        judged = observed.judged & ~self._changed_sign(record, scalar) & ~resting
+        observed = replace(observed, judged=judged, excused=observed.excused | resting)
         is_declared = self._known.note(record)
         if is_declared:
             self.scoring.expect_change()

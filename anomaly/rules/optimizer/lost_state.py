@@ -1,6 +1,7 @@
 """A weight whose optimizer state was there at every sample and is gone."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
@@ -19,8 +20,16 @@ BOTH_BEFORE: Final = 5
 """Samples in a row with both the weight and its state, before missing state counts as lost."""
 
 
+GAPS: Final = 256
+"""Newest distances between sampled states, whose largest says when they are due: some twelve incidents of dense samples
+fit in, and a pause of the sampling is forgotten."""
+
+
 class LostStateRule(Rule):
-    """Finds weights that are sampled without their state; it knows when the next step begins, as a step has parts."""
+    """Finds weights that are sampled without their state; it knows when the next step begins, as a step has parts.
+
+    Where weights are sampled more often than states, states that are all missing are lost once they are due.
+    """
 
     name: ClassVar[str] = "missing_state"
     quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, OPTIMIZER_STATE})
@@ -35,6 +44,8 @@ class LostStateRule(Rule):
         self._weight = self._pairs.column(np.int64, of=lambda pair: pair[0])
         self._state = self._pairs.column(np.int64, of=lambda pair: pair[1])
         self._both = self._pairs.column(np.int64)
+        self._sampled = -1  # the last step with states
+        self._gaps: deque[int] = deque(maxlen=GAPS)
 
         def pair(first: int, new: Sequence[Series]) -> None:
             pairs.extend(self._new_pairs(first, new))
@@ -57,6 +68,12 @@ class LostStateRule(Rule):
         in_step, both = self._in_step.values, self._both.values
         weights, state = in_step[self._weight.values], in_step[self._state.values]
         gone = rows_where(weights & ~state & (both >= BOTH_BEFORE))
+        if state.any():
+            if self._sampled >= 0:
+                self._gaps.append(self._step - self._sampled)
+            self._sampled = self._step
+        elif self._step - self._sampled < max(self._gaps, default=0):
+            return []
         both[:] = np.where(weights, np.where(state, both + 1, 0), both)
         nan = math.nan
         ids = [int(self._state.values[i]) for i in gone[:1]]  # states that vanish together need one finding

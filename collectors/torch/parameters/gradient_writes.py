@@ -34,10 +34,15 @@ class GradientWrites:
         """Count the writes before an update that `micro_steps` backward passes precede."""
         gradient = _first_gradient(optimizer)
         version = None if gradient is None else version_of(getattr(gradient, "_local_tensor", gradient))
-        if gradient is None or version is None or not micro_steps or has_compiled():
+        if gradient is None or version is None or has_compiled():
             return
         last = self._last.get(optimizer)
-        self._last[optimizer] = weakref.ref(gradient), version
+        self._last[optimizer] = (
+            weakref.ref(gradient),
+            version,
+        )  # also where no pass was seen: the next count starts here
+        if not micro_steps:
+            return
         kept = last is not None and last[0]() is gradient
         writes = version - (last[1] if kept and last is not None else 0) - (micro_steps - 1)
         if optimizer not in self._known:

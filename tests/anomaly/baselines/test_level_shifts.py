@@ -96,6 +96,24 @@ def test_a_gradient_that_clipping_holds_near_its_bound_must_move_by_a_tenth(fact
     assert len(run(calm, change=held)) == told
 
 
+@pytest.mark.parametrize(
+    ("rows", "factor", "told"), [([11], 1e3, True), ([11, 12], 1e3, True), ([10, 11, 12, 13], 1e3, False)]
+)
+def test_one_gradient_that_leaps_for_one_step_is_told_and_several_are_the_training(rows, factor, told):
+    """Its swings are wide, so that its own past alone says little."""
+
+    def leap(step, records, record):
+        swings = np.random.default_rng(step)
+        for row in range(9, 9 + len(GRADIENTS)):
+            size = float(np.exp(0.8 * swings.standard_normal())) * (factor if step == 100 and row in rows else 1.0)
+            record.values[row] = records.row(size, False)
+
+    found = run(calm, change=leap, steps=101)
+    alone = [(a.name, a.step, a.kind) for a in found if a.detector == "spike" and a.quantity == "gradient"]
+    assert bool(alone) is told
+    assert all(step == 100 and kind == "spike" for _, step, kind in alone)
+
+
 def test_a_few_gradients_that_move_with_all_others_are_not_told_apart():
     """A lower clipping bound makes all gradients smaller, and a steady one leaves its range first."""
 

@@ -1,0 +1,44 @@
+"""A gradient that is zero for a moment rests; one that stays zero, or a loss that is cut, is told."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.baselines.resting_gradients import REST, USUAL_REST
+from trainsentry.anomaly.detection import Detection
+from trainsentry.collectors.series import Layout
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, ZEROS
+
+GRADIENTS = [(f"blocks.{i}.fc.weight", "gradient") for i in range(9)]
+BOX = GRADIENTS[4]
+
+
+def told(is_zero, steps=200, which=(BOX,)):
+    """Return the steps and names of the alarms where some gradients are zero at some steps."""
+    records, random, found = Records(), np.random.default_rng(0), []
+    records.layout = records.table.layout_id(Layout((64, 64), "float32", 4096))
+    detection = Detection(records.table)
+    for step in range(steps):
+        record = records.step(step, {key: float(np.exp(0.3 * random.standard_normal())) for key in GRADIENTS})
+        for row, key in enumerate(GRADIENTS):
+            if key in which and is_zero(step):
+                record.values[row, [MIN, MAX, MEAN, NORM]], record.values[row, ZEROS] = 0.0, 1.0
+        found += [(a.step, a.name) for a in detection.judge(record) if a.alarm]
+    return found
+
+
+@pytest.mark.parametrize(
+    "steps", [{60}, {17}, {60, 90, 91, 140, 141, 142, 143, 170}], ids=["once", "early", "now and then"]
+)
+def test_a_head_without_examples_in_a_batch_is_quiet(steps):
+    assert told(lambda step: step in steps) == []
+
+
+@pytest.mark.parametrize(("before", "delay"), [(set(), REST + 1), ({60}, USUAL_REST + 1)])
+def test_a_gradient_that_stays_zero_is_told_and_sooner_where_none_ever_rested(before, delay):
+    found = told(lambda step: step in before or step >= 100)
+    assert found[0] == (100 + delay, BOX[0])
+
+
+def test_gradients_that_are_all_zero_at_once_do_not_rest():
+    assert told(lambda step: step >= 100, which=GRADIENTS)[0][0] == 101
