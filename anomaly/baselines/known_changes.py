@@ -34,8 +34,8 @@ SAME_AS: Final = {OPTIMIZER_RATE: LEARNING_RATE}
 
 RISE: Final = 1.5
 RISING: Final = 8
-"""Factor by which a learning rate that has risen is above the least of its last eight values: after a restart of a
-schedule everything may change at once."""
+"""Factor by which a learning rate that has risen is above the least of the last eight steps, or above its sample
+before: after a restart of a schedule everything may change at once."""
 
 SECONDS_MEMORY: Final = 0.05
 """Weight of a step in the average duration of steps."""
@@ -59,18 +59,19 @@ class KnownChanges:
         self._is_known = arrays.series.column(bool, of=_is_known)
         self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
-        self._rates: dict[int, deque[float]] = {}
+        self._rates: dict[int, deque[tuple[int, float]]] = {}
+        self._step = self._risen_at = -1
         self._last: tuple[int, float] | None = None
 
     @property
     def rate_has_risen(self) -> bool:
-        """Whether a learning rate is far above one of its last values."""
-        return any(rates[-1] > RISE * min(rates) for rates in self._rates.values())
+        """Whether the last record holds a learning rate that is far above those shortly before."""
+        return self._step == self._risen_at
 
     def note(self, record: StepRecord) -> bool:
         """Take in the scalars of a record; return whether the user declared a change."""
         self._time(record)
-        changed = False
+        self._step, changed = record.step, False
         for row in rows_where(self._is_known.values[record.where]).tolist():
             series_id = int(record.ids[row])
             name, value = self.table.series[series_id].name, float(record.values[row, VALUE])
@@ -79,12 +80,20 @@ class KnownChanges:
                 if math.isfinite(value) and value > 0:
                     self._factor[factor] = value
                     if factor == LEARNING_RATE:
-                        self._rates.setdefault(series_id, deque(maxlen=RISING)).append(value)
+                        self._note_rate(self._rates.setdefault(series_id, deque()), value)
                 continue
             before = self._declared.get(series_id)
             changed |= before is not None and before != value and math.isfinite(value)
             self._declared[series_id] = value
         return changed
+
+    def _note_rate(self, known: deque[tuple[int, float]], value: float) -> None:
+        """Take in a rate of this step; it may be sampled seldom."""
+        while len(known) > 1 and known[0][0] <= self._step - RISING:
+            known.popleft()
+        if known and value > RISE * min(before for _, before in known):
+            self._risen_at = self._step
+        known.append((self._step, value))
 
     def is_resized(self, observed: Observed) -> bool:
         """Whether an input of the model is smaller, or larger, than it ever was: a longer sequence, another batch."""

@@ -127,7 +127,7 @@ class LevelShifts:
         self._note_sizes(ids, observed.numel[rows])
         self._range.take_in(ids, features, record.step)
         self._divisors.values[ids] = divisors[rows]
-        leaps = self._lone_leaps(observed, ids, rows)
+        leaps = self._lone_leaps(observed, ids, rows, scored.floor)
         places = self._range.outside(ids)
         if len(same := places[self._is_input.values[ids[places]] & self._range.is_constant(ids[places])]):
             self.reset(ids[same])  # the same batch again and again, which a program takes from time to time
@@ -140,15 +140,18 @@ class LevelShifts:
         told = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
         return leaps + [finding for finding in told if finding.row not in {leap.row for leap in leaps}]
 
-    def _lone_leaps(self, observed: Observed, ids: Any, rows: Any) -> list[Finding]:
+    def _lone_leaps(self, observed: Observed, ids: Any, rows: Any, floor: Floats | None) -> list[Finding]:
         """Return the gradients that are larger at once than all their recent ones, where the others are calm."""
         gradients = rows_where(self._is_gradient.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT))
         if not len(gradients):
             return []
-        newest = self._range.newest[:, _NORM, ids[gradients]]
+        newest, high = self._range.newest[:, _NORM, ids[gradients]], self._range.high[_NORM, ids[gradients]]
+        before = np.fmax(high, np.fmax(newest[0], newest[1]))
+        if floor is not None:
+            before = np.fmax(before, floor[_NORM, rows[gradients]])
         with np.errstate(invalid="ignore"):
-            leap = newest[-1] - np.fmax(self._range.high[_NORM, ids[gradients]], np.fmax(newest[0], newest[1]))
-        far = rows_where(leap >= LEAP)
+            leap = newest[-1] - before
+        far = rows_where((leap >= LEAP) & np.isfinite(high))
         alone = (leap > LEAP_OF_OTHERS).sum() <= max(FEW_LEAPS, SHARE_OF_LEAPS * len(leap))
         if not len(far) or not alone or np.nanmedian(leap) > CALM:
             return []

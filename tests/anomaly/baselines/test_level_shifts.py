@@ -1,5 +1,7 @@
 """A series that leaves its own range for good is told by its first step, however narrow the range; noise is not."""
 
+import math
+
 import numpy as np
 import pytest
 from step_records import Records
@@ -207,6 +209,21 @@ def test_a_series_that_is_nothing_but_rounding_has_no_level():
         return calm(step) | {rounding: 1e-6} | (dict.fromkeys(more, 3.0) if step >= 100 else {})
 
     assert [a.name for a in run(sizes, 200) if a.name == rounding[0]] == []
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_levels_are_followed_once_a_warm_up_is_over_however_seldom_the_rate_is_sampled(every):
+    """The optimizer's own rate is sampled with the updates, at every tenth step by default."""
+
+    def sizes(step):
+        return calm(step) | ({OUT[3]: 1.4} if step >= 80 else {})
+
+    def sampled(step, records, record):
+        rate = min(step + 1, 20) * 1e-4 if step % every == 0 else math.nan
+        record.values[-1] = records.row(rate, True)
+
+    found = run(sizes, 100, change=sampled)
+    assert [(a.name, a.step) for a in found if a.detector == "level_shift"] == [(OUT[3][0], 80)]
 
 
 def test_two_rates_that_differ_are_no_restart():
