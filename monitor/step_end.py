@@ -32,6 +32,10 @@ class StepEnd:
         self.expected = set(optimizers)
         self._counts: Counter[Hashable] = Counter()
 
+    def has_stepped(self, optimizer: Hashable) -> bool:
+        """Whether an optimizer has stepped since the last step ended."""
+        return optimizer in self._counts
+
     def stepped(self, optimizer: Hashable) -> bool:
         """Note that an optimizer has stepped or was skipped; return whether the step has ended."""
         self.expected.add(optimizer)

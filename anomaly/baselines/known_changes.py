@@ -61,6 +61,7 @@ class KnownChanges:
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
         self._rates: dict[int, deque[tuple[int, float]]] = {}
         self._step = self._risen_at = -1
+        self._inputs = (math.inf, 0.0)
         self._last: tuple[int, float] | None = None
 
     @property
@@ -96,12 +97,24 @@ class KnownChanges:
         known.append((self._step, value))
 
     def is_resized(self, observed: Observed) -> bool:
-        """Whether an input of the model is smaller, or larger, than it ever was: a longer sequence, another batch."""
+        """Whether an input of the model is smaller, or larger, than it ever was: a longer sequence, another batch.
+
+        Or whether a step has other micro-steps than ever: losses that are divided by their number are smaller.
+        """
         rows = rows_where(self._is_input.values[observed.record.where])
         ids, numel = observed.record.ids[rows], observed.numel[rows]
         smallest, largest = self._smallest.values[ids], self._largest.values[ids]
         self._smallest.values[ids], self._largest.values[ids] = np.minimum(smallest, numel), np.maximum(largest, numel)
-        return bool(((largest > 0) & ((numel < smallest) | (numel > largest))).any())
+        is_resized = bool(((largest > 0) & ((numel < smallest) | (numel > largest))).any())
+        return self._is_other_count(len(rows)) or is_resized
+
+    def _is_other_count(self, inputs: int) -> bool:
+        """Whether a step has fewer, or more, inputs than any before."""
+        if not inputs:
+            return False
+        fewest, most = self._inputs
+        self._inputs = min(fewest, inputs), max(most, inputs)
+        return most > 0 and not fewest <= inputs <= most
 
     def divisors(self, record: StepRecord) -> Floats:
         """Return the known factor in the sizes of each row, shape (n,)."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import GRADIENT
 from trainsentry.collectors.settings import GRADIENTS
+from trainsentry.monitor.step_end import PATIENCE as STEPS_OF_ONE
 
 if TYPE_CHECKING:
     from trainsentry.monitor.trainer.step_loop import StepLoop
@@ -35,7 +36,15 @@ class FirstSteps:
         if passes <= 2 * (loop.grad_acc_steps or 0):
             return
         kinds = ", ".join(type(optimizer).__name__ for optimizer in loop.watch.optimizers)
-        if kinds:
+        waiting = [type(o).__name__ for o in loop.watch.optimizers if not loop.step_end.has_stepped(id(o))]
+        if 0 < len(waiting) < len(loop.watch.optimizers):
+            text = (
+                f"no step was recorded in {passes} backward passes: of the optimizers given to watch(), "
+                f"{', '.join(waiting)} {'have' if len(waiting) > 1 else 'has'} not stepped yet. A step ends when all "
+                f"have, or after {STEPS_OF_ONE} of another one. Add one that joins later by another watch(model, "
+                "optimizer), or call monitor.step() after each step."
+            )
+        elif kinds:
             text = (
                 f"no step was recorded in {passes} backward passes: the optimizer given to watch() ({kinds}) has not "
                 f"stepped; {MISSING_CALL}. A loop that accumulates more micro-steps says so with "

@@ -85,7 +85,7 @@ class StepLoop:
         self.order = 0
         self.skipped = False
         self.updated = False
-        self._end = StepEnd(())
+        self.step_end = StepEnd(())
         self._plan: frozenset[str] = frozenset()
         self.scalars = ScalarLog(watch, guard)
         self._scale_noted = False
@@ -114,7 +114,7 @@ class StepLoop:
         """Continue from another step, as after loading a checkpoint; earlier decisions of the ranks are void."""
         self.guard.run(PART, lambda: self.publish(wait=True))
         self.watch.rows.drop()
-        self._end = StepEnd(id(o) for o in self.watch.optimizers)
+        self.step_end = StepEnd(id(o) for o in self.watch.optimizers)
         self._begin_step()
         self.step = step
         self._same_step.go_back()
@@ -127,7 +127,7 @@ class StepLoop:
 
     def begin(self) -> None:
         """Start, or restart with added models: expect a step of every optimizer, open the current step."""
-        self._end = StepEnd(id(o) for o in self.watch.optimizers)
+        self.step_end = StepEnd(id(o) for o in self.watch.optimizers)
         self.link.send(messages.SAMPLING, line=self.overhead.sampling(self.step))
         self._run(self._open)
 
@@ -274,7 +274,7 @@ class StepLoop:
 
     def _stepped(self, optimizer: Any) -> None:
         self.updated = True
-        if self._end.stepped(id(optimizer)) and not self.ends_at_callback:
+        if self.step_end.stepped(id(optimizer)) and not self.ends_at_callback:
             self._end_step()
 
     def _end_step(self) -> None:

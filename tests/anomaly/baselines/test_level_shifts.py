@@ -168,6 +168,16 @@ def test_a_longer_sequence_may_have_another_level():
     assert run(lambda step: calm(step) | (shifted if step >= 100 else {}), change=lengthened) == []
 
 
+def test_more_micro_steps_may_have_another_level_each():
+    """Losses that are divided by the number of micro-steps have smaller gradients."""
+
+    def accumulated(step):
+        inputs = {("input.0", "activation_input", n): 1.0 for n in range(4 if step >= 100 else 1)}
+        return calm(step) | inputs | ({OUT[3]: 0.5} if step >= 100 else {})
+
+    assert [a.name for a in run(accumulated) if a.detector == "level_shift"] == []
+
+
 def test_a_resumed_run_knows_the_levels_of_the_run_before():
     records = Records()
     detection = Detection(records.table)

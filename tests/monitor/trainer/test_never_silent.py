@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -44,6 +45,34 @@ def test_a_model_that_trains_without_a_step_is_named_within_20_passes_and_once(o
         assert status(out)["note"] == "no step was recorded"
         assert "no step" in status(out)["failures"], "before the run ends"
     assert "trainsentry: no step was recorded, 0 incidents. Records are in" in capsys.readouterr().err
+
+
+def test_of_two_optimizers_the_one_that_waits_is_named_and_may_be_watched_later(out, caplog):
+    """An adversarial term joins after some thousand steps."""
+    first, second = mlp(), nn.Sequential(OrderedDict(critic=mlp()))
+    optimizers = torch.optim.AdamW(first.parameters()), torch.optim.SGD(second.parameters(), lr=0.1)
+
+    def train(count):
+        for _ in range(count):
+            backward(first, 1)
+            optimizers[0].step()
+
+    with watch(out, [first, second], list(optimizers)):
+        train(30)
+        (said,) = told(caplog)
+        assert "of the optimizers given to watch(), SGD has not stepped yet" in said
+    caplog.clear()
+    with trainsentry.TrainMonitor({"output_dir": str(out / "later")}).watch(first, optimizers[0]) as monitor:
+        train(30)
+        monitor.watch(second, optimizers[1])
+        for _ in range(5):
+            backward(first, 1)
+            backward(second, 1)
+            for optimizer in optimizers:
+                optimizer.step()
+        monitor.flush()
+        assert status(out / "later")["last_step"] == 34
+    assert told(caplog) == []
 
 
 def test_an_optimizer_that_never_steps_is_named_and_accumulation_is_not(out, caplog):
