@@ -71,7 +71,7 @@ def test_of_two_optimizers_the_one_that_waits_is_named_and_may_be_watched_later(
             for optimizer in optimizers:
                 optimizer.step()
         monitor.flush()
-        assert status(out / "later")["last_step"] == 34
+        assert status(out / "later")["step"] == 34
     assert told(caplog) == []
 
 
