@@ -267,6 +267,19 @@ def head_first(run: Training) -> None:
         run.update(F.cross_entropy(model(drawn), classes), optimizer)
 
 
+def backbone_frozen(run: Training) -> None:
+    """Trains the head alone from step 153 on."""
+    model = Convolutions()
+    optimizer = run.adam(model, 1e-3)
+    for step in run.steps():
+        if step == MIDST + 3:
+            for name, p in model.named_parameters():
+                p.requires_grad_(name.startswith("head"))
+                p.grad = None
+        drawn, classes = images(24)
+        run.update(F.cross_entropy(model(drawn), classes), optimizer)
+
+
 def fewer_critic_updates(run: Training) -> None:
     """Updates a critic five times for one update of the generator, and later twice; clips the critic's weights."""
     made, judge = generator(), critic()
@@ -353,6 +366,7 @@ PRACTICES: Final[tuple[Practice, ...]] = (
     rare_objects,
     sharpness_aware,
     head_first,
+    backbone_frozen,
     fewer_critic_updates,
     seldom_penalty,
     critic_joins,

@@ -56,6 +56,9 @@ DROP: Final = 0.5
 REQUIRES_GRAD: Final = "requires_grad"
 """The statistic of a parameter that was frozen by that attribute."""
 
+MOST_FROZEN: Final = 3.0
+"""Value of the row that tells of most of an optimizer's weights, frozen at once: a backbone, on purpose."""
+
 LEAST_RATIO: Final = 3e-6
 """Least ‖Δ‖/‖w‖ of a movement: some 25 units in the last place of float32."""
 
@@ -175,7 +178,7 @@ class FrozenRule(Rule):
         self._updates = self._nonempty_updates = self._graded_steps = 0
         self._graded = False
         self._never: set[int] = set()
-        self._some_rest = False
+        self._some_rest = self._most_frozen = False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the frozen parameters; a missing update is known when the next step begins."""
@@ -241,6 +244,9 @@ class FrozenRule(Rule):
         found = []
         for row in rows:
             series_id = int(record.ids[row])
+            if record.values[row, VALUE] == MOST_FROZEN:
+                self._most_frozen = True
+                continue
             name = observed.table.series[series_id].name.partition(".")[2] or ALL
             statistic = "norm" if record.values[row, VALUE] == 1 else REQUIRES_GRAD
             found.append(_finding(series_id, row, None, record.step - 1, name=name, statistic=statistic))
@@ -257,6 +263,8 @@ class FrozenRule(Rule):
         if gone.any():  # a loop may update a parameter fewer times in a step
             updated = {table.series[i].name for i in rows_where(self._in_step.values).tolist()}
             gone &= [series.name not in updated for series in table.series[: len(gone)]]
+        if self._most_frozen and gone.any():
+            self._most_frozen, self._moved.values[gone] = False, 0
         self._absent_since.values[gone & (absent == 0)] = self._step
         absent[gone] += 1
         candidates = rows_where(gone & (self._moved.values >= MISSING_AFTER) & ~reported).tolist()

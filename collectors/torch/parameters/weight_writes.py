@@ -27,8 +27,8 @@ MOST_FROZEN: Final = 0.5
 
 _VERSION: Final = operator.attrgetter("_version")
 
-KEPT, FROZEN = 1.0, 2.0
-"""Values of a row: a weight with a gradient, and one that requires no gradient any more."""
+KEPT, FROZEN, MOST = 1.0, 2.0, 3.0
+"""Values of a row: a weight with a gradient, one that requires no gradient any more, and most of an optimizer's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -113,7 +113,10 @@ class WeightWrites:
         """Tell of weights that were frozen: once, as who freezes again follows a schedule, and not of most at once."""
         if frozen and not known.has_frozen:
             known.has_frozen = True
-            for named in frozen if len(frozen) <= MOST_FROZEN * len(known.owned) else ():
+            if len(frozen) > MOST_FROZEN * len(known.owned):
+                self._append(UNWRITTEN, "", MOST)
+                return
+            for named in frozen:
                 self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN)
 
     def _append(self, name: str, module: str, value: float) -> None:

@@ -189,6 +189,20 @@ def test_all_weights_that_an_update_did_not_write_to_are_one_finding_and_a_skipp
     assert [(f.name, f.quantity) for f in judged(rule, records, [5], {nothing: 1.0})] == [("all", "update")]
 
 
+@pytest.mark.parametrize("value", [3.0, None], ids=["on purpose", "cut off"])
+def test_a_backbone_that_is_frozen_on_purpose_is_not_told_by_its_missing_updates(value, records, rule, judged):
+    backbone = [(f"body.{i}.weight", "update") for i in range(6)]
+
+    def sizes(step):
+        told = {("unwritten", "unwritten"): value} if step == 17 and value else {}
+        return (
+            {OTHER: 1.0, **(dict.fromkeys(backbone, 1.0) if step < 17 else {}), **told} if step % 2 == 0 or told else {}
+        )
+
+    found = judged(rule, records, range(40), sizes)
+    assert sorted({f.step for f in found}) == ([] if value else [18])
+
+
 def test_after_a_drop_of_the_learning_rate_parameters_must_have_moved_by_the_new_one(records, rule, judged):
     """As the bias ahead of a batch norm, whose gradient is rounding, and whose update a smaller rate rounds away."""
     assert judged(rule, records, range(20), {G: 1.0, U: 1.0, RATE: 1.0}) == []
