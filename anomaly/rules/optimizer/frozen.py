@@ -76,13 +76,17 @@ LONGER: Final = 10
 
 
 class CalledModules:
-    """Remembers which modules a step has called, by their activations."""
+    """Remembers which modules a step has called, by their activations.
+
+    A module counts from its first row on: series are defined ahead of the record in which they come.
+    """
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._number: dict[str, int] = {}
         names: list[str] = []
         self._modules = Columns(names)
         self._called = self._modules.column(bool)
+        self._ever = self._modules.column(bool)
         self._before = np.zeros(0, bool)
 
         def number(series: Series) -> int:
@@ -99,11 +103,12 @@ class CalledModules:
     @property
     def knows_any(self) -> bool:
         """Whether any module's call was sampled."""
-        return bool(self._number)
+        return bool(self._ever.values.any())
 
     def ever(self, series: Series) -> bool:
         """Whether the module that owns a series was called, as far as calls were sampled."""
-        return not self._number or series.module in self._number
+        number = self._number.get(series.module, len(self._ever.values))
+        return not self.knows_any or (number < len(self._ever.values) and bool(self._ever.values[number]))
 
     def begin_step(self) -> None:
         """Begin the next step."""
@@ -116,6 +121,7 @@ class CalledModules:
         self._modules.grow()
         modules = self._module_of.values[record.where]
         self._called.values[modules[modules >= 0]] = True
+        self._ever.values[modules[modules >= 0]] = True
 
     def was_called(self, series: Series) -> bool | None:
         """Return whether the module that owns a series was called; None where no sampled activation shows it.
@@ -128,11 +134,10 @@ class CalledModules:
         name = series.module
         called = self._called.values
         # A module that this record names first has no place in the arrays yet: its calls were never sampled before.
-        while self._number.get(name, len(called)) >= len(called):
+        while (number := self._number.get(name, len(called))) >= len(called) or not self._ever.values[number]:
             if not name:
                 return None
             name = name.rpartition(".")[0]
-        number = self._number[name]
         if called[number]:
             return True
         return False if number < len(self._before) and self._before[number] else None
@@ -168,6 +173,7 @@ class FrozenRule(Rule):
         self._absent_since = arrays.series.column(np.int64)
         self._still_for = arrays.series.column(np.int64)
         self._reported = arrays.series.column(bool)
+        self._seen = arrays.series.column(bool)  # updates and gradients that have had a row
         self._in_step = arrays.series.column(bool)
         self._scalars: dict[str, int] = {}
         arrays.series.before_growth(self._note_scalars)
@@ -204,7 +210,7 @@ class FrozenRule(Rule):
         record = observed.record
         ids, self._updated = record.ids[rows], True
         moved, still_for, reported = self._moved.values, self._still_for.values, self._reported.values
-        self._in_step.values[ids] = True
+        self._in_step.values[ids] = self._seen.values[ids] = True
         if self._excused:
             return []
         still = record.columns[NORM, rows] == 0
@@ -259,7 +265,7 @@ class FrozenRule(Rule):
             return never
         self._updates += 1
         absent, reported = self._absent.values, self._reported.values
-        gone = ~self._in_step.values & self._is_update.values
+        gone = ~self._in_step.values & self._is_update.values & self._seen.values
         if gone.any():  # a loop may update a parameter fewer times in a step
             updated = {table.series[i].name for i in rows_where(self._in_step.values).tolist()}
             gone &= [series.name not in updated for series in table.series[: len(gone)]]
@@ -273,17 +279,19 @@ class FrozenRule(Rule):
         places = {module: place for place, module in enumerate(table.series[i].module for i in since)}
         order = sorted(since, key=lambda i: -places[table.series[i].module])  # stable: weights stay ahead of biases
         found = [*never, *(_finding(i, -1, since[i], since[i] - 1) for i in order)]
-        moving = {table.series[i].name for i in rows_where(self._is_update.values).tolist()}
+        moving = {table.series[i].name for i in rows_where(self._is_update.values & self._seen.values).tolist()}
         return found + (self._never_moved(table, moving) if self._updates == NEVER_MOVED_AFTER else [])
 
     def _without_gradient(self, table: SeriesTable) -> list[Finding]:
         """Return, once, the parameters that have had neither a gradient nor an update."""
         self._graded_steps += self._graded and not self._excused
         after = NEVER_MOVED_AFTER if self._called.knows_any else LONGER * NEVER_MOVED_AFTER
-        if not self._graded or self._excused or self._graded_steps != after or not self._is_update.values.any():
+        if not self._graded or self._excused or self._graded_steps != after:
             return []
-        known = rows_where(self._is_update.values | self._is_gradient.values).tolist()
-        return self._never_moved(table, {table.series[i].name for i in known})
+        known = rows_where((self._is_update.values | self._is_gradient.values) & self._seen.values)
+        if not self._is_update.values[known].any():
+            return []
+        return self._never_moved(table, {table.series[i].name for i in known.tolist()})
 
     def _counts(self, series_id: int, series: Series) -> bool:
         """Return whether a missing update counts: its module was called, or the update is missing for long enough."""
@@ -309,6 +317,7 @@ class FrozenRule(Rule):
         record = observed.record
         gradients = self._is_gradient.values[record.where]
         self._graded |= bool(gradients.any())
+        self._seen.values[record.ids[gradients]] = True
         rows = rows_where(gradients & (record.columns[NORM] == 0))
         self._zero_gradients |= {observed.table.series[i].name for i in record.ids[rows].tolist()}
 
