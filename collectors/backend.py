@@ -274,7 +274,7 @@ class ModelWatch(Protocol):
         """Read a step that ends without an optimizer's call."""
 
     def examine(self) -> None:
-        """Read now every parameter and all optimizer state not yet read in this step."""
+        """Read now every parameter and all optimizer state not yet read in this step, and what was switched."""
 
     def current_gradients(self) -> list[tuple[Series, Any]]:
         """Return the gradients that parameters hold now; empty where gradients are the optimizer's arguments."""

@@ -151,7 +151,8 @@ class WatchedModel:
         self._scalars.log(name, value, micro_step)
 
     def examine(self) -> None:
-        """Read now every parameter and all optimizer state not yet read in this step."""
+        """Read now every parameter and all optimizer state not yet read in this step, and what was switched."""
+        self._read_switches()
         unread = [p for p in self.names.parameters if id(p.parameter) not in self._read]
         self._read.update(id(p.parameter) for p in unread)
         self.guard.run(PARAMETERS, self._read_parameters, unread)
@@ -167,12 +168,16 @@ class WatchedModel:
         """Complete the rows of the step."""
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._note_updates)
-        if self.in_window:
-            self.guard.run("training_mode", self._modes.read)
-            self.guard.run("module_settings", self._module_settings.read)
+        self._read_switches()
         self._scalars.end_step()
         if self.communication is not None:
             self.guard.run(COMMUNICATION, self.communication.end_step)
+
+    def _read_switches(self) -> None:
+        """Read the modes and settings of modules that have changed since they were last read."""
+        if self.in_window:
+            self.guard.run("training_mode", self._modes.read)
+            self.guard.run("module_settings", self._module_settings.read)
 
     @property
     def seconds_waited(self) -> float | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from trainsentry.anomaly.rules.mode_change import Normalisations
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
@@ -61,6 +62,7 @@ class KnownChanges:
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
         self._rates: dict[int, deque[tuple[int, float]]] = {}
         self._step = self._risen_at = -1
+        self._normalisations = Normalisations(arrays)
         self._inputs = (math.inf, 0.0)
         self._last: tuple[int, float] | None = None
 
@@ -70,9 +72,9 @@ class KnownChanges:
         return self._step == self._risen_at
 
     def note(self, record: StepRecord) -> bool:
-        """Take in the scalars of a record; return whether the user declared a change."""
+        """Take in the scalars of a record; return whether the user declared a change, or froze all normalisations."""
         self._time(record)
-        self._step, changed = record.step, False
+        self._step, changed = record.step, self._normalisations.are_frozen_by(record, self.table)
         for row in rows_where(self._is_known.values[record.where]).tolist():
             series_id = int(record.ids[row])
             name, value = self.table.series[series_id].name, float(record.values[row, VALUE])

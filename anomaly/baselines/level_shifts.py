@@ -87,7 +87,9 @@ class LevelShifts:
     Of normal, independent samples, three lie so far out in one of many million cases. (Tests by how many of the new
     samples exceed all old ones: Nelson, "Tables for a precedence life test", Technometrics 5, 1963.)
 
-    Left out are weights, updates and optimizer state, which add up what happened, and the fall of a loss.
+    `data_is_renewed` says whether the last record told that one batch, which the model had always been given, has
+    given way to another. Left out are weights, updates and optimizer state, which add up what happened, and the fall of
+    a loss.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -99,6 +101,7 @@ class LevelShifts:
         self._is_followed = series.column(bool, of=lambda s: bool(np.isfinite(_least_rises(s)).any()))
         self._is_input = series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self.data_is_renewed = False
         self._range = RecentRange(arrays)
         self._divisors = series.column(np.float32, 1.0)
         self._smallest, self._largest = series.column(np.float64, np.inf), series.column(np.float64)
@@ -129,9 +132,11 @@ class LevelShifts:
         self._divisors.values[ids] = divisors[rows]
         leaps = self._lone_leaps(observed, ids, rows, scored.floor)
         places = self._range.outside(ids)
-        if len(same := places[self._is_input.values[ids[places]] & self._range.is_constant(ids[places])]):
-            self.reset(ids[same])  # the same batch again and again, which a program takes from time to time
-            places = np.setdiff1d(places, same)
+        given = places[self._is_input.values[ids[places]]]
+        self.data_is_renewed = bool(self._range.is_constant(ids[given]).any())
+        if self.data_is_renewed:  # the same batch again and again, which a program takes for a while, and then another
+            self.reset(slice(None))
+            return leaps
         if not len(places):
             return leaps
         found = self._apart(ids, places, self._beyond(ids[places]))

@@ -12,9 +12,9 @@ from trainsentry.anomaly.baselines.known_changes import KnownChanges, finite_col
 from trainsentry.anomaly.baselines.level_shifts import LevelShifts
 from trainsentry.anomaly.baselines.loss_level import LossLevel
 from trainsentry.anomaly.baselines.outlier_findings import OutlierFindings
-from trainsentry.anomaly.baselines.resting_gradients import RestingGradients
 from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
+from trainsentry.anomaly.baselines.whole_zeros import WholeZeros
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
@@ -104,7 +104,7 @@ class OutlierDetector:
         self.scoring = Scoring(arrays)
         self._allowed = allowed or Allowed()
         self._known = KnownChanges(arrays)
-        self._resting = RestingGradients(arrays)
+        self._zeros = WholeZeros(arrays)
         self._levels = LevelShifts(arrays)
         self._loss_level = LossLevel(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
@@ -125,7 +125,11 @@ class OutlierDetector:
     def judge(self, observed: Observed, rejected: Mask) -> Outliers:
         """Return the outliers of a record; `rejected` masks the rows that a rule finds wrong by themselves."""
         record, scalar = observed.record, observed.facts.scalar[observed.record.where]
-        resting = self._resting.rows(observed) & ~rejected
+        self._zeros.take_in(observed)
+        resting, woken = self._zeros.resting & ~rejected, self._zeros.woken
+        if woken.any():
+            self.scoring.baseline.reset(record.ids[woken])
+            self._levels.reset(record.ids[woken])
         judged = observed.judged & ~self._changed_sign(record, scalar) & ~resting
         observed = replace(observed, judged=judged, excused=observed.excused | resting)
         is_declared = self._known.note(record)
@@ -145,6 +149,8 @@ class OutlierDetector:
         in_a_row = self.scoring.baseline.outliers[record.where]
         levels = self._levels.judge(observed, scored, divisor, rejected)
         levels = [finding for finding in levels if not self._loss_level.is_usual(finding)]
+        if self._levels.data_is_renewed:
+            self._loss_level.reset()
         for finding in levels:
             self._loss_level.forget(finding.series_id)
         levels += self._loss_level.judge(observed)

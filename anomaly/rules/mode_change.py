@@ -9,7 +9,8 @@ from trainsentry.anomaly.anomaly import MODE_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import BUFFER, TRAINING_MODE, Series
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import BUFFER, TRAINING_MODE, Series, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -27,6 +28,24 @@ MEAN_BUFFER: Final = "running_mean"
 """The buffer by which a normalisation that keeps running statistics is known."""
 
 
+class Normalisations:
+    """Knows the modules that keep running statistics, by their buffers."""
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._modules: set[str] = set()
+        self._is_mode = arrays.series.column(bool, of=lambda s: s.quantity.startswith(TRAINING_MODE))
+        arrays.series.before_growth(self._note)
+
+    def _note(self, _first: int, new: Sequence[Series]) -> None:
+        buffers = (s.name.rpartition(".") for s in new if s.quantity == BUFFER)
+        self._modules.update(module for module, _, name in buffers if name == MEAN_BUFFER)
+
+    def are_frozen_by(self, record: StepRecord, table: SeriesTable) -> bool:
+        """Whether a record's switches are those of all these modules, of several, and of no other one."""
+        ids = record.ids[self._is_mode.values[record.where]].tolist()
+        return len(ids) > 1 and {table.series[i].name.partition(".")[2] for i in ids} == self._modules
+
+
 class ModeChangeRule(Rule):
     """Reports the rows of a `training_mode` scalar: the collector makes one only when a mode has changed.
 
@@ -41,8 +60,7 @@ class ModeChangeRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_mode = arrays.series.column(bool, of=lambda s: s.quantity.startswith(TRAINING_MODE))
-        self._normalising: set[str] = set()
-        arrays.series.before_growth(self._note_normalising)
+        self._normalisations = Normalisations(arrays)
         self._switches = arrays.series.column(np.int64)
         self._first_step: int | None = None
 
@@ -53,19 +71,15 @@ class ModeChangeRule(Rule):
             self._first_step = record.step
         found = []
         rows = rows_where(self._is_mode.values[record.where]).tolist()
-        names = [observed.table.series[record.ids[row]].name.partition(".")[2] for row in rows]
-        freezes = len(rows) > 1 and set(names) == self._normalising
-        for row, name in zip(rows, names, strict=True):
+        freezes = bool(rows) and self._normalisations.are_frozen_by(record, observed.table)
+        for row in rows:
+            name = observed.table.series[record.ids[row]].name.partition(".")[2]
             now, series_id = float(record.values[row, VALUE]), int(record.ids[row])
             switches = self._switches.values[series_id] = self._switches.values[series_id] + 1
             if switches <= BACK_AND_FORTH and record.step - self._first_step >= SETTLED:
                 detail = (MODE_CHANGE, self.name, "value", now, 1 - now, SCORE, bool(switches == 1) and not freezes)
                 found.append(Finding(series_id, row, *detail, passed_on=False, name=name))
         return found
-
-    def _note_normalising(self, _first: int, new: Sequence[Series]) -> None:
-        buffers = (s.name.rpartition(".") for s in new if s.quantity == BUFFER)
-        self._normalising.update(module for module, _, name in buffers if name == MEAN_BUFFER)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

@@ -346,7 +346,7 @@ def rollouts(run: Training) -> None:
     optimizer = run.adam(model, 1e-3)
     level = 1.0
     for step in run.steps():
-        level = 0.5 + random.random() if step % 8 == 0 else level
+        level = 0.85 + 0.3 * random.random() if step % 8 == 0 else level
         seen = torch.randn(32, 8)
         run.update((model(seen) - level * 4 * torch.sin(seen[:, :4]) - torch.randn(32, 4)).square().mean(), optimizer)
 

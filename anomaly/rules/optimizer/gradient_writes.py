@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar, Final
 
+import numpy as np
+
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
@@ -40,18 +42,20 @@ class GradientWritesRule(Rule):
 
     name: ClassVar[str] = "gradient_writes"
     speaks_for: ClassVar[str | None] = GRADIENT_FLOW
-    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT_WRITES})
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT_WRITES, GRADIENT})
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
         prefix = f"{GRADIENT_WRITES}."
         self._is_count = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
         self._counts: dict[int, _Count] = {}
-        self._joined = -1
+        self._update = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.quantity == GRADIENT else -1)
+        self._updates = self._joined = -1
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the counts that have lasted and are new."""
         record = observed.record
+        self._note_updates(observed)
         for row in rows_where(self._is_count.values[record.where]).tolist():
             self._take(int(record.ids[row]), float(record.values[row, VALUE]), record.step)
         return [
@@ -60,13 +64,23 @@ class GradientWritesRule(Rule):
             if count.value not in count.known and record.step >= count.since + LASTS and self._is_new(count)
         ]
 
+    def _note_updates(self, observed: Observed) -> None:
+        """Begin anew where a step has other updates of one parameter than the step before: a critic's are fewer."""
+        record = observed.record
+        updates = int(self._update.values[record.where].max(initial=-1))
+        if updates >= 0 and updates != self._updates:
+            self._updates = updates
+            self._begin_anew(record.step)
+
+    def _begin_anew(self, step: int) -> None:
+        self._joined = step
+        for count in self._counts.values():
+            count.settled = False
+
     def _take(self, series_id: int, value: float, step: int) -> None:
         known = self._counts.get(series_id)
         if known is None:
-            if self._counts:  # an optimizer joins, and with it a step's updates are others
-                self._joined = step
-                for other in self._counts.values():
-                    other.settled = False
+            self._begin_anew(step)  # an optimizer joins, and with it a step's updates are others
             self._counts[series_id] = _Count(value, step, value, {value})
             return
         lasted = step - max(known.since, self._joined)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.baselines.resting_gradients import REST, USUAL_REST
+from trainsentry.anomaly.baselines.whole_zeros import REST, USUAL_REST
 from trainsentry.anomaly.detection import Detection
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, ZEROS
@@ -42,3 +42,17 @@ def test_a_gradient_that_stays_zero_is_told_and_sooner_where_none_ever_rested(be
 
 def test_gradients_that_are_all_zero_at_once_do_not_rest():
     assert told(lambda step: step >= 100, which=GRADIENTS)[0][0] == 101
+
+
+def test_weights_that_were_zero_until_they_are_trained_begin_anew():
+    """Biases of a backbone that is frozen at first."""
+    weights = [(f"blocks.{i}.fc.bias", "parameter") for i in range(9)]
+    records, random, found = Records(), np.random.default_rng(0), []
+    records.layout = records.table.layout_id(Layout((64, 64), "float32", 4096))
+    detection = Detection(records.table)
+    for step in range(0, 600, 10):
+        record = records.step(step, {key: float(np.exp(0.01 * random.standard_normal())) for key in weights})
+        if step < 300:
+            record.values[4, [MIN, MAX, MEAN, NORM]], record.values[4, ZEROS] = 0.0, 1.0
+        found += detection.judge(record)
+    assert found == []

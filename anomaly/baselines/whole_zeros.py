@@ -1,0 +1,50 @@
+"""Tensors that are zero as a whole: a gradient for a moment, a weight until it is trained."""
+
+from typing import Final
+
+import numpy as np
+
+from trainsentry.anomaly.rules.rule import Observed
+from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
+from trainsentry.collectors.series import GRADIENT
+from trainsentry.collectors.statistics import ZEROS
+
+REST: Final = 1
+USUAL_REST: Final = 8
+"""Samples in a row in which a gradient may be zero as a whole; the second for one that was so before and came back. A
+step without a gradient harms no weight, and detectors of objects have it in each batch without an object."""
+
+MOST: Final = 0.5
+"""Share of a record's gradients above which they do not rest: the loss itself is cut."""
+
+
+class WholeZeros:
+    """Follows for how many samples in a row each tensor has been zero as a whole.
+
+    After `take_in`, `resting` masks the rows of gradients that rest, and `woken` those of tensors whose past was zero
+    and says nothing of them: biases of a backbone that is trained from now on, a gradient that is back; shape (n,).
+    """
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self._zero_for = arrays.series.column(np.int64)
+        self._has_rested = arrays.series.column(bool)
+        self.resting: Mask = np.zeros(0, bool)
+        self.woken: Mask = np.zeros(0, bool)
+
+    def take_in(self, observed: Observed) -> None:
+        """Take in a record."""
+        record, where = observed.record, observed.record.where
+        zero: Mask = (record.columns[ZEROS] == 1) & ~observed.facts.scalar[where] & ~observed.excused
+        before = np.array(self._zero_for.values[where])  # which may be a view
+        self.resting = self.woken = np.zeros(len(record), bool)
+        if not zero.any() and not before.any():
+            return
+        gradients = self._is_gradient.values[where]
+        back = (before > 0) & ~zero & ~observed.excused
+        self.woken = back & (before > np.where(gradients, USUAL_REST, REST))
+        self._has_rested.values[record.ids[back & ~self.woken]] = True
+        self._zero_for.values[record.ids] = np.where(zero, before + 1, np.where(observed.excused, before, 0))
+        if zero[gradients].any() and zero[gradients].mean() <= MOST:
+            longest = np.where(self._has_rested.values[where], USUAL_REST, REST)
+            self.resting = zero & gradients & (before < longest)
