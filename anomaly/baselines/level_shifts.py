@@ -75,6 +75,10 @@ _ZEROS: Final = FEATURES.index("zeros")
 _Beyond = tuple[int, float, float]
 """How a series is beyond its range: the feature, its middle before, and the score."""
 
+TIMES_OTHERS: Final = 2.0
+"""A gradient has fallen with the others where it fell by less than so many times what the middle one did, in
+logarithms."""
+
 _FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, "loss"})
 
 
@@ -194,22 +198,23 @@ class LevelShifts:
         self._largest.values[ids] = np.maximum(np.where(new, 0.0, largest), numel)
 
     def _apart(self, ids: Any, places: Any, found: dict[int, _Beyond]) -> dict[int, _Beyond]:
-        """Leave out the gradients that have moved with the others, where these are a part of them.
+        """Leave out the gradients that have fallen with the others, where these are a part of them.
 
-        A clipping bound, a loss or the data scale all gradients at once, and a few leave their ranges first.
+        A lower bound of clipping, or a loss that falls, makes all gradients smaller, and a few leave their ranges
+        first.
         """
         odd = [i for i in found if self._is_gradient.values[ids[places[i]]]]
-        followed = rows_where(self._is_gradient.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT))
+        followed = ids[self._is_gradient.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT)]
         if not odd or len(odd) > MOST_ALONE * len(followed):
             return found
-        moved = self._range.newest[1][:, ids[followed]] - self._range.middle(ids[followed])
-        common = np.nan_to_num(np.nanmedian(moved[:SIZES], axis=1)) if len(followed) else np.zeros(SIZES)
-        alone = self._beyond(ids[places[odd]], np.concatenate([common, np.zeros(len(FEATURES) - SIZES)])[:, None])
-        return {i: what for i, what in found.items() if i not in odd or odd.index(i) in alone}
+        common = np.nanmedian(self._range.moved(followed)[:SIZES], axis=1)
+        own = self._range.moved(ids[places])
+        fell = {i for i in odd if found[i][0] < SIZES and TIMES_OTHERS * common[found[i][0]] < own[found[i][0], i] < 0}
+        return {i: beyond for i, beyond in found.items() if i not in fell}
 
-    def _beyond(self, ids: Any, moved: Any = 0.0) -> dict[int, _Beyond]:
-        """Return the places in `ids` of those far beyond their range, which has moved itself."""
-        low, high, newest = self._range.low[:, ids], self._range.high[:, ids], self._range.newest[:, :, ids] - moved
+    def _beyond(self, ids: Any) -> dict[int, _Beyond]:
+        """Return the places in `ids` of those far beyond their range."""
+        low, high, newest = self._range.low[:, ids], self._range.high[:, ids], self._range.newest[:, :, ids]
         width = np.maximum(high - low, self._narrowest.values[:, ids])
         with np.errstate(invalid="ignore"):
             fall = (low - newest.max(axis=0)) / width

@@ -43,10 +43,10 @@ class RecentRange:
         """Largest recent values."""
         return self._high.values
 
-    def middle(self, ids: Any) -> Floats:
-        """Return the middle of the recent values of some series, shape (features, n); NaN where there are none."""
+    def moved(self, ids: Any) -> Floats:
+        """Return how far the newest sample but one is from the middle of the range, shape (features, n)."""
         with np.errstate(invalid="ignore"):
-            found: Floats = (self.low[:, ids] + self.high[:, ids]) / 2
+            found: Floats = self.newest[1][:, ids] - (self.low[:, ids] + self.high[:, ids]) / 2
         return found
 
     def is_constant(self, ids: Any) -> Mask:
