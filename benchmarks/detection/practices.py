@@ -45,7 +45,7 @@ from practice_models import (
 
 import trainsentry
 
-MIDST: Final = 150
+MIDST: Final = 100
 """Step of a change on purpose: unless a practice says otherwise."""
 
 
@@ -137,7 +137,7 @@ def batch_ramp(run: Training) -> None:
     model = Decoder()
     optimizer = run.adam(model, 1e-3)
     for step in run.steps():
-        times = 1 + (step >= 80) + 2 * (step >= 160)
+        times = 1 + (step >= 60) + 2 * (step >= 110)
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * times**0.5
         run.update(language_loss(model, sentences(4 * times)), optimizer)
@@ -159,7 +159,7 @@ def longer_sequences(run: Training) -> None:
     model = Decoder()
     optimizer = run.adam(model)
     for step in run.steps():
-        length = 8 if step < 80 else 16 if step < 160 else 40
+        length = 8 if step < 60 else 16 if step < 110 else 40
         run.update(language_loss(model, sentences(8, length)), optimizer)
 
 
@@ -251,7 +251,7 @@ def sharpness_aware(run: Training) -> None:
 
 
 def head_first(run: Training) -> None:
-    """Trains the head alone, and the whole network from step 100 on, in a group of its own."""
+    """Trains the head alone, and the whole network from the midst on, in a group of its own."""
     model = Convolutions()
     body = [p for name, p in model.named_parameters() if not name.startswith("head")]
     for p in body:
@@ -259,7 +259,7 @@ def head_first(run: Training) -> None:
     optimizer = torch.optim.AdamW(model.head.parameters(), lr=2e-3)
     run.watch(model, optimizer)
     for step in run.steps():
-        if step == 100:
+        if step == MIDST:
             for p in body:
                 p.requires_grad_(True)
             optimizer.add_param_group({"params": body, "lr": 5e-4})
@@ -268,7 +268,7 @@ def head_first(run: Training) -> None:
 
 
 def backbone_frozen(run: Training) -> None:
-    """Trains the head alone from step 153 on."""
+    """Trains the head alone from some step after the midst on."""
     model = Convolutions()
     optimizer = run.adam(model, 1e-3)
     for step in run.steps():
@@ -286,7 +286,7 @@ def fewer_critic_updates(run: Training) -> None:
     optimizers = torch.optim.RMSprop(made.parameters(), 2e-4), torch.optim.RMSprop(judge.parameters(), 2e-4)
     run.watch(nn.ModuleDict({"generator": made, "critic": judge}), *optimizers)
     for step in run.steps():
-        for _ in range(5 if step < 100 else 2):
+        for _ in range(5 if step < MIDST else 2):
             false, true = made(torch.randn(16, 8)).detach(), images(16, 0.1)[0]
             run.update(judge(false).mean() - judge(true).mean(), optimizers[1], clip=None, name="critic_loss")
             with torch.no_grad():
