@@ -58,12 +58,14 @@ class KnownChanges:
             for name, quantities in PROPORTIONAL.items()
         }
         self._is_known = arrays.series.column(bool, of=_is_known)
-        self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._is_input = arrays.series.column(bool, of=_is_own_input)
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
         self._rates: dict[int, deque[tuple[int, float]]] = {}
         self._step = self._risen_at = -1
         self._normalisations = Normalisations(arrays)
-        self._inputs = (math.inf, 0.0)
+        self._pass_of_input = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if _is_own_input(s) else -1)
+        self._counted = (-1, 0)  # the step, and its micro-steps so far
+        self._micro_steps = (math.inf, 0.0)  # the fewest and the most of a step
         self._last: tuple[int, float] | None = None
 
     @property
@@ -91,7 +93,9 @@ class KnownChanges:
         return changed
 
     def _note_rate(self, known: deque[tuple[int, float]], value: float) -> None:
-        """Take in a rate of this step; it may be sampled seldom."""
+        """Take in a rate of this step; it may be sampled seldom, and a run may go back."""
+        if known and known[-1][0] > self._step:
+            known.clear()
         while len(known) > 1 and known[0][0] <= self._step - RISING:
             known.popleft()
         if known and value > RISE * min(before for _, before in known):
@@ -108,15 +112,17 @@ class KnownChanges:
         smallest, largest = self._smallest.values[ids], self._largest.values[ids]
         self._smallest.values[ids], self._largest.values[ids] = np.minimum(smallest, numel), np.maximum(largest, numel)
         is_resized = bool(((largest > 0) & ((numel < smallest) | (numel > largest))).any())
-        return self._is_other_count(len(rows)) or is_resized
+        return self._had_other_micro_steps(observed.record) or is_resized
 
-    def _is_other_count(self, inputs: int) -> bool:
-        """Whether a step has fewer, or more, inputs than any before."""
-        if not inputs:
-            return False
-        fewest, most = self._inputs
-        self._inputs = min(fewest, inputs), max(most, inputs)
-        return most > 0 and not fewest <= inputs <= most
+    def _had_other_micro_steps(self, record: StepRecord) -> bool:
+        """Whether the step before, which is complete now, had fewer micro-steps or more than any other."""
+        (step, count), (fewest, most) = self._counted, self._micro_steps
+        newest = 1 + int(self._pass_of_input.values[record.where].max(initial=-1))
+        ended = record.step != step and count > 0
+        if ended:
+            self._micro_steps = min(fewest, count), max(most, count)
+        self._counted = record.step, newest if record.step != step else max(count, newest)
+        return ended and most > 0 and not fewest <= count <= most
 
     def divisors(self, record: StepRecord) -> Floats:
         """Return the known factor in the sizes of each row, shape (n,)."""
@@ -144,6 +150,10 @@ def finite_columns(record: StepRecord) -> Floats:
 
 def _is_of(quantities: tuple[str, ...], series: Series) -> bool:
     return series.quantity in quantities
+
+
+def _is_own_input(series: Series) -> bool:
+    return series.quantity == ACTIVATION_INPUT and series.module == ""
 
 
 def _is_known(series: Series) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -62,9 +63,10 @@ LEAP_OF_OTHERS: Final = math.log(6)
 FEW_LEAPS: Final = 2
 SHARE_OF_LEAPS: Final = 0.05
 CALM: Final = math.log(2)
-"""Factor by which a gradient exceeds its largest of the last 40 samples, the one that others may have, how many and
-which share of them may, and the factor of the middle one. In 190 healthy runs of 155 practices, a gradient alone came
-to 20; what went further (143 times, under Lion) had a fifth of the others with it."""
+"""Factor by which a gradient exceeds its largest of the last 40 samples; the lesser factor that only so many of all
+gradients, or such a share of them, may have then, the leaping one included; and the factor of the middle one. In 190
+healthy runs of 155 practices, a gradient alone came to 20; what went further (143 times, under Lion) had a fifth of the
+others with it."""
 
 LARGEST_SCORE: Final = 60.0
 """Deviations at most: as strong as a rule whose bound holds for any run."""
@@ -76,8 +78,12 @@ _Beyond = tuple[int, float, float]
 """How a series is beyond its range: the feature, its middle before, and the score."""
 
 TIMES_OTHERS: Final = 2.0
+MOST_COMMON_FALL: Final = math.log(8)
 """A gradient has fallen with the others where it fell by less than so many times what the middle one did, in
-logarithms."""
+logarithms, and that one by less than this factor: a lower bound of clipping is a half or a quarter of the old one."""
+
+OTHER_SIZE: Final = math.log(1.5)
+"""Factor by which another batch may be larger or smaller than the one that was given until then."""
 
 _FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, "loss"})
 
@@ -115,12 +121,20 @@ class LevelShifts:
         self._range.reset(ids)
         self._smallest.values[ids], self._largest.values[ids] = np.inf, 0.0
 
-    def judge(self, observed: Observed, scored: ScoredRecord, divisors: Floats, rejected: Mask) -> list[Finding]:
+    def judge(
+        self,
+        observed: Observed,
+        scored: ScoredRecord,
+        divisors: Floats,
+        rejected: Mask,
+        is_usual: Callable[[Finding], bool],
+    ) -> list[Finding]:
         """Return the series that have left their range, by their first sample beyond it; take in the record.
 
         `divisors` are the known factors in the sizes of rows, shape (n,); no row of the mask `rejected` is taken in.
+        `is_usual` says of which findings the run has seen the like.
         """
-        record = observed.record
+        record, self.data_is_renewed = observed.record, False
         is_taken = self._is_followed.values[record.where] & ~rejected & ~observed.excused
         if (without := self._without_level(observed)).any():
             self.reset(record.ids[without])
@@ -136,8 +150,7 @@ class LevelShifts:
         self._divisors.values[ids] = divisors[rows]
         leaps = self._lone_leaps(observed, ids, rows, scored.floor)
         places = self._range.outside(ids)
-        given = places[self._is_input.values[ids[places]]]
-        self.data_is_renewed = bool(self._range.is_constant(ids[given]).any())
+        self.data_is_renewed = self._is_renewed(ids, places)
         if self.data_is_renewed:  # the same batch again and again, which a program takes for a while, and then another
             self.reset(slice(None))
             return leaps
@@ -145,9 +158,17 @@ class LevelShifts:
             return leaps
         found = self._apart(ids, places, self._beyond(ids[places]))
         findings = [self._finding(observed, int(rows[places[i]]), *found[i]) for i in sorted(found)]
+        findings = [finding for finding in findings if not is_usual(finding)]
         self.reset(ids[places[list(found)]])
         told = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
         return leaps + [finding for finding in told if finding.row not in {leap.row for leap in leaps}]
+
+    def _is_renewed(self, ids: Any, places: Any) -> bool:
+        """Whether all inputs of the model were one batch until now, and have given way to one of nearly their size."""
+        given = ids[self._is_input.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT)]
+        if not self._is_input.values[ids[places]].any() or not self._range.is_constant(given).all():
+            return False
+        return not (np.abs(self._range.moved(given)[:SIZES]) > OTHER_SIZE).any()
 
     def _lone_leaps(self, observed: Observed, ids: Any, rows: Any, floor: Floats | None) -> list[Finding]:
         """Return the gradients that are larger at once than all their recent ones, where the others are calm."""
@@ -207,9 +228,14 @@ class LevelShifts:
         followed = ids[self._is_gradient.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT)]
         if not odd or len(odd) > MOST_ALONE * len(followed):
             return found
-        common = np.nanmedian(self._range.moved(followed)[:SIZES], axis=1)
-        own = self._range.moved(ids[places])
-        fell = {i for i in odd if found[i][0] < SIZES and TIMES_OTHERS * common[found[i][0]] < own[found[i][0], i] < 0}
+        own, others = self._range.moved(ids[places]), self._range.moved(followed)
+        fell = set()
+        for i in odd:
+            feature = found[i][0]
+            known = others[feature][np.isfinite(others[feature])]
+            common = float(np.median(known)) if len(known) else 0.0
+            if feature < SIZES and common > -MOST_COMMON_FALL and TIMES_OTHERS * common < own[feature, i] < 0:
+                fell.add(i)
         return {i: beyond for i, beyond in found.items() if i not in fell}
 
     def _beyond(self, ids: Any) -> dict[int, _Beyond]:

@@ -19,7 +19,9 @@ OLD: Final = 40
 """Losses that are compared with those before them: a spike of a healthy run is over after a few steps."""
 
 EVERY: Final = 4
-"""Losses from one look at how far they have risen to the next."""
+REMEMBERED: Final = 512
+"""Losses from one look at how far they have risen to the next, and how long a rise is remembered: trouble that a run
+has got over does not excuse another for good."""
 
 LEAST_SHARE: Final = 0.975
 """Least share of the pairs of a new and an old loss in which the new one is larger. In clean runs of supervised models
@@ -45,15 +47,20 @@ SCORE: Final = 25.0
 
 @dataclass(slots=True)
 class _Losses:
-    """The newest losses of a series with their steps, how many it has had, and its largest rise so far.
+    """The newest losses of a series with their steps, how many it has had, and how far they have risen lately.
 
-    The newest rises wait in `rises` until a fault that they may show would have been told.
+    The newest rises wait in `rises` until a fault that they may show would have been told; then they are `usual`.
     """
 
     newest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=OLD + NEW))
     seen: int = 0
-    largest_rise: float = 0.0
     rises: deque[float] = field(default_factory=deque)
+    usual: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED // EVERY))
+
+    @property
+    def largest_rise(self) -> float:
+        """The largest of the usual rises, 0 where the loss has only fallen."""
+        return max(self.usual, default=0.0)
 
     def add(self, step: int, loss: float) -> None:
         """Append a loss; a run that goes back begins anew."""
@@ -61,11 +68,11 @@ class _Losses:
             self.newest.clear()
         self.newest.append((step, loss))
         self.seen += 1
-        if len(self.newest) == OLD + NEW and self.seen % EVERY == 0:
+        if len(self.newest) == OLD + NEW and self.seen >= YOUNG and self.seen % EVERY == 0:
             losses = np.array([value for _, value in self.newest])
             self.rises.append(float(np.log(np.median(losses[OLD:]) / np.median(losses[:OLD]))))
             if len(self.rises) > 1 + NEW // EVERY:
-                self.largest_rise = max(self.largest_rise, self.rises.popleft())
+                self.usual.append(max(self.rises.popleft(), 0.0))
 
     def forget(self) -> None:
         """Forget the newest losses, whose rise has been told, or which have no level."""

@@ -147,8 +147,7 @@ class OutlierDetector:
         listed = self._listed(scored, verdict, judged, odd_scalars, record.step) & ~wrong
         make = OutlierFindings(observed, scored, divisor)
         in_a_row = self.scoring.baseline.outliers[record.where]
-        levels = self._levels.judge(observed, scored, divisor, rejected)
-        levels = [finding for finding in levels if not self._loss_level.is_usual(finding)]
+        levels = self._levels.judge(observed, scored, divisor, rejected, self._loss_level.is_usual)
         if self._levels.data_is_renewed:
             self._loss_level.reset()
         for finding in levels:

@@ -28,6 +28,9 @@ class WholeZeros:
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
         self._zero_for = arrays.series.column(np.int64)
+        self._alive_for = arrays.series.column(
+            np.int64
+        )  # samples that were not zero: what begins at zero does not rest
         self._has_rested = arrays.series.column(bool)
         self.resting: Mask = np.zeros(0, bool)
         self.woken: Mask = np.zeros(0, bool)
@@ -39,11 +42,13 @@ class WholeZeros:
         before = np.array(self._zero_for.values[where])  # which may be a view
         self.resting = self.woken = np.zeros(len(record), bool)
         if not zero.any() and not before.any():
+            self._alive_for.values[record.ids] += 1
             return
         gradients = self._is_gradient.values[where]
         back = (before > 0) & ~zero & ~observed.excused
         self.woken = back & (before > np.where(gradients, USUAL_REST, REST))
-        self._has_rested.values[record.ids[back & ~self.woken]] = True
+        self._has_rested.values[record.ids[back & ~self.woken & (self._alive_for.values[where] >= USUAL_REST)]] = True
+        self._alive_for.values[record.ids[~zero]] += 1
         self._zero_for.values[record.ids] = np.where(zero, before + 1, np.where(observed.excused, before, 0))
         if zero[gradients].any() and zero[gradients].mean() <= MOST:
             longest = np.where(self._has_rested.values[where], USUAL_REST, REST)

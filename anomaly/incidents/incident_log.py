@@ -130,7 +130,8 @@ class IncidentLog:
         key = _key(anomaly)
         known = self._members.get(key)
         if known is not None and strength(anomaly) < strength(known):  # earlier ones come where the recorder is late
-            self._members[key] = anomaly
+            lasted = known.kind in {SHIFT, DEAD} and anomaly.kind == SPIKE
+            self._members[key] = replace(anomaly, kind=known.kind) if lasted else anomaly
             return True
         if known is not None:
             lasts = known.kind == SPIKE and anomaly.kind in {SHIFT, DEAD}

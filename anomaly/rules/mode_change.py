@@ -41,9 +41,11 @@ class Normalisations:
         self._modules.update(module for module, _, name in buffers if name == MEAN_BUFFER)
 
     def are_frozen_by(self, record: StepRecord, table: SeriesTable) -> bool:
-        """Whether a record's switches are those of all these modules, of several, and of no other one."""
-        ids = record.ids[self._is_mode.values[record.where]].tolist()
-        return len(ids) > 1 and {table.series[i].name.partition(".")[2] for i in ids} == self._modules
+        """Whether a record switches all these modules, several and no other one, to evaluation."""
+        rows = rows_where(self._is_mode.values[record.where])
+        if len(rows) <= 1 or record.values[rows, VALUE].any():
+            return False
+        return {table.series[i].name.partition(".")[2] for i in record.ids[rows].tolist()} == self._modules
 
 
 class ModeChangeRule(Rule):

@@ -71,7 +71,7 @@ class PrecisionRule(Rule):
         new &= (largest >= SMALLEST) & ((low % 1 != 0) | (high % 1 != 0))  # whole numbers count something
         self._largest.values[ids] = largest
         rounded = new & (bits <= np.where(largest >= SMALLEST_FLOAT16, BITS["float16"], BITS["bfloat16"]))
-        full = new & ~rounded
+        full = new & (bits > BITS["float16"])
         self._full.values[ids[full]] += 1
         self._rounded.values[ids[full]] = 0
         self._rounded.values[ids[rounded]] += 1

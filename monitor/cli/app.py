@@ -78,7 +78,8 @@ def _every_character() -> Iterator[None]:
         yield
     finally:
         for stream, errors in zip(streams, before, strict=True):
-            stream.reconfigure(errors=errors)
+            if not stream.closed:
+                stream.reconfigure(errors=errors)
 
 
 def main() -> None:

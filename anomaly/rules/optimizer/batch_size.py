@@ -5,7 +5,8 @@ from typing import Final
 
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import ACTIVATION_INPUT
+from trainsentry.collectors.series import ACTIVATION_INPUT, Series
+from trainsentry.collectors.shared.batch_rows import PART
 
 STEPS_AFTER: Final = 2
 """Steps after a larger batch in which the rate may still follow: some loops set it when the batch has been used."""
@@ -15,14 +16,19 @@ SLACK: Final = math.log(1.1)
 batch are cut."""
 
 
+def _is_whole_input(series: Series) -> bool:
+    return series.quantity == ACTIVATION_INPUT and series.module == "" and not series.name.endswith(f".{PART}")
+
+
 class BatchSize:
     """Counts the elements of all inputs of a step, over its micro-steps, and remembers the largest step.
 
-    The rate grows with the batch (Goyal et al., "Accurate, Large Minibatch SGD", 2017), or with its root.
+    The rate grows with the batch (Goyal et al., "Accurate, Large Minibatch SGD", 2017), or with its root. Of a large
+    input only a part is read at every step, so that its size is not known between two samples.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._is_input = arrays.series.column(bool, of=_is_whole_input)
         self._step, self._elements, self._largest = -1, 0.0, 0.0
         self._grew, self._growth = -1, 1.0
 

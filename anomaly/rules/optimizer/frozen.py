@@ -246,12 +246,12 @@ class FrozenRule(Rule):
     def _unwritten(self, observed: Observed) -> list[Finding]:
         """Return the parameters that an update did not write to."""
         record = observed.record
-        rows = [] if self._excused else rows_where(self._is_unwritten.values[record.where]).tolist()
-        found = []
+        rows = rows_where(self._is_unwritten.values[record.where]).tolist()
+        self._most_frozen |= any(record.values[row, VALUE] == MOST_FROZEN for row in rows)
+        rows, found = [] if self._excused else rows, []
         for row in rows:
             series_id = int(record.ids[row])
             if record.values[row, VALUE] == MOST_FROZEN:
-                self._most_frozen = True
                 continue
             name = observed.table.series[series_id].name.partition(".")[2] or ALL
             statistic = "norm" if record.values[row, VALUE] == 1 else REQUIRES_GRAD
@@ -268,8 +268,8 @@ class FrozenRule(Rule):
         gone = ~self._in_step.values & self._is_update.values & self._seen.values
         if gone.any():  # a loop may update a parameter fewer times in a step
             updated = {table.series[i].name for i in rows_where(self._in_step.values).tolist()}
-            gone &= [series.name not in updated for series in table.series[: len(gone)]]
-        if self._most_frozen and gone.any():
+            gone[[i for i in rows_where(gone).tolist() if table.series[i].name in updated]] = False
+        if self._most_frozen:
             self._most_frozen, self._moved.values[gone] = False, 0
         self._absent_since.values[gone & (absent == 0)] = self._step
         absent[gone] += 1

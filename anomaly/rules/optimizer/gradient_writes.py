@@ -50,7 +50,7 @@ class GradientWritesRule(Rule):
         self._is_count = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
         self._counts: dict[int, _Count] = {}
         self._update = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.quantity == GRADIENT else -1)
-        self._updates = self._joined = -1
+        self._step = self._updates = self._updates_before = self._joined = -1
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the counts that have lasted and are new."""
@@ -65,12 +65,15 @@ class GradientWritesRule(Rule):
         ]
 
     def _note_updates(self, observed: Observed) -> None:
-        """Begin anew where a step has other updates of one parameter than the step before: a critic's are fewer."""
+        """Begin anew where a step had other updates of one parameter than the step before: a critic's are fewer."""
         record = observed.record
-        updates = int(self._update.values[record.where].max(initial=-1))
-        if updates >= 0 and updates != self._updates:
-            self._updates = updates
-            self._begin_anew(record.step)
+        if record.step != self._step:
+            if self._updates >= 0 and self._updates != self._updates_before:
+                self._begin_anew(self._step)
+            if self._updates >= 0:
+                self._updates_before = self._updates
+            self._step, self._updates = record.step, -1
+        self._updates = max(self._updates, int(self._update.values[record.where].max(initial=-1)))
 
     def _begin_anew(self, step: int) -> None:
         self._joined = step

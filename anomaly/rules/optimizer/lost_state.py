@@ -68,6 +68,7 @@ class LostStateRule(Rule):
         in_step, both = self._in_step.values, self._both.values
         weights, state = in_step[self._weight.values], in_step[self._state.values]
         gone = rows_where(weights & ~state & (both >= BOTH_BEFORE))
+        self._sampled = min(self._sampled, self._step)  # the run may have gone back
         if state.any():
             if self._sampled >= 0:
                 self._gaps.append(self._step - self._sampled)

@@ -84,10 +84,10 @@ class Residuals:
         wrong = judged & (residuals > np.maximum(bounds.least, TIMES_RESIDUAL * largest[ids]))
         fine = known & ~wrong
         largest[ids[fine]] = np.maximum(largest[ids[fine]], residuals[fine])
-        explained = residuals <= bounds.largest
-        tells = fine
-        if changes is not None:
-            explained &= (residuals <= MOST_OF_CHANGE * changes) | (residuals <= bounds.rounding)
+        explained, tells = residuals <= bounds.largest, fine
+        if changes is not None:  # until a tensor is judged, the equation must explain its changes
+            explains = (residuals <= MOST_OF_CHANGE * changes) | (residuals <= bounds.rounding)
+            explained &= explains | (followed[ids] >= bounds.learned)
             tells = fine & (np.maximum(residuals, changes) > bounds.rounding)
         followed[ids[tells & explained]] += 1
         followed[ids[fine & ~explained]] = 0

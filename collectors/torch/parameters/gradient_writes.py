@@ -37,10 +37,8 @@ class GradientWrites:
         if gradient is None or version is None or has_compiled():
             return
         last = self._last.get(optimizer)
-        self._last[optimizer] = (
-            weakref.ref(gradient),
-            version,
-        )  # also where no pass was seen: the next count starts here
+        # Also where no pass was seen: the next count starts here.
+        self._last[optimizer] = weakref.ref(gradient), version
         if not micro_steps:
             return
         kept = last is not None and last[0]() is gradient

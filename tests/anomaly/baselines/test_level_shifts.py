@@ -129,6 +129,30 @@ def test_a_few_gradients_that_move_with_all_others_are_not_told_apart():
     assert run(calm, change=clipped) == []
 
 
+def test_gradients_that_all_fall_to_a_tenth_are_told():
+    def scaled(step, records, record):
+        swings = np.random.default_rng(step)
+        for row in range(9, 9 + len(GRADIENTS)):
+            size = (0.1 if step >= 100 else 1.0) * float(np.exp(0.05 * (row - 8) * swings.standard_normal()))
+            record.values[row] = records.row(size, False)
+
+    assert run(calm, change=scaled) != []
+
+
+@pytest.mark.parametrize("varies", [True, False])
+def test_a_mask_that_was_constant_excuses_nothing_beside_inputs_that_vary(varies):
+    words, mask = ("input.0", "activation_input"), ("input.1", "activation_input")
+
+    def padded(step, records, record):
+        record.values[-3] = records.row(1.0 + (0.1 * (step % 7) if varies else 0.0), False)
+        record.values[-2] = records.row(0.95 if step >= 100 else 1.0, False)
+
+    found = run(
+        lambda step: calm(step) | {words: 1.0, mask: 1.0} | ({OUT[3]: 1.5} if step >= 100 else {}), change=padded
+    )
+    assert (OUT[3][0] in [a.name for a in found]) is varies
+
+
 @pytest.mark.parametrize("name", ["input.0", "embedding.input.0"])
 def test_one_batch_that_gives_way_to_another_is_no_other_level_and_positions_that_change_are(name):
     """A program may train on one batch for a while, as physics-informed networks do on their points."""
@@ -234,6 +258,18 @@ def test_levels_are_followed_once_a_warm_up_is_over_however_seldom_the_rate_is_s
 
     found = run(sizes, 100, change=sampled)
     assert [(a.name, a.step) for a in found if a.detector == "level_shift"] == [(OUT[3][0], 80)]
+
+
+def test_a_run_that_goes_back_under_a_falling_rate_has_levels_again():
+    records, detection = Records(), None
+
+    def falling(step):
+        return calm(step) | {RATE: 1e-3 * 0.99**step}
+
+    detection = Detection(records.table)
+    assert run(falling, 300, detection=detection, records=records) == []
+    later = run(lambda step: falling(step) | ({OUT[3]: 1.5} if step >= 200 else {}), 130, None, detection, records, 100)
+    assert [(a.name, a.step) for a in later if a.detector == "level_shift"] == [(OUT[3][0], 200)]
 
 
 def test_two_rates_that_differ_are_no_restart():

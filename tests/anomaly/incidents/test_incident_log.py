@@ -109,6 +109,14 @@ def test_an_incident_lasts_until_the_slowest_rank_has_been_heard():
     assert len(incidents.incidents) == 2
 
 
+def test_trouble_that_lasts_stays_so_where_its_first_step_is_heard_of_last():
+    incidents = log()
+    for step, kind in ((12, "spike"), (13, "shift"), (11, "spike")):
+        incidents.observe(step, [replace(SOFT, step=step, kind=kind)])
+    [incident] = incidents.incidents.values()
+    assert (incident.step, incident.kind) == (11, "shift")
+
+
 def test_of_ranks_that_are_alike_the_lowest_is_named_whichever_was_heard_first():
     found = [replace(HARD, rank=1), replace(HARD, rank=0)]
     assert [log().observe(5, order).rank for order in (found, found[::-1])] == [0, 0]

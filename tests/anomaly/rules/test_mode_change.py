@@ -38,14 +38,20 @@ def test_a_module_that_is_switched_to_and_fro_follows_a_schedule_and_the_beginni
 
 
 @pytest.mark.parametrize(
-    ("switched", "is_alarm"), [(("bn1", "bn2"), False), (("bn1",), True), (("bn1", "bn2", "drop"), True)]
+    ("switched", "mode", "is_alarm"),
+    [
+        (("bn1", "bn2"), 0.0, False),
+        (("bn1",), 0.0, True),
+        (("bn1", "bn2", "drop"), 0.0, True),
+        (("bn1", "bn2"), 1.0, True),
+    ],
 )
-def test_just_the_normalisations_are_frozen_on_purpose(switched, is_alarm):
+def test_just_the_normalisations_are_frozen_on_purpose_and_not_trained_again(switched, mode, is_alarm):
     records = Records()
     detection = Detection(records.table)
     for step in range(20):
         detection.judge(records.step(step, {(f"bn{i}.running_mean", "buffer"): 1.0 + 0.1 * (step % 7) for i in (1, 2)}))
     names = [f"training_mode.{name}" for name in switched]
-    record = records.step(25, {(name, name): 0.0 for name in names})
+    record = records.step(25, {(name, name): mode for name in names})
     found = detection.judge(record)
     assert [(anomaly.name, anomaly.alarm) for anomaly in found] == [(name, is_alarm) for name in switched]
