@@ -21,6 +21,10 @@ MOST_OF_CHANGE: Final = 0.5
 """Largest residual as a share of the tensor's own change, for an equation that explains the change: one that gives
 little beside the tensor's size may say nothing of it (Lion averages gradients by its second beta)."""
 
+NOTHING: Final = 2e-7
+"""Share of the size below which a tensor neither moves nor should, some float32 rounding: gradients whose sum is zero
+by their nature, as ahead of a norm."""
+
 MOST_AT_ONCE: Final = 0.5
 """Share of the tensors that may be wrong at once: where most are, the training's own loop changed what the equation is
 made of."""
@@ -88,7 +92,8 @@ class Residuals:
         if changes is not None:  # until a tensor is judged, the equation must explain its changes
             explains = (residuals <= MOST_OF_CHANGE * changes) | (residuals <= bounds.rounding)
             explained &= explains | (followed[ids] >= bounds.learned)
-            tells = fine & (np.maximum(residuals, changes) > bounds.rounding)
+            moves = np.maximum(residuals, changes)
+            tells = fine & ((moves > bounds.rounding) | (moves < NOTHING))
         followed[ids[tells & explained]] += 1
         followed[ids[fine & ~explained]] = 0
         most = max(1, MOST_AT_ONCE * judged.sum())
