@@ -34,14 +34,13 @@ made of."""
 class ResidualBounds:
     """What a residual is compared with, as a share of the tensor's size, and the samples that a tensor must follow.
 
-    Below `least` none counts, and up to `rounding` it tells nothing. Above `largest` a tensor does not follow the
-    equation at all, so that none is learned. A tensor is judged once it has followed in `learned` samples in a row.
+    Below `least` none counts. Above `largest` a tensor does not follow the equation at all, so that none is learned. A
+    tensor is judged once it has followed in `learned` samples in a row.
     """
 
     least: float
     largest: float
     learned: int
-    rounding: float = 2e-6
 
 
 class Residuals:
@@ -88,13 +87,11 @@ class Residuals:
         wrong = judged & (residuals > np.maximum(bounds.least, TIMES_RESIDUAL * largest[ids]))
         fine = known & ~wrong
         largest[ids[fine]] = np.maximum(largest[ids[fine]], residuals[fine])
-        explained, tells = residuals <= bounds.largest, fine
+        explained = residuals <= bounds.largest
         if changes is not None:  # until a tensor is judged, the equation must explain its changes
-            explains = (residuals <= MOST_OF_CHANGE * changes) | (residuals <= bounds.rounding)
+            explains = (residuals <= MOST_OF_CHANGE * changes) | (np.maximum(residuals, changes) < NOTHING)
             explained &= explains | (followed[ids] >= bounds.learned)
-            moves = np.maximum(residuals, changes)
-            tells = fine & ((moves > bounds.rounding) | (moves < NOTHING))
-        followed[ids[tells & explained]] += 1
+        followed[ids[fine & explained]] += 1
         followed[ids[fine & ~explained]] = 0
         most = max(1, MOST_AT_ONCE * judged.sum())
         return rows_where(wrong) if wrong.sum() <= most else np.zeros(0, np.int64)
