@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from trainsentry.anomaly.rules.mode_change import Normalisations
+from trainsentry.anomaly.rules.module_setting import Dropouts
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
@@ -62,7 +63,7 @@ class KnownChanges:
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
         self._rates: dict[int, deque[tuple[int, float]]] = {}
         self._step = self._risen_at = -1
-        self._normalisations = Normalisations(arrays)
+        self._normalisations, self._dropouts = Normalisations(arrays), Dropouts(arrays)
         self._pass_of_input = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if _is_own_input(s) else -1)
         self._counted = (-1, 0)  # the step, and its micro-steps so far
         self._micro_steps = (math.inf, 0.0)  # the fewest and the most of a step
@@ -74,9 +75,13 @@ class KnownChanges:
         return self._step == self._risen_at
 
     def note(self, record: StepRecord) -> bool:
-        """Take in the scalars of a record; return whether the user declared a change, or froze all normalisations."""
+        """Take in the scalars of a record; return whether the user declared a change, or made one on purpose.
+
+        All normalisations may be frozen, or dropout be switched off.
+        """
         self._time(record)
         self._step, changed = record.step, self._normalisations.are_frozen_by(record, self.table)
+        changed |= self._dropouts.are_switched_off_by(record)
         for row in rows_where(self._is_known.values[record.where]).tolist():
             series_id = int(record.ids[row])
             name, value = self.table.series[series_id].name, float(record.values[row, VALUE])

@@ -35,6 +35,21 @@ AT_ONCE: Final = 2
 "Dropout reduces underfitting", ICML 2023), or for its last epochs."""
 
 
+class Dropouts:
+    """Knows the shares of dropouts among the settings."""
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        begins, ends = f"{SETTING}.", f".{DROPOUT}"
+        self._is_share = arrays.series.column(
+            bool, of=lambda s: s.scalar and s.name.startswith(begins) and s.name.endswith(ends)
+        )
+
+    def are_switched_off_by(self, record: StepRecord) -> bool:
+        """Whether a record tells of several dropouts that are switched off, and of none that gets another share."""
+        rows = rows_where(self._is_share.values[record.where])
+        return len(rows) >= AT_ONCE and not record.values[rows, VALUE].any()
+
+
 class ModuleSettingRule(Rule):
     """Judges the first change of each kind of setting; one that changes again follows a schedule of the program.
 
@@ -52,6 +67,7 @@ class ModuleSettingRule(Rule):
         prefix, before = f"{SETTING}.", f"{SETTING_BEFORE}."
         self._is_setting = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
         self._is_before = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(before))
+        self._dropouts = Dropouts(arrays)
         self._changed: dict[str, int] = {}
         self._first_step: int | None = None
 
@@ -62,7 +78,7 @@ class ModuleSettingRule(Rule):
             self._first_step = record.step
         rows = rows_where(self._is_setting.values[record.where]).tolist()
         constants = self._constants_before(record, observed.table) if rows else {}
-        is_dropped = _switches_dropout_off(observed, rows)
+        is_dropped = self._dropouts.are_switched_off_by(record)
         for row in rows:
             series_id = int(record.ids[row])
             path = observed.table.series[series_id].name.partition(".")[2]
@@ -91,13 +107,6 @@ class ModuleSettingRule(Rule):
         """Return the setting with both values, or with the new one where no table holds the old."""
         before = "" if math.isnan(anomaly.expected) else f" from {anomaly.expected:.6g}"
         return f"{anomaly.statistic} of {subject} was changed{before} to {anomaly.value:.6g} by step {anomaly.step}"
-
-
-def _switches_dropout_off(observed: Observed, rows: list[int]) -> bool:
-    """Return whether the rows of settings tell of several dropouts that are switched off together."""
-    record, series = observed.record, observed.table.series
-    of_dropout = [row for row in rows if series[record.ids[row]].name.endswith(f".{DROPOUT}")]
-    return len(of_dropout) >= AT_ONCE and all(record.values[row, VALUE] == 0 for row in of_dropout)
 
 
 def _change(before: float, now: float) -> float:
