@@ -79,7 +79,11 @@ once for each micro-step after the first; it has a row where it changes."""
 
 UNWRITTEN = "unwritten"
 """Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote
-to it: 1 with a gradient, 2 where it requires none any more. `unwritten` itself speaks of all that an optimizer has."""
+to it: 1 with a gradient, 2 where it requires none any more. `unwritten` itself speaks of all that an optimizer has, or
+with 3 of most of it, frozen at once."""
+
+LOST_STATE = "lost_state"
+"""The scalar of an optimizer that has fewer states than after its last update; its weights are read at once."""
 
 RECOMPUTED = "recomputed"
 """Prefix of `recomputed.<module>`, the scalar of how many elements of a module's output came out otherwise when its

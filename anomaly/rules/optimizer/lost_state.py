@@ -11,7 +11,7 @@ from trainsentry.anomaly.anomaly import STATE_RESET, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Columns, SeriesArrays, rows_where
-from trainsentry.collectors.series import PARAMETER, STEP_COUNTER, Series
+from trainsentry.collectors.series import LOST_STATE, PARAMETER, STEP_COUNTER, Series
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs; state does not vanish by itself."""
@@ -28,11 +28,12 @@ fit in, and a pause of the sampling is forgotten."""
 class LostStateRule(Rule):
     """Finds weights that are sampled without their state; it knows when the next step begins, as a step has parts.
 
-    Where weights are sampled more often than states, states that are all missing are lost once they are due.
+    Where weights are sampled more often than states, states that are all missing are lost once they are due, or where
+    the collector has seen that they are.
     """
 
     name: ClassVar[str] = "missing_state"
-    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, OPTIMIZER_STATE})
+    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, OPTIMIZER_STATE, LOST_STATE})
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -44,6 +45,8 @@ class LostStateRule(Rule):
         self._weight = self._pairs.column(np.int64, of=lambda pair: pair[0])
         self._state = self._pairs.column(np.int64, of=lambda pair: pair[1])
         self._both = self._pairs.column(np.int64)
+        self._tells = arrays.series.column(bool, of=lambda s: s.scalar and s.name == LOST_STATE)
+        self._is_seen = False
         self._sampled = -1  # the last step with states
         self._gaps: deque[int] = deque(maxlen=GAPS)
 
@@ -59,9 +62,10 @@ class LostStateRule(Rule):
         found = []
         if record.step != self._step:
             found = self._missing()
-            self._step = record.step
+            self._step, self._is_seen = record.step, False
             self._in_step.values[:] = False
         self._in_step.values[record.where] = True
+        self._is_seen |= bool(self._tells.values[record.where].any())
         return found
 
     def _missing(self) -> list[Finding]:
@@ -73,7 +77,7 @@ class LostStateRule(Rule):
             if self._sampled >= 0:
                 self._gaps.append(self._step - self._sampled)
             self._sampled = self._step
-        elif self._step - self._sampled < max(self._gaps, default=0):
+        elif not self._is_seen and self._step - self._sampled < max(self._gaps, default=0):
             return []
         both[:] = np.where(weights, np.where(state, both + 1, 0), both)
         nan = math.nan

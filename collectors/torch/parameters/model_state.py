@@ -6,7 +6,7 @@ from itertools import chain
 from torch.optim import Optimizer
 
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.series import PARAMETER_UPDATED
+from trainsentry.collectors.series import LOST_STATE, PARAMETER_UPDATED, Series
 from trainsentry.collectors.settings import OPTIMIZER_STATE, PARAMETERS, CollectSettings, Plan
 from trainsentry.collectors.torch.parameters.buffers import BufferReader
 from trainsentry.collectors.torch.parameters.directions import read_directions
@@ -47,8 +47,11 @@ class ModelState:
         self.guard.run("gradient_writes", self._gradient_writes.read, optimizer, micro_steps)
 
     def has_lost_state(self, optimizer: Optimizer) -> bool:
-        """Whether state was lost since the optimizer's last update."""
-        return bool(self.guard.run(OPTIMIZER_STATE, self._state_count.has_fewer, optimizer))
+        """Whether state was lost since the optimizer's last update; append a row if so."""
+        if not self.guard.run(OPTIMIZER_STATE, self._state_count.has_fewer, optimizer):
+            return False
+        self.rows.add_scalar(self.rows.table.series_id(Series(LOST_STATE, LOST_STATE, scalar=True)), 1.0)
+        return True
 
     def read_weights(
         self, plan: Plan, optimizer: Optimizer, micro_step: int, read: set[int], optimizers: Sequence[Optimizer]

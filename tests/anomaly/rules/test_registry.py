@@ -20,6 +20,7 @@ from trainsentry.anomaly.rules.rule import EVERY_TENSOR, OPTIMIZER_STATE, Rule
 from trainsentry.collectors.series import (
     GRADIENT_WRITES,
     LEARNING_RATE,
+    LOST_STATE,
     OPTIMIZER_RATE,
     OPTION,
     RECOMPUTED,
@@ -34,7 +35,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import NORM, STATISTICS
 
-SWITCHES = {GRADIENT_WRITES, OPTION, RECOMPUTED, RECOMPUTED_GRADIENT, SETTING, TRAINING_MODE, UNWRITTEN}
+SWITCHES = {GRADIENT_WRITES, LOST_STATE, OPTION, RECOMPUTED, RECOMPUTED_GRADIENT, SETTING, TRAINING_MODE, UNWRITTEN}
 SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, "loss", "grad_norm", *SWITCHES}
 SERIES = [
     ("fc.weight", "update"),

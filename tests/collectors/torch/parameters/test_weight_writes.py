@@ -170,6 +170,7 @@ def test_most_of_a_model_frozen_at_once_is_a_decision():
         loop.step()
     loop.model[0].requires_grad_(False)
     loop.model[2].bias.requires_grad_(False)
+    assert loop.step() == {"unwritten": 3.0}
     assert loop.step() == {}
 
 
