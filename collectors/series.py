@@ -79,8 +79,10 @@ once for each micro-step after the first; it has a row where it changes."""
 
 UNWRITTEN = "unwritten"
 """Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote
-to it: 1 with a gradient, 2 where it requires none any more. `unwritten` itself speaks of all that an optimizer has, or
-with 3 of most of it, frozen at once."""
+to it. `unwritten` itself speaks of all that an optimizer has, or of most of it."""
+
+KEPT, FROZEN_WEIGHT, MOST_FROZEN = 1.0, 2.0, 3.0
+"""Values of `unwritten`: a weight has a gradient; it requires none any more; most of an optimizer's do not."""
 
 LOST_STATE = "lost_state"
 """The scalar of an optimizer that has fewer states than after its last update; its weights are read at once."""
@@ -134,6 +136,11 @@ class Series:
     module: str = ""
     vpp_stage: int = 0
     scalar: bool = False
+
+    @property
+    def is_model_input(self) -> bool:
+        """Whether this is an input of the whole model, or the part of a large one that is read at every step."""
+        return self.quantity == ACTIVATION_INPUT and self.module == ""
 
     @property
     def is_state(self) -> bool:

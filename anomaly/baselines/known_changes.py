@@ -15,7 +15,6 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,
-    ACTIVATION_INPUT,
     LEARNING_RATE,
     OPTIMIZER_RATE,
     UPDATE,
@@ -59,12 +58,12 @@ class KnownChanges:
             for name, quantities in PROPORTIONAL.items()
         }
         self._is_known = arrays.series.column(bool, of=_is_known)
-        self._is_input = arrays.series.column(bool, of=_is_own_input)
+        self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
         self._rates: dict[int, deque[tuple[int, float]]] = {}
         self._step = self._risen_at = -1
         self._normalisations, self._dropouts = Normalisations(arrays), Dropouts(arrays)
-        self._pass_of_input = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if _is_own_input(s) else -1)
+        self._pass_of_input = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.is_model_input else -1)
         self._counted = (-1, 0)  # the step, and its micro-steps so far
         self._micro_steps = (math.inf, 0.0)  # the fewest and the most of a step
         self._last: tuple[int, float] | None = None
@@ -155,10 +154,6 @@ def finite_columns(record: StepRecord) -> Floats:
 
 def _is_of(quantities: tuple[str, ...], series: Series) -> bool:
     return series.quantity in quantities
-
-
-def _is_own_input(series: Series) -> bool:
-    return series.quantity == ACTIVATION_INPUT and series.module == ""
 
 
 def _is_known(series: Series) -> bool:

@@ -64,9 +64,9 @@ FEW_LEAPS: Final = 2
 SHARE_OF_LEAPS: Final = 0.05
 CALM: Final = math.log(2)
 """Factor by which a gradient exceeds its largest of the last 40 samples; the lesser factor that only so many of all
-gradients, or such a share of them, may have then, the leaping one included; and the factor of the middle one. In 190
-healthy runs of 155 practices, a gradient alone came to 20; what went further (143 times, under Lion) had a fifth of the
-others with it."""
+gradients, or such a share of them, may have then, the leaping one included; and the factor of the middle one. In some
+two hundred healthy runs (`benchmarks/RESULTS.md`, practices) a gradient alone came to 20; what went further, 143 times
+under Lion, had a fifth of the others with it."""
 
 LARGEST_SCORE: Final = 60.0
 """Deviations at most: as strong as a rule whose bound holds for any run."""
@@ -109,7 +109,7 @@ class LevelShifts:
         self._least_rise = series.column(np.float32, of=_least_rises, shape=(features,))
         self._least_fall = series.column(np.float32, of=_least_falls, shape=(features,))
         self._is_followed = series.column(bool, of=lambda s: bool(np.isfinite(_least_rises(s)).any()))
-        self._is_input = series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._is_input = series.column(bool, of=lambda s: s.is_model_input)
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
         self.data_is_renewed = False
         self._range = RecentRange(arrays)
@@ -157,7 +157,7 @@ class LevelShifts:
         if not len(places):
             return leaps
         found = self._apart(ids, places, self._beyond(ids[places]))
-        findings = [self._finding(observed, int(rows[places[i]]), *found[i]) for i in sorted(found)]
+        findings = [self._shift(observed, int(rows[places[i]]), found[i]) for i in sorted(found)]
         findings = [finding for finding in findings if not is_usual(finding)]
         self.reset(ids[places[list(found)]])
         told = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
@@ -165,8 +165,10 @@ class LevelShifts:
 
     def _is_renewed(self, ids: Any, places: Any) -> bool:
         """Whether all inputs of the model were one batch until now, and have given way to one of nearly their size."""
+        if not self._is_input.values[ids[places]].any():
+            return False
         given = ids[self._is_input.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT)]
-        if not self._is_input.values[ids[places]].any() or not self._range.is_constant(given).all():
+        if not self._range.is_constant(given).all():
             return False
         return not (np.abs(self._range.moved(given)[:SIZES]) > OTHER_SIZE).any()
 
@@ -188,19 +190,12 @@ class LevelShifts:
         return [self._leap(observed, int(rows[gradients[i]]), float(leap[i])) for i in far.tolist()]
 
     def _leap(self, observed: Observed, row: int, leap: float) -> Finding:
-        series_id, numel = int(observed.record.ids[row]), float(observed.numel[row])
+        """Return the finding of a gradient that leaps at this step."""
+        series_id = int(observed.record.ids[row])
         low, high = (float(bound[_NORM, series_id]) for bound in (self._range.low, self._range.high))
-        value, divisor = float(self._range.newest[-1, _NORM, series_id]), float(self._divisors.values[series_id])
-        return Finding(
-            series_id=series_id,
-            row=row,
-            kind=SPIKE,
-            detector=SPIKES,
-            statistic=FEATURES[_NORM],
-            value=as_statistic(_NORM, value, numel, divisor),
-            expected=as_statistic(_NORM, (low + high) / 2, numel, divisor),
-            score=min(DEVIATIONS * leap / max(high - low, NARROWEST_OF_GRADIENT[_NORM]), LARGEST_SCORE),
-        )
+        score = min(DEVIATIONS * leap / max(high - low, NARROWEST_OF_GRADIENT[_NORM]), LARGEST_SCORE)
+        sample = float(self._range.newest[-1, _NORM, series_id])
+        return self._finding(observed, row, (_NORM, (low + high) / 2, score), sample, kind=SPIKE, detector=SPIKES)
 
     def _without_level(self, observed: Observed) -> Mask:
         """Return which rows are of losses that are not positive, or change their sign: their size is no level."""
@@ -262,22 +257,29 @@ class LevelShifts:
         of_age: Floats = np.nan_to_num(reach, posinf=0.0, neginf=0.0) / (1 + YOUNG / self._range.taken[ids])
         return of_age
 
-    def _finding(self, observed: Observed, row: int, feature: int, before: float, score: float) -> Finding:
+    def _shift(self, observed: Observed, row: int, beyond: _Beyond) -> Finding:
+        """Return the finding of a series that has another level, by its first sample beyond its range."""
         series_id = int(observed.record.ids[row])
-        value, divisor = float(self._range.newest[0, feature, series_id]), float(self._divisors.values[series_id])
-        numel = float(observed.numel[row])
         last_clean, onset = (int(step) for step in self._range.steps[:2, series_id])
+        sample = float(self._range.newest[0, beyond[0], series_id])
+        shift = self._finding(observed, row, beyond, sample, kind=SHIFT, detector=LEVEL_SHIFTS)
+        return replace(shift, step=onset, last_clean=last_clean)
+
+    def _finding(
+        self, observed: Observed, row: int, beyond: _Beyond, sample: float, *, kind: str, detector: str
+    ) -> Finding:
+        series_id, numel = int(observed.record.ids[row]), float(observed.numel[row])
+        feature, before, score = beyond
+        divisor = float(self._divisors.values[series_id])
         return Finding(
             series_id=series_id,
             row=row,
-            kind=SHIFT,
-            detector=LEVEL_SHIFTS,
+            kind=kind,
+            detector=detector,
             statistic=FEATURES[feature],
-            value=as_statistic(feature, value, numel, divisor),
+            value=as_statistic(feature, sample, numel, divisor),
             expected=as_statistic(feature, before, numel, divisor),
             score=score,
-            step=onset,
-            last_clean=last_clean,
         )
 
     def saved(self, size: int) -> dict[str, Any]:

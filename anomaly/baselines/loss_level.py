@@ -33,7 +33,7 @@ LEAST_RISE: Final = 1.2
 LEAST_GAP: Final = 0.9
 """Least distance of the new median above those of the old losses by eight, in the widths that these span (logarithms):
 the losses of one rollout, or of one curriculum, are alike, so that eight of them are no eight independent ones. In PPO
-it came to 0.76, in a critic's pretraining to 0.67; faults that rules found by their loss lie at 0.99 and more."""
+it came to 0.76, in a WGAN to 0.67; faults whose loss this test told lay at 0.99 and more."""
 
 TIMES_USUAL: Final = 1.5
 """Least rise, in logarithms, as a multiple of the largest rise over `NEW` losses that the run has had before."""

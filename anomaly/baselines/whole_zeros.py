@@ -28,9 +28,7 @@ class WholeZeros:
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
         self._zero_for = arrays.series.column(np.int64)
-        self._alive_for = arrays.series.column(
-            np.int64
-        )  # samples that were not zero: what begins at zero does not rest
+        self._alive_for = arrays.series.column(np.int64)  # samples that were not zero: before some, none rests
         self._has_rested = arrays.series.column(bool)
         self.resting: Mask = np.zeros(0, bool)
         self.woken: Mask = np.zeros(0, bool)

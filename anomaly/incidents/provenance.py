@@ -98,7 +98,7 @@ def quantity_of(series: Series, finding: Finding) -> str:
         return finding.quantity
     if finding.kind == FROZEN:
         return UPDATE
-    if series.quantity == ACTIVATION_INPUT and series.module == "":
+    if series.is_model_input:
         return DATA
     if series.quantity.startswith(TRAINING_MODE):
         return "training"

@@ -39,7 +39,7 @@ class ConstantDataRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset({"min", "max", "zeros", "nans", "infs"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._is_data = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._is_data = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._varied = arrays.series.column(np.int64)
         self._beyond_mask = arrays.series.column(bool)
         self._mostly_zero = arrays.series.column(bool)

@@ -116,4 +116,4 @@ def _read_at_every_step(rows: Integers, indices: list[str]) -> Integers:
 
 
 def _is_input(series: Series) -> bool:
-    return series.quantity == ACTIVATION_INPUT and series.module == "" and not series.scalar
+    return series.is_model_input and not series.scalar

@@ -31,7 +31,7 @@ class RepeatedMicroBatchRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset(STATISTICS)
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._is_input = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and s.module == "")
+        self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._has_micro_steps = arrays.series.column(bool, of=lambda s: s.micro_step > 0)
         self._step, self._different = -1, 0
         self._batches: dict[int, int] = {}  # the bits of all inputs, by micro-step

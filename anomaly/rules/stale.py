@@ -175,8 +175,8 @@ def _kind(series: Series) -> int:
         return _OTHER
     if series.quantity in {GRADIENT, GRADIENT_UNREDUCED}:
         return _GRADIENT
-    if series.quantity == ACTIVATION_INPUT:
-        return _INPUT if series.module == "" else _OTHER
+    if series.is_model_input:
+        return _INPUT
     if series.quantity == ACTIVATION_OUTPUT:
         return _ACTIVATION
     if series.quantity == BUFFER:

@@ -73,7 +73,7 @@ def nearest_in(directory: str) -> Nearest:
     before = loss_level._risen
 
     def note(known: Any, *_: int) -> None:
-        losses = np.array([loss for _, loss in known])
+        losses = np.array([loss for _, loss in known.newest])
         old, new = losses[: loss_level.OLD], losses[loss_level.OLD :]
         if np.median(new) >= loss_level.LEAST_RISE * np.median(old):
             shares.append(float((new[:, None] > old).mean()))

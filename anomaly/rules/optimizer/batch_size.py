@@ -5,7 +5,7 @@ from typing import Final
 
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import ACTIVATION_INPUT, Series
+from trainsentry.collectors.series import Series
 from trainsentry.collectors.shared.batch_rows import PART
 
 STEPS_AFTER: Final = 2
@@ -17,7 +17,7 @@ batch are cut."""
 
 
 def _is_whole_input(series: Series) -> bool:
-    return series.quantity == ACTIVATION_INPUT and series.module == "" and not series.name.endswith(f".{PART}")
+    return series.is_model_input and not series.name.endswith(f".{PART}")
 
 
 class BatchSize:

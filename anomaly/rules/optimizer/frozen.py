@@ -13,10 +13,11 @@ from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Columns, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
-    ACTIVATION_INPUT,
     ACTIVATION_QUANTITIES,
     GRADIENT,
+    KEPT,
     LEARNING_RATE,
+    MOST_FROZEN,
     OPTIMIZER_RATE,
     PARAMETER,
     UNWRITTEN,
@@ -56,9 +57,6 @@ DROP: Final = 0.5
 REQUIRES_GRAD: Final = "requires_grad"
 """The statistic of a parameter that was frozen by that attribute."""
 
-MOST_FROZEN: Final = 3.0
-"""Value of the row that tells of most of an optimizer's weights, frozen at once: a backbone, on purpose."""
-
 LEAST_RATIO: Final = 3e-6
 """Least ‖Δ‖/‖w‖ of a movement: some 25 units in the last place of float32."""
 
@@ -90,8 +88,7 @@ class CalledModules:
         self._before = np.zeros(0, bool)
 
         def number(series: Series) -> int:
-            own_input = series.quantity == ACTIVATION_INPUT and series.module == ""
-            if series.quantity not in ACTIVATION_QUANTITIES or own_input:  # these are read at every step
+            if series.quantity not in ACTIVATION_QUANTITIES or series.is_model_input:  # these are read at every step
                 return -1
             if series.module not in self._number:
                 self._number[series.module] = len(names)
@@ -246,15 +243,16 @@ class FrozenRule(Rule):
     def _unwritten(self, observed: Observed) -> list[Finding]:
         """Return the parameters that an update did not write to."""
         record = observed.record
-        rows = rows_where(self._is_unwritten.values[record.where]).tolist()
-        self._most_frozen |= any(record.values[row, VALUE] == MOST_FROZEN for row in rows)
-        rows, found = [] if self._excused else rows, []
-        for row in rows:
+        found = []
+        for row in rows_where(self._is_unwritten.values[record.where]).tolist():
             series_id = int(record.ids[row])
-            if record.values[row, VALUE] == MOST_FROZEN:
+            if record.values[row, VALUE] == MOST_FROZEN:  # a backbone, on purpose
+                self._most_frozen = True
+                continue
+            if self._excused:
                 continue
             name = observed.table.series[series_id].name.partition(".")[2] or ALL
-            statistic = "norm" if record.values[row, VALUE] == 1 else REQUIRES_GRAD
+            statistic = "norm" if record.values[row, VALUE] == KEPT else REQUIRES_GRAD
             found.append(_finding(series_id, row, None, record.step - 1, name=name, statistic=statistic))
         return found
 
@@ -279,8 +277,10 @@ class FrozenRule(Rule):
         places = {module: place for place, module in enumerate(table.series[i].module for i in since)}
         order = sorted(since, key=lambda i: -places[table.series[i].module])  # stable: weights stay ahead of biases
         found = [*never, *(_finding(i, -1, since[i], since[i] - 1) for i in order)]
+        if self._updates != NEVER_MOVED_AFTER:
+            return found
         moving = {table.series[i].name for i in rows_where(self._is_update.values & self._seen.values).tolist()}
-        return found + (self._never_moved(table, moving) if self._updates == NEVER_MOVED_AFTER else [])
+        return found + self._never_moved(table, moving)
 
     def _without_gradient(self, table: SeriesTable) -> list[Finding]:
         """Return, once, the parameters that have had neither a gradient nor an update."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import UNWRITTEN, Series
+from trainsentry.collectors.series import FROZEN_WEIGHT, KEPT, MOST_FROZEN, UNWRITTEN, Series
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
 from trainsentry.collectors.torch.parameters.gradients import gradient_of
 from trainsentry.collectors.torch.parameters.readers import state_of
@@ -22,13 +22,10 @@ from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 WRITTEN_BEFORE: Final = 10
 """Updates in a row that wrote to a weight, before one that does not counts: some optimizers write every so often."""
 
-MOST_FROZEN: Final = 0.5
+FROZEN_BY_MISTAKE: Final = 0.5
 """Share of an optimizer's weights that may be frozen at once by mistake: who freezes more means to, as a backbone."""
 
 _VERSION: Final = operator.attrgetter("_version")
-
-KEPT, FROZEN, MOST = 1.0, 2.0, 3.0
-"""Values of a row: a weight with a gradient, one that requires no gradient any more, and most of an optimizer's."""
 
 
 @dataclass(eq=False, slots=True)
@@ -113,11 +110,11 @@ class WeightWrites:
         """Tell of weights that were frozen: once, as who freezes again follows a schedule, and not of most at once."""
         if frozen and not known.has_frozen:
             known.has_frozen = True
-            if len(frozen) > MOST_FROZEN * len(known.owned):
-                self._append(UNWRITTEN, "", MOST)
+            if len(frozen) > FROZEN_BY_MISTAKE * len(known.owned):
+                self._append(UNWRITTEN, "", MOST_FROZEN)
                 return
             for named in frozen:
-                self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN)
+                self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN_WEIGHT)
 
     def _append(self, name: str, module: str, value: float) -> None:
         series = Series(name, name, module=module, scalar=True)

@@ -212,6 +212,18 @@ def test_a_backbone_that_is_frozen_on_purpose_is_not_told_by_its_missing_updates
     assert sorted({f.step for f in found}) == ([] if value else [18])
 
 
+def test_a_backbone_that_trains_again_is_followed_again(records, rule, judged):
+    backbone = [(f"body.{i}.weight", "update") for i in range(6)]
+
+    def sizes(step):
+        lost = backbone[:1] if step >= 40 else []
+        moved = {key: 1.0 for key in backbone if key not in lost}
+        return {OTHER: 1.0, **moved, **({("unwritten", "unwritten"): 3.0} if step == 20 else {})}
+
+    found = judged(rule, records, range(60), sizes)
+    assert [(records.table.series[f.series_id].name, f.step) for f in found] == [("body.0.weight", 40)]
+
+
 def test_after_a_drop_of_the_learning_rate_parameters_must_have_moved_by_the_new_one(records, rule, judged):
     """As the bias ahead of a batch norm, whose gradient is rounding, and whose update a smaller rate rounds away."""
     assert judged(rule, records, range(20), {G: 1.0, U: 1.0, RATE: 1.0}) == []

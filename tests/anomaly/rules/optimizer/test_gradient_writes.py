@@ -41,6 +41,17 @@ def test_what_is_reported_once_is_the_new_usual(alone):
     assert len(run(alone, lambda step: int(step >= 90))) == 1
 
 
+def test_a_step_in_parts_is_one_step(alone):
+    """An examined step of a critic and a generator comes in two records."""
+    records = Records()
+    rule, found = alone(GradientWritesRule, records.table), []
+    for step in range(80):
+        count = {} if step not in {0, 50} else {COUNT: float(step == 50)}
+        found += rule(records.step(step, {("critic.weight", "gradient", n): 1.0 for n in range(3)} | count))
+        found += rule(records.step(step, {("made.weight", "gradient", 0): 1.0}))
+    assert [finding.step for finding in found] == [50]
+
+
 @pytest.mark.parametrize("first", [0, 1], ids=["the old count first", "the new count first"])
 def test_an_optimizer_that_joins_changes_what_a_step_is(alone, first):
     """A discriminator that starts late: until then the generator's updates are grouped otherwise."""
