@@ -1,15 +1,13 @@
 """Writes the levels of a rank's tables beside them, and goes on with them after a restart."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from trainsentry.collectors.record import StepRecord, as_index
-from trainsentry.collectors.series import COMMUNICATION_CALL, VALUE_NAMES, SeriesTable
+from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import COMMUNICATION_CALL, VALUE_NAMES, Series, SeriesTable
 from trainsentry.collectors.statistics import COUNTS, STATISTICS, VALUE
 from trainsentry.exporters.csv.format import (
     SCALAR_COLUMNS,
@@ -27,8 +25,8 @@ from trainsentry.exporters.csv.table_rows import RowKey
 from trainsentry.exporters.files.json_files import cut_torn_line
 from trainsentry.exporters.files.whole_writes import append_whole
 
-MOST_GROUPS: Final = 64
-"""Sets of series whose places are kept: micro-steps and sampling make a few; more would be a leak."""
+NO_TABLE: Final = -1
+"""The place of a table for series that have no levels."""
 
 SCALAR_LEVEL_COLUMNS: Final = (*SCALAR_COLUMNS[:-1], "order", SCALAR_COLUMNS[-1])
 
@@ -54,7 +52,8 @@ class LevelWriter:
         self.restart = restart
         self._columns = [STATISTICS.index(name) for name in statistics]
         self._tables: dict[str, LeveledTable | None] = {}
-        self._groups: dict[bytes, list[_Group]] = {}
+        self._names: list[str] = []
+        self._places = np.empty((0, 3), np.int32)  # of each series: its table in `_names`, its slot, its newest layout
         self._begun_files: set[Path] = set()
         self._earlier = [file for path in table_paths(directory) if (file := parse_file_name(path)) is not None]
 
@@ -65,21 +64,19 @@ class LevelWriter:
             OSError: when a file cannot be written.
 
         """
-        ids = record.ids.tobytes()
-        if ids not in self._groups:
-            if len(self._groups) >= MOST_GROUPS:
-                self._groups.clear()
-            self._groups[ids] = self._grouped(record)
-        for group in self._groups[ids]:
-            table = self._tables[group.table]
-            if table is None:
-                continue
-            layouts = record.layouts[group.rows]
-            if not np.array_equal(layouts, group.layouts):
-                group.layouts = layouts
-                for slot, layout in zip(group.slots.tolist(), layouts.tolist(), strict=True):
-                    table.tails[slot] = self._tail(group.table, layout)
-            table.take(LevelRows(record.step, group.slots, record.values[group.rows][:, group.columns].copy()))
+        self._place_new_series()
+        if not len(record):
+            return
+        tables, slots, known = self._places[record.ids].T
+        for row in np.flatnonzero(known != record.layouts).tolist():
+            self._renew_tail(int(record.ids[row]), int(record.layouts[row]))
+        for place in np.flatnonzero(np.bincount(tables - NO_TABLE)[1:]).tolist():
+            name = self._names[place]
+            table = self._tables[name]
+            if table is not None:
+                rows = np.flatnonzero(tables == place)
+                values = record.values[rows][:, self._columns_in(name)]
+                table.take(LevelRows(record.step, slots[rows].astype(np.intp), values))
 
     def close(self) -> None:
         """Write the buckets that are open.
@@ -92,34 +89,31 @@ class LevelWriter:
             if table is not None:
                 table.finish()
 
-    def _grouped(self, record: StepRecord) -> list["_Group"]:
-        """Return the rows of a record by table."""
-        found: dict[str, tuple[list[int], list[int]]] = {}
-        for row, series_id in enumerate(record.ids.tolist()):
-            series = self.table.series[series_id]
-            name = table_of(series)
-            if series.quantity == COMMUNICATION_CALL:
-                continue
-            if name not in self._tables:
-                self._tables[name] = self._begun(name)
-            table = self._tables[name]
-            if table is not None:
-                key = RowKey(0 if series.scalar else series.vpp_stage, series.name, series.micro_step)
-                rows, slots = found.setdefault(name, ([], []))
-                rows.append(row)
-                slots.append(table.slot(key))
-                if table.is_too_wide:
-                    self._tables[name] = None
-        nothing = np.empty(0, np.int32)
-        return [
-            _Group(name, as_index(np.asarray(rows, np.int32)), self._columns_in(name), np.asarray(slots), nothing)
-            for name, (rows, slots) in found.items()
-        ]
+    def _place_new_series(self) -> None:
+        """Give each series that is new its table and its place there."""
+        first, end = len(self._places), len(self.table.series)
+        if first < end:
+            new = np.array([self._place_of(series) for series in self.table.series[first:end]], np.int32)
+            self._places = np.concatenate([self._places, new])
 
-    def _columns_in(self, name: str) -> Any:
-        """Return the columns of a record that a table has, as an index."""
-        columns = [VALUE] if name == SCALARS else [*self._columns, *[VALUE] * (name in VALUE_NAMES)]
-        return as_index(np.asarray(columns, np.int32))
+    def _place_of(self, series: Series) -> tuple[int, int, int]:
+        """Return the table of a series, its slot there, and a layout that no row has."""
+        if series.quantity == COMMUNICATION_CALL:
+            return NO_TABLE, 0, -1
+        name = table_of(series)
+        if name not in self._tables:
+            self._tables[name] = self._begun(name)
+            self._names.append(name)
+        table, slot = self._tables[name], 0
+        if table is not None:
+            slot = table.slot(RowKey(0 if series.scalar else series.vpp_stage, series.name, series.micro_step))
+            if table.is_too_wide:
+                self._tables[name] = None
+        return self._names.index(name), slot, -1
+
+    def _columns_in(self, name: str) -> list[int]:
+        """Return the columns of a record that a table has."""
+        return [VALUE] if name == SCALARS else [*self._columns, *[VALUE] * (name in VALUE_NAMES)]
 
     def _begun(self, name: str) -> LeveledTable | None:
         """Return a table with the buckets that an earlier start left open; None if that is too much to read."""
@@ -166,20 +160,12 @@ class LevelWriter:
                 append_whole(file, (",".join(columns) + "\n").encode())
             append_whole(file, data)
 
-    def _tail(self, name: str, layout_id: int) -> str:
-        """Return the text after a row's numbers: shape and dtype; what else a table has stays empty."""
-        if name == SCALARS:
-            return ""
-        layout = self.table.layouts[layout_id]
-        return tail_of(name, str(list(layout.shape)), layout.dtype)
-
-
-@dataclass
-class _Group:
-    """Which rows and columns of a record are in one table, the rows' places there, and the layouts they had last."""
-
-    table: str
-    rows: Any
-    columns: Any
-    slots: npt.NDArray[np.intp]
-    layouts: npt.NDArray[np.int32]
+    def _renew_tail(self, series_id: int, layout_id: int) -> None:
+        """Note the layout of a series, which is the text after its rows' numbers: shape and dtype."""
+        place, slot, _ = self._places[series_id].tolist()
+        self._places[series_id, 2] = layout_id
+        if place == NO_TABLE or self._names[place] == SCALARS:
+            return
+        table, layout = self._tables[self._names[place]], self.table.layouts[layout_id]
+        if table is not None:
+            table.tails[slot] = tail_of(table.name, str(list(layout.shape)), layout.dtype)

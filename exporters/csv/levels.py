@@ -151,7 +151,7 @@ class LeveledTable:
                 self._settle()
                 self._finish(0)
             self.buckets[0].samples += 1
-        if self.held and (self.held[0].slots is not rows.slots or len(self.held) >= HELD_STEPS):
+        if self.held and (len(self.held) >= HELD_STEPS or not np.array_equal(self.held[0].slots, rows.slots)):
             self._settle()
         self.held.append(rows)
 
