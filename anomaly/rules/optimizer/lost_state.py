@@ -1,7 +1,6 @@
 """A weight whose optimizer state was there at every sample and is gone."""
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
@@ -20,16 +19,11 @@ BOTH_BEFORE: Final = 5
 """Samples in a row with both the weight and its state, before missing state counts as lost."""
 
 
-GAPS: Final = 256
-"""Newest distances between sampled states, whose largest says when they are due: some twelve incidents of dense samples
-fit in, and a pause of the sampling is forgotten."""
-
-
 class LostStateRule(Rule):
     """Finds weights that are sampled without their state; it knows when the next step begins, as a step has parts.
 
-    Where weights are sampled more often than states, states that are all missing are lost once they are due, or where
-    the collector has seen that they are.
+    States that are all missing are lost where the collector has seen it: else they are not sampled in that step, as
+    weights are sampled more often, or an edit of the configuration has switched the sampling off.
     """
 
     name: ClassVar[str] = "missing_state"
@@ -47,8 +41,6 @@ class LostStateRule(Rule):
         self._both = self._pairs.column(np.int64)
         self._tells = arrays.series.column(bool, of=lambda s: s.scalar and s.name == LOST_STATE)
         self._is_seen = False
-        self._sampled = -1  # the last step with states
-        self._gaps: deque[int] = deque(maxlen=GAPS)
 
         def pair(first: int, new: Sequence[Series]) -> None:
             pairs.extend(self._new_pairs(first, new))
@@ -72,12 +64,7 @@ class LostStateRule(Rule):
         in_step, both = self._in_step.values, self._both.values
         weights, state = in_step[self._weight.values], in_step[self._state.values]
         gone = rows_where(weights & ~state & (both >= BOTH_BEFORE))
-        self._sampled = min(self._sampled, self._step)  # the run may have gone back
-        if state.any():
-            if self._sampled >= 0:
-                self._gaps.append(self._step - self._sampled)
-            self._sampled = self._step
-        elif not self._is_seen and self._step - self._sampled < max(self._gaps, default=0):
+        if not (self._is_seen or state.any()):
             return []
         both[:] = np.where(weights, np.where(state, both + 1, 0), both)
         nan = math.nan

@@ -20,8 +20,9 @@ def rule(records, alone):
 
 
 def test_state_that_is_gone_while_weights_are_there(records, rule, judged):
-    assert judged(rule, records, range(10), {WEIGHT: 1.0, MOMENTUM: 1.0}) == []
-    [found] = judged(rule, records, [10, 11], lambda s: {WEIGHT: 1.0} if s == 10 else {WEIGHT: 1.0, MOMENTUM: 1.0})
+    both = {WEIGHT: 1.0, MOMENTUM: 1.0}
+    assert judged(rule, records, range(10), both) == []
+    [found] = judged(rule, records, [10, 11], lambda s: {WEIGHT: 1.0, SEEN: 1.0} if s == 10 else both)
     assert (found.kind, found.step) == ("state_reset", 10)
 
 
@@ -45,18 +46,17 @@ def test_state_that_is_sampled_more_seldom_than_weights_is_not_missing(records, 
     assert judged(rule, records, range(60), lambda s: {WEIGHT: 1.0} if s % 2 else both) == []
 
 
-def test_weights_that_are_sampled_more_often_from_some_step_on_lack_nothing_until_their_state_is_due(
-    records, rule, judged
+@pytest.mark.parametrize("weights_every", [2, 10])
+@pytest.mark.parametrize("states_every", [30, 10**6])
+def test_weights_lack_nothing_where_an_edit_of_the_configuration_has_changed_what_is_sampled(
+    weights_every, states_every, records, rule, judged
 ):
-    """The configuration was edited, or an incident had all of twenty steps sampled."""
+    """An incident had all of twenty steps sampled before."""
     both = {WEIGHT: 1.0, MOMENTUM: 1.0}
 
     def sizes(step):
-        dense = 104 <= step < 124
-        return (
-            both if dense or (step % 10 == 0 and step < 200) else {WEIGHT: 1.0} if step > 50 and step % 2 == 0 else {}
-        )
+        if 104 <= step < 124 or step % (10 if step < 150 else states_every) == 0:
+            return both
+        return {WEIGHT: 1.0} if step > 150 and step % weights_every == 0 else {}
 
-    assert judged(rule, records, range(200), sizes) == []
-    [found] = judged(rule, records, range(200, 230), sizes)
-    assert found.step == 200
+    assert judged(rule, records, range(300), sizes) == []
