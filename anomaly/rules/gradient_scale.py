@@ -12,7 +12,7 @@ from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.loss_above_start import is_loss
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, medians, rows_where
-from trainsentry.collectors.series import GRADIENT, Series
+from trainsentry.collectors.series import ACTIVATION_INPUT, GRADIENT, Series
 from trainsentry.collectors.statistics import NORM, VALUE
 
 SCORE: Final = 50.0
@@ -50,6 +50,10 @@ runs had 2.3."""
 UNIFORM: Final = 1.5
 """Multiple of the usual spread over the tensors that a change by one factor may have."""
 
+RESIZED: Final = 1.25
+"""Factor by which the model's inputs may be larger or smaller than those of recent steps: where sequences are sorted by
+length, each epoch begins with short ones, whose gradients are larger."""
+
 LOSS_MARGIN: Final = 0.25
 """Share of the recent losses' range by which the loss of the step may lie beyond them."""
 
@@ -64,16 +68,19 @@ class GradientScaleRule(Rule):
     """
 
     name: ClassVar[str] = "gradient_scale"
-    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, "loss", *CHANGED})
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_INPUT, "loss", *CHANGED})
     statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT and not s.micro_step)
         self._is_loss = arrays.series.column(bool, of=is_loss)
         self._is_declared = arrays.series.column(bool, of=_is_declared)
+        self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._usual = arrays.series.column(np.float64, np.nan)
         self._declared = arrays.series.column(np.float64, np.nan)
         self._levels: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
+        self._sizes: deque[float] = deque(maxlen=RECENT)
+        self._size = 0.0
         self._since: list[float] = []
         self._onset = self._step = -1
         self._ids: list[Integers] = []
@@ -90,6 +97,8 @@ class GradientScaleRule(Rule):
         if record.step != self._step:
             found = self._end_step()
             self._step, self._loss, self._excused, self._ids, self._logs = record.step, math.nan, False, [], []
+            self._size = 0.0
+        self._size += float(observed.numel[self._is_input.values[record.where]].sum())
         self._excused |= record.skipped or self._declares(observed)
         losses = record.values[self._is_loss.values[record.where], VALUE]
         self._loss = float(losses[-1]) if len(losses) else self._loss
@@ -104,6 +113,7 @@ class GradientScaleRule(Rule):
 
     def _end_step(self) -> list[Finding]:
         """Take in the step that has ended: its level, the spread over tensors, and its loss."""
+        self._excused |= self._is_resized()
         if sum(map(len, self._ids)) < FEWEST_TENSORS or self._excused:
             if self._excused:
                 self._forget()
@@ -122,6 +132,14 @@ class GradientScaleRule(Rule):
         self._learn(ids, logs)
         self._levels.append((level, spread, self._loss))
         return []
+
+    def _is_resized(self) -> bool:
+        """Take in the elements of the step's inputs; return whether they are far more or fewer than of late."""
+        sizes, size = list(self._sizes), self._size
+        if size == 0:
+            return False
+        self._sizes.append(size)
+        return bool(sizes) and not min(sizes) / RESIZED <= size <= max(sizes) * RESIZED
 
     def _begins(self, level: float, spread: float) -> bool:
         """Whether the level leaps in this step, alike over the tensors, and the loss does not."""

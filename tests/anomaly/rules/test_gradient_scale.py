@@ -6,6 +6,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.rules.gradient_scale import WAIT, YOUNG, GradientScaleRule
+from trainsentry.collectors.series import Layout
 
 LOSS = ("loss", "loss")
 GRADIENTS = [(f"layers.{i}.weight", "gradient") for i in range(8)]
@@ -25,3 +26,16 @@ def test_one_factor_is_told_of_once_a_run_is_no_longer_young(alone, judged, at, 
     found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), growing(at))
     assert [f.step for f in found] == ([at] if told else [])
     assert not told or found[0].value == pytest.approx(4.0, rel=0.2)
+
+
+@pytest.mark.parametrize(("lengths", "is_told"), [((32, 9), False), ((32, 36), True), ((32, 32), True)])
+def test_a_growth_with_inputs_of_another_size_is_not_told_of(alone, lengths, is_told):
+    """Where sequences are sorted by length, each epoch begins with short ones, whose gradients are larger."""
+    records, at, found = Records(), YOUNG + 20, []
+    judge, sizes = alone(GradientScaleRule, records.table), growing(at)
+    for step in range(at + WAIT + 3):
+        record = records.step(step, {("input.0", "activation_input"): 5.0, **sizes(step)})
+        length = lengths[step >= at]
+        record.layouts[0] = records.table.layout_id(Layout((length,), "int64", length))
+        found += judge(record)
+    assert [f.step for f in found] == ([at] if is_told else [])
