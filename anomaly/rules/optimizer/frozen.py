@@ -17,6 +17,7 @@ from trainsentry.collectors.series import (
     GRADIENT,
     KEPT,
     LEARNING_RATE,
+    MADE_CONSTANT,
     MOST_FROZEN,
     OPTIMIZER_RATE,
     PARAMETER,
@@ -181,6 +182,7 @@ class FrozenRule(Rule):
         self._updates = self._nonempty_updates = self._graded_steps = 0
         self._graded = False
         self._never: set[int] = set()
+        self._constants: set[str] = set()
         self._some_rest = self._most_frozen = False
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -245,14 +247,15 @@ class FrozenRule(Rule):
         record = observed.record
         found = []
         for row in rows_where(self._is_unwritten.values[record.where]).tolist():
-            series_id = int(record.ids[row])
-            if record.values[row, VALUE] == MOST_FROZEN:  # a backbone, on purpose
-                self._most_frozen = True
-                continue
-            if self._excused:
-                continue
+            series_id, value = int(record.ids[row]), record.values[row, VALUE]
             name = observed.table.series[series_id].name.partition(".")[2] or ALL
-            statistic = "norm" if record.values[row, VALUE] == KEPT else REQUIRES_GRAD
+            if value == MADE_CONSTANT:
+                self._constants.add(name)
+            if value == MOST_FROZEN:  # a backbone, on purpose
+                self._most_frozen = True
+            if value in {MADE_CONSTANT, MOST_FROZEN} or self._excused:
+                continue
+            statistic = "norm" if value == KEPT else REQUIRES_GRAD
             found.append(_finding(series_id, row, None, record.step - 1, name=name, statistic=statistic))
         return found
 
@@ -306,7 +309,8 @@ class FrozenRule(Rule):
     def _never_moved(self, table: SeriesTable, moving: set[str]) -> list[Finding]:
         """Return the parameters that are not among the moving ones, where they are few; each is reported once."""
         parameters = {s.name: i for i, s in table.of_quantity(PARAMETER) if s.micro_step == 0}
-        still = [i for name, i in parameters.items() if name not in moving and self._called.ever(table.series[i])]
+        moves = moving | self._constants
+        still = [i for name, i in parameters.items() if name not in moves and self._called.ever(table.series[i])]
         if len(still) > NEVER_MOVED * len(parameters):
             return []
         found = [_finding(i, -1, self._step, -2) for i in still if i not in self._never]

@@ -34,6 +34,7 @@ class ModelState:
         self._gradient_writes = GradientWrites(rows)
         self._buffers = BufferReader(rows, optimized.names)
         self._state_count = StateCount()
+        self._has_told_constants = False
         self._weight_writes = WeightWrites(
             rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks))
         )
@@ -66,6 +67,10 @@ class ModelState:
         if not read:
             owned = [*self.optimized.unoptimized(PARAMETERS, optimizers), *owned]
             self._read_buffers()
+        if not self._has_told_constants:
+            self._has_told_constants = True
+            told = self.optimized.selected(PARAMETERS), self.optimized.names.modules
+            self.guard.run("weight_writes", self._weight_writes.tell_constants, *told)
         read.update(id(p.parameter) for p in owned)
         self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step)
 

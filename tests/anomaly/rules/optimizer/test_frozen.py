@@ -85,6 +85,13 @@ def test_one_parameter_of_many_that_never_moves_is_named(frozen, expected, recor
     assert len(judged(rule, records, range(20), {**weights, **moving})) == expected
 
 
+def test_a_parameter_that_its_module_has_made_constant_is_not_named(records, rule, judged):
+    weights = {(f"p{i}", "parameter"): 1.0 for i in range(10)}
+    moving = {(f"p{i}", "update"): 1.0 for i in range(1, 10)}
+    told = {("unwritten.p0", "unwritten.p0"): 4.0}
+    assert judged(rule, records, range(20), lambda s: {**weights, **moving, **(told if s == 0 else {})}) == []
+
+
 @pytest.mark.parametrize(("defined", "moving", "told"), [(9, 2, 0), (10, 9, 1)], ids=["a backbone", "one of ten"])
 def test_series_that_are_defined_ahead_of_their_first_row_have_not_moved(defined, moving, told, records, rule, judged):
     """A recorder that is behind knows the series of records that wait: layers that are unfrozen later."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import MADE_CONSTANT, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.parameters import weight_writes
 from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
@@ -182,3 +182,31 @@ def test_beside_compiled_code_nothing_is_told(monkeypatch):
     assert loop.step(updates=False) == {}
     monkeypatch.setattr(weight_writes, "has_compiled", lambda: False)
     assert loop.step(updates=False) == {}, "what was known is forgotten"
+
+
+class _Patches(nn.Module):
+    """Has a table of positions that its author has made without a gradient, as MAE has (He et al., CVPR 2022)."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+        self.pos_embed = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.learned = nn.Parameter(torch.ones(4))
+        self.rest = nn.ModuleList(nn.Linear(4, 4) for _ in range(16))
+        self.table = nn.Embedding(4, 4).requires_grad_(False)
+        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.head.parametrizations.weight.original0.requires_grad_(False)  # as in DINO (Caron et al., ICCV 2021)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_constants_of_a_modules_author_are_told_and_frozen_layers_are_not(frozen):
+    model, names, table = _Patches(), ModelNames(), SeriesTable()
+    model.requires_grad_(False) if frozen else None
+    names.add([model], [])
+    rows = StepRows(table, 0.0)
+    WeightWrites(rows, model.parameters).tell_constants(names.parameters, names.modules)
+    taken = rows.take()
+    told = {table.series[i].name: float(v[VALUE]) for i, v in zip(taken.ids, taken.values, strict=True)}
+    own = ["unwritten.pos_embed", "unwritten.head.parametrizations.weight.original0"]
+    own += ["unwritten.learned", "unwritten.head.parametrizations.weight.original1"] * frozen
+    assert told == dict.fromkeys(own, MADE_CONSTANT)
