@@ -72,6 +72,7 @@ class MindSporeWatch(WatchedModel):
         self._cells = CellCalls(self.rows, guard, self.flow, **parts)
         self._inputs = self._cells.inputs
         self.capture.batches = self._inputs.batches
+        self._has_told_constants = False
         self._called_before = 0
         self._owned_by: dict[tuple[str, int], Owned] = {}
 
@@ -229,6 +230,7 @@ class MindSporeWatch(WatchedModel):
                 weights = [*self._unoptimized(PARAMETERS), *weights]
             self._read.update(id(named.parameter) for named in weights)
             self.guard.run(PARAMETERS, self._reader.parameters, weights, micro_step)
+            self._tell_constants()
         if OPTIMIZER_STATE in self._plan:
             self._read_state_of.add(id(optimizer))
             self.guard.run(OPTIMIZER_STATE, self._read_state, optimizer, OPTIMIZER_STATE, micro_step)
@@ -267,6 +269,7 @@ class MindSporeWatch(WatchedModel):
             self._warn_compiled()
         if PARAMETERS in self._plan:
             self.guard.run(PARAMETERS, self._reader.parameters, self._selected(PARAMETERS))
+            self._tell_constants()
         if OPTIMIZER_STATE in self._plan:
             for optimizer in self.optimizers:
                 self._read_state_of.add(id(optimizer))
@@ -322,6 +325,11 @@ class MindSporeWatch(WatchedModel):
 
     def _read_parameters(self, parameters: Sequence[NamedParameter]) -> None:
         self._reader.parameters(parameters)
+
+    def _tell_constants(self) -> None:
+        if not self._has_told_constants:
+            self._has_told_constants = True
+            self.guard.run(PARAMETERS, self._reader.constants, self._selected(PARAMETERS), self.names.modules)
 
     def _read_state(self, optimizer: Any, part: str, micro_step: int = 0) -> None:
         self._reader.state(optimizer, self._owned(part, optimizer), micro_step)

@@ -84,3 +84,30 @@ def test_overflows_are_counted_and_end_the_run(out):
     with pytest.raises(trainsentry.OverflowLimitReached) as stopped:
         run(out, "blocks.1.up.weight", plant_nan, overflow_check={"overflow_nums": 2})
     assert stopped.value.step == STEP + 1
+
+
+class _Places(nn.Cell):
+    """Adds a table of positions that its author has made without a gradient, or one that a layer should learn."""
+
+    def __init__(self, *, is_layer):
+        super().__init__()
+        self.places = ms.Parameter(Tensor(np.ones((1, 8), np.float32)), name="places", requires_grad=False)
+        self.table = nn.Embedding(1, 8)
+        self.table.embedding_table.requires_grad = not is_layer
+        self.body = nn.SequentialCell(*[nn.Dense(8, 8) for _ in range(6)])
+
+    def construct(self, x):
+        return self.body(x + self.places + self.table(ms.ops.zeros((1,), ms.int32)))
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_constant_that_a_cell_makes_is_no_fault_and_a_layer_that_does_not_learn_is(out, is_frozen):
+    model = _Places(is_layer=is_frozen)
+    optimizer = nn.Adam(model.trainable_params(), 3e-3)
+    x = Tensor(np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32))
+    step = ms.value_and_grad(lambda: (model(x) - x).square().mean(), None, optimizer.parameters)
+    config = {"output_dir": str(out), "collect": {"updates": {"every": 1}, "parameters": {"every": 1}}}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        for _ in range(14):
+            optimizer(step()[1])
+    assert [i.name for i in monitor.incidents if i.kind == "frozen"] == ["table.embedding_table"] * is_frozen

@@ -11,8 +11,10 @@ from trainsentry.collectors.alignment import FIRST_MOMENTS
 from trainsentry.collectors.mindspore.rows.cell_names import NamedParameter
 from trainsentry.collectors.mindspore.rows.step_rows import StepRows
 from trainsentry.collectors.mindspore.rows.tensor_statistics import array_of, as_float, device_row
-from trainsentry.collectors.series import GRADIENT, MOMENT_DIRECTION, PARAMETER, UPDATE
+from trainsentry.collectors.series import GRADIENT, MADE_CONSTANT, MOMENT_DIRECTION, PARAMETER, UPDATE
 from trainsentry.collectors.shared.host_rows import state_quantity
+from trainsentry.collectors.shared.made_constant import made_constant
+from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import NORM
 
 Owned = Sequence[tuple[int, NamedParameter]]
@@ -41,6 +43,11 @@ class ParameterReader:
         """Append a row for each parameter."""
         for named in parameters:
             self.rows.add(self.ids.id_of(named, quantity, micro_step), named.parameter)
+
+    def constants(self, parameters: Sequence[NamedParameter], modules: Iterable[NamedModule]) -> None:
+        """Append a row for each parameter that a cell of the model's own has made without a gradient."""
+        for series in made_constant(parameters, modules, lambda p: not p.parameter.requires_grad, _is_layer):
+            self.rows.add_scalar(self.rows.table.series_id(series), MADE_CONSTANT)
 
     def directions(self, optimizer: Any, owned: Owned, gradients: Sequence[Any], micro_step: int) -> None:
         """Append how gradient and first moment point for each parameter that has both."""
@@ -134,3 +141,8 @@ def scale_of(optimizer: Any) -> float:
     """Return the number that an optimizer divides its gradients by: its argument `loss_scale`."""
     scale = getattr(optimizer, "loss_scale", 1.0)
     return float(scale) if isinstance(scale, (int, float)) and scale > 0 else 1.0
+
+
+def _is_layer(cell: Any) -> bool:
+    """Return whether a cell is one of MindSpore's own layers, or made from one."""
+    return any(kind.__module__.startswith("mindspore.nn.layer.") for kind in type(cell).__mro__)

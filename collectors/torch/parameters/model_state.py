@@ -67,12 +67,15 @@ class ModelState:
         if not read:
             owned = [*self.optimized.unoptimized(PARAMETERS, optimizers), *owned]
             self._read_buffers()
+        self._tell_constants()
+        read.update(id(p.parameter) for p in owned)
+        self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step)
+
+    def _tell_constants(self) -> None:
         if not self._has_told_constants:
             self._has_told_constants = True
             told = self.optimized.selected(PARAMETERS), self.optimized.names.modules
             self.guard.run("weight_writes", self._weight_writes.tell_constants, *told)
-        read.update(id(p.parameter) for p in owned)
-        self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step)
 
     def _read_buffers(self) -> None:
         if self.settings.buffers:
@@ -106,6 +109,7 @@ class ModelState:
         """Read weights and state at the end of a step that no optimizer's call ends."""
         if PARAMETERS in plan:
             self.guard.run(PARAMETERS, read_parameters, self.rows, parameters)
+            self._tell_constants()
             self._read_buffers()
         for optimizer in optimizers:
             self.read_options(optimizer)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainsentry.collectors.series import FROZEN_WEIGHT, KEPT, MADE_CONSTANT, MOST_FROZEN, UNWRITTEN, Series
+from trainsentry.collectors.shared.made_constant import made_constant
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
 from trainsentry.collectors.torch.parameters.gradients import gradient_of
@@ -25,9 +26,6 @@ WRITTEN_BEFORE: Final = 10
 
 FROZEN_BY_MISTAKE: Final = 0.5
 """Share of an optimizer's weights that may be frozen at once by mistake: who freezes more means to, as a backbone."""
-
-FEW_CONSTANT: Final = 0.1
-"""Largest share of parameters without a gradient from the start that are told one by one: more are a frozen base."""
 
 _VERSION: Final = operator.attrgetter("_version")
 
@@ -121,16 +119,9 @@ class WeightWrites:
                 self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN_WEIGHT)
 
     def tell_constants(self, parameters: list[NamedParameter], modules: Iterable[NamedModule]) -> None:
-        """Append a row for each parameter that requires no gradient and belongs to no layer of torch's own.
-
-        Who writes a module of their own may mean a constant by it, as a table of sines; a layer that torch supplies
-        learns all it has, so one that does not was frozen.
-        """
-        layers = {(m.name, m.vpp_stage) for m in modules if _is_layer(m.module)}
-        constant = [p for p in parameters if not p.own.requires_grad and (p.module, p.vpp_stage) not in layers]
-        if len(constant) <= FEW_CONSTANT * len(parameters):
-            for named in constant:
-                self._append(f"{UNWRITTEN}.{named.name}", named.module, MADE_CONSTANT)
+        """Append a row for each parameter that a module of the model's own has made without a gradient."""
+        for series in made_constant(parameters, modules, lambda p: not p.own.requires_grad, _is_layer):
+            self.rows.add_scalar(self.rows.table.series_id(series), MADE_CONSTANT)
 
     def _append(self, name: str, module: str, value: float) -> None:
         series = Series(name, name, module=module, scalar=True)
