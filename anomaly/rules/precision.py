@@ -8,7 +8,7 @@ import numpy.typing as npt
 from trainsentry.anomaly.anomaly import PRECISION, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_OUTPUT, PARAMETER
 from trainsentry.collectors.statistics import MAX, MIN
 
@@ -34,6 +34,10 @@ SMALLEST_FLOAT16: Final = 2.0**-14
 """Smallest magnitude that counts: float32 below 2^-126 and float16 below 2^-14 lose bits by themselves. What is smaller
 and has few bits is the rest of a sum that cancels, as the gradient of a bias ahead of a batch norm."""
 
+REST: Final = 2.0**-18
+"""Share of the largest tensor of its kind, in the same record, below which a tensor is such a rest: float32 holds 24
+bits, so a sum that cancels leaves six or fewer."""
+
 
 class PrecisionRule(Rule):
     """Looks at the extremes of float32 tensors, which are values of the tensor: a rounded tensor's are rounded too.
@@ -51,6 +55,8 @@ class PrecisionRule(Rule):
     def __init__(self, arrays: SeriesArrays) -> None:
         own = {PARAMETER, ACTIVATION_OUTPUT}
         self._follows = arrays.series.column(bool, of=lambda s: s.quantity in own or s.is_state)
+        kinds: dict[str, int] = {}
+        self._kind = arrays.series.column(np.int64, of=lambda s: kinds.setdefault(s.quantity, len(kinds)))
         self._is_float32 = arrays.layouts.column(bool, of=lambda layout: layout.dtype == FLOAT32)
         self._full = arrays.series.column(np.int64)
         self._rounded = arrays.series.column(np.int64)
@@ -67,7 +73,8 @@ class PrecisionRule(Rule):
         low, high = (np.abs(record.columns[c][rows]) for c in (MIN, MAX))
         largest = np.fmax(low, high)
         bits = np.fmax(_significant_bits(low), _significant_bits(high))
-        new = np.isfinite(largest) & (largest != self._largest.values[ids]) & (bits > ROUND_BITS)
+        rest = largest < REST * self._largest_of_kind(ids.astype(np.int64), largest)
+        new = ~rest & np.isfinite(largest) & (largest != self._largest.values[ids]) & (bits > ROUND_BITS)
         new &= (largest >= SMALLEST) & ((low % 1 != 0) | (high % 1 != 0))  # whole numbers count something
         self._largest.values[ids] = largest
         rounded = new & (bits <= np.where(largest >= SMALLEST_FLOAT16, BITS["float16"], BITS["bfloat16"]))
@@ -78,6 +85,14 @@ class PrecisionRule(Rule):
         found = rounded & (self._rounded.values[ids] >= NEW_VALUES) & (self._full.values[ids] >= FULL_BEFORE)
         self._full.values[ids[found]] = 0
         return [self._finding(int(ids[i]), int(rows[i]), float(largest[i]), int(bits[i])) for i in rows_where(found)]
+
+    def _largest_of_kind(self, ids: Integers, largest: Floats) -> Floats:
+        """Return the largest finite magnitude among the tensors of each one's quantity."""
+        kinds = self._kind.values[ids]
+        found = np.zeros(int(kinds.max()) + 1)
+        np.maximum.at(found, kinds, np.where(np.isfinite(largest), largest, 0.0))
+        of_each: Floats = found[kinds]
+        return of_each
 
     def _finding(self, series_id: int, row: int, value: float, bits: int) -> Finding:
         dtype = "bfloat16" if bits <= BITS["bfloat16"] else "float16"

@@ -17,15 +17,15 @@ def to_bits(value, bits):
     return float(np.ldexp(np.round(mantissa * 2.0**bits), int(exponent) - bits))
 
 
-def run(alone, series, rounds, steps=60, scale=1.0):
+def run(alone, series, rounds, steps=60, scale=1.0, others=()):
     """Return the findings over steps; `rounds` returns the bits of a step's values, None for all."""
     records, draw = Records(), np.random.default_rng(0)
     rule, found = alone(PrecisionRule, records.table), []
     for step in range(steps):
-        record = records.step(step, {series: 1.0})
+        record = records.step(step, {series: 1.0, **dict.fromkeys(others, 1.0)})
         values = np.array([-draw.uniform(0.5, 2), draw.uniform(0.5, 2)], np.float32).astype(float) * scale
         bits = rounds(step)
-        record.values[:, [MIN, MAX]] = values if bits is None else [to_bits(v, bits) for v in values]
+        record.values[0, [MIN, MAX]] = values if bits is None else [to_bits(v, bits) for v in values]
         found += rule(record)
     return found
 
@@ -49,6 +49,13 @@ def test_what_float16_cannot_hold_was_not_rounded_to_it(alone):
     """The gradient of a bias ahead of a batch norm is the rest of a sum that cancels, and its first moment follows."""
     assert run(alone, STATE, lambda step: 11 if step >= 40 else None, scale=4e-8) == []
     assert run(alone, STATE, lambda step: 8 if step >= 40 else None, scale=4e-8) != []
+
+
+@pytest.mark.parametrize(("scale", "count"), [(2e-9, 0), (2e-3, 1)])
+def test_the_rest_of_a_sum_that_cancels_has_few_bits_beside_the_others_of_its_kind(alone, scale, count):
+    """A generator's bias ahead of a batch norm, under Adam with β₁ = 0."""
+    rounds, other = (lambda step: 8 if step >= 40 else None), ("head.weight", "exp_avg")
+    assert len(run(alone, STATE, rounds, scale=scale, others=[other])) == count
 
 
 def test_numbers_too_small_for_all_bits_and_whole_numbers_say_nothing(alone):
