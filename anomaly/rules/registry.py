@@ -15,6 +15,7 @@ from trainsentry.anomaly.rules.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.rules.gradient_scale import GradientScaleRule
+from trainsentry.anomaly.rules.gradient_sums import GradientSumsRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.loss_above_start import LossAboveStartRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
@@ -60,6 +61,7 @@ _RULES: Final[list[type[Rule]]] = [
     OptionRule,
     GradientWritesRule,
     GradientScaleRule,
+    GradientSumsRule,
     LossScaleRule,
     LayerOutlierRule,
     RepeatedDataRule,

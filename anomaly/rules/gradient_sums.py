@@ -1,0 +1,182 @@
+"""A gradient that does not add up to what its module's output got in the backward pass."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays, rows_where
+from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, GRADIENT, Series
+from trainsentry.collectors.statistics import MEAN, NORM
+
+SCORE: Final = 80.0
+"""Deviations: as strong as a rule whose bound holds for any run."""
+
+HELD_FOR: Final = 10
+"""Samples in a row in which the sums must have been equal: in runs on several ranks they are not, nor where a module's
+weights are used elsewhere too."""
+
+NOISE: Final = 1e-6
+"""Gap of the sums, in norm × √n of the gradients at the output, that is rounding in float32: runs of a GPT and a ResNet
+had 5e-8 at most."""
+
+EQUAL: Final = 0.05
+"""Share of the sum up to which two sums are equal where that is larger: in bfloat16 a sum has three digits."""
+
+LARGEST_TIMES: Final = 30.0
+"""A gap must also be this many times the largest one of the parameter so far."""
+
+BROKEN: Final = 0.1
+"""Least share of the larger sum by which the sums of a broken parameter differ."""
+
+ALIKE: Final = 2e-3
+"""Relative difference of quotients that are one factor: what clipping and loss scaling divide by, alike for all."""
+
+FEWEST: Final = 3
+"""Parameters whose quotients must agree: else that factor is not known."""
+
+MOST_AT_ONCE: Final = 0.5
+"""Share of the parameters followed up to which a break is a fault of some: more is another way of clipping."""
+
+
+class GradientSumsRule(Rule):
+    """Compares the sum of a parameter's gradient with the sum of the gradients at its module's output.
+
+    They are equal, but for one factor of all parameters (clipping, loss scaling), wherever a parameter is added to the
+    output, as every bias is, and for a table of embeddings: the chain rule hands each element on with weight one. What
+    changes a gradient between the backward pass and the update breaks it, be it a sum of one bucket in place of its
+    mean, a kernel that keeps one of several contributions, or noise. Parameters for which it has held are followed.
+    """
+
+    name: ClassVar[str] = "gradient_sums"
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_GRAD_OUTPUT})
+    statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._names: dict[tuple[str, int], int] = {}
+        places: list[int] = []
+        self._modules = Columns(places)
+        self._sum, self._square = self._modules.column(np.float64), self._modules.column(np.float64)
+        self._numel, self._rows = self._modules.column(np.float64), self._modules.column(np.int64)
+
+        def note(_: int, new: Sequence[Series]) -> None:
+            for series in new:
+                self._names.setdefault(_module_of(series), len(self._names))
+            places.extend(range(len(places), len(self._names)))
+            self._modules.grow()
+
+        arrays.series.before_growth(note)
+        series = arrays.series
+        self._output_of = series.column(np.int64, of=lambda s: self._place(s) if _is_output(s) else -1)
+        self._gradient_of = series.column(np.int64, of=lambda s: self._place(s) if s.quantity == GRADIENT else -1)
+        self._is_bias = series.column(bool, of=lambda s: s.name.endswith("bias"))
+        self._held, self._parts = series.column(np.int64), series.column(np.int64)
+        self._largest = series.column(np.float64)
+        self._gradients: list[tuple[Integers, Floats]] = []
+        self._step, self._excused = -1, False
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the gradients of the step before this one whose sums are wrong; a step may have several records."""
+        record = observed.record
+        found: list[Finding] = []
+        if record.step != self._step:
+            found = self._end_step()
+            self._step, self._excused, self._gradients = record.step, False, []
+            for column in (self._sum, self._square, self._numel, self._rows):
+                column.values[:] = 0
+        self._excused |= record.skipped
+        outputs = rows_where(self._output_of.values[record.where] >= 0)
+        if len(outputs):
+            modules, numel = self._output_of.values[record.ids[outputs]], observed.numel[outputs]
+            np.add.at(self._sum.values, modules, record.values[outputs, MEAN] * numel)
+            np.add.at(self._square.values, modules, record.values[outputs, NORM] ** 2)
+            np.add.at(self._numel.values, modules, numel)
+            np.add.at(self._rows.values, modules, 1)
+        rows = rows_where(self._gradient_of.values[record.where] >= 0)
+        if len(rows):
+            self._gradients.append(
+                (record.ids[rows].astype(np.int64), record.values[rows, MEAN] * observed.numel[rows])
+            )
+        return found
+
+    def _end_step(self) -> list[Finding]:
+        if self._excused or not self._gradients or not self._rows.values.any():
+            return []
+        ids = np.concatenate([ids for ids, _ in self._gradients])
+        sums = np.concatenate([sums for _, sums in self._gradients])
+        modules = self._gradient_of.values[ids]
+        with np.errstate(over="ignore", invalid="ignore"):
+            scale = np.sqrt(self._square.values[modules] * self._numel.values[modules])
+            expected = self._sum.values[modules]
+        usable = (self._rows.values[modules] > 0) & (scale > 0) & np.isfinite(scale + expected + sums)
+        ids, sums, expected, scale, modules = (x[usable] for x in (ids, sums, expected, scale, modules))
+        followed = (self._held.values[ids] >= HELD_FOR) & (self._parts.values[ids] == self._rows.values[modules])
+        factor = _common_factor(sums, expected, scale, followed if followed.sum() >= FEWEST else None)
+        if math.isnan(factor):
+            return []
+        return self._compare(ids, sums / factor, expected, scale, followed)
+
+    def _compare(self, ids: Integers, sums: Floats, expected: Floats, scale: Floats, followed: Mask) -> list[Finding]:
+        """Return the parameters that are followed and whose sums are not equal; learn from the others."""
+        gap, size = np.abs(sums - expected) / scale, np.maximum(np.abs(sums), np.abs(expected)) / scale
+        largest, held = self._largest.values, self._held.values
+        holds = gap <= np.maximum(NOISE, EQUAL * np.abs(expected) / scale)
+        holds &= self._is_bias.values[ids] | (size > 10 * NOISE)  # two sums of zero say nothing but of a bias
+        broken = followed & (gap > np.maximum(NOISE, LARGEST_TIMES * largest[ids])) & (gap > BROKEN * size)
+        rows = self._rows.values[self._gradient_of.values[ids]]
+        same = (self._parts.values[ids] == rows) | (held[ids] == 0)
+        learns = holds & same & ~broken
+        held[ids] = np.where(learns, held[ids] + 1, 0)
+        largest[ids] = np.where(learns, np.maximum(largest[ids], gap), 0.0)
+        self._parts.values[ids] = rows
+        if not 0 < broken.sum() <= MOST_AT_ONCE * followed.sum():
+            return []
+        return [self._finding(int(ids[i]), sums[i], expected[i]) for i in rows_where(broken).tolist()]
+
+    def _finding(self, series_id: int, value: float, expected: float) -> Finding:
+        detail = (GRADIENT_FLOW, self.name, "mean", float(value), float(expected), SCORE)
+        return Finding(series_id, -1, *detail, step=self._step, last_clean=self._step - 1, passed_on=False)
+
+    def _place(self, series: Series) -> int:
+        return self._names[_module_of(series)]
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return both sums."""
+        return (
+            f"{subject} adds up to {anomaly.value:.3g} at step {anomaly.step}, the gradients at its module's output to "
+            f"{anomaly.expected:.3g}: something changes it after the backward pass"
+        )
+
+
+def _module_of(series: Series) -> tuple[str, int]:
+    """Return the module of an output, or that of a parameter, which tables name by the parameter alone."""
+    module = series.name.rpartition(".")[0] if series.quantity == GRADIENT else series.module.partition("@")[0]
+    return module, series.vpp_stage
+
+
+def _is_output(series: Series) -> bool:
+    return series.quantity == ACTIVATION_GRAD_OUTPUT and series.name.endswith("output.0")
+
+
+def _common_factor(sums: Floats, expected: Floats, scale: Floats, followed: Mask | None) -> float:
+    """Return the quotient of the sums on which most parameters agree, NaN where they are too few.
+
+    Without parameters that are followed it is looked for among all.
+    """
+    chosen = (np.abs(expected) > 10 * NOISE * scale) & (sums * expected > 0)
+    if followed is not None:
+        chosen &= followed
+    logs = np.sort(np.log(sums[chosen] / expected[chosen]))
+    if len(logs) < FEWEST:
+        return math.nan
+    ends = np.searchsorted(logs, logs + ALIKE, side="right")
+    counts = ends - np.arange(len(logs))
+    begin = int(np.argmax(counts))
+    if counts[begin] < FEWEST:
+        return math.nan
+    return math.exp(float(np.median(logs[begin : ends[begin]])))
