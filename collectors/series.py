@@ -77,6 +77,10 @@ GRADIENT_WRITES = "gradient_writes"
 """Prefix of `gradient_writes.<optimizer>`, the scalar of how often an update's gradients were written in place beyond
 once for each micro-step after the first; it has a row where it changes."""
 
+STALE_UPDATE = "stale_update"
+"""Prefix of `stale_update.<optimizer>`, the scalar, 1, of an update whose gradients were not written since the update
+before it."""
+
 UNWRITTEN = "unwritten"
 """Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote
 to it. `unwritten` itself speaks of all that an optimizer has, or of most of it."""

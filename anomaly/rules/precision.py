@@ -72,7 +72,7 @@ class PrecisionRule(Rule):
         ids = record.ids[rows]
         low, high = (np.abs(record.columns[c][rows]) for c in (MIN, MAX))
         largest = np.fmax(low, high)
-        bits = np.fmax(_significant_bits(low), _significant_bits(high))
+        bits = np.fmax(significant_bits(low), significant_bits(high))
         rest = largest < REST * self._largest_of_kind(ids.astype(np.int64), largest)
         new = ~rest & np.isfinite(largest) & (largest != self._largest.values[ids]) & (bits > ROUND_BITS)
         new &= (largest >= SMALLEST) & ((low % 1 != 0) | (high % 1 != 0))  # whole numbers count something
@@ -107,10 +107,10 @@ class PrecisionRule(Rule):
         )
 
 
-def _significant_bits(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def significant_bits(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Return how many significant bits numbers have as float32; 0 for zero and for what is not finite.
 
-    >>> _significant_bits(np.array([0.0, 0.5, 6.0, 0.15625, float(np.float32(0.1))])).tolist()
+    >>> significant_bits(np.array([0.0, 0.5, 6.0, 0.15625, float(np.float32(0.1))])).tolist()
     [0, 1, 2, 3, 24]
     """
     mantissa, _ = np.frexp(np.where(np.isfinite(values), values, 0.0))

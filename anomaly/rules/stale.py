@@ -33,6 +33,11 @@ REPEATS: Final = 2
 """Samples equal to the one before that make a finding; a loader that echoes each batch by design repeats from its first
 steps on, and then twice its longest repetition counts."""
 
+GRADIENT_REPEATS: Final = 1
+MANY_ELEMENTS: Final = 64
+"""The same for a gradient of so many elements beside others that move: weights move at each update, so no batch gives
+one gradient twice. A bias under a loss that counts, as of absolute differences, may have the same few counts again."""
+
 BUFFER_REPEATS: Final = 5
 """The same for a buffer: some hold a few levels, as a router's bias that moves by fixed steps, and rest at times."""
 
@@ -52,6 +57,7 @@ _TOLD: Final = -(2**30)
 """Stands in place of the number of repetitions of a stretch that was reported."""
 
 _OTHER, _GRADIENT, _ACTIVATION, _STATE, _BUFFER, _INPUT = range(6)
+_REPEATS: Final = np.array([REPEATS, GRADIENT_REPEATS, REPEATS, REPEATS, BUFFER_REPEATS, REPEATS])
 
 
 class StaleRule(Rule):
@@ -84,7 +90,7 @@ class StaleRule(Rule):
         self._had_gradient: dict[int, int] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
-        """Return the series that have not moved for `REPEATS` samples, once each."""
+        """Return the series that have not moved for so many samples, once each."""
         record, kinds = observed.record, self._kind.values[observed.record.where]
         self._note_gradients(observed, kinds)
         values = record.values
@@ -97,7 +103,8 @@ class StaleRule(Rule):
         ids, kinds = record.ids[rows].astype(np.int64), kinds[rows]
         same = self._follow(ids, fingerprints(values[rows]), record.step)
         repeats = self._repeats.values[ids]
-        enough = np.maximum(np.where(kinds == _BUFFER, BUFFER_REPEATS, REPEATS), 2 * self._longest.values[ids])
+        fewest = np.where(observed.numel[rows] < MANY_ELEMENTS, np.maximum(_REPEATS[kinds], REPEATS), _REPEATS[kinds])
+        enough = np.maximum(fewest, 2 * self._longest.values[ids])
         suspects = (repeats == enough) & (
             self._varied.values[ids] >= np.where(kinds == _INPUT, INPUTS_BEFORE, VARIED_BEFORE)
         )

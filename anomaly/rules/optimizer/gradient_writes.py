@@ -1,4 +1,4 @@
-"""Gradients that are written more or less often before an update than at all updates before."""
+"""Gradients that are written more or less often before an update than at all updates before, or not at all."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -6,11 +6,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
+from trainsentry.anomaly.anomaly import GRADIENT_FLOW, STALE, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import GRADIENT, GRADIENT_WRITES
+from trainsentry.collectors.series import GRADIENT, GRADIENT_WRITES, STALE_UPDATE
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -37,17 +37,22 @@ class _Count:
 class GradientWritesRule(Rule):
     """Judges `gradient_writes` when it changes: a loop's calls of backward, clip and zero_grad do not change.
 
-    A count that the run has had before is no finding.
+    A count that the run has had before is no finding. An update with the very gradients of the one before is one,
+    unless the run began so.
     """
 
     name: ClassVar[str] = "gradient_writes"
     speaks_for: ClassVar[str | None] = GRADIENT_FLOW
-    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT_WRITES, GRADIENT})
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT_WRITES, STALE_UPDATE, GRADIENT})
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
         prefix = f"{GRADIENT_WRITES}."
         self._is_count = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
+        stale = f"{STALE_UPDATE}."
+        self._is_stale = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(stale))
+        self._has_stale = False
+        self._first_step = -1
         self._counts: dict[int, _Count] = {}
         self._update = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.quantity == GRADIENT else -1)
         self._step = self._updates = self._updates_before = self._joined = -1
@@ -58,11 +63,25 @@ class GradientWritesRule(Rule):
         self._note_updates(observed)
         for row in rows_where(self._is_count.values[record.where]).tolist():
             self._take(int(record.ids[row]), float(record.values[row, VALUE]), record.step)
-        return [
+        return self._stale(observed) + [
             self._finding(series_id, count)
             for series_id, count in self._counts.items()
             if count.value not in count.known and record.step >= count.since + LASTS and self._is_new(count)
         ]
+
+    def _stale(self, observed: Observed) -> list[Finding]:
+        """Return, once, an update with old gradients in a run that had none in its first steps."""
+        record = observed.record
+        self._first_step = record.step if self._first_step < 0 else self._first_step
+        rows = rows_where(self._is_stale.values[record.where])
+        if not len(rows) or self._has_stale:
+            return []
+        self._has_stale = True
+        if record.step < self._first_step + SETTLED:
+            return []
+        detail = (STALE, self.name, "writes", 0.0, 1.0, SCORE)
+        where = {"last_clean": record.step - 1, "passed_on": False}
+        return [Finding(int(record.ids[rows[0]]), -1, *detail, **where, name=ALL, quantity=GRADIENT)]  # type: ignore[arg-type]
 
     def _note_updates(self, observed: Observed) -> None:
         """Begin anew where a step had other updates of one parameter than the step before: a critic's are fewer."""
@@ -108,6 +127,8 @@ class GradientWritesRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return by how much the count differs, and what does that."""
+        if anomaly.kind == STALE:
+            return f"the optimizer's update at step {anomaly.step} used the very gradients of the update before it"
         more = round(anomaly.value - anomaly.expected) if isfinite(anomaly.value - anomaly.expected) else 0
         whose = "the gradients are" if anomaly.name == ALL else f"{subject} is"
         times = f"{abs(more)} time{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'less'} before each update"

@@ -1,14 +1,16 @@
 """A weight that was modified outside the optimizer update: its mean is not the mean before plus that of its update."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import SHIFT, Anomaly
+from trainsentry.anomaly.anomaly import FROZEN, SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.precision import BITS, significant_bits
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord, as_index
@@ -47,6 +49,18 @@ WAIT: Final = 3
 """Samples between a modification and its finding. A loop that clips or rescales weights shows meanwhile: it modifies
 the weight again, or the weight stays at a bound."""
 
+LASTING: Final = 8
+STILL: Final = 4
+"""Samples in a row in which a weight must be modified before it is told, where it is modified again and again; the
+second where it is then exactly what it was before its updates, which no rescaling gives."""
+
+AS_AT_FIRST: Final = 0.3
+"""Least size of the first of these modifications, as a share of their median: a bound on weights, as `max_norm` of
+embeddings, begins with the few that pass it first."""
+
+SAME_NORM: Final = 1e-5
+"""Relative change of a norm that is none: a loop that holds a weight at a norm modifies it at each step by design."""
+
 NEVER: Final = -2
 """A step that never was, and is not the step before the first one either."""
 
@@ -59,14 +73,31 @@ class _Modification:
     mean: float
     expected: float
     bounds: tuple[float, float]
+    limit: float
+    gaps: list[float]
     left: int = WAIT
+    still: int = 0
+    held_norm: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the weight has stayed what it was, whatever its updates."""
+        return self.still == len(self.gaps) >= STILL
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the weight is modified again and again, and not to keep it within a bound."""
+        if len(self.gaps) < LASTING or 2 * self.held_norm >= len(self.gaps):
+            return False
+        return self.gaps[0] >= AS_AT_FIRST * statistics.median(self.gaps)
 
 
 class WeightContinuityRule(Rule):
     """Finds a weight that was modified between two sampled steps, other than by its update.
 
     Most weights at once are somebody's intention: a checkpoint is loaded, averages are swapped in. Faulty memory
-    changes one, and a mix-up a few.
+    changes one, and a mix-up a few. A weight that is modified again and again counts unless that keeps it within a
+    bound; where it stays what it was, its updates are lost.
     """
 
     name: ClassVar[str] = "continuity"
@@ -87,7 +118,7 @@ class WeightContinuityRule(Rule):
         self._read_at, self._expected_after = series.column(np.int64, NEVER), series.column(np.int64, NEVER)
         self._held, self._needed = series.column(np.int64), series.column(np.int64, HELD_FOR)
         self._largest_gap, self._slack = series.column(np.float64), series.column(np.float64)
-        self._bounds = series.column(np.float64, shape=(2,))
+        self._bounds, self._norm = series.column(np.float64, shape=(2,)), series.column(np.float64)
         self._spacing = arrays.layouts.column(np.float64, of=lambda layout: _spacing_of(layout.dtype))
         self._modified: dict[int, _Modification] = {}
 
@@ -104,6 +135,7 @@ class WeightContinuityRule(Rule):
             self._mean.values[ids], self._read_at.values[ids] = record.columns[MEAN, rows], record.step
             self._bounds.values[0, ids] = record.columns[MIN, rows]
             self._bounds.values[1, ids] = record.columns[MAX, rows]
+            self._norm.values[ids] = record.columns[NORM, rows]
         updates = rows_where(self._weight_of.values[record.where] >= 0)
         if len(updates):
             self._expect(record, updates, observed.numel)
@@ -135,40 +167,69 @@ class WeightContinuityRule(Rule):
         if not known.all():
             rows, ids, gap = rows[known], ids[known], gap[known]
         held, needed, largest = self._held.values, self._needed.values, self._largest_gap.values
-        broken = gap > np.maximum(ROUNDING, LARGEST_TIMES * largest[ids])
+        limits = np.maximum(ROUNDING, LARGEST_TIMES * largest[ids])
+        broken = gap > limits
         odd = broken & (held[ids] >= needed[ids]) & (largest[ids] <= HOLDS)
-        largest[ids] = np.where(odd, largest[ids], np.maximum(largest[ids], gap))
+        waits = np.isin(ids, list(self._modified)) if self._modified else np.zeros(len(ids), bool)
+        largest[ids] = np.where(odd | waits, largest[ids], np.maximum(largest[ids], gap))
         held[ids] = np.where(broken, 0, held[ids] + 1)
         needed[ids[odd]] *= LONGER  # a break that comes back now and then is the design of the run
-        found = self._confirmed(record, rows, ids, broken) if self._modified else []
+        found = [f for i in rows_where(waits) if (f := self._go_on(record, int(rows[i]), int(ids[i]), float(gap[i])))]
+        self._forget_after(record.step)
         if broken.sum() <= max(1, MOST_AT_ONCE * len(ids)):
-            for row, series_id in zip(rows[odd].tolist(), ids[odd].tolist(), strict=True):
-                self._note_modification(record, row, series_id)
+            for i in rows_where(odd).tolist():
+                self._note_modification(record, int(rows[i]), int(ids[i]), float(gap[i]), float(limits[i]))
         return found
 
-    def _note_modification(self, record: StepRecord, row: int, series_id: int) -> None:
+    def _note_modification(self, record: StepRecord, row: int, series_id: int, gap: float, limit: float) -> None:
         low, high, mean = record.values[row, [MIN, MAX, MEAN]].tolist()
         before = self._bounds.values[:, series_id].tolist()
         bounds = (low if low != before[0] else math.nan, high if high != before[1] else math.nan)
         expected = float(self._expected.values[series_id])
-        self._modified[series_id] = _Modification(record.step, mean, expected, bounds)
+        modified = self._modified[series_id] = _Modification(record.step, mean, expected, bounds, limit, [gap])
+        self._note_looks(record, row, series_id, modified)
 
-    def _confirmed(self, record: StepRecord, rows: Any, ids: Any, broken: Any) -> list[Finding]:
-        """Return the weights that were modified once, `WAIT` samples ago, and not again."""
-        found = []
-        for series_id, modified in list(self._modified.items()):
-            at = rows_where(ids == series_id)
-            if record.step <= modified.step or broken[at].any():
-                del self._modified[series_id]
-            elif len(at):
-                row = int(rows[at[0]])
-                modified.left -= 1
-                if (record.values[row, [MIN, MAX]] == modified.bounds).any():
-                    del self._modified[series_id]
-                elif not modified.left:
-                    del self._modified[series_id]
-                    found.append(_finding(series_id, row, modified))
-        return found
+    def _note_looks(self, record: StepRecord, row: int, series_id: int, modified: _Modification) -> None:
+        """Note whether a modified weight is what it was at the sample before, or has the same norm."""
+        norm, before = float(record.values[row, NORM]), float(self._norm.values[series_id])
+        low, high = self._bounds.values[:, series_id].tolist()
+        same = [low, high, float(self._mean.values[series_id]), before]
+        modified.still += record.values[row, [MIN, MAX, MEAN, NORM]].tolist() == same
+        modified.held_norm += abs(norm - before) <= SAME_NORM * before
+
+    def _go_on(self, record: StepRecord, row: int, series_id: int, gap: float) -> Finding | None:
+        """Follow a modified weight; return it where it was modified once, `WAIT` samples ago, or goes on to be."""
+        modified = self._modified[series_id]
+        if record.step <= modified.step:
+            return None
+        once = len(modified.gaps) == 1
+        if gap > modified.limit:
+            modified.gaps.append(gap)
+            self._note_looks(record, row, series_id, modified)
+            ends = modified.left < WAIT or len(modified.gaps) >= LASTING or modified.is_lost
+            told = modified.left == WAIT and (modified.is_lost or modified.is_lasting)
+            told &= not self._is_rounded(record, row)
+        else:
+            modified.left -= 1
+            is_bound = bool((record.values[row, [MIN, MAX]] == modified.bounds).any())
+            ends, told = is_bound or not (once and modified.left), once and not is_bound and not modified.left
+        if not ends:
+            return None
+        del self._modified[series_id]
+        if len(modified.gaps) > 1:  # said once, or the design of the run
+            self._largest_gap.values[series_id] = max(modified.gaps)
+        return _finding(series_id, row, modified) if told else None
+
+    def _is_rounded(self, record: StepRecord, row: int) -> bool:
+        """Return whether a weight holds fewer bits than its dtype, which a rule of its own tells."""
+        if self._spacing.values[record.layouts[row]] != SPACING["float32"]:
+            return False
+        return bool(significant_bits(np.abs(record.values[row, [MIN, MAX]])).max() <= BITS["float16"])
+
+    def _forget_after(self, step: int) -> None:
+        """Forget modifications of later steps: the run has gone back."""
+        for series_id in [i for i, modified in self._modified.items() if modified.step >= step]:
+            del self._modified[series_id]
 
     def _note_weights(self, first: int, new: Sequence[Series]) -> None:
         for i, series in enumerate(new, first):
@@ -183,6 +244,9 @@ class WeightContinuityRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the mean, and the mean expected of the update."""
+        if anomaly.kind == FROZEN:
+            since = f"after each update since step {anomaly.step}"
+            return f"parameter {anomaly.name} is put back to what it was {since}: its updates are lost"
         return (
             f"{subject} was modified outside the optimizer update before step {anomaly.step}: its mean is "
             f"{anomaly.value:.6g}, expected {anomaly.expected:.6g}"
@@ -200,5 +264,6 @@ def _root_mean_square(record: StepRecord, rows: Any, numel: Floats) -> Floats:
 
 
 def _finding(series_id: int, row: int, modified: _Modification) -> Finding:
-    detail = (SHIFT, WeightContinuityRule.name, "mean", modified.mean, modified.expected, SCORE)
+    kind = FROZEN if modified.is_lost else SHIFT
+    detail = (kind, WeightContinuityRule.name, "mean", modified.mean, modified.expected, SCORE)
     return Finding(series_id, row, *detail, step=modified.step, last_clean=modified.step - 1)

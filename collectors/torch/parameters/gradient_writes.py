@@ -6,7 +6,7 @@ from typing import Final
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import GRADIENT_WRITES, Series
+from trainsentry.collectors.series import GRADIENT_WRITES, STALE_UPDATE, Series
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -16,7 +16,7 @@ MOST_LOOKED_AT: Final = 64
 
 
 class GradientWrites:
-    """Appends `gradient_writes.<optimizer>` where it differs from the update before.
+    """Appends `gradient_writes.<optimizer>` where it differs from the update before, and `stale_update.<optimizer>`.
 
     Autograd accumulates a gradient in place once for each micro-step after the first; unscaling and clipping write once
     more each. torch counts these writes in the tensor's version. What remains without the micro-steps is the same at
@@ -39,9 +39,11 @@ class GradientWrites:
         last = self._last.get(optimizer)
         # Also where no pass was seen: the next count starts here.
         self._last[optimizer] = weakref.ref(gradient), version
-        if not micro_steps:
-            return
         kept = last is not None and last[0]() is gradient
+        if not micro_steps:
+            if kept and last is not None and last[1] == version and optimizer in self._known:
+                self._add(f"{STALE_UPDATE}.{self._known[optimizer][0]}", 1.0)
+            return
         writes = version - (last[1] if kept and last is not None else 0) - (micro_steps - 1)
         if optimizer not in self._known:
             self._known[optimizer], self._optimizers = (self._optimizers, writes), self._optimizers + 1
@@ -52,8 +54,10 @@ class GradientWrites:
     def _append(self, optimizer: Optimizer, writes: int) -> None:
         number, _ = self._known[optimizer]
         self._known[optimizer] = number, writes
-        name = f"{GRADIENT_WRITES}.{number}"
-        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, scalar=True)), float(writes))
+        self._add(f"{GRADIENT_WRITES}.{number}", float(writes))
+
+    def _add(self, name: str, value: float) -> None:
+        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, scalar=True)), value)
 
 
 def _first_gradient(optimizer: Optimizer) -> Tensor | None:

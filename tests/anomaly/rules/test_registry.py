@@ -26,6 +26,7 @@ from trainsentry.collectors.series import (
     RECOMPUTED,
     RECOMPUTED_GRADIENT,
     SETTING,
+    STALE_UPDATE,
     TENSOR_QUANTITIES,
     TRAINING_MODE,
     UNKNOWN_REGION,
@@ -35,7 +36,17 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.statistics import NORM, STATISTICS
 
-SWITCHES = {GRADIENT_WRITES, LOST_STATE, OPTION, RECOMPUTED, RECOMPUTED_GRADIENT, SETTING, TRAINING_MODE, UNWRITTEN}
+SWITCHES = {
+    GRADIENT_WRITES,
+    LOST_STATE,
+    OPTION,
+    RECOMPUTED,
+    RECOMPUTED_GRADIENT,
+    SETTING,
+    STALE_UPDATE,
+    TRAINING_MODE,
+    UNWRITTEN,
+}
 SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, "loss", "grad_norm", *SWITCHES}
 SERIES = [
     ("fc.weight", "update"),

@@ -5,6 +5,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.rules.stale import REPEATS, VARIED_BEFORE, StaleRule
+from trainsentry.collectors.series import Layout
 
 GRADIENTS = [(f"layers.{i}.weight", "gradient") for i in range(4)]
 MOMENTS = [(f"layers.{i}.weight", "exp_avg") for i in range(4)]
@@ -30,6 +31,16 @@ def test_a_series_that_repeats_while_others_move_is_told_once(alone, judged, stu
     assert (series.name, series.quantity) == stuck
     assert (found.step, found.last_clean) == (61, 60)
     assert found.kind == ("duplicate_data" if stuck == DATA else "stale")
+
+
+@pytest.mark.parametrize(("numel", "count"), [(64, 1), (16, 0)])
+def test_one_gradient_that_is_that_of_the_step_before_is_told_unless_it_has_few_elements(alone, numel, count):
+    records, found = Records(), []
+    records.layout = records.table.layout_id(Layout((numel,), "float32", numel))
+    rule = alone(StaleRule, records.table)
+    for step in range(80):
+        found += rule(records.step(step, moving(step, [GRADIENTS[1]] if step == 61 else [])))
+    assert [f.step for f in found] == [61] * count
 
 
 def test_nothing_is_said_where_nothing_moves_or_the_gradient_is_gone(alone, judged):

@@ -61,3 +61,12 @@ def test_an_optimizer_that_joins_changes_what_a_step_is(alone, first):
         new = {COUNT: -2.0, other: 0.0} if first == 0 else {other: 0.0, COUNT: -2.0}
         found += rule(records.step(step, {0: {COUNT: 0.0}, 52: new, 90: {other: 1.0}}.get(step, {})))
     assert [(finding.step, finding.value) for finding in found] == [(90, 1.0)]
+
+
+@pytest.mark.parametrize(("begins", "told"), [(50, [50]), (3, [])], ids=["later", "from the start"])
+def test_an_update_with_gradients_that_were_used_is_told_once_unless_the_run_began_so(alone, begins, told):
+    records, stale = Records(), ("stale_update.0", "stale_update.0")
+    rule = alone(GradientWritesRule, records.table)
+    found = [f for s in range(90) for f in rule(records.step(s, {stale: 1.0} if s >= begins and s % 2 == 0 else {}))]
+    assert [record.step or 50 for record in found] == told
+    assert all(f.kind == "stale" for f in found)

@@ -203,6 +203,75 @@ def test_what_loops_do_to_weights_on_purpose_is_not_reported(tmp_path, change):
     assert not [s for i in incidents for s in i.suspects if "outside the optimizer update" in s.evidence]
 
 
+class _Kept:
+    """Puts a weight back to what it was before each update from step 30 on."""
+
+    def __init__(self):
+        self.weight = None
+
+    def __call__(self, step, model):
+        if self.weight is not None:
+            model[0].weight.copy_(self.weight)
+        if step >= 30:
+            self.weight = model[0].weight.clone()
+
+
+def disturb(step, model):
+    if step >= 30:
+        model[0].weight.add_(torch.randn_like(model[0].weight), alpha=1e-3)
+
+
+def creep(step, model):
+    if step >= 30:
+        model[0].bias.mul_(1.01)
+
+
+@pytest.mark.parametrize(
+    ("make_change", "name", "kind", "says"),
+    [
+        (_Kept, "0.weight", "frozen", "parameter 0.weight is put back to what it was after each update since step 31"),
+        (lambda: disturb, "0.weight", "shift", "was modified outside the optimizer update before step 30"),
+        (lambda: creep, "0.bias", "shift", "was modified outside the optimizer update before step 30"),
+    ],
+)
+def test_a_weight_that_something_changes_at_every_step_is_named(tmp_path, make_change, name, kind, says, caplog):
+    caplog.set_level(logging.CRITICAL, "trainsentry")
+    [incident] = train(tmp_path, make_change(), steps=50)
+    assert (incident.name, incident.kind) == (name, kind)
+    assert says in incident.summary
+
+
+def bound_rows(step, model):
+    model[0].weight.renorm_(2, 0, 0.62)
+
+
+def bound_norm(step, model):
+    if step >= 30:
+        model[0].weight.mul_(2.0 / model[0].weight.norm())
+
+
+@pytest.mark.parametrize("change", [bound_rows, bound_norm])
+def test_a_weight_that_a_loop_holds_at_a_norm_is_left_alone(tmp_path, change):
+    incidents = train(tmp_path, change, steps=80)
+    assert not [s for i in incidents for s in i.suspects if "outside the optimizer update" in s.evidence]
+
+
+def test_embeddings_that_come_to_their_largest_norm_are_left_alone(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 8, max_norm=0.35), torch.nn.Flatten(), torch.nn.Linear(32, 64))
+    torch.nn.init.normal_(model[0].weight, std=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with trainsentry.TrainMonitor({"output_dir": str(tmp_path), "collect": EVERY_STEP}).watch(model, optimizer) as m:
+        for _ in range(120):
+            x = torch.randint(64, (16, 4))
+            torch.nn.functional.cross_entropy(model(x), x.sum(1) % 64).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        m.flush()
+        assert (model[0].weight.norm(dim=1) > 0.34).sum() > 4, "the bound is reached"
+        assert not [s for i in m.incidents for s in i.suspects if "outside the optimizer update" in s.evidence]
+
+
 def test_complex_weights_are_left_alone(alone):
     weights = Weights(alone, ("a",))
     weights.records.layout = weights.records.table.layout_id(Layout((16,), "complex64", 16))

@@ -101,3 +101,12 @@ def test_reading_takes_no_operation():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         loop.writes.read(loop.optimizer, 1)
     assert [event.key for event in seen.key_averages() if event.key.startswith("aten::")] == []
+
+
+@pytest.mark.parametrize("sets_to_none", [True, False])
+def test_a_second_update_with_the_same_gradients_has_a_row(sets_to_none):
+    loop = Loop(sets_to_none=sets_to_none)
+    assert [loop.step() for _ in range(4)][2:] == [None, None]
+    assert loop.step(zeroes=False) is None
+    assert loop.step(micro_steps=0, clips=False) == 1.0
+    assert loop.rows.table.series[-1].name == "stale_update.0"
