@@ -1,17 +1,17 @@
 """A gradient that does not add up to what its module's output got in the backward pass."""
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import numpy as np
 
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.module_totals import NO_MODULE, ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays, rows_where
-from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, GRADIENT, Series
-from trainsentry.collectors.statistics import MEAN, NORM
+from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
+from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, GRADIENT
+from trainsentry.collectors.statistics import MEAN
 
 SCORE: Final = 80.0
 """Deviations: as strong as a rule whose bound holds for any run."""
@@ -57,22 +57,8 @@ class GradientSumsRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._names: dict[tuple[str, int], int] = {}
-        places: list[int] = []
-        self._modules = Columns(places)
-        self._sum, self._square = self._modules.column(np.float64), self._modules.column(np.float64)
-        self._numel, self._rows = self._modules.column(np.float64), self._modules.column(np.int64)
-
-        def note(_: int, new: Sequence[Series]) -> None:
-            for series in new:
-                self._names.setdefault(_module_of(series), len(self._names))
-            places.extend(range(len(places), len(self._names)))
-            self._modules.grow()
-
-        arrays.series.before_growth(note)
+        self._totals = ModuleTotals(arrays)
         series = arrays.series
-        self._output_of = series.column(np.int64, of=lambda s: self._place(s) if _is_output(s) else -1)
-        self._gradient_of = series.column(np.int64, of=lambda s: self._place(s) if s.quantity == GRADIENT else -1)
         self._is_bias = series.column(bool, of=lambda s: s.name.endswith("bias"))
         self._held, self._parts = series.column(np.int64), series.column(np.int64)
         self._largest = series.column(np.float64)
@@ -86,17 +72,10 @@ class GradientSumsRule(Rule):
         if record.step != self._step:
             found = self._end_step()
             self._step, self._excused, self._gradients = record.step, False, []
-            for column in (self._sum, self._square, self._numel, self._rows):
-                column.values[:] = 0
+            self._totals.begin_step()
         self._excused |= record.skipped
-        outputs = rows_where(self._output_of.values[record.where] >= 0)
-        if len(outputs):
-            modules, numel = self._output_of.values[record.ids[outputs]], observed.numel[outputs]
-            np.add.at(self._sum.values, modules, record.values[outputs, MEAN] * numel)
-            np.add.at(self._square.values, modules, record.values[outputs, NORM] ** 2)
-            np.add.at(self._numel.values, modules, numel)
-            np.add.at(self._rows.values, modules, 1)
-        rows = rows_where(self._gradient_of.values[record.where] >= 0)
+        self._totals.add(observed)
+        rows = rows_where(self._totals.module_of[record.where] != NO_MODULE)
         if len(rows):
             self._gradients.append(
                 (record.ids[rows].astype(np.int64), record.values[rows, MEAN] * observed.numel[rows])
@@ -104,17 +83,17 @@ class GradientSumsRule(Rule):
         return found
 
     def _end_step(self) -> list[Finding]:
-        if self._excused or not self._gradients or not self._rows.values.any():
+        if self._excused or not self._gradients or not self._totals.parts.any():
             return []
         ids = np.concatenate([ids for ids, _ in self._gradients])
         sums = np.concatenate([sums for _, sums in self._gradients])
-        modules = self._gradient_of.values[ids]
+        modules = self._totals.module_of[ids]
         with np.errstate(over="ignore", invalid="ignore"):
-            scale = np.sqrt(self._square.values[modules] * self._numel.values[modules])
-            expected = self._sum.values[modules]
-        usable = (self._rows.values[modules] > 0) & (scale > 0) & np.isfinite(scale + expected + sums)
+            scale = np.sqrt(self._totals.square[modules] * self._totals.numel[modules])
+            expected = self._totals.sum[modules]
+        usable = (self._totals.parts[modules] > 0) & (scale > 0) & np.isfinite(scale + expected + sums)
         ids, sums, expected, scale, modules = (x[usable] for x in (ids, sums, expected, scale, modules))
-        followed = (self._held.values[ids] >= HELD_FOR) & (self._parts.values[ids] == self._rows.values[modules])
+        followed = (self._held.values[ids] >= HELD_FOR) & (self._parts.values[ids] == self._totals.parts[modules])
         factor = _common_factor(sums, expected, scale, followed if followed.sum() >= FEWEST else None)
         if math.isnan(factor):
             return []
@@ -127,7 +106,7 @@ class GradientSumsRule(Rule):
         holds = gap <= np.maximum(NOISE, EQUAL * np.abs(expected) / scale)
         holds &= self._is_bias.values[ids] | (size > 10 * NOISE)  # two sums of zero say nothing but of a bias
         broken = followed & (gap > np.maximum(NOISE, LARGEST_TIMES * largest[ids])) & (gap > BROKEN * size)
-        rows = self._rows.values[self._gradient_of.values[ids]]
+        rows = self._totals.parts[self._totals.module_of[ids]]
         same = (self._parts.values[ids] == rows) | (held[ids] == 0)
         learns = holds & same & ~broken
         held[ids] = np.where(learns, held[ids] + 1, 0)
@@ -141,9 +120,6 @@ class GradientSumsRule(Rule):
         detail = (GRADIENT_FLOW, self.name, "mean", float(value), float(expected), SCORE)
         return Finding(series_id, -1, *detail, step=self._step, last_clean=self._step - 1, passed_on=False)
 
-    def _place(self, series: Series) -> int:
-        return self._names[_module_of(series)]
-
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return both sums."""
@@ -151,16 +127,6 @@ class GradientSumsRule(Rule):
             f"{subject} adds up to {anomaly.value:.3g} at step {anomaly.step}, the gradients at its module's output to "
             f"{anomaly.expected:.3g}: something changes it after the backward pass"
         )
-
-
-def _module_of(series: Series) -> tuple[str, int]:
-    """Return the module of an output, or that of a parameter, which tables name by the parameter alone."""
-    module = series.name.rpartition(".")[0] if series.quantity == GRADIENT else series.module.partition("@")[0]
-    return module, series.vpp_stage
-
-
-def _is_output(series: Series) -> bool:
-    return series.quantity == ACTIVATION_GRAD_OUTPUT and series.name.endswith("output.0")
 
 
 def _common_factor(sums: Floats, expected: Floats, scale: Floats, followed: Mask | None) -> float:

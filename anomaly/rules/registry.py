@@ -14,6 +14,7 @@ from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
+from trainsentry.anomaly.rules.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradient_scale import GradientScaleRule
 from trainsentry.anomaly.rules.gradient_sums import GradientSumsRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
@@ -62,6 +63,7 @@ _RULES: Final[list[type[Rule]]] = [
     GradientWritesRule,
     GradientScaleRule,
     GradientSumsRule,
+    GradientGainRule,
     LossScaleRule,
     LayerOutlierRule,
     RepeatedDataRule,

@@ -1,0 +1,164 @@
+"""A weight's gradient that is larger or smaller than what its module gets in both passes has made it before."""
+
+import math
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import SHIFT, UNDERFLOW, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.module_totals import NO_MODULE, ModuleTotals
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, medians, rows_where
+from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT
+from trainsentry.collectors.statistics import NORM
+
+SCORE: Final = 50.0
+"""Deviations: above every spike of healthy runs, below the rules whose bounds hold for any run."""
+
+LEAST_ELEMENTS: Final = 64
+"""Elements of a weight that is judged: the gradient of a few swings by what each batch is."""
+
+PAST, BETWEEN, NEWEST = 32, 12, 6
+"""Samples that give the usual range, that are passed over, and that must lie beyond it: what grows by some percent a
+step is still far outside a range that ended twelve samples ago."""
+
+SAMPLES: Final = PAST + BETWEEN + NEWEST
+
+SETTLES: Final = 8
+"""Samples after which a weight is one of those by which the common factor is known."""
+
+WIDTHS: Final = 0.6
+"""Least distance from the range, in its widths: eight healthy runs of a GPT and a ResNet came to 0.03."""
+
+LEAST_WIDTH: Final = 0.2
+LEAST_SHIFT: Final = math.log(1.5)
+"""Least width of a range, and least distance from it, in log units: the gain is no constant of a layer."""
+
+MEMORY: Final = 16.0
+LARGEST_STEP: Final = 0.5
+"""Samples over which the mean gain is averaged, and the most of a sample's deviation that counts, in log units."""
+
+FEWEST: Final = 6
+"""Weights whose deviations give the common factor: clipping and loss scaling divide all gradients by one number."""
+
+MOST_AT_ONCE: Final = 0.25
+"""Share of the weights up to which a shift is a fault of some: training changes many layers together."""
+
+NEVER_ZERO_FOR: Final = 10
+"""Samples without a zero gradient before one counts."""
+
+
+class GradientGainRule(Rule):
+    """Follows the log of ‖gradient‖ ÷ (‖gradient at the output‖ · ‖input‖) of each weight, without the common factor.
+
+    The quotient does not depend on how large the loss is or what comes before and after the layer, so its range is
+    narrow where the gradient's own is wide: noise, a factor, or growth by some percent a step, which a range of the
+    gradient follows, leave it. A gradient of zero where the module got an input and a gradient is told at once.
+    """
+
+    name: ClassVar[str] = "gradient_gain"
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_INPUT, ACTIVATION_GRAD_OUTPUT})
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._totals = ModuleTotals(arrays)
+        series = arrays.series
+        self._past = series.column(np.float32, np.nan, shape=(SAMPLES,))
+        self._steps = series.column(np.int64, -1, shape=(SAMPLES,))
+        self._count, self._parts = series.column(np.int64), series.column(np.int64)
+        self._mean = series.column(np.float64)
+        self._gradients: list[tuple[Integers, Floats]] = []
+        self._step, self._excused = -1, False
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the weights of the step before this one whose gradients are wrong; a step may have several records."""
+        record = observed.record
+        found: list[Finding] = []
+        if record.step != self._step:
+            found = self._end_step()
+            self._step, self._excused, self._gradients = record.step, False, []
+            self._totals.begin_step()
+        self._excused |= record.skipped
+        self._totals.add(observed)
+        is_weight = (self._totals.module_of[record.where] != NO_MODULE) & (observed.numel >= LEAST_ELEMENTS)
+        rows = rows_where(is_weight)
+        if len(rows):
+            self._gradients.append((record.ids[rows].astype(np.int64), record.values[rows, NORM]))
+        return found
+
+    def _end_step(self) -> list[Finding]:
+        if self._excused or not self._gradients or not self._totals.parts.any():
+            return []
+        ids = np.concatenate([ids for ids, _ in self._gradients])
+        norms = np.concatenate([norms for _, norms in self._gradients])
+        modules = self._totals.module_of[ids]
+        got = np.sqrt(self._totals.square[modules]) * np.sqrt(self._totals.square_in[modules])
+        usable = (got > 0) & np.isfinite(got) & np.isfinite(norms)
+        ids, norms, got, parts = (x[usable] for x in (ids, norms, got, self._totals.parts[modules]))
+        self._forget(ids[self._parts.values[ids] != parts])  # other calls of the module
+        self._parts.values[ids] = parts
+        zero = norms == 0
+        found = self._zeros(ids, zero) if zero.any() else []
+        return found + self._follow(ids[~zero], np.log(norms[~zero] / got[~zero]))
+
+    def _zeros(self, ids: Integers, zero: Mask) -> list[Finding]:
+        """Return the weights that have no gradient although their modules got one, where most others have."""
+        new = ids[zero & (self._count.values[ids] >= NEVER_ZERO_FOR)]
+        self._forget(ids[zero])
+        if len(new) > MOST_AT_ONCE * len(ids):
+            return []
+        return [self._finding(i, UNDERFLOW, 0.0, self._step) for i in new.tolist()]
+
+    def _follow(self, ids: Integers, logs: Floats) -> list[Finding]:
+        """Take in the gains of a step; return the weights whose newest ones lie beyond their range."""
+        count, mean = self._count.values, self._mean.values
+        settled = count[ids] >= SETTLES
+        if settled.sum() >= FEWEST:
+            logs = logs - medians((logs - mean[ids])[settled][None])[0]
+        elif (count[ids] > 0).any() and len(ids) < FEWEST:
+            return []
+        off = np.where(count[ids] > 0, logs - mean[ids], 0.0)
+        start = np.where(count[ids] > 0, mean[ids], logs)
+        mean[ids] = start + np.clip(off, -LARGEST_STEP, LARGEST_STEP) / np.minimum(count[ids] + 1, MEMORY)
+        past, steps = self._past.values, self._steps.values
+        past[:, ids] = np.concatenate([past[1:, ids], logs[None]])
+        steps[:, ids] = np.concatenate([steps[1:, ids], np.full((1, len(ids)), self._step)])
+        count[ids] += 1
+        return self._beyond(ids[count[ids] >= SAMPLES + SETTLES])
+
+    def _beyond(self, ids: Integers) -> list[Finding]:
+        if not len(ids):
+            return []
+        past = self._past.values[:, ids].astype(np.float64)
+        low, high = past[:PAST].min(axis=0), past[:PAST].max(axis=0)
+        newest = past[-NEWEST:]
+        distance = np.maximum(newest.min(axis=0) - high, low - newest.max(axis=0))
+        shifted = rows_where(distance > np.maximum(WIDTHS * np.maximum(high - low, LEAST_WIDTH), LEAST_SHIFT))
+        if not len(shifted):
+            return []
+        found = []
+        for i in shifted.tolist():
+            outside = past[PAST:, i] > high[i] if newest[0, i] > high[i] else past[PAST:, i] < low[i]
+            onset = PAST + len(outside) - int(np.argmin(outside[::-1])) if not outside.all() else PAST
+            factor = math.exp(newest[:, i].mean() - past[:PAST, i].mean())
+            found.append(self._finding(int(ids[i]), SHIFT, factor, int(self._steps.values[onset, ids[i]])))
+        self._forget(ids[shifted])
+        return found if len(found) <= max(1, MOST_AT_ONCE * len(ids)) else []
+
+    def _forget(self, ids: Integers) -> None:
+        self._count.values[ids] = 0
+
+    def _finding(self, series_id: int, kind: str, factor: float, step: int) -> Finding:
+        detail = (kind, self.name, "norm", factor, 1.0, SCORE)
+        return Finding(series_id, -1, *detail, step=step, last_clean=step - 1, passed_on=False)
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the factor, and to what it is relative."""
+        if anomaly.kind == UNDERFLOW:
+            return f"{subject} is zero at step {anomaly.step}, although its module got an input and a gradient"
+        return (
+            f"{subject} is {anomaly.value:.3g} times its usual since step {anomaly.step}, "
+            "for what its module gets in both passes"
+        )
