@@ -15,6 +15,7 @@ from trainsentry.anomaly.anomaly import (
     UNDERFLOW,
     Anomaly,
 )
+from trainsentry.anomaly.finding import ALL
 from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.collectors.series import ACTIVATION_OUTPUT, GRADIENT, PARAMETER, TENSOR_QUANTITIES
@@ -28,6 +29,9 @@ SLOW_STEPS: Final = 8
 
 OPTIMIZER: Final = "optimizer"
 """The quantity of a finding on an optimizer's options."""
+
+OUTGROWS: Final = 10.0
+"""Factor by which one gradient is beyond its usual size where it makes clipping shrink all others."""
 
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
@@ -71,7 +75,7 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     next read after it, and was last healthy before, can be its cause too.
     """
     firsts: dict[tuple[int, str, str, int], Anomaly] = {}
-    for anomaly in _without_ties(list(anomalies)):
+    for anomaly in _without_clipped(_without_ties(list(anomalies))):
         key = (anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step)
         known = firsts.get(key)
         if known is None or strength(anomaly) < strength(known):
@@ -104,6 +108,21 @@ def _without_ties(anomalies: list[Anomaly]) -> list[Anomaly]:
         else:
             settled.append(replace(a, passed_on=True) if is_tie else a)
     return settled
+
+
+def _without_clipped(anomalies: list[Anomaly]) -> list[Anomaly]:
+    """Count a fall of all gradients as passed on where one of them outgrew the others: clipping divides all by it."""
+    outgrown = {
+        (a.step, a.rank)
+        for a in anomalies
+        if a.quantity == GRADIENT and a.name != ALL and abs(a.value) > OUTGROWS * abs(a.expected) > 0
+    }
+    return [
+        replace(a, passed_on=True)
+        if a.quantity == GRADIENT and a.name == ALL and a.value < a.expected and (a.step, a.rank) in outgrown
+        else a
+        for a in anomalies
+    ]
 
 
 def strength(anomaly: Anomaly) -> tuple[int, bool, float]:

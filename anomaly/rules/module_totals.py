@@ -16,6 +16,8 @@ NO_MODULE: Final = -1
 class ModuleTotals:
     """Adds up the first output's gradients, and the squares of the first input, of each module in a step.
 
+    Whole numbers, as of tokens, are no such input: their size says nothing.
+
     `sum`, `square` and `numel` are of the gradients at the output, `square_in` of the input, `parts` the number of its
     gradients; each has the shape (modules,). `module_of` maps the series of a parameter's gradient to its module,
     `NO_MODULE` for other series.
@@ -36,6 +38,7 @@ class ModuleTotals:
 
         arrays.series.before_growth(note)
         self._input_of = arrays.series.column(np.int64, of=lambda s: self._place(s, is_found=_is_first_input(s)))
+        self._is_float = arrays.layouts.column(bool, of=lambda layout: "float" in layout.dtype)
         self._output_of = arrays.series.column(np.int64, of=lambda s: self._place(s, is_found=_is_first_output(s)))
         self._gradient_of = arrays.series.column(np.int64, of=lambda s: self._place(s, is_found=s.quantity == GRADIENT))
 
@@ -84,7 +87,8 @@ class ModuleTotals:
             np.add.at(self._square.values, modules, record.values[outputs, NORM] ** 2)
             np.add.at(self._numel.values, modules, numel)
             np.add.at(self._parts.values, modules, 1)
-        inputs = rows_where(self._input_of.values[record.where] != NO_MODULE)
+        is_input = self._input_of.values[record.where] != NO_MODULE
+        inputs = rows_where(is_input & self._is_float.values[record.layouts])
         if len(inputs):
             np.add.at(
                 self._square_in.values, self._input_of.values[record.ids[inputs]], record.values[inputs, NORM] ** 2

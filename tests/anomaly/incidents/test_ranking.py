@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from trainsentry.anomaly.anomaly import DRIFTS, SPIKES, Anomaly
 from trainsentry.anomaly.incidents.ranking import rank
 from trainsentry.anomaly.incidents.sentence import evidence, summary
@@ -153,6 +155,14 @@ def test_of_several_anomalies_of_a_series_at_a_step_the_strongest_stands():
     for order in ([weak, hard], [hard, weak]):
         assert [r.anomaly.kind for r in rank(order, 50)] == ["replica_mismatch"]
     assert rank([hard, anomaly("w", "parameter", 6, kind="spike")], 50)[0].anomaly.step == 6
+
+
+@pytest.mark.parametrize(("value", "first"), [(1.0, "up"), (0.003, "all")])
+def test_one_gradient_that_outgrew_the_others_comes_before_their_fall_by_clipping(value, first):
+    fall = anomaly("all", "gradient", step=7, order=1)
+    fall = replace(fall, value=0.03, expected=1.0, kind="shift")
+    spike = replace(anomaly("up", "gradient", step=7, order=9), value=value, expected=0.0016, kind="spike")
+    assert rank([fall, spike], 50)[0].anomaly.name == first
 
 
 def test_nothing_gives_nothing():
