@@ -10,14 +10,16 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.module_totals import NO_MODULE, ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, medians, rows_where
-from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT
+from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT, Layout
 from trainsentry.collectors.statistics import NORM
 
 SCORE: Final = 50.0
 """Deviations: above every spike of healthy runs, below the rules whose bounds hold for any run."""
 
 LEAST_ELEMENTS: Final = 64
-"""Elements of a weight that is judged: the gradient of a few swings by what each batch is."""
+LEAST_AXES: Final = 2
+"""Elements and axes of a weight that is judged: the gradient of a few swings by what each batch is, that of a norm's
+weight by how its terms cancel, and that of a bias does not depend on the input."""
 
 PAST, BETWEEN, NEWEST = 32, 12, 6
 """Samples that give the usual range, that are passed over, and that must lie beyond it: what grows by some percent a
@@ -63,6 +65,7 @@ class GradientGainRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._totals = ModuleTotals(arrays)
+        self._is_large = arrays.layouts.column(bool, of=_is_large)
         series = arrays.series
         self._past = series.column(np.float32, np.nan, shape=(SAMPLES,))
         self._steps = series.column(np.int64, -1, shape=(SAMPLES,))
@@ -81,8 +84,8 @@ class GradientGainRule(Rule):
             self._totals.begin_step()
         self._excused |= record.skipped
         self._totals.add(observed)
-        is_weight = (self._totals.module_of[record.where] != NO_MODULE) & (observed.numel >= LEAST_ELEMENTS)
-        rows = rows_where(is_weight)
+        is_weight = self._totals.module_of[record.where] != NO_MODULE
+        rows = rows_where(is_weight & self._is_large.values[record.layouts])
         if len(rows):
             self._gradients.append((record.ids[rows].astype(np.int64), record.values[rows, NORM]))
         return found
@@ -162,3 +165,7 @@ class GradientGainRule(Rule):
             f"{subject} is {anomaly.value:.3g} times its usual since step {anomaly.step}, "
             "for what its module gets in both passes"
         )
+
+
+def _is_large(layout: Layout) -> bool:
+    return layout.numel >= LEAST_ELEMENTS and len(layout.shape) >= LEAST_AXES

@@ -17,7 +17,7 @@ class Gains:
 
     def __init__(self, alone):
         self.records, self.draw = Records(), np.random.default_rng(0)
-        self.records.layout = self.records.table.layout_id(Layout((64,), "float32", 64))
+        self.records.layout = self.records.table.layout_id(Layout((8, 8), "float32", 64))
         self.judge = alone(GradientGainRule, self.records.table)
 
     def step(self, step, factors=(), parts=1):
