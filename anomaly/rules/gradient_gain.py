@@ -47,7 +47,7 @@ FEWEST: Final = 6
 MOST_AT_ONCE: Final = 0.25
 """Share of the weights up to which a shift is a fault of some: training changes many layers together."""
 
-NEVER_ZERO_FOR: Final = 10
+NEVER_ZERO_FOR: Final = 6
 """Samples without a zero gradient before one counts."""
 
 

@@ -16,7 +16,7 @@ from trainsentry.collectors.statistics import MEAN
 SCORE: Final = 80.0
 """Deviations: as strong as a rule whose bound holds for any run."""
 
-HELD_FOR: Final = 10
+HELD_FOR: Final = 6
 """Samples in a row in which the sums must have been equal: in runs on several ranks they are not, nor where a module's
 weights are used elsewhere too."""
 

@@ -17,6 +17,7 @@ from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.rules.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradient_scale import GradientScaleRule
 from trainsentry.anomaly.rules.gradient_sums import GradientSumsRule
+from trainsentry.anomaly.rules.input_drift import InputDriftRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.loss_above_start import LossAboveStartRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
@@ -71,6 +72,7 @@ _RULES: Final[list[type[Rule]]] = [
     RepeatedMicroBatchRule,
     LossAboveStartRule,
     ConstantDataRule,
+    InputDriftRule,
     ConstantBufferRule,
     StaleRule,
     RepeatedCallRule,

@@ -1,0 +1,117 @@
+"""Inputs of the model that drift away from those before, or are of a size that none had."""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import SHIFT, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
+from trainsentry.collectors.series import ACTIVATION_INPUT
+from trainsentry.collectors.statistics import NORM
+
+SCORE: Final = 50.0
+"""Deviations: above every spike of healthy runs, below the rules that are certain of a value by itself."""
+
+PAST, BETWEEN, NEWEST = 28, 16, 4
+"""Samples that give the usual range, that are passed over, and that must lie beyond it: a range that ended sixteen
+samples ago does not follow what changes by some percent a step."""
+
+LEAST_WIDTH: Final = 0.05
+LEAST_DRIFT: Final = math.log(1.25)
+"""Least width of a range, and least distance from it, in log units: batches of few elements swing by some percent."""
+
+WIDTHS: Final = 1.0
+"""Least distance from the range, in its widths."""
+
+LEAP: Final = 0.75
+"""Share of the distance that lies between two samples where it is a leap, which the levels tell at once."""
+
+SETTLED: Final = 16
+"""Steps before a size that none had is a suspicion: sizes vary with the length of what is read."""
+
+
+@dataclass
+class _Past:
+    """The newest samples of an input, the log of its root mean square with the step, and its sizes so far."""
+
+    samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PAST + BETWEEN + NEWEST))
+    smallest: float = math.inf
+    largest: float = 0.0
+    steps: int = 0
+
+
+class InputDriftRule(Rule):
+    """Compares the root mean square of an input's elements with a range that ended some steps ago.
+
+    Data do not learn, so what leaves that range step by step is something in the pipeline: a gain that fades, a buffer
+    that runs down. A new size alone is a suspicion: whatever alarms then has it as its first suspect.
+    """
+
+    name: ClassVar[str] = "input_drift"
+    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT})
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
+        self._past: dict[int, _Past] = {}
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the inputs that have drifted, and suspicions of those that have another size."""
+        record = observed.record
+        found = []
+        for row in rows_where(self._is_input.values[record.where]).tolist():
+            series_id, numel = int(record.ids[row]), float(observed.numel[row])
+            past = self._past.setdefault(series_id, _Past())
+            if not past.smallest <= numel <= past.largest:
+                if past.steps >= SETTLED:
+                    found.append(self._resized(series_id, row, numel, past))
+                past.smallest, past.largest = min(past.smallest, numel), max(past.largest, numel)
+                past.samples.clear()
+            past.steps += 1
+            norm = float(record.values[row, NORM])
+            if 0 < norm < math.inf:
+                past.samples.append((math.log(norm / math.sqrt(max(numel, 1.0))), record.step))
+                found += self._drifted(series_id, row, past)
+        return found
+
+    def _resized(self, series_id: int, row: int, numel: float, past: _Past) -> Finding:
+        usual = past.smallest if numel < past.smallest else past.largest
+        return Finding(series_id, row, SHIFT, self.name, "size", numel, usual, SCORE, alarm=False)
+
+    def _drifted(self, series_id: int, row: int, past: _Past) -> list[Finding]:
+        if len(past.samples) < PAST + BETWEEN + NEWEST:
+            return []
+        values = np.array([value for value, _ in past.samples])
+        low, high, newest = values[:PAST].min(), values[:PAST].max(), values[-NEWEST:]
+        distance = max(newest.min() - high, low - newest.max())
+        if distance < max(WIDTHS * max(high - low, LEAST_WIDTH), LEAST_DRIFT):
+            return []
+        after = values[PAST:]
+        outside = (after > high) if newest[0] > high else (after < low)
+        onset = len(outside) - int(np.argmin(outside[::-1])) if not outside.all() else 0
+        step = past.samples[PAST + onset][1]
+        is_leap = np.abs(np.diff(values[PAST - 1 :])).max() > LEAP * distance
+        past.samples.clear()
+        if is_leap:
+            return []
+        now, usual = math.exp(newest.mean()), math.exp(values[:PAST].mean())
+        return [Finding(series_id, row, SHIFT, self.name, "norm", now, usual, SCORE, step=step, last_clean=step - 1)]
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the size, or how far the input has drifted."""
+        if anomaly.statistic == "size":
+            side = "fewer" if anomaly.value < anomaly.expected else "more"
+            return (
+                f"{subject} has {anomaly.value:,.0f} elements at step {anomaly.step}, {side} than the "
+                f"{anomaly.expected:,.0f} of any step before"
+            )
+        return (
+            f"{subject} drifts away from step {anomaly.step} on: the root mean square of its elements is now "
+            f"{anomaly.value:.3g}, usually {anomaly.expected:.3g}"
+        )

@@ -1,0 +1,46 @@
+"""Data do not learn: what drifts in them is the pipeline's fault, and a new size is the first suspect."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.input_drift import BETWEEN, NEWEST, PAST, SETTLED, InputDriftRule
+from trainsentry.collectors.series import Layout
+
+DATA = ("input.0", "activation_input")
+AT = PAST + BETWEEN + NEWEST
+
+
+def run(alone, size, steps=AT + 40, numel=lambda step: 64):
+    records, draw, found = Records(), np.random.default_rng(0), []
+    rule = alone(InputDriftRule, records.table)
+    for step in range(steps):
+        records.layout = records.table.layout_id(Layout((numel(step),), "float32", numel(step)))
+        noise = np.exp(0.02 * draw.standard_normal()) * np.sqrt(numel(step))
+        found += rule(records.step(step, {DATA: size(step) * noise}))
+    return found
+
+
+@pytest.mark.parametrize("rate", [0.95, 1.06])
+def test_a_gain_that_fades_or_grows_is_told_within_twenty_steps(alone, rate):
+    found = run(alone, lambda s: 5.0 * rate ** max(s - AT, 0), steps=AT + 20)
+    assert [f.alarm for f in found] == [True]
+    assert AT - 3 <= found[0].step <= AT + 6
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda s: 5.0,
+        lambda s: 5.0 * 1.001**s,
+        lambda s: 5.0 if s < AT else 2.0,  # a leap, which its level tells
+        lambda s: 5.0 + 2 * np.sin(s / 3),
+    ],
+)
+def test_what_stays_swings_leaps_or_changes_slowly_is_not_told(alone, size):
+    assert run(alone, size, steps=3 * AT) == []
+
+
+def test_a_size_that_none_had_is_a_suspicion_and_one_that_was_had_is_none(alone):
+    found = run(alone, lambda s: 5.0, numel=lambda s: 8 if s >= SETTLED + 9 else 64 if s % 2 else 48)
+    assert [(f.statistic, f.value, f.expected, f.alarm) for f in found] == [("size", 8, 48, False)]
