@@ -10,10 +10,13 @@ from trainsentry.anomaly.features import SIZES
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE
 
-LEAST_SIZE: Final = {GRADIENT: 3e-5, GRADIENT_UNREDUCED: 3e-5, UPDATE: 3e-5, PARAMETER: 0.1}
+_OF_SQUARES: Final = dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg"), 0.1)
+LEAST_SIZE: Final = {GRADIENT: 3e-5, GRADIENT_UNREDUCED: 3e-5, UPDATE: 3e-5, PARAMETER: 0.1, **_OF_SQUARES}
 """Size below which a tensor is negligible, as a share of the median of its group. The gradient of a bias ahead of a
 batch norm is zero by its nature; in float32 it came out at 1e-6 to 1e-5 of the median, and its update, one unit in the
-last place of the weight, at up to 2e-5. A weight that starts at zero grows by decades until it matters."""
+last place of the weight, at up to 2e-5. A weight that starts at zero grows by decades until it matters. An average of
+squares rises by as much within a step where a layer begins to learn (a norm ahead of the first attention of a GPT: from
+a hundredth of the median to the median)."""
 
 STARTED_BELOW: Final = 10.0
 """A weight grows from zero if it starts this many times below that size; other weights may be far smaller than the

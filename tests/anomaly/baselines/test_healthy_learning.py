@@ -40,6 +40,14 @@ def test_a_gradient_that_is_nothing_but_rounding_may_move_until_it_matters(after
     assert {name for _, name in found} == ({"bias"} if is_found else set())
 
 
+@pytest.mark.parametrize(("after", "is_found"), [(0.8, False), (100.0, True)])
+def test_squares_of_a_layer_that_begins_to_learn_may_leap_to_the_size_of_others(after, is_found):
+    states = [(f"layers.{i}.weight", "exp_avg_sq") for i in range(10)]
+    norm = ("norm.weight", "exp_avg_sq")
+    found = alarms(lambda step: dict.fromkeys(states, 1.0) | {norm: 5e-3 if step < 70 else after}, 90)
+    assert {name for _, name in found} == ({"norm.weight"} if is_found else set())
+
+
 def test_a_gradient_that_vanishes_into_rounding_is_found():
     found = alarms(lambda step: dict.fromkeys(GRADIENTS, 1.0) | {BIAS: 1.0 if step < 70 else 1e-7}, 90)
     assert found[0] == (70, "bias")
