@@ -44,6 +44,7 @@ from trainsentry.anomaly.rules.repeated_data import RepeatedDataRule
 from trainsentry.anomaly.rules.repeated_micro_batch import RepeatedMicroBatchRule
 from trainsentry.anomaly.rules.rule import Rule
 from trainsentry.anomaly.rules.stale import StaleRule
+from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
 
 _RULES: Final[list[type[Rule]]] = [
     FrozenRule,
@@ -75,6 +76,7 @@ _RULES: Final[list[type[Rule]]] = [
     InputDriftRule,
     ConstantBufferRule,
     StaleRule,
+    ZeroPatternRule,
     RepeatedCallRule,
     NegativeSquareRule,
     NonfiniteRule,

@@ -1,0 +1,133 @@
+"""A tensor of which a part was zero at every sample and nothing is any more, or the other way round."""
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import SHIFT, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.module_setting import Dropouts
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
+from trainsentry.collectors.series import (
+    ACTIVATION_OUTPUT,
+    ACTIVATION_QUANTITIES,
+    SETTING,
+    Series,
+)
+from trainsentry.collectors.statistics import NORM, ZEROS
+
+SCORE: Final = 50.0
+"""Deviations: above every spike of healthy runs, below the rules whose bounds hold for any run."""
+
+SAMPLES: Final = 6
+SPAN: Final = 40
+"""Samples, and steps from the first to the last of them, in which a tensor must have had zeros, or none: where
+activations are sampled at every tenth step, levels are known only after three hundred."""
+
+CONFIRMED: Final = 2
+"""Samples in a row with the other pattern."""
+
+FEWEST: Final = 32
+"""Zero elements that are no chance."""
+
+SHARE: Final = 0.05
+"""Least share of zeros that come to a tensor without any: activations that saturate become zero one by one."""
+
+STEADY: Final = 2.0
+"""Largest quotient of the shares of zeros of a pattern: what a mask or a rectifier gives is steady, what batches of
+other lengths give is not."""
+
+MOST_AT_ONCE: Final = 0.5
+"""Share of a record's tensors up to which a change is a fault of some."""
+
+_NONE, _SOME, _MIXED = range(3)
+
+
+class ZeroPatternRule(Rule):
+    """Notes of each activation and its gradient whether a part of it is zero, as a mask, a rectifier or dropout makes.
+
+    A mask that is off by one, a leaking rectifier and a dead channel change that from one step to the next. Zeros that
+    come are followed in outputs alone, as a loss may stop to ask something of some samples; and not where zeros come to
+    the model's own input too, or go from it.
+    """
+
+    name: ClassVar[str] = "zero_pattern"
+    quantities: ClassVar[frozenset[str]] = frozenset({*ACTIVATION_QUANTITIES, SETTING})
+    statistics: ClassVar[frozenset[str]] = frozenset({"zeros"})
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        series = arrays.series
+        self._dropouts = Dropouts(arrays)
+        self._follows = series.column(bool, of=_follows)
+        self._is_input = series.column(bool, of=lambda s: s.is_model_input)
+        self._is_output = series.column(bool, of=lambda s: s.quantity == ACTIVATION_OUTPUT)
+        self._pattern = series.column(np.int8, _MIXED)
+        self._count, self._first = series.column(np.int64), series.column(np.int64)
+        self._low, self._high = series.column(np.float64), series.column(np.float64)
+        self._other, self._since = series.column(np.int64), series.column(np.int64)
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the tensors whose pattern has changed, by the first sample of the other one."""
+        record = observed.record
+        if self._dropouts.are_switched_off_by(record):
+            self._count.values[:] = 0
+        finite = np.isfinite(record.columns[ZEROS]) & (record.columns[NORM] > 0)
+        rows = rows_where(self._follows.values[record.where] & finite & (observed.numel >= FEWEST) & ~observed.excused)
+        if not len(rows):
+            return []
+        ids, share = record.ids[rows].astype(np.int64), record.values[rows, ZEROS]
+        count = share * observed.numel[rows]
+        now = np.where(count == 0, _NONE, np.where(count >= FEWEST, _SOME, _MIXED))
+        changed = self._take_in(ids, now, share, record.step)
+        if not changed.any():
+            return []
+        inputs = self._is_input.values[ids]
+        told = changed & ~inputs & (self._is_output.values[ids] | (now == _NONE))
+        together = changed.sum() > max(1, MOST_AT_ONCE * len(ids)) or (changed & inputs).any()
+        found = [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(told).tolist()]
+        self._count.values[ids[changed]] = 0
+        return [] if together else found
+
+    def _take_in(self, ids: Integers, now: Integers, share: Floats, step: int) -> Mask:
+        """Count the samples of a pattern; return which have had the other one for long enough."""
+        count, pattern, other = self._count.values, self._pattern.values, self._other.values
+        low, high = self._low.values, self._high.values
+        known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN)
+        enough = np.where(now == _SOME, share >= SHARE, True)
+        differs = known & (now != pattern[ids]) & (now != _MIXED) & enough
+        steady = np.where(now == pattern[ids], (pattern[ids] == _NONE) | _is_steady(low[ids], high[ids], share), False)
+        self._since.values[ids] = np.where(differs & (other[ids] == 0), step, self._since.values[ids])
+        other[ids] = np.where(differs, other[ids] + 1, 0)
+        begins = ~differs & ~steady
+        fresh = begins & (now != _MIXED)
+        pattern[ids] = np.where(begins, now, pattern[ids])
+        count[ids] = np.where(differs, count[ids], np.where(begins, fresh, count[ids] + 1))
+        self._first.values[ids] = np.where(begins, step, self._first.values[ids])
+        grows = steady & ~differs
+        low[ids] = np.where(begins, share, np.where(grows, np.minimum(low[ids], share), low[ids]))
+        high[ids] = np.where(begins, share, np.where(grows, np.maximum(high[ids], share), high[ids]))
+        changed: Mask = other[ids] >= CONFIRMED
+        return changed
+
+    def _finding(self, row: int, series_id: int, share: float) -> Finding:
+        usual = float(self._low.values[series_id] + self._high.values[series_id]) / 2
+        since = int(self._since.values[series_id])
+        return Finding(series_id, row, SHIFT, self.name, "zeros", share, usual, SCORE, step=since, last_clean=since - 1)
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return both shares of zeros."""
+        if anomaly.value == 0:
+            was = f"at every sample before, {anomaly.expected:.3g} of its elements were"
+            return f"no element of {subject} is zero from step {anomaly.step} on; {was}"
+        return f"{anomaly.value:.3g} of the elements of {subject} are zero from step {anomaly.step} on; none was before"
+
+
+def _follows(series: Series) -> bool:
+    return series.quantity in ACTIVATION_QUANTITIES
+
+
+def _is_steady(low: Floats, high: Floats, share: Floats) -> Mask:
+    found: Mask = np.maximum(high, share) <= STEADY * np.minimum(low, share)
+    return found

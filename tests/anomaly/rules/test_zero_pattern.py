@@ -1,0 +1,56 @@
+"""Zeros that a mask or a rectifier makes are there at every sample, or at none."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.zero_pattern import SAMPLES, SPAN, ZeroPatternRule
+from trainsentry.collectors.series import Layout
+from trainsentry.collectors.statistics import ZEROS
+
+RELU, SUM = ("relu.output.0", "activation_output"), ("sum.output.0", "activation_output")
+GRADIENT, DATA = ("relu.output.0", "activation_grad_output"), ("input.0", "activation_input")
+OTHERS = [(f"layers.{i}.output.0", "activation_output") for i in range(4)]
+AT = 10 * SAMPLES
+
+
+def run(alone, zeros_of, steps=range(0, AT + 60, 10), settings=lambda _: {}):
+    """Return what is found over steps; `zeros_of(step)` gives the shares of zeros by series."""
+    records, found = Records(), []
+    records.layout = records.table.layout_id(Layout((1000,), "float32", 1000))
+    rule = alone(ZeroPatternRule, records.table)
+    for step in steps:
+        zeros = dict.fromkeys(OTHERS, 0.0) | zeros_of(step)
+        record = records.step(step, dict.fromkeys(zeros, 1.0) | settings(step))
+        record.values[: len(zeros), ZEROS] = list(zeros.values())
+        found += [(records.table.series[f.series_id].name, f.step, f.value) for f in rule(record)]
+    return found
+
+
+@pytest.mark.parametrize("key", [RELU, GRADIENT])
+@pytest.mark.parametrize("share", [0.04, 0.5])
+def test_zeros_that_are_gone_for_two_samples_are_told_by_the_first_of_them(alone, key, share):
+    assert run(alone, lambda s: {key: share if s < AT else 0.0}) == [(key[0], AT, 0.0)]
+    assert run(alone, lambda s: {key: 0.0 if s == AT else share}) == []
+
+
+@pytest.mark.parametrize(("share", "key", "count"), [(0.08, SUM, 1), (0.04, SUM, 0), (0.08, GRADIENT, 0)])
+def test_zeros_that_come_to_a_part_of_an_output_are_told(alone, share, key, count):
+    """A loss may ask nothing of some samples any more, which makes zeros of gradients."""
+    assert run(alone, lambda s: {key: share if s >= AT else 0.0}) == [(key[0], AT, share)] * count
+
+
+def test_what_batches_of_other_lengths_give_is_no_pattern(alone):
+    draw = np.random.default_rng(0)
+    assert run(alone, lambda s: {GRADIENT: draw.uniform(0.05, 0.5) if s < AT else 0.0}) == []
+    assert run(alone, lambda s: {GRADIENT: 0.3 if s < AT else 0.0, DATA: 0.3 if s < AT else 0.0}) == []
+
+
+def test_a_young_run_and_what_most_tensors_do_at_once_are_no_fault(alone):
+    assert run(alone, lambda s: {RELU: 0.5 if s < SPAN - 5 else 0.0}, range(SPAN + 20)) == []
+    assert run(alone, lambda s: dict.fromkeys(OTHERS, 0.5 if s < AT else 0.0)) == []
+
+
+def test_dropouts_that_are_switched_off_leave_no_zeros_by_right(alone):
+    switched = {(f"setting.drop{i}.p",) * 2: 0.0 for i in range(3)}
+    assert run(alone, lambda s: {RELU: 0.5 if s < AT else 0.0}, settings=lambda s: switched if s == AT else {}) == []
