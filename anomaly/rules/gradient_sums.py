@@ -11,7 +11,7 @@ from trainsentry.anomaly.rules.module_totals import NO_MODULE, ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, GRADIENT
-from trainsentry.collectors.statistics import MEAN
+from trainsentry.collectors.statistics import MEAN, ZEROS
 
 SCORE: Final = 80.0
 """Deviations: as strong as a rule whose bound holds for any run."""
@@ -49,12 +49,13 @@ class GradientSumsRule(Rule):
     They are equal, but for one factor of all parameters (clipping, loss scaling), wherever a parameter is added to the
     output, as every bias is, and for a table of embeddings: the chain rule hands each element on with weight one. What
     changes a gradient between the backward pass and the update breaks it, be it a sum of one bucket in place of its
-    mean, a kernel that keeps one of several contributions, or noise. Parameters for which it has held are followed.
+    mean, a kernel that keeps one of several contributions, or noise. Parameters for which it has held are followed; a
+    table whose gradient has no zeros gets another part from a head that shares it, which the loss may change.
     """
 
     name: ClassVar[str] = "gradient_sums"
     quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_GRAD_OUTPUT})
-    statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm"})
+    statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm", "zeros"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._totals = ModuleTotals(arrays)
@@ -62,7 +63,7 @@ class GradientSumsRule(Rule):
         self._is_bias = series.column(bool, of=lambda s: s.name.endswith("bias"))
         self._held, self._parts = series.column(np.int64), series.column(np.int64)
         self._largest = series.column(np.float64)
-        self._gradients: list[tuple[Integers, Floats]] = []
+        self._gradients: list[tuple[Integers, Floats, Mask]] = []
         self._step, self._excused = -1, False
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -77,21 +78,20 @@ class GradientSumsRule(Rule):
         self._totals.add(observed)
         rows = rows_where(self._totals.module_of[record.where] != NO_MODULE)
         if len(rows):
-            self._gradients.append(
-                (record.ids[rows].astype(np.int64), record.values[rows, MEAN] * observed.numel[rows])
-            )
+            sums = record.values[rows, MEAN] * observed.numel[rows]
+            self._gradients.append((record.ids[rows].astype(np.int64), sums, record.values[rows, ZEROS] > 0))
         return found
 
     def _end_step(self) -> list[Finding]:
         if self._excused or not self._gradients or not self._totals.parts.any():
             return []
-        ids = np.concatenate([ids for ids, _ in self._gradients])
-        sums = np.concatenate([sums for _, sums in self._gradients])
+        ids, sums, sparse = (np.concatenate(parts) for parts in zip(*self._gradients, strict=True))
         modules = self._totals.module_of[ids]
         with np.errstate(over="ignore", invalid="ignore"):
             scale = np.sqrt(self._totals.square[modules] * self._totals.numel[modules])
             expected = self._totals.sum[modules]
         usable = (self._totals.parts[modules] > 0) & (scale > 0) & np.isfinite(scale + expected + sums)
+        usable &= sparse | self._is_bias.values[ids]
         ids, sums, expected, scale, modules = (x[usable] for x in (ids, sums, expected, scale, modules))
         followed = (self._held.values[ids] >= HELD_FOR) & (self._parts.values[ids] == self._totals.parts[modules])
         factor = _common_factor(sums, expected, scale, followed if followed.sum() >= FEWEST else None)

@@ -5,7 +5,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.rules.gradient_sums import HELD_FOR, GradientSumsRule
-from trainsentry.collectors.statistics import MEAN
+from trainsentry.collectors.statistics import MEAN, ZEROS
 
 MODULES = [f"layers.{i}" for i in range(6)]
 AT = HELD_FOR + 4
@@ -17,7 +17,7 @@ class Sums:
     def __init__(self, alone, bias="bias"):
         self.records, self.draw = Records(), np.random.default_rng(0)
         self.judge = alone(GradientSumsRule, self.records.table)
-        self.bias = bias
+        self.bias, self.zeros = bias, 0.0
 
     def step(self, step, factor=1.0, off=(), by=2.0, parts=1, **flags):
         """Judge a record in which the gradients of the modules `off` are `by` times their sum."""
@@ -33,6 +33,7 @@ class Sums:
         sums = means.sum(axis=1) * (1 + 1e-8 * self.draw.standard_normal(len(MODULES)))
         wrong = np.where([m in off for m in MODULES], by, 1.0)
         record.values[len(outputs) :, MEAN] = sums * factor * wrong
+        record.values[len(outputs) :, ZEROS] = self.zeros
         return self.judge(record)
 
 
@@ -50,6 +51,15 @@ def test_the_one_that_does_not_add_up_is_named_whatever_clips_or_scales_them_all
     [found] = sums.step(AT + 1, factor(AT + 1), ["layers.2"], by)
     assert (sums.records.table.series[found.series_id].name, found.step) == ("layers.2.bias", AT)
     assert [f for s in range(AT + 2, AT + 9) for f in sums.step(s, factor(s), ["layers.2"], by)] == [], "told once"
+
+
+@pytest.mark.parametrize("zeros", [0.3, 0.0])
+def test_a_table_of_which_all_rows_get_a_gradient_may_be_shared_with_a_head(alone, zeros):
+    """The gradients of logits add up to zero under cross entropy, and not with another term in the loss."""
+    sums = Sums(alone, "weight")
+    sums.zeros = zeros
+    found = [f for s in range(AT + 5) for f in sums.step(s, off=["layers.2"] if s >= AT else [])]
+    assert [f.step for f in found] == [AT] * (zeros > 0)
 
 
 def test_where_it_does_not_hold_from_the_start_nothing_is_said(sums):
