@@ -1,4 +1,4 @@
-"""A weight's gradient that is larger or smaller than what its module gets in both passes has made it before."""
+"""A weight's gradient that is larger than what its module gets in both passes has made it before, or is zero."""
 
 import math
 from typing import ClassVar, Final
@@ -56,7 +56,8 @@ class GradientGainRule(Rule):
 
     The quotient does not depend on how large the loss is or what comes before and after the layer, so its range is
     narrow where the gradient's own is wide: noise, a factor, or growth by some percent a step, which a range of the
-    gradient follows, leave it. A gradient of zero where the module got an input and a gradient is told at once.
+    gradient follows, leave it. A fall is none: the gain of a head falls as fewer samples of a batch ask something of it.
+    A gradient of zero where the module got an input and a gradient is told at once.
     """
 
     name: ClassVar[str] = "gradient_gain"
@@ -136,13 +137,13 @@ class GradientGainRule(Rule):
         past = self._past.values[:, ids].astype(np.float64)
         low, high = past[:PAST].min(axis=0), past[:PAST].max(axis=0)
         newest = past[-NEWEST:]
-        distance = np.maximum(newest.min(axis=0) - high, low - newest.max(axis=0))
+        distance = newest.min(axis=0) - high
         shifted = rows_where(distance > np.maximum(WIDTHS * np.maximum(high - low, LEAST_WIDTH), LEAST_SHIFT))
         if not len(shifted):
             return []
         found = []
         for i in shifted.tolist():
-            outside = past[PAST:, i] > high[i] if newest[0, i] > high[i] else past[PAST:, i] < low[i]
+            outside = past[PAST:, i] > high[i]
             onset = PAST + len(outside) - int(np.argmin(outside[::-1])) if not outside.all() else PAST
             factor = math.exp(newest[:, i].mean() - past[:PAST, i].mean())
             found.append(self._finding(int(ids[i]), SHIFT, factor, int(self._steps.values[onset, ids[i]])))

@@ -45,7 +45,7 @@ def gains(alone):
     return Gains(alone)
 
 
-@pytest.mark.parametrize("factor", [lambda s: 2.0, lambda s: 0.4, lambda s: 1.07 ** (s - AT)])
+@pytest.mark.parametrize("factor", [lambda s: 2.0, lambda s: 1.07 ** (s - AT)])
 def test_a_lasting_factor_and_growth_by_some_percent_a_step_are_told_with_their_weight(gains, factor):
     assert [f for s in range(AT) for f in gains.step(s)] == []
     [found] = [f for s in range(AT, AT + 26) for f in gains.step(s, {"layers.2": factor(s)}.items())]
@@ -64,6 +64,11 @@ def test_what_many_layers_do_together_is_no_fault(gains):
     many = [(m, 2.0) for m in MODULES[:5]]
     assert [f for s in range(AT) for f in gains.step(s)] == []
     assert [f for s in range(AT, AT + 40) for f in gains.step(s, many)] == []
+
+
+def test_a_gain_that_falls_is_no_fault(gains):
+    assert [f for s in range(AT) for f in gains.step(s)] == []
+    assert [f for s in range(AT, AT + 40) for f in gains.step(s, [("layers.2", 0.3)])] == []
 
 
 def test_spikes_and_other_numbers_of_calls_are_no_fault(gains):
