@@ -92,6 +92,10 @@ has made it without one, as a table of positions."""
 LOST_STATE = "lost_state"
 """The scalar of an optimizer that has fewer states than after its last update; its weights are read at once."""
 
+REPEATED_SAMPLES = "repeated_samples"
+"""Prefix of `repeated_samples.<input>`, the scalar of the share of a batch's samples that are copies of another one,
+where activations are sampled."""
+
 RECOMPUTED = "recomputed"
 """Prefix of `recomputed.<module>`, the scalar of how many elements of a module's output came out otherwise when its
 call was computed again; NaN where its kernel is not repeatable."""

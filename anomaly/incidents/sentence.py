@@ -18,7 +18,7 @@ from trainsentry.anomaly.anomaly import (
     Anomaly,
 )
 from trainsentry.anomaly.incidents.ranking import Ranked
-from trainsentry.anomaly.rules.batch_rows import BatchRowsRule
+from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.registry import detector, speaker_for
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,

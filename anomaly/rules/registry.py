@@ -9,15 +9,18 @@ from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import ReplicaRule
 from trainsentry.anomaly.anomaly import Detector
 from trainsentry.anomaly.checkpoints.rule import CheckpointRule
-from trainsentry.anomaly.rules.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
-from trainsentry.anomaly.rules.constant_data import ConstantDataRule
+from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule
+from trainsentry.anomaly.rules.data.constant_data import ConstantDataRule
+from trainsentry.anomaly.rules.data.input_drift import InputDriftRule
+from trainsentry.anomaly.rules.data.repeated_data import RepeatedDataRule
+from trainsentry.anomaly.rules.data.repeated_micro_batch import RepeatedMicroBatchRule
+from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
-from trainsentry.anomaly.rules.gradient_gain import GradientGainRule
-from trainsentry.anomaly.rules.gradient_scale import GradientScaleRule
-from trainsentry.anomaly.rules.gradient_sums import GradientSumsRule
-from trainsentry.anomaly.rules.input_drift import InputDriftRule
+from trainsentry.anomaly.rules.gradients.gradient_gain import GradientGainRule
+from trainsentry.anomaly.rules.gradients.gradient_scale import GradientScaleRule
+from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.loss_above_start import LossAboveStartRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
@@ -40,8 +43,6 @@ from trainsentry.anomaly.rules.optimizer.state_reset import StateResetRule
 from trainsentry.anomaly.rules.optimizer.weight_continuity import WeightContinuityRule
 from trainsentry.anomaly.rules.precision import PrecisionRule
 from trainsentry.anomaly.rules.repeated_call import RepeatedCallRule
-from trainsentry.anomaly.rules.repeated_data import RepeatedDataRule
-from trainsentry.anomaly.rules.repeated_micro_batch import RepeatedMicroBatchRule
 from trainsentry.anomaly.rules.rule import Rule
 from trainsentry.anomaly.rules.stale import StaleRule
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
@@ -71,6 +72,7 @@ _RULES: Final[list[type[Rule]]] = [
     LayerOutlierRule,
     RepeatedDataRule,
     RepeatedMicroBatchRule,
+    RepeatedSamplesRule,
     LossAboveStartRule,
     ConstantDataRule,
     InputDriftRule,

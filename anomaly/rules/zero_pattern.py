@@ -65,6 +65,7 @@ class ZeroPatternRule(Rule):
         self._pattern = series.column(np.int8, _MIXED)
         self._count, self._first = series.column(np.int64), series.column(np.int64)
         self._low, self._high = series.column(np.float64), series.column(np.float64)
+        self._numel = series.column(np.float64)
         self._other, self._since = series.column(np.int64), series.column(np.int64)
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -78,6 +79,9 @@ class ZeroPatternRule(Rule):
             return []
         ids, share = record.ids[rows].astype(np.int64), record.values[rows, ZEROS]
         count = share * observed.numel[rows]
+        other_size = self._numel.values[ids] != observed.numel[rows]  # an expert, whose tokens are others each time
+        self._count.values[ids[other_size]] = 0
+        self._numel.values[ids] = observed.numel[rows]
         now = np.where(count == 0, _NONE, np.where(count >= FEWEST, _SOME, _MIXED))
         changed = self._take_in(ids, now, share, record.step)
         if not changed.any():

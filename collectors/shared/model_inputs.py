@@ -46,6 +46,8 @@ class ModelInputs:
         for path, tensor in tensors:
             part = self._part_of(tensor)
             self._keep(f"input.{path}", passes.micro_step, tensor, part)
+            if only_large and not passes.micro_step:
+                self._note_repeated(f"input.{path}", tensor)
             large = part is not tensor
             if large or not only_large:
                 name = f"{path}.{PART}" if large else path
@@ -58,6 +60,9 @@ class ModelInputs:
     def _keep(self, name: str, micro_step: int, tensor: Any, part: Any) -> None:
         """Keep an input for a later look at its rows."""
         raise NotImplementedError
+
+    def _note_repeated(self, name: str, tensor: Any) -> None:
+        """Append the share of a batch's samples that are copies; nothing where the framework's part does not count."""
 
     def _append(self, series_id: int, part: Any, is_part: bool) -> None:
         """Append the row of an input, or of a part of one."""

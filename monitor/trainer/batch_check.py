@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trainsentry.anomaly.incident import Incident
-from trainsentry.anomaly.rules.batch_rows import BatchRowsRule
+from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.shared.batch_rows import InputRows
 from trainsentry.monitor.recorder import messages

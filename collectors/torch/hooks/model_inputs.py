@@ -2,9 +2,12 @@
 
 from torch import Tensor
 
+from trainsentry.collectors.series import REPEATED_SAMPLES, Series
 from trainsentry.collectors.settings import LARGEST_INPUT
 from trainsentry.collectors.shared.model_inputs import ModelInputs
+from trainsentry.collectors.torch.device.registry import stream_is_captured
 from trainsentry.collectors.torch.hooks.last_batches import LastBatches
+from trainsentry.collectors.torch.hooks.repeated_rows import share_of_repeated
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 
@@ -20,6 +23,14 @@ class TorchInputs(ModelInputs):
 
     def _keep(self, name: str, micro_step: int, tensor: Tensor, part: Tensor) -> None:
         self.batches.keep(name, micro_step, tensor)
+
+    def _note_repeated(self, name: str, tensor: Tensor) -> None:
+        if stream_is_captured() or type(tensor) is not Tensor:
+            return
+        share = share_of_repeated(tensor)
+        if share is not None:
+            name = f"{REPEATED_SAMPLES}.{name}"
+            self.rows.add_scalar(self.rows.table.series_id(Series(name, name, scalar=True)), share)
 
     def _append(self, series_id: int, part: Tensor, is_part: bool) -> None:
         (self.rows.add if is_part else self.rows.add_shared)(series_id, part)

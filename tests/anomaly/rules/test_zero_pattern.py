@@ -14,12 +14,12 @@ OTHERS = [(f"layers.{i}.output.0", "activation_output") for i in range(4)]
 AT = 10 * SAMPLES
 
 
-def run(alone, zeros_of, steps=range(0, AT + 60, 10), settings=lambda _: {}):
+def run(alone, zeros_of, steps=range(0, AT + 60, 10), settings=lambda _: {}, numel=lambda _: 1000):
     """Return what is found over steps; `zeros_of(step)` gives the shares of zeros by series."""
     records, found = Records(), []
-    records.layout = records.table.layout_id(Layout((1000,), "float32", 1000))
     rule = alone(ZeroPatternRule, records.table)
     for step in steps:
+        records.layout = records.table.layout_id(Layout((numel(step),), "float32", numel(step)))
         zeros = dict.fromkeys(OTHERS, 0.0) | zeros_of(step)
         record = records.step(step, dict.fromkeys(zeros, 1.0) | settings(step))
         record.values[: len(zeros), ZEROS] = list(zeros.values())
@@ -44,6 +44,7 @@ def test_what_batches_of_other_lengths_give_is_no_pattern(alone):
     draw = np.random.default_rng(0)
     assert run(alone, lambda s: {GRADIENT: draw.uniform(0.05, 0.5) if s < AT else 0.0}) == []
     assert run(alone, lambda s: {GRADIENT: 0.3 if s < AT else 0.0, DATA: 0.3 if s < AT else 0.0}) == []
+    assert run(alone, lambda s: {RELU: 0.3 if s < AT else 0.0}, numel=lambda s: 900 + s) == []
 
 
 def test_a_young_run_and_what_most_tensors_do_at_once_are_no_fault(alone):

@@ -7,7 +7,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.module_totals import NO_MODULE, ModuleTotals
+from trainsentry.anomaly.rules.gradients.module_totals import NO_MODULE, ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, GRADIENT

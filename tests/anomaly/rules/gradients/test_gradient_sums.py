@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.gradient_sums import HELD_FOR, GradientSumsRule
+from trainsentry.anomaly.rules.gradients.gradient_sums import HELD_FOR, GradientSumsRule
 from trainsentry.collectors.statistics import MEAN, ZEROS
 
 MODULES = [f"layers.{i}" for i in range(6)]

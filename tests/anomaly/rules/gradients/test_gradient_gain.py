@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.gradient_gain import NEVER_ZERO_FOR, SAMPLES, SETTLES, GradientGainRule
+from trainsentry.anomaly.rules.gradients.gradient_gain import NEVER_ZERO_FOR, SAMPLES, SETTLES, GradientGainRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import NORM
 
@@ -15,7 +15,8 @@ AT = SAMPLES + SETTLES + 20
 class Gains:
     """Records of modules whose inputs and gradients swing tenfold, and whose gains swing by a tenth."""
 
-    def __init__(self, alone):
+    def __init__(self, alone, leaf="weight"):
+        self.leaf = leaf
         self.records, self.draw = Records(), np.random.default_rng(0)
         self.records.layout = self.records.table.layout_id(Layout((8, 8), "float32", 64))
         self.judge = alone(GradientGainRule, self.records.table)
@@ -28,7 +29,7 @@ class Gains:
             for m in MODULES
             for part in range(parts)
         }
-        gradients = {(f"{m}.weight", "gradient"): 1.0 for m in MODULES}
+        gradients = {(f"{m}.{self.leaf}", "gradient"): 1.0 for m in MODULES}
         record = self.records.step(step, {**inputs, **outputs, **gradients})
         n = len(MODULES)
         got_in, got_out = self.draw.uniform(1, 10, n), self.draw.uniform(1, 10, n)
@@ -69,6 +70,11 @@ def test_what_many_layers_do_together_is_no_fault(gains):
 def test_a_gain_that_falls_is_no_fault(gains):
     assert [f for s in range(AT) for f in gains.step(s)] == []
     assert [f for s in range(AT, AT + 40) for f in gains.step(s, [("layers.2", 0.3)])] == []
+
+
+def test_a_weight_of_a_module_of_several_layers_is_not_followed(alone):
+    gains = Gains(alone, "in_proj_weight")
+    assert [f for s in range(AT + 40) for f in gains.step(s, [("layers.2", 3.0)] if s >= AT else [])] == []
 
 
 def test_spikes_and_other_numbers_of_calls_are_no_fault(gains):

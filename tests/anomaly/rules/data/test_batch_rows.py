@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainsentry.anomaly.rules.batch_rows import BatchRowsRule, odd_rows
+from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule, odd_rows
 from trainsentry.collectors.shared.batch_rows import InputRows
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.gradient_scale import WAIT, YOUNG, GradientScaleRule
+from trainsentry.anomaly.rules.gradients.gradient_scale import WAIT, YOUNG, GradientScaleRule
 from trainsentry.collectors.series import Layout
 
 LOSS = ("loss", "loss")

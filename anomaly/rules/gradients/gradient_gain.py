@@ -7,7 +7,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, UNDERFLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.module_totals import NO_MODULE, ModuleTotals
+from trainsentry.anomaly.rules.gradients.module_totals import NO_MODULE, ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT, Layout
@@ -56,8 +56,9 @@ class GradientGainRule(Rule):
 
     The quotient does not depend on how large the loss is or what comes before and after the layer, so its range is
     narrow where the gradient's own is wide: noise, a factor, or growth by some percent a step, which a range of the
-    gradient follows, leave it. A fall is none: the gain of a head falls as fewer samples of a batch ask something of it.
-    A gradient of zero where the module got an input and a gradient is told at once.
+    gradient follows, leave it. A fall is none: a head's gain falls as fewer samples of a batch ask something of it.
+    A gradient of zero where the module got an input and a gradient is told at once. Parameters of other names than
+    `weight` belong to modules of several layers, as an LSTM, where what is in between is not known.
     """
 
     name: ClassVar[str] = "gradient_gain"
@@ -68,6 +69,7 @@ class GradientGainRule(Rule):
         self._totals = ModuleTotals(arrays)
         self._is_large = arrays.layouts.column(bool, of=_is_large)
         series = arrays.series
+        self._is_weight = series.column(bool, of=lambda s: s.name.rpartition(".")[2] == "weight")
         self._past = series.column(np.float32, np.nan, shape=(SAMPLES,))
         self._steps = series.column(np.int64, -1, shape=(SAMPLES,))
         self._count, self._parts = series.column(np.int64), series.column(np.int64)
@@ -85,7 +87,7 @@ class GradientGainRule(Rule):
             self._totals.begin_step()
         self._excused |= record.skipped
         self._totals.add(observed)
-        is_weight = self._totals.module_of[record.where] != NO_MODULE
+        is_weight = (self._totals.module_of[record.where] != NO_MODULE) & self._is_weight.values[record.where]
         rows = rows_where(is_weight & self._is_large.values[record.layouts])
         if len(rows):
             self._gradients.append((record.ids[rows].astype(np.int64), record.values[rows, NORM]))

@@ -3,7 +3,7 @@
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.constant_data import ConstantDataRule
+from trainsentry.anomaly.rules.data.constant_data import ConstantDataRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MAX, MIN, ZEROS
 

@@ -4,7 +4,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
-from trainsentry.anomaly.rules.repeated_micro_batch import DIFFERENT_BEFORE, RepeatedMicroBatchRule
+from trainsentry.anomaly.rules.data.repeated_micro_batch import DIFFERENT_BEFORE, RepeatedMicroBatchRule
 from trainsentry.collectors.statistics import VALUE
 
 

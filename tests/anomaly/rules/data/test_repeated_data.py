@@ -8,7 +8,7 @@ from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.incidents.sentence import evidence
-from trainsentry.anomaly.rules.repeated_data import REMEMBERED, RepeatedDataRule
+from trainsentry.anomaly.rules.data.repeated_data import REMEMBERED, RepeatedDataRule
 from trainsentry.collectors.statistics import VALUE
 
 INPUT = ("input.0", "activation_input")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.input_drift import BETWEEN, NEWEST, PAST, SETTLED, InputDriftRule
+from trainsentry.anomaly.rules.data.input_drift import BETWEEN, NEWEST, PAST, SETTLED, InputDriftRule
 from trainsentry.collectors.series import Layout
 
 DATA = ("input.0", "activation_input")

@@ -1,0 +1,1 @@
+"""Rules over the data that the model is given."""

@@ -1,0 +1,1 @@
+"""Rules over the gradients that the backward pass gives."""

@@ -1,0 +1,48 @@
+"""Copies among the samples of a batch are counted where activations are sampled, and change nothing."""
+
+import pytest
+import torch
+from tiny_models import mlp
+
+import trainsentry
+from trainsentry.collectors.torch.hooks.repeated_rows import share_of_repeated
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("shape", [(24, 16), (24, 3, 8, 8), (8, 200)])
+def test_the_share_of_copies_is_counted(dtype, shape):
+    batch = torch.randint(0, 2 if dtype == torch.bool else 200, shape, generator=torch.Generator().manual_seed(0))
+    batch = batch.to(dtype)
+    assert share_of_repeated(batch).item() == 0
+    half = len(batch) // 2
+    assert share_of_repeated(torch.cat([batch[:half], batch[:half]])).item() == 0.5
+    batch[3] = batch[1]
+    assert share_of_repeated(batch).item() == pytest.approx(1 / len(batch))
+
+
+@pytest.mark.parametrize("batch", [torch.ones(4, 100), torch.ones(64, 4), torch.tensor(1.0), torch.ones(9, 0)])
+def test_small_batches_say_nothing(batch):
+    assert share_of_repeated(batch) is None
+
+
+def test_what_is_not_finite_is_no_copy():
+    assert share_of_repeated(torch.full((8, 16), float("nan"))).item() == 0
+
+
+def test_a_batch_whose_second_half_repeats_the_first_is_told_by_default(tmp_path):
+    torch.manual_seed(0)
+    model = mlp(16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with trainsentry.TrainMonitor({"output_dir": str(tmp_path), "on_incident": {"dump": False}}).watch(
+        model, optimizer
+    ) as monitor:
+        for step in range(92):
+            x = torch.randn(32, 16)
+            x = torch.cat([x[:16], x[:16]]) if step >= 70 else x
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.flush()
+        [incident] = monitor.incidents
+    assert (incident.kind, incident.first_seen, incident.name) == ("duplicate_data", 70, "input.0")
+    assert "a share of 0.5 of the samples of input.0 (data) are copies" in incident.summary
