@@ -44,6 +44,10 @@ class Dropouts:
             bool, of=lambda s: s.scalar and s.name.startswith(begins) and s.name.endswith(ends)
         )
 
+    def are_changed_by(self, record: StepRecord) -> bool:
+        """Whether a record tells of several dropouts that get another share."""
+        return len(rows_where(self._is_share.values[record.where])) >= AT_ONCE
+
     def are_switched_off_by(self, record: StepRecord) -> bool:
         """Whether a record tells of several dropouts that are switched off, and of none that gets another share."""
         rows = rows_where(self._is_share.values[record.where])

@@ -71,7 +71,7 @@ class ZeroPatternRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the tensors whose pattern has changed, by the first sample of the other one."""
         record = observed.record
-        if self._dropouts.are_switched_off_by(record):
+        if self._dropouts.are_changed_by(record):
             self._count.values[:] = 0
         finite = np.isfinite(record.columns[ZEROS]) & (record.columns[NORM] > 0)
         rows = rows_where(self._follows.values[record.where] & finite & (observed.numel >= FEWEST) & ~observed.excused)

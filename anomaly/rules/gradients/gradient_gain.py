@@ -41,7 +41,7 @@ MEMORY: Final = 16.0
 LARGEST_STEP: Final = 0.5
 """Samples over which the mean gain is averaged, and the most of a sample's deviation that counts, in log units."""
 
-FEWEST: Final = 6
+FEWEST: Final = 3
 """Weights whose deviations give the common factor: clipping and loss scaling divide all gradients by one number."""
 
 MOST_AT_ONCE: Final = 0.25
@@ -72,7 +72,7 @@ class GradientGainRule(Rule):
         self._is_weight = series.column(bool, of=lambda s: s.name.rpartition(".")[2] == "weight")
         self._past = series.column(np.float32, np.nan, shape=(SAMPLES,))
         self._steps = series.column(np.int64, -1, shape=(SAMPLES,))
-        self._count, self._parts = series.column(np.int64), series.column(np.int64)
+        self._count, self._parts, self._nonzero = (series.column(np.int64) for _ in range(3))
         self._mean = series.column(np.float64)
         self._gradients: list[tuple[Integers, Floats]] = []
         self._step, self._excused = -1, False
@@ -106,13 +106,15 @@ class GradientGainRule(Rule):
         self._parts.values[ids] = parts
         zero = norms == 0
         found = self._zeros(ids, zero) if zero.any() else []
+        self._nonzero.values[ids[~zero]] += 1
         return found + self._follow(ids[~zero], np.log(norms[~zero] / got[~zero]))
 
     def _zeros(self, ids: Integers, zero: Mask) -> list[Finding]:
         """Return the weights that have no gradient although their modules got one, where most others have."""
-        new = ids[zero & (self._count.values[ids] >= NEVER_ZERO_FOR)]
+        new = ids[zero & (self._nonzero.values[ids] >= NEVER_ZERO_FOR)]
         self._forget(ids[zero])
-        if len(new) > MOST_AT_ONCE * len(ids):
+        self._nonzero.values[ids[zero]] = 0
+        if len(new) > max(1, MOST_AT_ONCE * len(ids)):
             return []
         return [self._finding(i, UNDERFLOW, 0.0, self._step) for i in new.tolist()]
 

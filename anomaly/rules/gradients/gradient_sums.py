@@ -25,7 +25,7 @@ NOISE: Final = 1e-6
 had 5e-8 at most."""
 
 EQUAL: Final = 0.05
-"""Share of the sum up to which two sums are equal where that is larger: in bfloat16 a sum has three digits."""
+"""Share of the sum up to which two sums are equal where that is larger, until the parameter's own gap is known."""
 
 LARGEST_TIMES: Final = 30.0
 """A gap must also be this many times the largest one of the parameter so far."""
@@ -36,8 +36,8 @@ BROKEN: Final = 0.1
 ALIKE: Final = 2e-3
 """Relative difference of quotients that are one factor: what clipping and loss scaling divide by, alike for all."""
 
-FEWEST: Final = 3
-"""Parameters whose quotients must agree: else that factor is not known."""
+FEWEST: Final = 2
+"""Parameters whose quotients must agree: else that factor is not known, unless it was one at all samples before."""
 
 MOST_AT_ONCE: Final = 0.5
 """Share of the parameters followed up to which a break is a fault of some: more is another way of clipping."""
@@ -65,6 +65,7 @@ class GradientSumsRule(Rule):
         self._largest = series.column(np.float64)
         self._gradients: list[tuple[Integers, Floats, Mask]] = []
         self._step, self._excused = -1, False
+        self._with_one = 0  # samples in a row in which the common factor was one
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the gradients of the step before this one whose sums are wrong; a step may have several records."""
@@ -91,12 +92,14 @@ class GradientSumsRule(Rule):
             scale = np.sqrt(self._totals.square[modules] * self._totals.numel[modules])
             expected = self._totals.sum[modules]
         usable = (self._totals.parts[modules] > 0) & (scale > 0) & np.isfinite(scale + expected + sums)
-        usable &= sparse | self._is_bias.values[ids]
+        usable &= (sparse | self._is_bias.values[ids]) & ~self._totals.coarse[modules]
         ids, sums, expected, scale, modules = (x[usable] for x in (ids, sums, expected, scale, modules))
         followed = (self._held.values[ids] >= HELD_FOR) & (self._parts.values[ids] == self._totals.parts[modules])
         factor = _common_factor(sums, expected, scale, followed if followed.sum() >= FEWEST else None)
-        if math.isnan(factor):
+        if math.isnan(factor) and self._with_one < HELD_FOR:
             return []
+        self._with_one = self._with_one + 1 if math.isnan(factor) or abs(math.log(factor)) < ALIKE else 0
+        factor = 1.0 if math.isnan(factor) else factor
         return self._compare(ids, sums / factor, expected, scale, followed)
 
     def _compare(self, ids: Integers, sums: Floats, expected: Floats, scale: Floats, followed: Mask) -> list[Finding]:

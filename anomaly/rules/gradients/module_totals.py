@@ -6,11 +6,14 @@ from typing import Final
 import numpy as np
 
 from trainsentry.anomaly.rules.rule import Observed
-from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT, Series
 from trainsentry.collectors.statistics import MEAN, NORM
 
 NO_MODULE: Final = -1
+
+FINE: Final = frozenset({"float32", "float64"})
+"""Dtypes whose sums are known to six digits; one of bfloat16 numbers has two."""
 
 
 class ModuleTotals:
@@ -18,9 +21,9 @@ class ModuleTotals:
 
     Whole numbers, as of tokens, are no such input: their size says nothing.
 
-    `sum`, `square` and `numel` are of the gradients at the output, `square_in` of the input, `parts` the number of its
-    gradients; each has the shape (modules,). `module_of` maps the series of a parameter's gradient to its module,
-    `NO_MODULE` for other series.
+    `sum`, `square` and `numel` are of the gradients at the output, `parts` is the number of these, `coarse` says
+    whether one has few digits, `square_in` is of the input; each has the shape (modules,). `module_of` maps the series
+    of a parameter's gradient to its module, `NO_MODULE` for other series.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -29,6 +32,7 @@ class ModuleTotals:
         modules = self._modules = Columns(places)
         self._sum, self._square, self._numel = (modules.column(np.float64) for _ in range(3))
         self._square_in, self._parts = modules.column(np.float64), modules.column(np.int64)
+        self._coarse = modules.column(bool)
 
         def note(_: int, new: Sequence[Series]) -> None:
             for series in new:
@@ -38,6 +42,7 @@ class ModuleTotals:
 
         arrays.series.before_growth(note)
         self._input_of = arrays.series.column(np.int64, of=lambda s: self._place(s, is_found=_is_first_input(s)))
+        self._is_fine = arrays.layouts.column(bool, of=lambda layout: layout.dtype in FINE)
         self._is_float = arrays.layouts.column(bool, of=lambda layout: "float" in layout.dtype)
         self._output_of = arrays.series.column(np.int64, of=lambda s: self._place(s, is_found=_is_first_output(s)))
         self._gradient_of = arrays.series.column(np.int64, of=lambda s: self._place(s, is_found=s.quantity == GRADIENT))
@@ -68,13 +73,19 @@ class ModuleTotals:
         return self._parts.values
 
     @property
+    def coarse(self) -> Mask:
+        """Whether gradients at the output have fewer digits than float32."""
+        found: Mask = self._coarse.values
+        return found
+
+    @property
     def module_of(self) -> Integers:
         """The module of each series that is a parameter's gradient."""
         return self._gradient_of.values
 
     def begin_step(self) -> None:
         """Forget the step before."""
-        for column in (self._sum, self._square, self._numel, self._square_in, self._parts):
+        for column in (self._sum, self._square, self._numel, self._square_in, self._parts, self._coarse):
             column.values[:] = 0
 
     def add(self, observed: Observed) -> None:
@@ -87,6 +98,7 @@ class ModuleTotals:
             np.add.at(self._square.values, modules, record.values[outputs, NORM] ** 2)
             np.add.at(self._numel.values, modules, numel)
             np.add.at(self._parts.values, modules, 1)
+            self._coarse.values[modules[~self._is_fine.values[record.layouts[outputs]]]] = True
         is_input = self._input_of.values[record.where] != NO_MODULE
         inputs = rows_where(is_input & self._is_float.values[record.layouts])
         if len(inputs):

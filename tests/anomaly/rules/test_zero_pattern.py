@@ -52,6 +52,9 @@ def test_a_young_run_and_what_most_tensors_do_at_once_are_no_fault(alone):
     assert run(alone, lambda s: dict.fromkeys(OTHERS, 0.5 if s < AT else 0.0)) == []
 
 
-def test_dropouts_that_are_switched_off_leave_no_zeros_by_right(alone):
-    switched = {(f"setting.drop{i}.p",) * 2: 0.0 for i in range(3)}
-    assert run(alone, lambda s: {RELU: 0.5 if s < AT else 0.0}, settings=lambda s: switched if s == AT else {}) == []
+@pytest.mark.parametrize(("before", "after"), [(0.5, 0.0), (0.0, 0.5)])
+def test_dropouts_that_are_switched_leave_or_bring_zeros_by_right(alone, before, after):
+    switched = {(f"setting.drop{i}.p",) * 2: after for i in range(3)}
+    zeros = lambda s: {RELU: before if s < AT else after}  # noqa: E731
+    assert run(alone, zeros, settings=lambda s: switched if s == AT else {}) == []
+    assert run(alone, zeros) != []
