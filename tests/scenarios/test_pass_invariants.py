@@ -74,6 +74,35 @@ def test_a_weight_whose_updates_are_lost_is_named(tmp_path, family, collect):
 
 
 @both_families
+@pytest.mark.parametrize(("optimizer", "state"), [("nesterov", "momentum_buffer"), ("dampened", "momentum_buffer")])
+def test_momentum_that_is_lost_between_two_samples_is_named_with_its_step(tmp_path, family, optimizer, state):
+    def lose(model, stepper, step):
+        if step == FAULT:
+            for kept in stepper.state.values():
+                kept[state].zero_()
+
+    [found, *_] = train(tmp_path, family, optimizer, harm=lose, steps=SAMPLED + 2)
+    assert (found.kind, found.quantity, found.step) == ("state_reset", state, FAULT)
+
+
+@both_families
+def test_a_checkpoint_that_is_loaded_again_has_lost_no_state(tmp_path, family):
+    kept = {}
+
+    def load(model, stepper, step):
+        if step == FAULT - 30:
+            kept["model"] = {name: x.clone() for name, x in model.state_dict().items()}
+            kept["momentum"] = [state["momentum_buffer"].clone() for state in stepper.state.values()]
+        if step == FAULT:
+            model.load_state_dict(kept["model"])
+            for state, momentum in zip(stepper.state.values(), kept["momentum"], strict=True):
+                state["momentum_buffer"].copy_(momentum)
+
+    found = train(tmp_path, family, "nesterov", harm=load, steps=SAMPLED + 2)
+    assert "state_reset" not in {i.kind for i in found}
+
+
+@both_families
 @both_configurations
 def test_a_gradient_that_is_zero_although_its_module_got_one_is_named(tmp_path, family, collect):
     name = f"{MODULE[family]}.weight"

@@ -4,11 +4,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import RECURRENCE, Anomaly
+from trainsentry.anomaly.anomaly import RECURRENCE, STATE_RESET, Anomaly
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
-from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals, nearest
+from trainsentry.anomaly.rules.optimizer.residuals import SCORE, ResidualBounds, Residuals, nearest
 from trainsentry.anomaly.rules.optimizer.state_recurrences import MOST_WAYS, RECURRENCES, ways_of
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays, rows_where
@@ -19,6 +19,12 @@ BOUNDS: Final = ResidualBounds(least=3e-4, largest=0.02, learned=4)
 """Shares of the state's root mean square: float32 sums leave 1e-6, and decay of weights, whose means are known at
 samples only, 1e-5. Not every optimizer keeps state of these names by these recurrences, so four samples must have
 followed."""
+
+MOST_LOST: Final = 0.8
+"""Share of the states that follow no more which must follow from zero, at one and the same step."""
+
+LONGEST_TRAIL: Final = 32
+"""Steps between two samples for which it is known what the states were: some megabytes for ten thousand of them."""
 
 _KINDS: Final = tuple(RECURRENCES)
 _NONE, _COUNTER, _GRADIENT, _WEIGHT = -4, -3, -2, -1
@@ -31,6 +37,7 @@ class RecurrenceRule(Rule):
     from the norm. Gradients must be sampled at every step, as they are by default; state need not be. What the options
     of each group give is tried, with and without decay of weights inside the gradient (SGD, Adam): the group of a
     parameter is not known here. Decay inside a square has a mixed term, which counts as 0: it is learned as a residual.
+    Where most states follow no more, as after a checkpoint was loaded, nothing is said, unless they follow from zero.
     """
 
     name: ClassVar[str] = "recurrence"
@@ -56,6 +63,10 @@ class RecurrenceRule(Rule):
         self._states: Integers = np.zeros(0, np.int64)
         self._by_kind: list[tuple[int, Integers]] = []
         self._step = -1
+        # How much of a state's last sample is left; and that with the predicted mean, by step since the sample.
+        self._left: Column[Series] = arrays.series.column(np.float64, 1.0, shape=(MOST_WAYS,))
+        self._trail: list[tuple[int, Floats, Floats]] = []
+        self._is_sampled = False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the states that do not follow from the sample before; a step may come in several records."""
@@ -77,6 +88,7 @@ class RecurrenceRule(Rule):
         self._before.values[ids] = means
         self._numel.values[ids] = observed.numel[rows]
         self._follow(ids)
+        self._is_sampled = True
         return findings
 
     def _follow(self, ids: Integers) -> None:
@@ -91,7 +103,23 @@ class RecurrenceRule(Rule):
         predicted, residuals = nearest(self._predicted.values[:, ids], means, scale)
         with np.errstate(divide="ignore", invalid="ignore"):
             changes = np.nan_to_num(np.abs(means - self._before.values[ids]) / scale)
-        return self._residuals.judge("mean", ids, rows, means, predicted, residuals, changes)
+        found = self._residuals.judge("mean", ids, rows, means, predicted, residuals, changes)
+        wrong = self._residuals.most_wrong
+        return found if wrong is None else self._lost(ids[wrong], rows[wrong], means[wrong], scale[wrong])
+
+    def _lost(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
+        """Return the first of the states that follow from zero, if most of them do from one step on."""
+        places = np.searchsorted(self._states, ids)
+        for step, before, left in reversed(self._trail):
+            with np.errstate(invalid="ignore", divide="ignore"):
+                kept = self._left.values[:, ids] / left[:, places] * before[:, places]
+            expected, residuals = nearest(self._predicted.values[:, ids] - kept, means, scale)
+            fits = rows_where(residuals <= BOUNDS.least)
+            if len(fits) >= MOST_LOST * len(ids):
+                i = int(fits[0])
+                detail = (STATE_RESET, self.name, "mean", float(means[i]), float(expected[i]), SCORE)
+                return [Finding(int(ids[i]), int(rows[i]), *detail, step=step, last_clean=step - 1, passed_on=False)]
+        return []
 
     def _note(self, observed: Observed) -> None:
         """Take in a record's options, gradients and weights."""
@@ -118,6 +146,10 @@ class RecurrenceRule(Rule):
     def _advance(self, step: int) -> None:
         """Predict the states before a step from the gradients of the step before it."""
         states = self._states
+        if self._is_sampled or step != self._step + 1:
+            self._is_sampled = False
+            self._trail.clear()
+            self._left.values[:, states] = 1.0
         if step != self._step + 1:
             self._predicted.values[:, states] = np.nan
         else:
@@ -125,6 +157,8 @@ class RecurrenceRule(Rule):
                 self._advance_kind(of_kind, _KINDS[number])
             owners = np.arange(self._updates.values.shape[1])
             self._updates.values[0, ~np.isnan(self._pending.get(owners)[0])] += 1
+        if len(self._trail) < LONGEST_TRAIL:
+            self._trail.append((step, self._predicted.values[:, states], self._left.values[:, states]))
         self._pending.clear()
         self._step = step
 
@@ -141,16 +175,17 @@ class RecurrenceRule(Rule):
         fits = (numel >= own) if recurrence.lines else (numel == own)  # else the gradient is of another part
         unknown = (~fits & ~np.isnan(mean)) | np.isinf(mean)
         weights = self._weight.get(owners)
-        new = np.full((MOST_WAYS, len(states)), np.nan)
+        new, left = np.full((MOST_WAYS, len(states)), np.nan), np.ones((MOST_WAYS, len(states)))
         for i, way in enumerate(ways):
             part = square + way.weight_decay**2 * weights[1] if recurrence.squares else way.sign * mean
             if way.weight_decay and not recurrence.squares:
                 part = part + way.weight_decay * weights[0]
             gain = (self._updates.get(owners)[0] + 1) ** way.gain if recurrence.counted else way.gain
             decay = 1 - gain if recurrence.counted else way.decay
-            new[i] = decay * predicted[i, states] + gain * part
+            new[i], left[i] = decay * predicted[i, states] + gain * part, decay
         new[:, unknown] = np.nan
         predicted[:, states] = np.where(np.isnan(mean), predicted[:, states], new)
+        self._left.values[:, states] *= np.where(np.isnan(mean), 1.0, left)
 
     def _owner_of(self, series: Series) -> int:
         followed = series.quantity in RECURRENCES or series.quantity in {GRADIENT, PARAMETER, STEP_COUNTER}
@@ -161,6 +196,11 @@ class RecurrenceRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the mean, and what the recurrence gives."""
+        if anomaly.kind == STATE_RESET:
+            return (
+                f"the optimizer's state was lost by step {anomaly.step}: the mean of {subject}, {anomaly.value:.6g}, "
+                "and those of the others are what the gradients since then give without any past"
+            )
         return (
             f"the mean of {subject} is {anomaly.value:.6g} at step {anomaly.step}; its own past and the gradients "
             f"since then give {anomaly.expected:.6g}"

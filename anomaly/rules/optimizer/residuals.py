@@ -7,7 +7,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import RECURRENCE
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Column, Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import Series
 
 SCORE: Final = 60.0
@@ -44,13 +44,18 @@ class ResidualBounds:
 
 
 class Residuals:
-    """Learns the residuals of each series that follows an equation of `rule`, and finds those that follow no more."""
+    """Learns the residuals of each series that follows an equation of `rule`, and finds those that follow no more.
+
+    `most_wrong` masks, of the series of the last call, those that were wrong where most were, shape (n,), and is None
+    where they were not.
+    """
 
     def __init__(self, arrays: SeriesArrays, bounds: ResidualBounds, rule: str) -> None:
         self._bounds = bounds
         self._rule = rule
         self._largest: Column[Series] = arrays.series.column(np.float64)
         self._followed: Column[Series] = arrays.series.column(np.int64)
+        self.most_wrong: Mask | None = None
 
     def judge(
         self,
@@ -93,8 +98,9 @@ class Residuals:
             explained &= explains | (followed[ids] >= bounds.learned)
         followed[ids[fine & explained]] += 1
         followed[ids[fine & ~explained]] = 0
-        most = max(1, MOST_AT_ONCE * judged.sum())
-        return rows_where(wrong) if wrong.sum() <= most else np.zeros(0, np.int64)
+        are_most = wrong.sum() > max(1, MOST_AT_ONCE * judged.sum())
+        self.most_wrong = wrong if are_most else None
+        return np.zeros(0, np.int64) if are_most else rows_where(wrong)
 
 
 def nearest(expected: Floats, found: Floats, scale: Floats) -> tuple[Floats, Floats]:
