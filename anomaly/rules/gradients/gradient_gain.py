@@ -74,6 +74,7 @@ class GradientGainRule(Rule):
         self._steps = series.column(np.int64, -1, shape=(SAMPLES,))
         self._count, self._parts, self._nonzero = (series.column(np.int64) for _ in range(3))
         self._mean = series.column(np.float64)
+        self._row = series.column(np.int64)  # in the newest record
         self._gradients: list[tuple[Integers, Floats]] = []
         self._step, self._excused = -1, False
 
@@ -90,6 +91,7 @@ class GradientGainRule(Rule):
         is_weight = (self._totals.module_of[record.where] != NO_MODULE) & self._is_weight.values[record.where]
         rows = rows_where(is_weight & self._is_large.values[record.layouts])
         if len(rows):
+            self._row.values[record.ids[rows]] = rows
             self._gradients.append((record.ids[rows].astype(np.int64), record.values[rows, NORM]))
         return found
 
@@ -159,7 +161,8 @@ class GradientGainRule(Rule):
 
     def _finding(self, series_id: int, kind: str, factor: float, step: int) -> Finding:
         detail = (kind, self.name, "norm", factor, 1.0, SCORE)
-        return Finding(series_id, -1, *detail, step=step, last_clean=step - 1, passed_on=False)
+        row = int(self._row.values[series_id])
+        return Finding(series_id, row, *detail, step=step, last_clean=step - 1, passed_on=False)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

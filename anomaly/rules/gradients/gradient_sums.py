@@ -10,7 +10,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.gradients.module_totals import NO_MODULE, ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
-from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, GRADIENT
+from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, GRADIENT
 from trainsentry.collectors.statistics import MEAN, ZEROS
 
 SCORE: Final = 80.0
@@ -58,12 +58,12 @@ class GradientSumsRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm", "zeros"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._totals = ModuleTotals(arrays)
+        self._table, self._totals = arrays.table, ModuleTotals(arrays)
         series = arrays.series
         self._is_bias = series.column(bool, of=lambda s: s.name.endswith("bias"))
         self._held, self._parts = series.column(np.int64), series.column(np.int64)
         self._largest = series.column(np.float64)
-        self._gradients: list[tuple[Integers, Floats, Mask]] = []
+        self._gradients: list[tuple[Integers, Integers, Floats, Mask]] = []
         self._step, self._excused = -1, False
         self._with_one = 0  # samples in a row in which the common factor was one
 
@@ -80,55 +80,66 @@ class GradientSumsRule(Rule):
         rows = rows_where(self._totals.module_of[record.where] != NO_MODULE)
         if len(rows):
             sums = record.values[rows, MEAN] * observed.numel[rows]
-            self._gradients.append((record.ids[rows].astype(np.int64), sums, record.values[rows, ZEROS] > 0))
+            self._gradients.append((record.ids[rows].astype(np.int64), rows, sums, record.values[rows, ZEROS] > 0))
         return found
 
     def _end_step(self) -> list[Finding]:
         if self._excused or not self._gradients or not self._totals.parts.any():
             return []
-        ids, sums, sparse = (np.concatenate(parts) for parts in zip(*self._gradients, strict=True))
+        ids, rows, sums, sparse = (np.concatenate(parts) for parts in zip(*self._gradients, strict=True))
         modules = self._totals.module_of[ids]
         with np.errstate(over="ignore", invalid="ignore"):
             scale = np.sqrt(self._totals.square[modules] * self._totals.numel[modules])
             expected = self._totals.sum[modules]
         usable = (self._totals.parts[modules] > 0) & (scale > 0) & np.isfinite(scale + expected + sums)
         usable &= (sparse | self._is_bias.values[ids]) & ~self._totals.coarse[modules]
-        ids, sums, expected, scale, modules = (x[usable] for x in (ids, sums, expected, scale, modules))
+        ids, rows, sums, expected, scale = (x[usable] for x in (ids, rows, sums, expected, scale))
+        modules = modules[usable]
         followed = (self._held.values[ids] >= HELD_FOR) & (self._parts.values[ids] == self._totals.parts[modules])
         factor = _common_factor(sums, expected, scale, followed if followed.sum() >= FEWEST else None)
         if math.isnan(factor) and self._with_one < HELD_FOR:
             return []
         self._with_one = self._with_one + 1 if math.isnan(factor) or abs(math.log(factor)) < ALIKE else 0
         factor = 1.0 if math.isnan(factor) else factor
-        return self._compare(ids, sums / factor, expected, scale, followed)
+        broken = self._compare(ids, sums / factor, expected, scale, followed)
+        return [f for i in rows_where(broken) for f in self._findings(ids[i], rows[i], sums[i] / factor, expected[i])]
 
-    def _compare(self, ids: Integers, sums: Floats, expected: Floats, scale: Floats, followed: Mask) -> list[Finding]:
-        """Return the parameters that are followed and whose sums are not equal; learn from the others."""
+    def _compare(self, ids: Integers, sums: Floats, expected: Floats, scale: Floats, followed: Mask) -> Mask:
+        """Return which parameters are followed and have sums that are not equal; learn from the others."""
         gap, size = np.abs(sums - expected) / scale, np.maximum(np.abs(sums), np.abs(expected)) / scale
         largest, held = self._largest.values, self._held.values
         holds = gap <= np.maximum(NOISE, EQUAL * np.abs(expected) / scale)
         holds &= self._is_bias.values[ids] | (size > 10 * NOISE)  # two sums of zero say nothing but of a bias
         broken = followed & (gap > np.maximum(NOISE, LARGEST_TIMES * largest[ids])) & (gap > BROKEN * size)
-        rows = self._totals.parts[self._totals.module_of[ids]]
-        same = (self._parts.values[ids] == rows) | (held[ids] == 0)
+        parts = self._totals.parts[self._totals.module_of[ids]]
+        same = (self._parts.values[ids] == parts) | (held[ids] == 0)
         learns = holds & same & ~broken
         held[ids] = np.where(learns, held[ids] + 1, 0)
         largest[ids] = np.where(learns, np.maximum(largest[ids], gap), 0.0)
-        self._parts.values[ids] = rows
-        if not 0 < broken.sum() <= MOST_AT_ONCE * followed.sum():
-            return []
-        return [self._finding(int(ids[i]), sums[i], expected[i]) for i in rows_where(broken).tolist()]
+        self._parts.values[ids] = parts
+        return broken if broken.sum() <= MOST_AT_ONCE * followed.sum() else np.zeros(len(ids), bool)
 
-    def _finding(self, series_id: int, value: float, expected: float) -> Finding:
+    def _findings(self, series_id: int, row: int, value: float, expected: float) -> list[Finding]:
+        """Return the finding of a parameter, and a suspicion of its module's output."""
         detail = (GRADIENT_FLOW, self.name, "mean", float(value), float(expected), SCORE)
-        return Finding(series_id, -1, *detail, step=self._step, last_clean=self._step - 1, passed_on=False)
+        where = {"step": self._step, "last_clean": self._step - 1}
+        output = f"{self._table.series[series_id].name.rpartition('.')[0]}.output.0"
+        return [
+            Finding(int(series_id), int(row), *detail, passed_on=False, **where),  # type: ignore[arg-type]
+            Finding(
+                int(series_id), int(row), *detail, passed_on=True, alarm=False, name=output, quantity=ACTIVATION_OUTPUT,
+                **where,  # type: ignore[arg-type]
+            ),
+        ]  # fmt: skip
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return both sums."""
+        if anomaly.quantity == ACTIVATION_OUTPUT:
+            return f"{subject} may have been changed at step {anomaly.step} after its module computed it"
         return (
             f"{subject} adds up to {anomaly.value:.3g} at step {anomaly.step}, the gradients at its module's output to "
-            f"{anomaly.expected:.3g}: something changes it after the backward pass"
+            f"{anomaly.expected:.3g}: something changes it after the backward pass, or that output"
         )
 
 

@@ -34,7 +34,7 @@ class Sums:
         wrong = np.where([m in off for m in MODULES], by, 1.0)
         record.values[len(outputs) :, MEAN] = sums * factor * wrong
         record.values[len(outputs) :, ZEROS] = self.zeros
-        return self.judge(record)
+        return [f for f in self.judge(record) if f.alarm]
 
 
 @pytest.fixture
@@ -60,6 +60,18 @@ def test_a_table_of_which_all_rows_get_a_gradient_may_be_shared_with_a_head(alon
     sums.zeros = zeros
     found = [f for s in range(AT + 5) for f in sums.step(s, off=["layers.2"] if s >= AT else [])]
     assert [f.step for f in found] == [AT] * (zeros > 0)
+
+
+def test_the_output_of_the_module_is_a_suspicion(sums):
+    """Where a kernel's output is changed after it was computed, the gradients there are not those of its bias."""
+    for step in range(AT):
+        sums.step(step)
+    sums.step(AT, off=["layers.2"])
+    told = sums.judge(sums.records.step(AT + 1, {("loss", "loss"): 1.0}))
+    assert [(f.name, f.quantity, f.alarm, f.passed_on) for f in told] == [
+        (None, None, True, False),
+        ("layers.2.output.0", "activation_output", False, True),
+    ]
 
 
 def test_where_it_does_not_hold_from_the_start_nothing_is_said(sums):
