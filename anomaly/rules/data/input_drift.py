@@ -1,4 +1,4 @@
-"""Inputs of the model that drift away from those before, or are of a size that none had."""
+"""Inputs of the model that drift away from those before, are partly zero now and then, or have a size that none had."""
 
 import math
 from collections import deque
@@ -12,7 +12,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
-from trainsentry.collectors.statistics import NORM
+from trainsentry.collectors.statistics import NORM, ZEROS
 
 SCORE: Final = 50.0
 """Deviations: above every spike of healthy runs, below the rules that are certain of a value by itself."""
@@ -31,6 +31,13 @@ WIDTHS: Final = 1.0
 LEAP: Final = 0.75
 """Share of the distance that lies between two samples where it is a leap, which the levels tell at once."""
 
+PARTLY: Final = 0.1
+WITHOUT: Final = 32
+WINDOW: Final = 16
+TIMES: Final = 3
+"""Share of zeros of a batch that counts; samples without any before the first; and how many of so many samples must
+have them: one of several workers gives them, or one of the files. Random erasing blanks less of a batch."""
+
 SETTLED: Final = 16
 """Steps before a size that none had is a suspicion: sizes vary with the length of what is read."""
 
@@ -43,6 +50,8 @@ class _Past:
     smallest: float = math.inf
     largest: float = 0.0
     steps: int = 0
+    without_zeros: int = 0
+    partly_zero: deque[int] = field(default_factory=deque)
 
 
 class InputDriftRule(Rule):
@@ -54,7 +63,7 @@ class InputDriftRule(Rule):
 
     name: ClassVar[str] = "input_drift"
     quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT})
-    statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm", "zeros"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
@@ -73,6 +82,7 @@ class InputDriftRule(Rule):
                 past.smallest, past.largest = min(past.smallest, numel), max(past.largest, numel)
                 past.samples.clear()
             past.steps += 1
+            found += self._partly_zero(series_id, row, float(record.values[row, ZEROS]), record.step, past)
             norm = float(record.values[row, NORM])
             if 0 < norm < math.inf:
                 past.samples.append((math.log(norm / math.sqrt(max(numel, 1.0))), record.step))
@@ -82,6 +92,24 @@ class InputDriftRule(Rule):
     def _resized(self, series_id: int, row: int, numel: float, past: _Past) -> Finding:
         usual = past.smallest if numel < past.smallest else past.largest
         return Finding(series_id, row, SHIFT, self.name, "size", numel, usual, SCORE, alarm=False)
+
+    def _partly_zero(self, series_id: int, row: int, share: float, step: int, past: _Past) -> list[Finding]:
+        """Follow the batches that are partly zero, where none was; tell them once there are several."""
+        if share < PARTLY:
+            past.without_zeros = past.without_zeros + 1 if share == 0 else 0
+            return []
+        if past.without_zeros < WITHOUT and not past.partly_zero:
+            past.without_zeros = 0
+            return []
+        past.partly_zero.append(step)
+        while past.partly_zero[0] <= step - WINDOW:
+            past.partly_zero.popleft()
+        if len(past.partly_zero) < TIMES:
+            return []
+        first, past.without_zeros = past.partly_zero[0], 0
+        past.partly_zero.clear()
+        detail = (SHIFT, self.name, "zeros", share, 0.0, SCORE)
+        return [Finding(series_id, row, *detail, step=first, last_clean=first - 1)]
 
     def _drifted(self, series_id: int, row: int, past: _Past) -> list[Finding]:
         if len(past.samples) < PAST + BETWEEN + NEWEST:
@@ -105,6 +133,11 @@ class InputDriftRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the size, or how far the input has drifted."""
+        if anomaly.statistic == "zeros":
+            return (
+                f"some batches of {subject} are partly zero since step {anomaly.step}, a share of {anomaly.value:.3g}; "
+                "none was before"
+            )
         if anomaly.statistic == "size":
             side = "fewer" if anomaly.value < anomaly.expected else "more"
             return (

@@ -6,6 +6,7 @@ from step_records import Records
 
 from trainsentry.anomaly.rules.data.input_drift import BETWEEN, NEWEST, PAST, SETTLED, InputDriftRule
 from trainsentry.collectors.series import Layout
+from trainsentry.collectors.statistics import ZEROS
 
 DATA = ("input.0", "activation_input")
 AT = PAST + BETWEEN + NEWEST
@@ -44,3 +45,23 @@ def test_what_stays_swings_leaps_or_changes_slowly_is_not_told(alone, size):
 def test_a_size_that_none_had_is_a_suspicion_and_one_that_was_had_is_none(alone):
     found = run(alone, lambda s: 5.0, numel=lambda s: 8 if s >= SETTLED + 9 else 64 if s % 2 else 48)
     assert [(f.statistic, f.value, f.expected, f.alarm) for f in found] == [("size", 8, 48, False)]
+
+
+@pytest.mark.parametrize(
+    ("share", "told"),
+    [
+        (lambda s: 0.5 if s >= AT and s % 4 == 0 else 0.0, [AT]),
+        (lambda s: 0.5 if s == AT else 0.0, []),
+        (lambda s: 0.5 if s >= AT and s % 9 == 0 else 0.0, []),
+        (lambda s: 0.5 if s % 4 == 0 else 0.0, []),  # erased at random, from the start
+        (lambda s: 0.05 if s >= AT else 0.0, []),
+    ],
+)
+def test_several_batches_that_are_partly_zero_are_told_by_the_first(alone, share, told):
+    records, draw, found = Records(), np.random.default_rng(0), []
+    rule = alone(InputDriftRule, records.table)
+    for step in range(AT + 40):
+        record = records.step(step, {DATA: 5.0 * np.exp(0.02 * draw.standard_normal())})
+        record.values[:, ZEROS] = share(step)
+        found += rule(record)
+    assert [(f.step, f.statistic) for f in found] == [(step, "zeros") for step in told]
