@@ -1,4 +1,4 @@
-"""A tensor of which a part was zero at every sample and nothing is any more, or the other way round."""
+"""An output of which a part was zero at every sample and nothing is any more, or the other way round."""
 
 from typing import ClassVar, Final
 
@@ -10,8 +10,8 @@ from trainsentry.anomaly.rules.module_setting import Dropouts
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import (
+    ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
-    ACTIVATION_QUANTITIES,
     SETTING,
     Series,
 )
@@ -22,17 +22,16 @@ SCORE: Final = 50.0
 
 SAMPLES: Final = 6
 SPAN: Final = 40
-"""Samples, and steps from the first to the last of them, in which a tensor must have had zeros, or none: where
+"""Samples, and steps from the first to the last of them, in which an output must have had zeros, or none: where
 activations are sampled at every tenth step, levels are known only after three hundred."""
 
 CONFIRMED: Final = 2
 """Samples in a row with the other pattern."""
 
 FEWEST: Final = 32
-"""Zero elements that are no chance."""
-
 SHARE: Final = 0.05
-"""Least share of zeros that come to a tensor without any: activations that saturate become zero one by one."""
+"""Zero elements, and share of the output, that make a pattern: activations that saturate become zero one by one, and a
+sum of rectified ones is zero at a few places until it is not."""
 
 STEADY: Final = 2.0
 """Largest quotient of the shares of zeros of a pattern: what a mask or a rectifier gives is steady, what batches of
@@ -45,15 +44,15 @@ _NONE, _SOME, _MIXED = range(3)
 
 
 class ZeroPatternRule(Rule):
-    """Notes of each activation and its gradient whether a part of it is zero, as a mask, a rectifier or dropout makes.
+    """Notes of each output whether a part of it is zero, as a mask, a rectifier or dropout makes.
 
-    A mask that is off by one, a leaking rectifier and a dead channel change that from one step to the next. Zeros that
-    come are followed in outputs alone, as a loss may stop to ask something of some samples; and not where zeros come to
-    the model's own input too, or go from it.
+    A mask that is lost, a leaking rectifier and a dead channel change that from one step to the next. Gradients are
+    left out, as a loss may stop to ask something of some samples; and nothing is said where zeros come to the model's
+    own input too, or go from it.
     """
 
     name: ClassVar[str] = "zero_pattern"
-    quantities: ClassVar[frozenset[str]] = frozenset({*ACTIVATION_QUANTITIES, SETTING})
+    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, SETTING})
     statistics: ClassVar[frozenset[str]] = frozenset({"zeros"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -61,7 +60,6 @@ class ZeroPatternRule(Rule):
         self._dropouts = Dropouts(arrays)
         self._follows = series.column(bool, of=_follows)
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
-        self._is_output = series.column(bool, of=lambda s: s.quantity == ACTIVATION_OUTPUT)
         self._pattern = series.column(np.int8, _MIXED)
         self._count, self._first = series.column(np.int64), series.column(np.int64)
         self._low, self._high = series.column(np.float64), series.column(np.float64)
@@ -82,14 +80,13 @@ class ZeroPatternRule(Rule):
         other_size = self._numel.values[ids] != observed.numel[rows]  # an expert, whose tokens are others each time
         self._count.values[ids[other_size]] = 0
         self._numel.values[ids] = observed.numel[rows]
-        now = np.where(count == 0, _NONE, np.where(count >= FEWEST, _SOME, _MIXED))
+        now = np.where(count == 0, _NONE, np.where((count >= FEWEST) & (share >= SHARE), _SOME, _MIXED))
         changed = self._take_in(ids, now, share, record.step)
         if not changed.any():
             return []
         inputs = self._is_input.values[ids]
-        told = changed & ~inputs & (self._is_output.values[ids] | (now == _NONE))
         together = changed.sum() > max(1, MOST_AT_ONCE * len(ids)) or (changed & inputs).any()
-        found = [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(told).tolist()]
+        found = [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(changed).tolist()]
         self._count.values[ids[changed]] = 0
         return [] if together else found
 
@@ -98,8 +95,7 @@ class ZeroPatternRule(Rule):
         count, pattern, other = self._count.values, self._pattern.values, self._other.values
         low, high = self._low.values, self._high.values
         known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN)
-        enough = np.where(now == _SOME, share >= SHARE, True)
-        differs = known & (now != pattern[ids]) & (now != _MIXED) & enough
+        differs = known & (now != pattern[ids]) & (now != _MIXED)
         steady = np.where(now == pattern[ids], (pattern[ids] == _NONE) | _is_steady(low[ids], high[ids], share), False)
         self._since.values[ids] = np.where(differs & (other[ids] == 0), step, self._since.values[ids])
         other[ids] = np.where(differs, other[ids] + 1, 0)
@@ -129,7 +125,7 @@ class ZeroPatternRule(Rule):
 
 
 def _follows(series: Series) -> bool:
-    return series.quantity in ACTIVATION_QUANTITIES
+    return series.quantity == ACTIVATION_OUTPUT or series.is_model_input
 
 
 def _is_steady(low: Floats, high: Floats, share: Floats) -> Mask:
