@@ -95,7 +95,7 @@ class ZeroPatternRule(Rule):
         count, pattern, other = self._count.values, self._pattern.values, self._other.values
         low, high = self._low.values, self._high.values
         known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN)
-        differs = known & (now != pattern[ids]) & (now != _MIXED)
+        differs = known & (pattern[ids] != _MIXED) & (now != pattern[ids]) & (now != _MIXED)
         steady = np.where(now == pattern[ids], (pattern[ids] == _NONE) | _is_steady(low[ids], high[ids], share), False)
         self._since.values[ids] = np.where(differs & (other[ids] == 0), step, self._since.values[ids])
         other[ids] = np.where(differs, other[ids] + 1, 0)
