@@ -88,6 +88,8 @@ class GradientGainRule(Rule):
             self._totals.begin_step()
         self._excused |= record.skipped
         self._totals.add(observed)
+        if not self._totals.has_any:
+            return found
         is_weight = (self._totals.module_of[record.where] != NO_MODULE) & self._is_weight.values[record.where]
         rows = rows_where(is_weight & self._is_large.values[record.layouts])
         if len(rows):
@@ -96,7 +98,7 @@ class GradientGainRule(Rule):
         return found
 
     def _end_step(self) -> list[Finding]:
-        if self._excused or not self._gradients or not self._totals.parts.any():
+        if self._excused or not self._gradients or not self._totals.has_any:
             return []
         ids = np.concatenate([ids for ids, _ in self._gradients])
         norms = np.concatenate([norms for _, norms in self._gradients])

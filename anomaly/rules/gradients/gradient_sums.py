@@ -77,6 +77,8 @@ class GradientSumsRule(Rule):
             self._totals.begin_step()
         self._excused |= record.skipped
         self._totals.add(observed)
+        if not self._totals.has_any:
+            return found
         rows = rows_where(self._totals.module_of[record.where] != NO_MODULE)
         if len(rows):
             sums = record.values[rows, MEAN] * observed.numel[rows]
@@ -84,7 +86,7 @@ class GradientSumsRule(Rule):
         return found
 
     def _end_step(self) -> list[Finding]:
-        if self._excused or not self._gradients or not self._totals.parts.any():
+        if self._excused or not self._gradients or not self._totals.has_any:
             return []
         ids, rows, sums, sparse = (np.concatenate(parts) for parts in zip(*self._gradients, strict=True))
         modules = self._totals.module_of[ids]

@@ -23,11 +23,13 @@ class ModuleTotals:
 
     `sum`, `square` and `numel` are of the gradients at the output, `parts` is the number of these, `coarse` says
     whether one has few digits, `square_in` is of the input; each has the shape (modules,). `module_of` maps the series
-    of a parameter's gradient to its module, `NO_MODULE` for other series.
+    of a parameter's gradient to its module, `NO_MODULE` for other series. `has_any` says whether the step has had any
+    gradient at an output: most steps sample no activations.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._names: dict[tuple[str, int], int] = {}
+        self._is_empty, self.has_any = True, False
         places: list[int] = []
         modules = self._modules = Columns(places)
         self._sum, self._square, self._numel = (modules.column(np.float64) for _ in range(3))
@@ -85,8 +87,10 @@ class ModuleTotals:
 
     def begin_step(self) -> None:
         """Forget the step before."""
-        for column in (self._sum, self._square, self._numel, self._square_in, self._parts, self._coarse):
-            column.values[:] = 0
+        if not self._is_empty:
+            self._is_empty, self.has_any = True, False
+            for column in (self._sum, self._square, self._numel, self._square_in, self._parts, self._coarse):
+                column.values[:] = 0
 
     def add(self, observed: Observed) -> None:
         """Take in a record; a step may have several."""
@@ -98,10 +102,12 @@ class ModuleTotals:
             np.add.at(self._square.values, modules, record.values[outputs, NORM] ** 2)
             np.add.at(self._numel.values, modules, numel)
             np.add.at(self._parts.values, modules, 1)
+            self._is_empty, self.has_any = False, True
             self._coarse.values[modules[~self._is_fine.values[record.layouts[outputs]]]] = True
         is_input = self._input_of.values[record.where] != NO_MODULE
         inputs = rows_where(is_input & self._is_float.values[record.layouts])
         if len(inputs):
+            self._is_empty = False
             np.add.at(
                 self._square_in.values, self._input_of.values[record.ids[inputs]], record.values[inputs, NORM] ** 2
             )
