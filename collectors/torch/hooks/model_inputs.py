@@ -6,8 +6,10 @@ from trainsentry.collectors.series import REPEATED_SAMPLES, Series
 from trainsentry.collectors.settings import LARGEST_INPUT
 from trainsentry.collectors.shared.model_inputs import ModelInputs
 from trainsentry.collectors.torch.device.registry import stream_is_captured
+from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.last_batches import LastBatches
 from trainsentry.collectors.torch.hooks.repeated_rows import share_of_repeated
+from trainsentry.collectors.torch.rows.local_tensor import is_readable
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 
@@ -25,7 +27,7 @@ class TorchInputs(ModelInputs):
         self.batches.keep(name, micro_step, tensor)
 
     def _note_repeated(self, name: str, tensor: Tensor) -> None:
-        if stream_is_captured() or type(tensor) is not Tensor:
+        if type(tensor) is not Tensor or not is_readable(tensor) or stream_is_captured() or changes_operations():
             return
         share = share_of_repeated(tensor)
         if share is not None:

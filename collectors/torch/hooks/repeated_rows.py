@@ -27,9 +27,11 @@ def share_of_repeated(batch: Tensor) -> Tensor | None:
     >>> share_of_repeated(torch.arange(32.0).remainder(16)[:, None].expand(32, 20)).item()
     0.5
     """
-    if batch.ndim < 1 + 1 or len(batch) < FEWEST_ROWS or batch.is_complex() or batch.is_sparse:
+    if batch.is_nested or batch.layout is not torch.strided or batch.is_complex():
         return None
-    flat = batch.detach().reshape(len(batch), -1)[:, : max(1, MOST_ELEMENTS // len(batch))]
+    if batch.ndim == 0 or len(batch) < FEWEST_ROWS:
+        return None
+    flat = batch.detach().reshape(len(batch), batch[0].numel())[:, : max(1, MOST_ELEMENTS // len(batch))]
     if flat.shape[1] < FEWEST_ELEMENTS:
         return None
     places = torch.arange(flat.shape[1], device=flat.device, dtype=torch.float32)

@@ -20,8 +20,13 @@ def test_the_share_of_copies_is_counted(dtype, shape):
     assert share_of_repeated(batch).item() == pytest.approx(1 / len(batch))
 
 
-@pytest.mark.parametrize("batch", [torch.ones(4, 100), torch.ones(64, 4), torch.tensor(1.0), torch.ones(9, 0)])
-def test_small_batches_say_nothing(batch):
+SMALL = [torch.ones(4, 100), torch.ones(64, 4), torch.tensor(1.0), torch.ones(9, 0), torch.ones(64)]
+OTHERS = [torch.ones(16, 32).to_sparse(), torch.ones(16, 32, dtype=torch.complex64)]
+OTHERS += [torch.nested.nested_tensor([torch.ones(20)] * 9, layout=layout) for layout in (torch.strided, torch.jagged)]
+
+
+@pytest.mark.parametrize("batch", [*SMALL, *OTHERS])
+def test_small_batches_and_other_layouts_say_nothing(batch):
     assert share_of_repeated(batch) is None
 
 
@@ -46,3 +51,21 @@ def test_a_batch_whose_second_half_repeats_the_first_is_told_by_default(tmp_path
         [incident] = monitor.incidents
     assert (incident.kind, incident.first_seen, incident.name) == ("duplicate_data", 70, "input.0")
     assert "a share of 0.5 of the samples of input.0 (data) are copies" in incident.summary
+
+
+def test_inputs_that_have_no_values_yet_are_passed_by(tmp_path, caplog):
+    """Inside a transform (vmap, grad) an input is a batch of inputs, whose numbers cannot be read."""
+    model = mlp(16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with trainsentry.TrainMonitor({"output_dir": str(tmp_path), "strict": True}).watch(model, optimizer):
+        for _ in range(2):
+            weights = {name: p.detach() for name, p in model.named_parameters()}
+
+            def loss(weights, x):
+                return torch.func.functional_call(model, weights, (x.expand(9, 16),)).square().mean()
+
+            torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, torch.randn(8, 16))
+            model(torch.randn(32, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "Traceback" not in caplog.text
