@@ -39,7 +39,9 @@ TIMES: Final = 3
 have them: one of several workers gives them, or one of the files. Random erasing blanks less of a batch."""
 
 SETTLED: Final = 16
-"""Steps before a size that none had is a suspicion: sizes vary with the length of what is read."""
+RESIZED: Final = 1.5
+"""Steps before a size that none had is a suspicion, and the factor by which it must exceed, or fall below, all of them:
+sizes vary with the length of what is read, and now and then one is a little longer than any before."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ class InputDriftRule(Rule):
             series_id, numel = int(record.ids[row]), float(observed.numel[row])
             past = self._past.setdefault(series_id, _Past())
             if not past.smallest <= numel <= past.largest:
-                if past.steps >= SETTLED:
+                if past.steps >= SETTLED and not past.smallest / RESIZED <= numel <= past.largest * RESIZED:
                     found.append(self._resized(series_id, row, numel, past))
                 past.smallest, past.largest = min(past.smallest, numel), max(past.largest, numel)
                 past.samples.clear()

@@ -1,16 +1,17 @@
 """A weight's gradient that is larger than what its module gets in both passes has made it before, or is zero."""
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, UNDERFLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.gradients.module_totals import NO_MODULE, ModuleTotals
+from trainsentry.anomaly.rules.gradients.module_totals import ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, medians, rows_where
-from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT, Layout
+from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays, medians, rows_where
+from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT, Layout, Series
 from trainsentry.collectors.statistics import NORM
 
 SCORE: Final = 50.0
@@ -47,6 +48,8 @@ FEWEST: Final = 3
 MOST_AT_ONCE: Final = 0.25
 """Share of the weights up to which a shift is a fault of some: training changes many layers together."""
 
+NO_WEIGHT: Final = -1
+
 NEVER_ZERO_FOR: Final = 6
 """Samples without a zero gradient before one counts."""
 
@@ -69,12 +72,22 @@ class GradientGainRule(Rule):
         self._totals = ModuleTotals(arrays)
         self._is_large = arrays.layouts.column(bool, of=_is_large)
         series = arrays.series
-        self._is_weight = series.column(bool, of=lambda s: s.name.rpartition(".")[2] == "weight")
-        self._past = series.column(np.float32, np.nan, shape=(SAMPLES,))
-        self._steps = series.column(np.int64, -1, shape=(SAMPLES,))
-        self._count, self._parts, self._nonzero = (series.column(np.int64) for _ in range(3))
-        self._mean = series.column(np.float64)
-        self._row = series.column(np.int64)  # in the newest record
+        self._numbered = 0
+        weights: list[int] = []  # their series: few of all have a gain, so that the others take no memory for one
+
+        def note(first: int, new: Sequence[Series]) -> None:
+            weights.extend(i for i, s in enumerate(new, first) if _is_weight(s))
+            self._weights.grow()
+
+        self._weights = Columns(weights)
+        self._series = self._weights.column(np.int64, of=lambda series_id: series_id)
+        series.before_growth(note)
+        self._weight_of = series.column(np.int32, of=lambda s: self._next_weight() if _is_weight(s) else NO_WEIGHT)
+        self._past = self._weights.column(np.float32, np.nan, shape=(SAMPLES,))
+        self._steps = self._weights.column(np.int64, -1, shape=(SAMPLES,))
+        self._count, self._parts, self._nonzero = (self._weights.column(np.int64) for _ in range(3))
+        self._mean = self._weights.column(np.float64)
+        self._row = self._weights.column(np.int64)  # in the newest record
         self._gradients: list[tuple[Integers, Floats]] = []
         self._step, self._excused = -1, False
 
@@ -90,19 +103,25 @@ class GradientGainRule(Rule):
         self._totals.add(observed)
         if not self._totals.has_any:
             return found
-        is_weight = (self._totals.module_of[record.where] != NO_MODULE) & self._is_weight.values[record.where]
+        is_weight = self._weight_of.values[record.where] != NO_WEIGHT
         rows = rows_where(is_weight & self._is_large.values[record.layouts])
         if len(rows):
-            self._row.values[record.ids[rows]] = rows
-            self._gradients.append((record.ids[rows].astype(np.int64), record.values[rows, NORM]))
+            weights = self._weight_of.values[record.ids[rows]].astype(np.int64)
+            self._row.values[weights] = rows
+            self._gradients.append((weights, record.values[rows, NORM]))
         return found
+
+    def _next_weight(self) -> int:
+        """Return the numbers of weights in the order of their series."""
+        self._numbered += 1
+        return self._numbered - 1
 
     def _end_step(self) -> list[Finding]:
         if self._excused or not self._gradients or not self._totals.has_any:
             return []
         ids = np.concatenate([ids for ids, _ in self._gradients])
         norms = np.concatenate([norms for _, norms in self._gradients])
-        modules = self._totals.module_of[ids]
+        modules = self._totals.module_of[self._series.values[ids]]
         got = np.sqrt(self._totals.square[modules]) * np.sqrt(self._totals.square_in[modules])
         usable = (got > 0) & np.isfinite(got) & np.isfinite(norms)
         ids, norms, got, parts = (x[usable] for x in (ids, norms, got, self._totals.parts[modules]))
@@ -161,9 +180,9 @@ class GradientGainRule(Rule):
     def _forget(self, ids: Integers) -> None:
         self._count.values[ids] = 0
 
-    def _finding(self, series_id: int, kind: str, factor: float, step: int) -> Finding:
+    def _finding(self, weight: int, kind: str, factor: float, step: int) -> Finding:
         detail = (kind, self.name, "norm", factor, 1.0, SCORE)
-        row = int(self._row.values[series_id])
+        series_id, row = int(self._series.values[weight]), int(self._row.values[weight])
         return Finding(series_id, row, *detail, step=step, last_clean=step - 1, passed_on=False)
 
     @staticmethod
@@ -175,6 +194,10 @@ class GradientGainRule(Rule):
             f"{subject} is {anomaly.value:.3g} times its usual since step {anomaly.step}, "
             "for what its module gets in both passes"
         )
+
+
+def _is_weight(series: Series) -> bool:
+    return series.quantity == GRADIENT and series.name.rpartition(".")[2] == "weight"
 
 
 def _is_large(layout: Layout) -> bool:

@@ -24,7 +24,9 @@ MOST_LOST: Final = 0.8
 """Share of the states that follow no more which must follow from zero, at one and the same step."""
 
 LONGEST_TRAIL: Final = 32
-"""Steps between two samples for which it is known what the states were: some megabytes for ten thousand of them."""
+LARGEST_TRAIL: Final = 2**21
+"""Steps between two samples for which it is known what the states were, and numbers that are kept for it: 16 MB, which
+is ten steps of seventeen thousand states."""
 
 _KINDS: Final = tuple(RECURRENCES)
 _NONE, _COUNTER, _GRADIENT, _WEIGHT = -4, -3, -2, -1
@@ -157,7 +159,8 @@ class RecurrenceRule(Rule):
                 self._advance_kind(of_kind, _KINDS[number])
             owners = np.arange(self._updates.values.shape[1])
             self._updates.values[0, ~np.isnan(self._pending.get(owners)[0])] += 1
-        if len(self._trail) < LONGEST_TRAIL:
+        numbers = 2 * MOST_WAYS * len(states) * (len(self._trail) + 1)
+        if len(self._trail) < LONGEST_TRAIL and numbers <= LARGEST_TRAIL:
             self._trail.append((step, self._predicted.values[:, states], self._left.values[:, states]))
         self._pending.clear()
         self._step = step

@@ -45,6 +45,7 @@ def test_what_stays_swings_leaps_or_changes_slowly_is_not_told(alone, size):
 def test_a_size_that_none_had_is_a_suspicion_and_one_that_was_had_is_none(alone):
     found = run(alone, lambda s: 5.0, numel=lambda s: 8 if s >= SETTLED + 9 else 64 if s % 2 else 48)
     assert [(f.statistic, f.value, f.expected, f.alarm) for f in found] == [("size", 8, 48, False)]
+    assert run(alone, lambda s: 5.0, numel=lambda s: 48 + s // 4) == []
 
 
 @pytest.mark.parametrize(
