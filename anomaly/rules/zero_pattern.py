@@ -25,8 +25,10 @@ SPAN: Final = 40
 """Samples, and steps from the first to the last of them, in which an output must have had zeros, or none: where
 activations are sampled at every tenth step, levels are known only after three hundred."""
 
-CONFIRMED: Final = 2
-"""Samples in a row with the other pattern."""
+CONFIRMED: Final = 3
+EQUAL: Final = 1.1
+"""Samples in a row with the other pattern, and the largest quotient of their shares: a branch that is left out at
+random makes whole samples zero, now more and now less. An output whose pattern has changed is followed no more."""
 
 FEWEST: Final = 32
 SHARE: Final = 0.05
@@ -64,6 +66,8 @@ class ZeroPatternRule(Rule):
         self._count, self._first = series.column(np.int64), series.column(np.int64)
         self._low, self._high = series.column(np.float64), series.column(np.float64)
         self._numel = series.column(np.float64)
+        self._varies = series.column(bool)
+        self._other_low, self._other_high = series.column(np.float64), series.column(np.float64)
         self._other, self._since = series.column(np.int64), series.column(np.int64)
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -94,12 +98,20 @@ class ZeroPatternRule(Rule):
         """Count the samples of a pattern; return which have had the other one for long enough."""
         count, pattern, other = self._count.values, self._pattern.values, self._other.values
         low, high = self._low.values, self._high.values
-        known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN)
+        known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN) & ~self._varies.values[ids]
         differs = known & (pattern[ids] != _MIXED) & (now != pattern[ids]) & (now != _MIXED)
         steady = np.where(now == pattern[ids], (pattern[ids] == _NONE) | _is_steady(low[ids], high[ids], share), False)
         self._since.values[ids] = np.where(differs & (other[ids] == 0), step, self._since.values[ids])
+        new = other[ids] == 0
+        self._varies.values[ids] |= ~new & ~differs  # for a sample or two
+        least, most = self._other_low.values, self._other_high.values
+        least[ids] = np.where(new, share, np.minimum(least[ids], share))
+        most[ids] = np.where(new, share, np.maximum(most[ids], share))
+        self._varies.values[ids] |= differs & (most[ids] > EQUAL * least[ids])
         other[ids] = np.where(differs, other[ids] + 1, 0)
+        steady &= count[ids] > 0
         begins = ~differs & ~steady
+        self._varies.values[ids] |= begins & (count[ids] > 0) & (now != pattern[ids])
         fresh = begins & (now != _MIXED)
         pattern[ids] = np.where(begins, now, pattern[ids])
         count[ids] = np.where(differs, count[ids], np.where(begins, fresh, count[ids] + 1))

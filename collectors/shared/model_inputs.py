@@ -1,7 +1,7 @@
 """Reads the model's own inputs at every step, so that a loader which is stuck shows between the samples."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainsentry.collectors.shared.batch_rows import PART
@@ -43,11 +43,12 @@ class ModelInputs:
             return
         if self.first_pass_at is None:
             self.first_pass_at = time.perf_counter()
-        for path, tensor in tensors:
+        given = list(tensors)
+        if only_large and given and not passes.micro_step:
+            self._note_repeated(f"input.{given[0][0]}", [tensor for _, tensor in given])
+        for path, tensor in given:
             part = self._part_of(tensor)
             self._keep(f"input.{path}", passes.micro_step, tensor, part)
-            if only_large and not passes.micro_step:
-                self._note_repeated(f"input.{path}", tensor)
             large = part is not tensor
             if large or not only_large:
                 name = f"{path}.{PART}" if large else path
@@ -61,7 +62,7 @@ class ModelInputs:
         """Keep an input for a later look at its rows."""
         raise NotImplementedError
 
-    def _note_repeated(self, name: str, tensor: Any) -> None:
+    def _note_repeated(self, name: str, tensors: Sequence[Any]) -> None:
         """Append the share of a batch's samples that are copies; nothing where the framework's part does not count."""
 
     def _append(self, series_id: int, part: Any, is_part: bool) -> None:

@@ -54,6 +54,11 @@ class GraphCaptures:
         if not _watching:
             _unpatch()
 
+    @property
+    def has_replayed(self) -> bool:
+        """Whether a captured graph, whose writes torch does not count, has run since the last step."""
+        return self._replays > 0
+
     def captures_step(self, optimizer: Any) -> bool:
         """Whether a device captures this optimizer step instead of running it; its replays are then the steps."""
         if not self.guard.suspended and not stream_is_captured():

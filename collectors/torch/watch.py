@@ -301,7 +301,8 @@ class TorchWatch(WatchedModel):
         if self.in_window:
             self._state.read_options(optimizer)
             if gradients_ready:
-                self._state.count_writes(optimizer, self._passes.micro_steps)
+                replayed = self._captures.has_replayed
+                self._state.count_writes(optimizer, self._passes.micro_steps, is_replayed=replayed)
         if self._plan and self._state.has_lost_state(optimizer):  # before the next sample it may be rebuilt
             self._plan |= {PARAMETERS, OPTIMIZER_STATE} & set(self._selections)
         if gradients_ready:

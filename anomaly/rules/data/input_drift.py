@@ -32,11 +32,13 @@ LEAP: Final = 0.75
 """Share of the distance that lies between two samples where it is a leap, which the levels tell at once."""
 
 PARTLY: Final = 0.1
-WITHOUT: Final = 32
+WITHOUT: Final = 48
 WINDOW: Final = 16
 TIMES: Final = 3
-"""Share of zeros of a batch that counts; samples without any before the first; and how many of so many samples must
-have them: one of several workers gives them, or one of the files. Random erasing blanks less of a batch."""
+FEWEST: Final = 256
+"""Share of zeros of a batch that counts; samples without a zero from the first one on; how many of so many samples must
+have them: one of several workers gives them, or one of the files; and the elements of a batch, of which a small one, as
+of noise levels, has zeros by chance. Random erasing blanks less."""
 
 SETTLED: Final = 16
 RESIZED: Final = 1.5
@@ -52,8 +54,9 @@ class _Past:
     smallest: float = math.inf
     largest: float = 0.0
     steps: int = 0
+    step: int = -1
     without_zeros: int = 0
-    partly_zero: deque[int] = field(default_factory=deque)
+    partly_zero: deque[int] | None = field(default_factory=deque)
 
 
 class InputDriftRule(Rule):
@@ -69,6 +72,7 @@ class InputDriftRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
+        self._is_float = arrays.layouts.column(bool, of=lambda layout: "float" in layout.dtype)
         self._past: dict[int, _Past] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -78,13 +82,19 @@ class InputDriftRule(Rule):
         for row in rows_where(self._is_input.values[record.where]).tolist():
             series_id, numel = int(record.ids[row]), float(observed.numel[row])
             past = self._past.setdefault(series_id, _Past())
+            if record.step < past.step:  # the run has gone back
+                past = self._past[series_id] = _Past()
+            past.step = record.step
             if not past.smallest <= numel <= past.largest:
                 if past.steps >= SETTLED and not past.smallest / RESIZED <= numel <= past.largest * RESIZED:
                     found.append(self._resized(series_id, row, numel, past))
                 past.smallest, past.largest = min(past.smallest, numel), max(past.largest, numel)
                 past.samples.clear()
             past.steps += 1
-            found += self._partly_zero(series_id, row, float(record.values[row, ZEROS]), record.step, past)
+            if not self._is_float.values[record.layouts[row]]:  # the numbers of tokens and classes are no sizes
+                continue
+            if numel >= FEWEST:
+                found += self._partly_zero(series_id, row, float(record.values[row, ZEROS]), record.step, past)
             norm = float(record.values[row, NORM])
             if 0 < norm < math.inf:
                 past.samples.append((math.log(norm / math.sqrt(max(numel, 1.0))), record.step))
@@ -96,22 +106,23 @@ class InputDriftRule(Rule):
         return Finding(series_id, row, SHIFT, self.name, "size", numel, usual, SCORE, alarm=False)
 
     def _partly_zero(self, series_id: int, row: int, share: float, step: int, past: _Past) -> list[Finding]:
-        """Follow the batches that are partly zero, where none was; tell them once there are several."""
-        if share < PARTLY:
-            past.without_zeros = past.without_zeros + 1 if share == 0 else 0
+        """Follow the batches that are partly zero, where none was; tell them, once, when there are several."""
+        times = past.partly_zero
+        if times is None:
             return []
-        if past.without_zeros < WITHOUT and not past.partly_zero:
-            past.without_zeros = 0
+        while times and times[0] <= step - WINDOW:
+            times.popleft()
+        if share == 0:
+            past.without_zeros += 1
+        elif past.without_zeros < WITHOUT:
+            past.partly_zero = None  # by design
+        elif share >= PARTLY:
+            times.append(step)
+        if past.partly_zero is None or len(times) < TIMES:
             return []
-        past.partly_zero.append(step)
-        while past.partly_zero[0] <= step - WINDOW:
-            past.partly_zero.popleft()
-        if len(past.partly_zero) < TIMES:
-            return []
-        first, past.without_zeros = past.partly_zero[0], 0
-        past.partly_zero.clear()
+        past.partly_zero = None
         detail = (SHIFT, self.name, "zeros", share, 0.0, SCORE)
-        return [Finding(series_id, row, *detail, step=first, last_clean=first - 1)]
+        return [Finding(series_id, row, *detail, step=times[0], last_clean=times[0] - 1)]
 
     def _drifted(self, series_id: int, row: int, past: _Past) -> list[Finding]:
         if len(past.samples) < PAST + BETWEEN + NEWEST:

@@ -31,6 +31,7 @@ class _Copies:
     few: int = 0
     many: int = 0
     since: int = -1
+    step: int = -1
 
 
 class RepeatedSamplesRule(Rule):
@@ -52,6 +53,11 @@ class RepeatedSamplesRule(Rule):
         for row in rows_where(self._is_share.values[record.where]).tolist():
             series_id, share = int(record.ids[row]), float(record.values[row, VALUE])
             known = self._copies.setdefault(series_id, _Copies())
+            if record.step < known.step:  # the run has gone back
+                known = self._copies[series_id] = _Copies()
+            if record.step == known.step:  # a second call of the model
+                continue
+            known.step = record.step
             if share < MANY:
                 known.few, known.many = (known.few + 1 if share <= FEW else 0), 0
                 continue

@@ -107,7 +107,7 @@ class GradientGainRule(Rule):
         rows = rows_where(is_weight & self._is_large.values[record.layouts])
         if len(rows):
             weights = self._weight_of.values[record.ids[rows]].astype(np.int64)
-            self._row.values[weights] = rows
+            self._row.values[weights] = record.first_order + rows
             self._gradients.append((weights, record.values[rows, NORM]))
         return found
 

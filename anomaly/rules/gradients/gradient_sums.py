@@ -81,8 +81,8 @@ class GradientSumsRule(Rule):
             return found
         rows = rows_where(self._totals.module_of[record.where] != NO_MODULE)
         if len(rows):
-            sums = record.values[rows, MEAN] * observed.numel[rows]
-            self._gradients.append((record.ids[rows].astype(np.int64), rows, sums, record.values[rows, ZEROS] > 0))
+            sums, orders = record.values[rows, MEAN] * observed.numel[rows], record.first_order + rows
+            self._gradients.append((record.ids[rows].astype(np.int64), orders, sums, record.values[rows, ZEROS] > 0))
         return found
 
     def _end_step(self) -> list[Finding]:
@@ -104,6 +104,7 @@ class GradientSumsRule(Rule):
         self._with_one = self._with_one + 1 if math.isnan(factor) or abs(math.log(factor)) < ALIKE else 0
         factor = 1.0 if math.isnan(factor) else factor
         broken = self._compare(ids, sums / factor, expected, scale, followed)
+        broken &= ~_clipped_apart(sums / factor, expected, broken)
         return [f for i in rows_where(broken) for f in self._findings(ids[i], rows[i], sums[i] / factor, expected[i])]
 
     def _compare(self, ids: Integers, sums: Floats, expected: Floats, scale: Floats, followed: Mask) -> Mask:
@@ -143,6 +144,19 @@ class GradientSumsRule(Rule):
             f"{subject} adds up to {anomaly.value:.3g} at step {anomaly.step}, the gradients at its module's output to "
             f"{anomaly.expected:.3g}: something changes it after the backward pass, or that output"
         )
+
+
+def _clipped_apart(sums: Floats, expected: Floats, broken: Mask) -> Mask:
+    """Return which of the broken ones are smaller by one factor: a part of the model with a clipping of its own."""
+    found = np.zeros(len(broken), bool)
+    smaller = rows_where(broken & (sums * expected > 0) & (np.abs(sums) < np.abs(expected)))
+    logs = np.log(sums[smaller] / expected[smaller])
+    order = np.argsort(logs)
+    near = np.diff(logs[order]) < ALIKE
+    found[smaller[order]] = (
+        np.concatenate([near, [False]])[: len(order)] | np.concatenate([[False], near])[: len(order)]
+    )
+    return found
 
 
 def _common_factor(sums: Floats, expected: Floats, scale: Floats, followed: Mask | None) -> float:

@@ -93,7 +93,11 @@ class ModuleTotals:
                 column.values[:] = 0
 
     def add(self, observed: Observed) -> None:
-        """Take in a record; a step may have several."""
+        """Take in a record; a step may have several. Sums of a run that diverges may overflow."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._add(observed)
+
+    def _add(self, observed: Observed) -> None:
         record = observed.record
         outputs = rows_where(self._output_of.values[record.where] != NO_MODULE)
         if len(outputs):

@@ -15,7 +15,7 @@ from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord, as_index
 from trainsentry.collectors.series import PARAMETER, UPDATE, Series
-from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, VALUE
 
 SCORE: Final = 80.0
 """Deviations: as strong as a rule whose bound holds for any run, below replicas, which have a second witness."""
@@ -51,6 +51,9 @@ the weight again, or the weight stays at a bound."""
 
 LASTING: Final = 8
 """Samples in a row in which a weight must be modified before it is told, where it is modified again and again."""
+
+LEAST_RATIO: Final = 1e-6
+"""Least ‖Δ‖/‖w‖ of an update that must show in the statistics: some ten units in the last place of float32."""
 
 MOVED_BEFORE: Final = 6
 MANY_ELEMENTS: Final = 64
@@ -150,7 +153,7 @@ class WeightContinuityRule(Rule):
         self._expected.values[ids] = self._mean.values[ids] + record.columns[MEAN, rows]
         rounding = self._spacing.values[record.layouts[rows]]
         self._slack.values[ids] = rounding * _root_mean_square(record, rows, numel)
-        self._moves.values[ids] = record.columns[NORM, rows] > 0
+        self._moves.values[ids] = record.columns[VALUE, rows] > LEAST_RATIO
         after = self._expected_after.values
         after[ids] = np.where(self._read_at.values[ids] == record.step, record.step, after[ids])
 

@@ -1,5 +1,7 @@
 """Reads the inputs of a PyTorch model, and the first samples of a large one."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from trainsentry.collectors.series import REPEATED_SAMPLES, Series
@@ -26,10 +28,11 @@ class TorchInputs(ModelInputs):
     def _keep(self, name: str, micro_step: int, tensor: Tensor, part: Tensor) -> None:
         self.batches.keep(name, micro_step, tensor)
 
-    def _note_repeated(self, name: str, tensor: Tensor) -> None:
-        if type(tensor) is not Tensor or not is_readable(tensor) or stream_is_captured() or changes_operations():
+    def _note_repeated(self, name: str, tensors: Sequence[Tensor]) -> None:
+        readable = all(type(x) is Tensor and is_readable(x) for x in tensors)
+        if not readable or stream_is_captured() or changes_operations():
             return
-        share = share_of_repeated(tensor)
+        share = share_of_repeated(tensors)
         if share is not None:
             name = f"{REPEATED_SAMPLES}.{name}"
             self.rows.add_scalar(self.rows.table.series_id(Series(name, name, scalar=True)), share)

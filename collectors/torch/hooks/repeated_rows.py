@@ -1,13 +1,15 @@
 """Counts the samples of a batch that are there twice."""
 
+import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
 MOST_ELEMENTS: Final = 2**18
-"""Elements of an input that are looked at, a third of a millisecond of a core; of a larger one the beginning of each
-sample."""
+"""Elements of a batch that are looked at, a third of a millisecond of a core: every so many of a larger one, as the
+beginning of each sample may be a border, or a prompt that all share."""
 
 FEWEST_ROWS: Final = 8
 FEWEST_ELEMENTS: Final = 16
@@ -18,23 +20,37 @@ SAME: Final = 1e-6
 hundredth."""
 
 
-def share_of_repeated(batch: Tensor) -> Tensor | None:
-    """Return the share of the samples, along the first axis, that are another one's copy; None for a small batch.
+def share_of_repeated(inputs: Sequence[Tensor]) -> Tensor | None:
+    """Return the share of a batch's samples, along the first axis, that are another one's copy in each input.
 
-    The result, of shape (), lies on the batch's device, which nothing waits for. Each sample is summed up with weights
-    that tell its elements apart, and equal sums lie beside each other once they are sorted.
+    The result, of shape (), lies on the batch's device, which nothing waits for; None for a small batch. Each sample is
+    summed up with weights that tell its elements apart, without what it has in common with the first one, and equal
+    sums lie beside each other once they are sorted. Inputs that have another number of samples are left out, as are
+    those whose elements are no plain numbers.
 
-    >>> share_of_repeated(torch.arange(32.0).remainder(16)[:, None].expand(32, 20)).item()
+    >>> share_of_repeated([torch.arange(32.0).remainder(16)[:, None].expand(32, 20)]).item()
     0.5
     """
-    if batch.is_nested or batch.layout is not torch.strided or batch.is_complex():
+    batches = [x for x in inputs if not (x.is_nested or x.layout is not torch.strided or x.is_complex()) and x.ndim > 1]
+    if not batches or len(batches[0]) < FEWEST_ROWS:
         return None
-    if batch.ndim == 0 or len(batch) < FEWEST_ROWS:
-        return None
-    flat = batch.detach().reshape(len(batch), batch[0].numel())[:, : max(1, MOST_ELEMENTS // len(batch))]
+    first = batches[0]
+    parts = [_thinned(x, len(batches)) for x in batches if len(x) == len(first) and x.device == first.device]
+    flat = torch.cat([x.to(torch.float32).reshape(len(first), -1) for x in parts], dim=1)
     if flat.shape[1] < FEWEST_ELEMENTS:
         return None
     places = torch.arange(flat.shape[1], device=flat.device, dtype=torch.float32)
-    sums = (flat.to(torch.float32) * (2.0 + torch.cos(places))).sum(1).sort().values
+    sums = ((flat - flat[:1]) * (2.0 + torch.cos(places))).sum(1).sort().values
     apart = (sums[1:] - sums[:-1]).abs()
-    return (apart <= SAME * sums[1:].abs()).to(torch.float32).sum() / len(batch)
+    return (apart <= SAME * sums[1:].abs()).to(torch.float32).sum() / len(first)
+
+
+def _thinned(batch: Tensor, inputs: int) -> Tensor:
+    """Return a view of every so many elements along each axis but the first, so many that all inputs are few enough."""
+    view = batch.detach()
+    for axis in range(1, view.ndim):
+        more = view.numel() * inputs / MOST_ELEMENTS
+        if more > 1:
+            step = min(math.ceil(more), max(view.shape[axis] // 2, 1))
+            view = view[(slice(None),) * axis + (slice(None, None, step),)]
+    return view

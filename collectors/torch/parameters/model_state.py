@@ -43,9 +43,13 @@ class ModelState:
         """Read the numbers of an optimizer's groups that have changed; at every step, as they cost little."""
         self.guard.run("options", self._options.read, optimizer)
 
-    def count_writes(self, optimizer: Optimizer, micro_steps: int) -> None:
-        """Count how often the gradients of an optimizer were written; `micro_steps` is 0 where it is unknown."""
-        self.guard.run("gradient_writes", self._gradient_writes.read, optimizer, micro_steps)
+    def count_writes(self, optimizer: Optimizer, micro_steps: int, *, is_replayed: bool) -> None:
+        """Count how often the gradients of an optimizer were written; `micro_steps` is 0 where it is unknown.
+
+        Where a graph `is_replayed`, its writes are not counted.
+        """
+        if not is_replayed:
+            self.guard.run("gradient_writes", self._gradient_writes.read, optimizer, micro_steps)
 
     def has_lost_state(self, optimizer: Optimizer) -> bool:
         """Whether state was lost since the optimizer's last update; append a row if so."""

@@ -28,7 +28,7 @@ def run(alone, zeros_of, steps=range(0, AT + 60, 10), settings=lambda _: {}, num
 
 
 @pytest.mark.parametrize(("key", "share", "count"), [(RELU, 0.5, 1), (RELU, 0.04, 0), (GRADIENT, 0.5, 0)])
-def test_zeros_that_are_gone_for_two_samples_are_told_by_the_first_of_them(alone, key, share, count):
+def test_zeros_that_are_gone_for_some_samples_are_told_by_the_first_of_them(alone, key, share, count):
     assert run(alone, lambda s: {key: share if s < AT else 0.0}) == [(key[0], AT, 0.0)] * count
     assert run(alone, lambda s: {key: 0.0 if s == AT else share}) == []
 
@@ -37,6 +37,16 @@ def test_zeros_that_are_gone_for_two_samples_are_told_by_the_first_of_them(alone
 def test_zeros_that_come_to_a_part_of_an_output_are_told(alone, share, key, count):
     """A loss may ask nothing of some samples any more, which makes zeros of gradients."""
     assert run(alone, lambda s: {key: share if s >= AT else 0.0}) == [(key[0], AT, share)] * count
+
+
+def test_branches_that_are_left_out_at_random_are_no_pattern(alone):
+    """Stochastic depth makes whole samples zero (Huang et al., 2016), of eight often none or one."""
+    found = []
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        shares = {s: draw.binomial(8, 0.02 + 0.1 * seed / 40) / 8 for s in range(0, 3000, 10)}
+        found += run(alone, lambda s, shares=shares: {SUM: shares[s]}, range(0, 3000, 10))
+    assert len(found) <= 1
 
 
 def test_what_batches_of_other_lengths_give_is_no_pattern(alone):

@@ -49,20 +49,30 @@ def test_a_size_that_none_had_is_a_suspicion_and_one_that_was_had_is_none(alone)
 
 
 @pytest.mark.parametrize(
-    ("share", "told"),
+    ("share", "numel", "dtype", "told"),
     [
-        (lambda s: 0.5 if s >= AT and s % 4 == 0 else 0.0, [AT]),
-        (lambda s: 0.5 if s == AT else 0.0, []),
-        (lambda s: 0.5 if s >= AT and s % 9 == 0 else 0.0, []),
-        (lambda s: 0.5 if s % 4 == 0 else 0.0, []),  # erased at random, from the start
-        (lambda s: 0.05 if s >= AT else 0.0, []),
+        (lambda s: 0.5 if s >= AT and s % 4 == 0 else 0.0, 256, "float32", [AT]),
+        (lambda s: 0.5 if s >= AT and s % 4 == 0 else 0.0, 64, "float32", []),  # noise levels
+        (lambda s: 0.5 if s >= AT and s % 4 == 0 else 0.0, 256, "int64", []),  # classes
+        (lambda s: 0.5 if s == AT else 0.0, 256, "float32", []),
+        (lambda s: 0.5 if s >= AT and s % 9 == 0 else 0.0, 256, "float32", []),
+        (lambda s: 0.5 if s == 20 or (s >= AT and s % 4 == 0) else 0.0, 256, "float32", []),  # now and then, by design
+        (lambda s: 0.05 if s >= AT else 0.0, 256, "float32", []),
     ],
 )
-def test_several_batches_that_are_partly_zero_are_told_by_the_first(alone, share, told):
+def test_several_batches_that_are_partly_zero_are_told_once_by_the_first(alone, share, numel, dtype, told):
     records, draw, found = Records(), np.random.default_rng(0), []
+    records.layout = records.table.layout_id(Layout((numel,), dtype, numel))
     rule = alone(InputDriftRule, records.table)
-    for step in range(AT + 40):
+    for step in range(AT + 90):
         record = records.step(step, {DATA: 5.0 * np.exp(0.02 * draw.standard_normal())})
-        record.values[:, ZEROS] = share(step)
+        record.values[:, ZEROS] = share(step) if step < AT + 30 or step > AT + 70 else 0.0
         found += rule(record)
     assert [(f.step, f.statistic) for f in found] == [(step, "zeros") for step in told]
+
+
+def test_a_run_that_goes_back_begins_anew(alone):
+    records = Records()
+    rule = alone(InputDriftRule, records.table)
+    steps = [*range(AT), *range(20)]
+    assert [f for s in steps for f in rule(records.step(s, {DATA: 5.0 if s > 20 else 2.0}))] == []

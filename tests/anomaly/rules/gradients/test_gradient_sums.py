@@ -86,6 +86,20 @@ def test_another_clipping_of_most_of_them_is_no_fault_of_some(sums):
     assert [f for s in range(AT, AT + 30) for f in sums.step(s, off=MODULES[:4], by=each)] == []
 
 
+@pytest.mark.parametrize(("off", "told"), [(MODULES[:2], 0), (MODULES[:1], 1)])
+def test_a_part_of_the_model_that_has_a_clipping_of_its_own_is_no_fault(sums, off, told):
+    """An actor and a critic: until one bound is reached, the factor of both is one."""
+    assert [f for s in range(AT) for f in sums.step(s)] == []
+    assert len([f for s in range(AT, AT + 30) for f in sums.step(s, off=off, by=0.4)]) == told
+
+
+def test_a_run_that_diverges_gives_no_warning(sums):
+    record = sums.records.step(0, {("a.output.0", "activation_grad_output"): 1.0, ("a.bias", "gradient"): 1.0})
+    record.values[:, MEAN] = np.inf
+    with np.errstate(all="raise"):
+        assert sums.judge(record) == sums.judge(sums.records.step(1, {("loss", "loss"): 1.0})) == []
+
+
 def test_a_step_with_other_calls_of_a_module_is_not_compared(sums):
     """Calls beyond the number that is read have no row."""
     assert [f for s in range(AT) for f in sums.step(s)] == []

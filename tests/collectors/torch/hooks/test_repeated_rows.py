@@ -13,11 +13,11 @@ from trainsentry.collectors.torch.hooks.repeated_rows import share_of_repeated
 def test_the_share_of_copies_is_counted(dtype, shape):
     batch = torch.randint(0, 2 if dtype == torch.bool else 200, shape, generator=torch.Generator().manual_seed(0))
     batch = batch.to(dtype)
-    assert share_of_repeated(batch).item() == 0
+    assert share_of_repeated([batch]).item() == 0
     half = len(batch) // 2
-    assert share_of_repeated(torch.cat([batch[:half], batch[:half]])).item() == 0.5
+    assert share_of_repeated([torch.cat([batch[:half], batch[:half]])]).item() == 0.5
     batch[3] = batch[1]
-    assert share_of_repeated(batch).item() == pytest.approx(1 / len(batch))
+    assert share_of_repeated([batch]).item() == pytest.approx(1 / len(batch))
 
 
 SMALL = [torch.ones(4, 100), torch.ones(64, 4), torch.tensor(1.0), torch.ones(9, 0), torch.ones(64)]
@@ -27,11 +27,33 @@ OTHERS += [torch.nested.nested_tensor([torch.ones(20)] * 9, layout=layout) for l
 
 @pytest.mark.parametrize("batch", [*SMALL, *OTHERS])
 def test_small_batches_and_other_layouts_say_nothing(batch):
-    assert share_of_repeated(batch) is None
+    assert share_of_repeated([batch]) is None
+
+
+def test_samples_are_copies_where_they_are_in_each_input():
+    tokens, mask = torch.arange(16)[:, None] * torch.arange(1, 33), torch.ones(16, 32, dtype=torch.int64)
+    assert share_of_repeated([tokens, mask, torch.ones(3, 5)]).item() == 0
+    assert share_of_repeated([torch.cat([tokens[:8]] * 2), mask]).item() == 0.5
+
+
+def test_what_all_samples_have_in_common_makes_none_a_copy():
+    draw = torch.Generator().manual_seed(0)
+    assert share_of_repeated([101325 + 5 * torch.randn(64, 256, generator=draw)]).item() == 0
+    images = torch.zeros(64, 3, 224, 224)
+    images[:, :, 100:, 100:] = torch.randn(64, 3, 124, 124, generator=draw)
+    assert share_of_repeated([images]).item() == 0
+
+
+def test_a_large_input_is_not_copied(monkeypatch):
+    """A mask for all heads takes the memory of one."""
+    sizes, cat = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts, dim: sizes.extend(x.numel() for x in parts) or cat(parts, dim))
+    share_of_repeated([torch.zeros(8, 1, 2048, 2048).expand(8, 16, 2048, 2048), torch.zeros(8, 3, 999, 7)])
+    assert max(sizes) <= 2**18
 
 
 def test_what_is_not_finite_is_no_copy():
-    assert share_of_repeated(torch.full((8, 16), float("nan"))).item() == 0
+    assert share_of_repeated([torch.full((8, 16), float("nan"))]).item() == 0
 
 
 def test_a_batch_whose_second_half_repeats_the_first_is_told_by_default(tmp_path):
