@@ -56,8 +56,8 @@ class HostRows:
         self._recurring_layouts = RecurringArray(np.int32)
         self._checked_ids: npt.NDArray[Any] | None = None
         self._usually_kept: npt.NDArray[np.bool_] = np.ones(0, bool)
-        # Kept, as a thread of the user's may be about to write there; all together are no larger than the present ones.
-        self._outgrown: list[tuple[npt.NDArray[np.float64], Counts]] = []
+        # Kept, as a thread of the user's may be about to write there; the older ones are no larger than the newest.
+        self._made: list[tuple[npt.NDArray[np.float64], Counts]] = []
         self._make_host(256)
         self._clear_rows()
 
@@ -139,25 +139,31 @@ class HostRows:
     def _make_room(self, rows: int) -> None:
         if rows > len(self._host):
             old, counts = self._host, self._counts
-            self._outgrown.append((old, counts))
             self._make_host(max(rows, 2 * len(old)))
             self._host[: len(old)] = old
             self._counts[: len(counts)] = counts
 
     def _make_host(self, rows: int) -> None:
-        self._host = np.zeros((rows, COLUMNS))
-        self._counts = new_counts(rows if self.histograms else 0)
-        # Read once: an address costs as much as reading a small tensor.
-        self._host_address = self._host.ctypes.data
-        self._place_of_rows[:2] = self._host_address, rows
-        self._counts_address = self._counts.ctypes.data if self.histograms else 0
-        self._place_of_rows[3] = self._counts_address
+        host, counts = np.zeros((rows, COLUMNS)), new_counts(rows if self.histograms else 0)
+        self._made.append((host, counts))
+        # Read once: an address costs as much as reading a small tensor. Address and size change together, as a thread
+        # without the lock may make room at the same time.
+        place = host.ctypes.data, rows, self._has_host_values, counts.ctypes.data if self.histograms else 0
+        self._host, self._counts = host, counts
+        self._place_of_rows[:4] = place
 
-    def _place(self, position: int) -> tuple[int, int]:
-        """Return the addresses of a row and of its counters, 0 without histograms."""
+    def _place(self, position: int, count: int = 1) -> tuple[int, int]:
+        """Return the addresses of `count` rows and of their counters, 0 without histograms.
+
+        Raises:
+            IndexError: where a thread without the lock has taken the room that was made.
+
+        """
         self._has_host_values = True
-        counts = self._counts_address
-        return self._host_address + _ROW_BYTES * position, counts and counts + _COUNTS_BYTES * position
+        address, rows, _, counts = self._place_of_rows[:4]
+        if position + count > rows:
+            raise IndexError(f"rows {position} to {position + count} of {rows}")
+        return address + _ROW_BYTES * position, counts and counts + _COUNTS_BYTES * position
 
     def _host_rows(self) -> npt.NDArray[np.float64]:
         """Return the rows to write into."""

@@ -241,7 +241,7 @@ class StepRows(SharedRows):
         """Append CPU tensors that the kernel reads in place."""
         end = batch.start + len(batch.tensors)
         self._make_room(end)
-        read_many_at(addresses, batch.tensors, self.eps, *self._place(batch.start), batch.scale)
+        read_many_at(addresses, batch.tensors, self.eps, *self._place(batch.start, len(batch.tensors)), batch.scale)
         self._finish_on_host(slice(batch.start, end), batch.divisor, batch.norms)
         known = self._lists.learn_on_host(series_ids, batch.tensors)
         self._layout_ids += layouts_of_list(known.layouts, layouts)
